@@ -33,8 +33,9 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     """Attributes every device activity of a trace.
 
     Args:
-        tables: as the readers returned them, labels of CUDA graphs joined (`graphs.labelling`).
-        own: what else counts as the user's own code, as `thence.model.own_code` takes it.
+        tables: as the readers returned them, with the labels of CUDA graphs joined
+            (`thence.attribution.cuda_graphs.labelling`).
+        own: patterns of other code that counts as the user's own, as `thence.model.own_code` takes them.
     """
     installed = packages_shown(_files(tables))
     own_code = OwnCode.of(own, installed)

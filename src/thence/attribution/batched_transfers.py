@@ -1,11 +1,12 @@
 """Batched sends and receives of torch.distributed: one kernel that several host ops describe.
 
-``batch_isend_irecv`` and the schedules of torch.distributed.pipelining put sends and receives into one
-group of NCCL: each writes its op ``record_param_comms``, and after them the range ``nccl:coalesced`` launches
-one kernel for all. Kineto describes the ops and leaves the kernel without a description. An op is a part of the
-kernel that the next such range of its thread launches, if the op launched nothing itself and no other
-described op, such as a wait, lies between the two; or of the one around it. A range that launched several kernels
-that send and receive does not say which part is whose, and is left out.
+``batch_isend_irecv`` and the schedules of torch.distributed.pipelining put sends and receives into one NCCL
+group: each send or receive writes an op ``record_param_comms``, and after these ops the range
+``nccl:coalesced`` launches one kernel for all of them. Kineto describes the ops, but not the kernel. An op that
+launched nothing itself is a part of the kernel that the ``nccl:coalesced`` range around the op launches. If
+there is no such range around it, it is a part of the kernel of the next such range on its thread, unless another
+described op, such as a wait, lies between the two. If a range launched several send or receive kernels, it is
+unknown which part belongs to which kernel, and the range is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["BATCH", "batched_kernels", "batched_parts"]
 
 BATCH = "send-recv"
-"""Name of a batch in the column collective."""
+"""Name of a batch in the column ``collective``."""
 _RANGE = "nccl:coalesced"
 _KERNEL = r"(?i)^(?:nccl|rccl).*send_?recv"
 _PARTS = ("send", "recv", "isend", "irecv")
@@ -39,15 +40,15 @@ _SHARED = ("element_type", "group_name", "group_description", "group_ranks", "gr
 
 
 def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
-    """The sends and receives of each batch, in the columns of `COLLECTIVES`: gpu repeats.
+    """The sends and receives of each batch, in the columns of `COLLECTIVES`: several rows per row of gpu.
 
     Args:
         tables: of the trace.
-        described_rows: rows of gpu that have a description, which take none from here.
+        described_rows: rows of gpu that already have a description; they get no parts.
         launch: host row that launched each device activity, null where unknown.
 
     Returns:
-        Sorted by gpu and host.
+        One row per part, sorted by gpu and host.
     """
     on_host = tables.collectives.filter(pl.col("gpu").is_null(), pl.col("host").is_not_null())
     if on_host.is_empty():
@@ -65,7 +66,7 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
         .join(places.with_columns(pl.col("host").cast(pl.Int32)), on="host")
         .sort(*_THREAD, "start", "host")
         .with_columns(
-            # The next mark that is no part: the range of the batch, or an op that is in between.
+            # The next row that is not a part: the range of the batch, or another described op before it.
             next=pl.when(~pl.col("part").fill_null(value=False))
             .then("host")
             .fill_null(strategy="backward")
@@ -86,10 +87,11 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
 
 
 def batched_kernels(parts: pl.DataFrame) -> pl.DataFrame:
-    """One row of `COLLECTIVES` for each kernel: what its parts move together.
+    """One row of `COLLECTIVES` for each kernel: the sum of its parts.
 
-    bytes is the sum over the parts, null where one is unknown; in_elements are those of the sends,
-    out_elements those of the receives; what the parts do not share is null. host is the op of the first part.
+    bytes is the sum over the parts, null where the bytes of a part are unknown; in_elements is the sum over the
+    sends, out_elements the sum over the receives. The other columns have the value that all parts share, else
+    null. host is the op of the first part.
     """
     name = pl.col("collective").cast(pl.String).str.to_lowercase()
     sends = name.str.contains("send")
@@ -106,7 +108,7 @@ def batched_kernels(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _batches(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
-    """Range (host row) and gpu of each kernel that sends and receives, alone in its range, not described."""
+    """The range (host row) and gpu of each send or receive kernel without a description, if alone in its range."""
     chosen = (tables.gpu["kind"] == "kernel") & matching(tables.gpu["name"], _KERNEL)
     rows = chosen.arg_true()
     around = _around(tables, launch.gather(rows), _is_range(tables))
@@ -125,7 +127,7 @@ def _is_range(tables: Tables) -> npt.NDArray[np.bool_]:
 
 
 def _launched_themselves(tables: Tables, ops: pl.Series, launch: pl.Series) -> pl.Series:
-    """Which of the ops launched a kernel, or hold a range ``nccl:...`` in which one was launched and lost."""
+    """Which of the ops launched a kernel, or contain a range ``nccl:...``, whose kernel the trace may have lost."""
     is_op = np.zeros(tables.host.height, np.bool_)
     is_op[ops.to_numpy()] = True
     ranges = matching(tables.host["name"], "^nccl:").arg_true()
@@ -135,6 +137,6 @@ def _launched_themselves(tables: Tables, ops: pl.Series, launch: pl.Series) -> p
 
 
 def _around(tables: Tables, rows: pl.Series, wanted: npt.NDArray[np.bool_]) -> Int64:
-    """The innermost wanted range around each host row, that row included; `NO_ROW` where there is none."""
+    """The innermost wanted row among each host row and its ancestors; `NO_ROW` where there is none."""
     parent = tables.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
     return chain_to(parent, rows.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), wanted)

@@ -1,9 +1,9 @@
 """Matches descriptions of collectives (kind, bytes, group) to the kernels that ran them.
 
 A description comes with the kernel itself (Kineto), with the label of a CUDA graph node, with the HLO
-instruction that the kernel runs, or with the host op around the launch (``record_param_comms`` of older
+instruction that the kernel runs, with the host op around the launch (``record_param_comms`` of older
 torch, recordings, NCCL's NVTX ranges), or with the host ops of its parts (batches of sends and receives,
-`thence.attribution.batched_transfers`). If a kernel has several, the first in this order is used.
+`thence.attribution.batched_transfers`). If a kernel has several descriptions, the first in this order is used.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFram
     Descriptions without a kernel are dropped: nothing ran for them on a device.
 
     Args:
-        tables: of the trace, with the HLO instruction of each activity.
+        tables: of the trace, with the HLO instruction of each activity in ``gpu``.
         launch: host row that launched each device activity, null where unknown.
 
     Returns:
-        `collectives`, at most one row per kernel but where its producer wrote several; and
+        `collectives`, at most one row per kernel unless its producer wrote several; and
         `thence.model.attributed.Attributed.collective_parts`.
     """
     collectives = tables.collectives.filter(pl.col("gpu").is_not_null())
@@ -50,7 +50,7 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFram
 def _collectives_of_host_ops(
     tables: Tables, described_rows: pl.Series, launch: pl.Series
 ) -> pl.DataFrame:
-    """Collectives described by host ops, for the kernels launched inside them without a description yet."""
+    """Collectives described by host ops, for kernels without a description yet that were launched inside them."""
     on_host = tables.collectives.filter(pl.col("gpu").is_null())
     if on_host.is_empty():
         return COLLECTIVES.empty()
@@ -68,9 +68,9 @@ def _collectives_of_host_ops(
 
 
 def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) -> pl.DataFrame:
-    """Collectives described by HLO instructions: one row per execution, that of its longest kernel.
+    """Collectives described by HLO instructions: one row per execution, for its longest kernel.
 
-    If one of the kernels is NCCL's, the row is that kernel's, however long its helper kernels take.
+    If one of the kernels is NCCL's, the row is for that kernel, however long its helper kernels take.
     """
     if not tables.hlo:
         return COLLECTIVES.empty()

@@ -1,4 +1,4 @@
-"""The host table as arrays, with the launch of every device activity: what attribution by launches reads."""
+"""The host table as arrays, with the launch of every device activity: the input of attribution by launches."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class HostRows:
 
     @cached_property
     def backward_op(self) -> Rows:
-        """Nearest op around each launch that belongs to a forward op."""
+        """The nearest op around each launch that has a forward op, `NO_ROW` for none."""
         return self.climb(self.launch, self.forward != NO_ROW)
 
     @cached_property
     def forward_op(self) -> Rows:
-        """The forward op of that op."""
+        """The forward op of each `backward_op`, `NO_ROW` for none."""
         return values_at(self.forward, self.backward_op, NO_ROW)
 
     @cached_property
     def frames(self) -> Frames:
-        """What the host rows are as Python frames."""
+        """The host rows parsed as Python frames."""
         return parse_frames(self.tables.host, self.own)
 
     @cached_property
@@ -77,9 +77,9 @@ class HostRows:
 
     @cached_property
     def step(self) -> pl.Series:
-        """The step that was open in the launching process when the launch began, on whatever thread.
+        """The step that was open when the launch began, on any thread of the launching process.
 
-        Of steps inside each other, such as a server's in a profiler's, the outermost.
+        Of nested steps, such as a server's step inside a profiler's, this is the outermost.
         """
         table = self.tables.host
         start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
@@ -114,17 +114,17 @@ class HostRows:
 
     @cached_property
     def _none(self) -> Mask:
-        """No host row."""
+        """A mask of no host row; read-only, because callers share it."""
         none = np.zeros(len(self.parent), np.bool_)
         none.flags.writeable = False
         return none
 
     def climb(self, rows: Rows, wanted: Mask) -> Rows:
-        """The nearest wanted host row among each row and its ancestors."""
+        """The nearest wanted host row among each row and its ancestors, `NO_ROW` for none."""
         return chain_to(self.parent, rows, wanted)
 
     def used_names(self, *categories: str) -> pl.Series:
-        """The different names of host rows of these categories."""
+        """The distinct names of host rows of these categories."""
         if categories not in self._names_of:
             used = self._used.filter(pl.col("category").is_in(categories))
             self._names_of[categories] = used["name"].unique().drop_nulls()
@@ -132,7 +132,7 @@ class HostRows:
 
     @cached_property
     def uncertain(self) -> dict[str, Mask]:
-        """Which activities have a launch that does not tell their place, by the code of the reason."""
+        """Which activities have a launch that does not show their place, by the code of the reason."""
         used = self.used_names("runtime", "driver")
         found = {
             code: used.filter(used.cast(pl.String).is_in(names))
@@ -146,17 +146,17 @@ class HostRows:
 
     @cached_property
     def every_name(self) -> pl.Series:
-        """The different names of host rows."""
+        """The distinct names of host rows."""
         return self._used["name"].unique().drop_nulls()
 
     def named(self, pattern: str, *categories: str) -> Mask:
-        """Which host rows of these categories have a name in which the pattern finds something."""
+        """Which host rows of these categories have a name that contains a match of the pattern."""
         used = self.used_names(*categories)
         found = used.filter(used.cast(pl.String).str.contains(pattern))
         return self.of(*categories) & self.with_names(found) if len(found) else self._none
 
     def with_names(self, names: pl.Series) -> Mask:
-        """Which host rows have one of these names, Categorical."""
+        """Which host rows have one of these names (Categorical)."""
         if names.is_empty():
             return self._none
         codes = self._codes
@@ -167,7 +167,7 @@ class HostRows:
 
     @cached_property
     def _used(self) -> pl.DataFrame:
-        """Every pair of category and name that occurs, once."""
+        """The distinct pairs of category and name."""
         pair = self._codes * np.int64(len(HOST_CATEGORIES)) + self.category
         row = np.full(int(pair.max(initial=0)) + 1, NO_ROW, np.int64)
         row[pair] = np.arange(len(pair))
@@ -176,8 +176,8 @@ class HostRows:
 
     @cached_property
     def _codes(self) -> npt.NDArray[np.uint32]:
-        """Number of the name of each host row, 0 for none."""
-        # The number of none becomes 0 by overflow.
+        """Number of the name of each host row, from 1 on; 0 for null."""
+        # The number that replaces null becomes 0 by overflow.
         return self.names.to_physical().fill_null(np.iinfo(np.uint32).max).to_numpy() + np.uint32(1)
 
 
@@ -200,7 +200,7 @@ def row_numbers(references: pl.Series) -> Rows:
 
 
 def values_at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray[Any]:
-    """The value at each row, ``missing`` at `NO_ROW`; there may be no rows at all."""
+    """The value at each row, ``missing`` at `NO_ROW`; ``values`` may be empty if all rows are `NO_ROW`."""
     result = np.full(len(rows), missing, values.dtype)
     valid = rows != NO_ROW
     result[valid] = values[rows[valid]]

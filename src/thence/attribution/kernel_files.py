@@ -1,9 +1,9 @@
-"""The source of Triton kernels, by the files that torch.profiler names beside their launches.
+"""The source files of Triton kernels, which torch.profiler records with their launches.
 
-torch._inductor records ``kernel_file`` and others with each launch (triton_heuristics.py). Where the file is on this
-machine, as after compiling here, it is searched for the line on which the kernel is defined; nothing else of it is
-read or shown. A file of that name may have been replaced since: its name holds a hash of its content, which the
-compiler takes for it.
+torch._inductor records ``kernel_file`` and other values with each launch (triton_heuristics.py). If the file is on
+this machine, because the program was compiled here, it is searched for the line on which the kernel is defined;
+nothing else of it is used or shown. The file may have been replaced since the recording, but its name holds a hash
+of its content, by which the compiler itself identifies the content.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["kernel_places"]
 _LARGEST = 4 << 20
 """Bytes of the largest file that is searched; Inductor's kernels have a few kB."""
 FOUND, ABSENT = "kernel_file", "kernel_file_absent"
-"""Codes of rules: the line was found; the file is not here, or does not define the kernel."""
+"""Codes of rules: the line was found; the file is not on this machine, or does not define the kernel."""
 
 
 def kernel_places(launches: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
     """The place, such as ``/tmp/torchinductor_me/ab/cab.py:18 triton_poi_fused_add_0``, and the code of the rule.
 
     Args:
-        launches: name of the kernel, and what was recorded with its launch (a JSON object), of each.
+        launches: for each, the name of the kernel and the metadata recorded with it (a JSON object).
 
     Returns:
-        By launch; without those that name no file.
+        The place and the code by launch; launches that name no file are left out.
     """
     places = {}
     for kernel, metadata in launches:
@@ -48,7 +48,7 @@ def kernel_places(launches: Iterable[tuple[str, str]]) -> dict[tuple[str, str], 
 
 @lru_cache(maxsize=4096)
 def _line_of(file: str, kernel: str) -> int | None:
-    """Line, from 1, on which a file defines a function; None where it cannot be told."""
+    """Line, from 1, on which a file defines a function; None if it cannot be determined."""
     path = Path(file)
     if path.suffix != ".py" or not path.is_absolute():
         return None

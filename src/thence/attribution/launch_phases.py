@@ -1,26 +1,28 @@
 """The phase and the part of serving of each device activity, by the host ranges around its launch.
 
-The innermost range that tells a phase decides:
+The innermost range that shows a phase decides:
 
 forward    an operator that a backward operator of the trace belongs to; an nn.Module call with such an
-           operator inside, and what FSDP and DistributedDataParallel run before and after a forward
-backward   a function of the autograd engine, and what FSDP runs before and after a backward
+           operator inside; and the ranges in which FSDP and DistributedDataParallel do their work for a forward
+backward   a function of the autograd engine, and the ranges in which FSDP and DistributedDataParallel do their
+           work for a backward
 recompute  the operators of a checkpoint, run again inside the autograd engine
 optimizer  ``Optimizer.step#...``, ``Optimizer.zero_grad#...``, and frames of a library's optimizers
 input      ``enumerate(DataLoader)#...``
 
-A recording may have noted phases itself (category ``phase``); they come before all others.
+A recording may have noted phases itself, as ranges of the category ``phase``, which are named as `Phase`.
 
-Without such a range, of the work that operators launched a copy to the device inside a profiler step is
-``input``, all else ``other``; where phases are noted, such a copy is ``input`` without an operator, too.
-Work of an operator that recorded a sequence number, with no backward pass after it in the trace, is unknown:
-whether autograd differentiated it may have been seen after the trace ended. So is work launched outside of every
-operator: what autograd makes of it is not in the trace.
+Work without such a range that an operator launched is ``input`` if it is a copy to the device inside a profiler step,
+else ``other``. If phases are noted, such a copy is ``input`` even if no operator launched it.
+The phase is unknown if the operator recorded a sequence number and no backward pass follows it in the trace: autograd
+may have differentiated it after the trace ended. It is also unknown for work launched outside of every operator: the
+trace does not show whether autograd has a part in it.
 
-How a checkpoint's operators are told: a reentrant one runs them inside ``CheckpointFunctionBackward``. One that
-is not reentrant runs them inside the first function that needs a saved tensor; the backward pass itself runs
-without gradients, so operators in it have no sequence number, while those of the checkpoint do. With
-``create_graph=True`` all of them have one; then only frames of torch/utils/checkpoint.py tell.
+The operators of a checkpoint are recognized as follows. A reentrant checkpoint runs them inside
+``CheckpointFunctionBackward``. One that is not reentrant runs them inside the first autograd function that needs a
+saved tensor; the backward pass itself runs without gradients, so its operators have no sequence number, while those
+of the checkpoint do. With ``create_graph=True`` all operators have one; then only frames of
+torch/utils/checkpoint.py show the checkpoint.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
 
 
 def launch_serving(host: HostRows) -> pl.Series:
-    """What the innermost range around each launch that says prefill or decode says; null without one."""
+    """The part of serving of the innermost range around each launch that states one; null if none does."""
     categories = ("range", "framework", "step")
     used = host.used_names(*categories)
     said = [serving_of(name) for name in used.cast(pl.String).to_list()]
@@ -107,10 +109,11 @@ def _code(code: str) -> int:
 def _phases_of_rows(
     host: HostRows,
 ) -> tuple[npt.NDArray[np.uint8], list[tuple[Phase, str]]]:
-    """Which phase each host row tells for what is inside it.
+    """The phase that each host row shows for the work inside it.
 
     Returns:
-        0 for none, or else the position, from 1 on, in the list: of phases, each with the code of the rule.
+        For each host row its position, from 1 on, in the list, 0 for none; and the list of phases, each with the code
+        of its rule.
     """
     engine = host.named(_ENGINE, "op")
     backward = engine | (host.forward != NO_ROW)
@@ -132,13 +135,13 @@ def _phases_of_rows(
             (host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase
         ]
     told = np.zeros(len(host.parent), np.uint8)
-    for way, (rows, _, _) in enumerate(found, 1):  # where a row tells two, the later one
+    for way, (rows, _, _) in enumerate(found, 1):  # of several for one row, the last counts
         told[rows] = way
     return told, [(phase, code) for _, phase, code in found]
 
 
 def _forward_ops(host: HostRows, backward: Mask) -> Mask:
-    """Operators that backward operators belong to, without those inside a backward pass itself."""
+    """Operators that backward operators belong to, except those inside a backward pass themselves."""
     forward = np.zeros(len(host.parent), np.bool_)
     forward[host.forward[host.forward != NO_ROW]] = True
     rows = np.flatnonzero(forward)
@@ -163,7 +166,7 @@ def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
     numbered = ops & (sequence != NO_ROW)
     rows = np.flatnonzero(numbered)
     around = host.climb(host.parent[rows], ops)
-    # A function of the engine, and the range of the engine around it, share their sequence number, or have none.
+    # An autograd function and the engine's range around it have the same sequence number, or neither has one.
     function, bare = engine | backward, engine & ~numbered
     of_engine = values_at(engine, around, missing=False)
     of_engine &= sequence[rows] == values_at(sequence, around, NO_ROW)
@@ -174,7 +177,7 @@ def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
     of_bare = values_at(bare, host.climb(host.parent[holders], ops), missing=False)
     function[holders[of_bare]] = True
     direct = ~function[rows] & values_at(function, around, missing=False)
-    if direct.any():  # else nothing was run again, and operators without a number tell nothing
+    if direct.any():  # else nothing was run again, and operators without a number prove nothing
         others = np.flatnonzero(ops & ~numbered & ~function)
         inside = host.climb(host.parent[others], ops)
         inside = inside[(inside != NO_ROW) & ~values_at(bare, inside, missing=False)]
@@ -185,7 +188,12 @@ def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
 
 
 def _undecided(host: HostRows, asked: Mask) -> Mask:
-    """Those of the activities whose operator has a sequence number, and no backward pass after it in the trace."""
+    """Which activities have an operator with a sequence number, but no backward pass after it in the trace.
+
+    Args:
+        host: of the trace.
+        asked: which activities to look at; the result is false for all others.
+    """
     ended = np.zeros(len(asked), np.bool_)
     if not asked.any():
         return ended

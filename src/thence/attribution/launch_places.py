@@ -5,14 +5,14 @@ rule that found the place or, if the place is null, of the reason why there is n
 The lookup is always activity -> API call that launched it -> ranges around that call on its thread.
 Work of a backward op is attributed to the label, module and source of its forward op.
 
-Four columns have no rule: ``position``, what the line number of the source is; ``lane``, from the innermost
-mark that set one; ``metadata``, the merged metadata of all marks around the launch as one JSON object, where
-inner marks override outer ones and keys that describe a collective are removed; and ``detail``, a sentence
+Four columns have no rule: ``position``, which line the line number of the source is; ``lane``, from the
+innermost mark that set one; ``metadata``, the merged metadata of all marks around the launch as one JSON object,
+where inner marks override outer ones and keys that describe a collective are removed; and ``detail``, a sentence
 on why a CUDA graph could not be matched, null almost everywhere.
 
 For an activity inside a CUDA graph this lookup only reaches the launch of the whole graph. If labels were
-joined (`thence.attribution.cuda_graphs`), `Tables.graph_places` has the label from the capture, and the path
-continues with it below the ranges that were open around the graph launch.
+joined (`thence.attribution.cuda_graphs`), `Tables.graph_places` has the label from the capture, which is
+appended to the path of the ranges that were open around the graph launch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Codes = npt.NDArray[np.int64]
 
 _KIND = {kind.name: kind for kind in LAUNCH}
 _DOTTED = "module"
-"""The kind whose names may be whole paths with dots, of which the innermost says all (`PathTree`)."""
+"""The kind whose names may be whole dotted paths, which replace the names around them (`PathTree`)."""
 
 
 def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
@@ -85,7 +85,7 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tupl
         tables: of the trace.
         launch: host row that launched each row of gpu, as in the result of `launch_places`.
         kind: label, module, ops or stack; or source, for the functions of the user's own code that were
-            open, the innermost of which is the place that `launch_places` gives.
+            open, the innermost of which is the place that `launch_places` returns.
         own: as `launch_places` takes it.
 
     Returns:
@@ -104,7 +104,7 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tupl
 def places_of_rows(
     tables: Tables, rows: Rows, own: OwnCode, kinds: Sequence[str]
 ) -> dict[str, pl.Series]:
-    """The place of host rows themselves, as `launch_places` finds that of what is launched there.
+    """The places of host rows: those that `launch_places` finds for activities that these rows launch.
 
     Args:
         tables: of the trace.
@@ -113,7 +113,7 @@ def places_of_rows(
         kinds: of `LAUNCH`.
 
     Returns:
-        for each kind the places, Categorical, null where there is none.
+        for each kind the places, Categorical, null where a row has none.
     """
     host = host_rows(tables, rows, own)
     return {kind: _SPECIAL.get(kind, _enclosing_ranges)(host, _KIND[kind])[kind] for kind in kinds}
@@ -136,8 +136,8 @@ def _with_graph_labels(
         changed[kind] = labels.zip_with(labelled, columns[kind]).alias(kind)
         rules = rule.zip_with(labelled, columns[f"{kind}_rule"])
         if kind == "label":
-            # An activity without a label has the reason that joining gave; one whose node had a label
-            # without a name has none yet.
+            # An activity without a label keeps the reason that joining gave. If joining gave a rule instead,
+            # its node has other places but no label.
             silent = rule.is_not_null() & changed["label"].is_null()
             reasons = _coded(_number("graph_no_label"), len(rule)).zip_with(
                 rule.is_in(list(RULES)), rule
@@ -184,7 +184,7 @@ def _below_launch(
 
 
 def _own_or_forward(host: HostRows, wanted: Mask) -> tuple[Rows, Codes]:
-    """The nearest wanted row of each activity, and the rule that found it.
+    """The nearest wanted row of each activity, and the number of the rule that found it.
 
     The order of precedence is: ranges inside the backward op, ranges around its forward op, ranges
     around the backward op.
@@ -244,7 +244,7 @@ def _coded(codes: Codes | int, count: int) -> pl.Series:
 
 
 def _label(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    """Ranges of the user around the launch; without any, ranges that a library opened."""
+    """Ranges of the user around the launch; if there are none, ranges that a library opened."""
     columns = _enclosing_ranges(host, kind)
     without = columns["label"].is_null()
     library = host.climb(np.where(without, host.launch, NO_ROW), host.of("framework"))
@@ -258,7 +258,7 @@ def _label(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 
 def _mark_lane_and_metadata(host: HostRows) -> dict[str, pl.Series]:
-    """Lane and metadata of the marks around the launch, or around the forward op; no details yet."""
+    """Lane and metadata of the marks around the launch, or around the forward op; ``detail`` is null."""
     lane, metadata = host.tables.host["lane"], host.tables.host["metadata"]
     nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
     columns = {"lane": nothing, "metadata": nothing, "detail": nothing}
@@ -273,7 +273,7 @@ def _mark_lane_and_metadata(host: HostRows) -> dict[str, pl.Series]:
 
 
 def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    """The innermost frame of the user's own code, else a Triton kernel's file, else the innermost frame with one."""
+    """The innermost frame of the user's own code, else the file of a Triton kernel, else the innermost frame."""
     frames = host.frames
     row, rule = _own_or_forward(host, frames.own)
     library, _ = _own_or_forward(host, frames.own | frames.installed)
@@ -294,7 +294,7 @@ def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 
 def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Codes]:
-    """Files of the Triton kernels that some activities are, with the code of the rule; null for all others."""
+    """The files of activities that are Triton kernels, null for all others; and the number of the rule of each."""
     nothing = np.zeros(len(wanted), np.int64)
     table = host.tables.host
     if table["metadata"].null_count() == table.height or not wanted.any():
@@ -332,12 +332,12 @@ def _phase(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 
 def _serving(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    """Prefill or decode, as the ranges of a server say."""
+    """The part of serving, by the names of the ranges around the launch."""
     return _column(host, kind, launch_serving(host), _number("launch_ranges"))
 
 
 def _step_kind(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    """What the innermost step of a server around the launch computes, by its name."""
+    """What the innermost step of a server around the launch computes, by the name of its range."""
     said = {name: server_step(name) for name in host.used_names("step").cast(pl.String)}
     known = {name: str(step) for name, step in said.items() if step is not None}
     wanted = host.of("step") & host.with_names(pl.Series(list(known), dtype=pl.Categorical()))
@@ -376,4 +376,4 @@ _SPECIAL = {
     "step": _step,
     "iteration": _iteration,
 }
-"""Kinds that need more than the ranges around the launch."""
+"""The functions of the kinds that need more than `_enclosing_ranges`."""

@@ -1,4 +1,4 @@
-"""The API call that each device activity came from."""
+"""The API call that launched each device activity."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LINKED = pl.col("category").is_in(["op", "range", "framework"])
 
 
 def launch_rows(tables: Tables) -> npt.NDArray[np.int64]:
-    """Host row that launched each row of ``tables.gpu``, `NO_ROW` where the trace does not say.
+    """Host row that launched each row of ``tables.gpu``, `NO_ROW` where the trace does not show it.
 
-    The API call with the same correlation id; where that call was not recorded, the op that the
+    This is the API call with the same correlation id or, where that call was not recorded, the op that the
     producer linked (``external``). A correlation id that several calls of one rank share identifies
     none of them.
     """

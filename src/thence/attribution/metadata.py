@@ -48,13 +48,13 @@ def merged_metadata(
     texts: list[str | None] = []
     merged_pairs: dict[
         tuple[str | None, str], str | None
-    ] = {}  # marks often say again what others said
+    ] = {}  # many marks have the same metadata as others
     for above, text in zip(tree.parent.tolist(), node_texts, strict=True):
         pair = (None if above == NO_ROW else texts[above], text)
         if pair not in merged_pairs:
             merged_pairs[pair] = _merged(*pair)
         texts.append(merged_pairs[pair])
-    texts.append(None)  # that of NO_ROW
+    texts.append(None)  # for NO_ROW
     return (
         pl.Series("metadata", texts, dtype=pl.String)
         .cast(pl.Categorical())

@@ -1,6 +1,6 @@
-"""What shows that work is the update of the parameters: names of ranges, files and scopes.
+"""Names of ranges, files and scopes that show that work is the update of the parameters.
 
-Shared by launches (ranges and Python frames around them) and by HLO (source stacks and scopes).
+Used for launches (ranges and Python frames around them) and for HLO (source stacks and scopes).
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def is_optimizer_file(file: str) -> bool:
 
 
 def is_optimizer_scope(scope: str) -> bool:
-    """Whether the name of a scope or function is that of an optimizer, ``adamw`` or ``apply_gradients``."""
+    """Whether a scope or function has the name of an optimizer, such as ``adamw`` or ``apply_gradients``."""
     return bool(_SCOPES.fullmatch(scope))

@@ -1,10 +1,10 @@
 """Paths of range names, from the outermost range to the innermost, as nodes of a prefix tree.
 
-Because of the prefix tree, memory grows with the number of rows and not with their depth. As text a
-path of more than `MOST_LEVELS` names is shortened in the middle: its `KEPT_LEVELS` outermost names, how
-many levels are left out, its `KEPT_LEVELS` innermost names, as in
-``a/b/[99,968 levels left out]/y/z``. Where two shortened paths would read the same, all but the first of
-them are numbered: ``[99,968 levels left out, 2]``.
+Because of the prefix tree, memory grows with the number of rows and not with their depth. The text of a
+path of more than `MOST_LEVELS` names is shortened in the middle: it has the `KEPT_LEVELS` outermost names,
+the number of levels left out, and the `KEPT_LEVELS` innermost names, as in
+``a/b/[99,968 levels left out]/y/z``. If several shortened paths would have the same text, all but the first
+of them are numbered: ``[99,968 levels left out, 2]``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEPARATOR = "/"
 MOST_LEVELS = 256
 """Levels of the deepest path that is written in full; stacks of Python programs stay below."""
 KEPT_LEVELS = 16
-"""Levels at either end of a path that is written shortened."""
+"""Levels kept at either end of a shortened path."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class PathTree:
     """A prefix tree of paths: each node is the path of its parent plus one name.
 
     Attributes:
-        parent: node of the path without its last name, `NO_ROW` where there is only one; shape (n,).
-        name: last name of each path, Categorical or String. Two nodes with the same parent differ in it.
-        dotted: whether names can be whole paths: one that begins with the name around it and a dot, as
-            ``model.layers.3`` in ``model``, then takes its place in the text.
+        parent: node of the path without its last name, `NO_ROW` for a path of one name; shape (n,).
+        name: last name of each path, Categorical or String. Nodes with the same parent have different names.
+        dotted: whether names can be whole paths: a name that begins with its parent's name and a dot, such as
+            ``model.layers.3`` in ``model``, then replaces the parent's name in the text.
 
-    Nodes are in order of their depth, parents before children.
+    Nodes are sorted by depth, so that parents come before children.
     """
 
     parent: npt.NDArray[np.int64]
@@ -57,14 +57,14 @@ class PathTree:
     dotted: bool = False
 
     def texts(self, nodes: npt.NDArray[np.int64], separator: str = SEPARATOR) -> pl.Series:
-        """The paths as text, shortened where they are very deep; see the head of this module.
+        """The paths as text, shortened where they are very deep; see the docstring of this module.
 
         Args:
             nodes: distinct nodes, in any order, shape (m,).
-            separator: what stands between two names.
+            separator: text between two names.
 
         Returns:
-            String Series, one value per node. A shortened path reads like no other of them.
+            String Series, one value per node. The text of a shortened path differs from all others.
         """
         depth = depths(self.parent)
         deep = depth[nodes] > MOST_LEVELS
@@ -108,7 +108,7 @@ class PathTree:
     def _below(
         self, path: pl.Series, last: pl.Series, name: pl.Series, separator: str
     ) -> pl.Series:
-        """The paths of these names below other paths, whose last names are given."""
+        """Appends names to paths, whose last names are given."""
         joined = path + separator + name
         if not self.dotted:
             return joined
@@ -124,7 +124,7 @@ class PathTree:
         ).to_series()
 
     def _tails(self, nodes: npt.NDArray[np.int64], separator: str) -> pl.Series:
-        """The innermost names of deep paths."""
+        """The `KEPT_LEVELS` innermost names of deep paths, as text."""
         names = self.name.cast(pl.String).fill_null("")
         text, ancestor = names.gather(nodes), nodes
         for _ in range(KEPT_LEVELS - 1):
@@ -162,7 +162,7 @@ def _shortened(
         taken = ~text.is_first_distinct() | text.is_in(others.implode())
         if not taken.any():
             return text
-        # A name can read like what stands for left-out levels.
+        # A name can equal the text that replaces omitted levels.
         parts = parts.with_columns(number=pl.col("number") + taken.cast(pl.Int64) * len(text))
 
 
@@ -182,7 +182,7 @@ def path_names(
         names: Categorical name of every host row.
         rows: innermost wanted row of each activity; `NO_ROW` gives null.
         wanted: which host rows belong on the path.
-        separator: what stands between two names.
+        separator: text between two names.
         dotted: as in `PathTree`.
 
     Returns:
@@ -190,7 +190,7 @@ def path_names(
     """
     tree, node = path_tree(parent, names, rows, wanted, dotted=dotted)
     used = np.unique(node[node != NO_ROW])
-    position = np.full(len(tree.parent) + 1, len(used), np.int64)  # the last one is that of NO_ROW
+    position = np.full(len(tree.parent) + 1, len(used), np.int64)  # the last entry is for NO_ROW
     position[used] = np.arange(len(used))
     texts = tree.texts(used, separator).extend_constant(None, 1)
     return texts.cast(pl.Categorical()).gather(position[node])
@@ -216,10 +216,10 @@ def path_tree(
         dotted: as in `PathTree`.
 
     Returns:
-        The paths of the rows and of all that are around them, and the node of each row.
+        The tree of the paths of the rows and of the wanted rows around them, and the node of each row.
     """
     on_path = np.flatnonzero(ancestors(parent, rows) & wanted)
-    number = np.full(len(parent) + 1, NO_ROW, np.int64)  # the last one is that of NO_ROW
+    number = np.full(len(parent) + 1, NO_ROW, np.int64)  # the last entry is for NO_ROW
     number[on_path] = np.arange(len(on_path))
     around = number[chain_to(parent, parent[on_path], wanted)]
     codes = names.gather(on_path).to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy()

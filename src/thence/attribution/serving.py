@@ -1,6 +1,6 @@
-"""Prefill or decode, by the name of a range: of servers (`thence.model.server_steps`), or of the user.
+"""The part of serving that the name of a range states: names of servers (`thence.model.server_steps`) or users.
 
-A user's range says it with the word ``prefill`` or ``decode`` alone, also followed by a number or bracket.
+The name of a user's range must be ``prefill`` or ``decode``, optionally followed by a number or by brackets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _USERS = re.compile(r"(prefill|decode)(?:[\s:#_]*\d+|\s*[(\[].*)?", re.IGNORECAS
 
 
 def serving_of(name: str) -> Serving | None:
-    """What the name of a range says, None if nothing."""
+    """The part of serving that the name of a range states, None if it states none."""
     step = server_step(name)
     if step is not None:
         return step.serving

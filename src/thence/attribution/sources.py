@@ -1,13 +1,13 @@
 """Parses names of Python frames into places of the kind ``source``, and finds those of the user's own code.
 
-A frame is written ``file.py(12): function``, a place ``file.py:12 Block.forward``. What its line number is
-depends on the producer (column ``position`` of host): profilers that trace calls write where the function
-begins, others the line at hand. Where only the function is certain a frame is written ``file.py(): function`` and
-the place ``file.py function``.
+A frame is written ``file.py(12): function``, a place ``file.py:12 Block.forward``. The meaning of the line number
+depends on the producer (column ``position`` of host): profilers that trace calls write the line on which the
+function begins, other producers the line that was executed. If only the function is certain, the frame is written
+``file.py(): function`` and the place ``file.py function``.
 
-Such profilers write the bare name of a function. The class of a ``forward`` is that of the module whose call is
-directly around it, with nothing between but PyTorch's own ``nn.Module.__call__``. A ``forward`` that modules
-of several classes share, or that was called otherwise, is named without a class.
+Profilers that trace calls write the bare name of a function. The class of a ``forward`` is that of the module
+call around it, if there is nothing between the two but frames of PyTorch's own ``nn.Module.__call__``. A
+``forward`` that modules of several classes share, or that was called in another way, is named without a class.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Frames:
     """The host rows that are Python frames.
 
     Attributes:
-        place: Categorical ``file.py:12 function``, null where the row is no frame with a file.
+        place: Categorical ``file.py:12 function``, null where the row is not a frame with a file.
         own: rows that are frames of the user's code.
         installed: rows that are frames of the standard library or of installed packages.
         unlined: rows that are frames without a line.
@@ -55,7 +55,7 @@ class Frames:
 
 
 def file_of_frame(name: str) -> str:
-    """The file of a frame ``file.py(12): function``; empty for a name that is none."""
+    """The file of a frame ``file.py(12): function``; empty for a name of another form."""
     match = _FRAME.fullmatch(name)
     return match["file"] if match else ""
 
@@ -98,7 +98,7 @@ def _function(match: re.Match[str], of_class: str | None) -> str:
 def _classes(
     host: pl.DataFrame, code: Rows, is_frame: Mask, frames: dict[int, re.Match[str]]
 ) -> dict[int, str]:
-    """The class of each ``forward``, by the code of its name, where it is certain."""
+    """The class of each ``forward`` whose class is certain, by the code of the frame's name."""
     forwards = [c for c, match in frames.items() if match["function"] == _FORWARD]
     callers = [c for c, match in frames.items() if _CALLS_FORWARD.search(match["file"])]
     if not forwards:

@@ -1,8 +1,8 @@
 """The stack of frames of each device activity, outermost first: the input of flame graphs.
 
-source   functions of the user's own code that were open, ``file.py:12 Block.forward``; of XLA work its lines
-         and the functions that hold them, in the stack that the HLO keeps, a fusion's time divided among the
-         stacks of its constituent instructions
+source   functions of the user's own code that were open, ``file.py:12 Block.forward``; for XLA work, the lines
+         of the user's own code in the stack that the HLO holds, with their functions; the time of a fusion is
+         divided among the stacks of its constituent instructions
 op_name  parts of the HLO instruction's op_name
 module   nn.Module calls
 label    ranges that the user named
@@ -10,7 +10,7 @@ stack    all Python frames, ``file.py(12): function``
 ops      operators, and the ranges that libraries named
 
 Frames come from host ranges and from the stacks in the HLO, so a name may contain any character,
-separators included. Only paths that exist as text alone are split: op_names and labels of XLA work at
+including separators. Only paths that exist solely as text are split: op_names and labels of XLA work at
 each ``/`` outside of brackets, labels from a library's ranges at each ``/``.
 """
 
@@ -49,7 +49,7 @@ class Stacks:
     Attributes:
         claims: columns gpu (row), node (of ``tree``: the innermost frame; `NO_ROW` for none) and weight;
             the weights of one activity sum to 1.
-        tree: every distinct path; may hold more than those of the claims.
+        tree: every distinct path; may hold paths that no claim refers to.
         attributed: for each node, whether it is a frame; if not, it is an outermost node that names the
             reason why there is no place.
         shared: whether one activity's time may be split among several paths.
@@ -103,7 +103,7 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
 def _known_from_host_ranges(
     by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series
 ) -> pl.Series:
-    """Which places equal the text of their host path; their frames are known without splitting text."""
+    """Which places equal the text of their host path, so that their frames are known without splitting text."""
     around = node != NO_ROW
     used = np.unique(node[around])
     innermost = host.name.gather(used).cast(pl.String)
@@ -120,13 +120,13 @@ def _with_paths(
     """Adds paths to a prefix tree.
 
     Args:
-        tree: whose nodes are all attributed.
+        tree: a tree whose nodes are all attributed.
         paths: names, outermost first.
-        attributed: of each of the paths.
+        attributed: whether each of the paths is.
 
     Returns:
-        The new tree, which of its nodes are attributed, and the nodes of the old ones and of the last
-        names of the paths, `NO_ROW` for a path without a name.
+        The new tree; which of its nodes are attributed; and the node in it of each old node, followed by
+        that of the last name of each path, `NO_ROW` for a path without a name.
     """
     lengths = np.array([len(path) for path in paths], np.int64)
     old, begin = len(tree.parent), np.cumsum(lengths) - lengths
@@ -169,7 +169,7 @@ def _hlo_stacks(trace: Attributed) -> dict[str, tuple[str, ...]]:
 
 
 def _lines(stack: Sequence[Frame], own: OwnCode) -> tuple[str, ...]:
-    """The lines of the user's own code in a stack; without any, the innermost line."""
+    """The lines of the user's own code in a stack; if there are none, the innermost line."""
     users = [frame for frame in stack if own(frame.file)]
     named = [frame for frame in stack if frame.file]
     return tuple(frame.place for frame in users or named[-1:])
@@ -183,7 +183,7 @@ def _weighted_source_stacks(trace: Attributed) -> Stacks:
     own = OwnCode.of(trace.own, trace.installed)
     keys = ["module", "frame", "rule"]
     reason = pl.when(pl.col("frame").is_null()).then("rule").alias("rule")
-    rows = rows.with_columns(reason)  # how a stack was found does not make it another one
+    rows = rows.with_columns(reason)  # equal stacks found by different rules count as one
     distinct = rows.select(keys).unique(maintain_order=True)
     frames = [
         (f"[{text_of(rule)}]",) if frame is None else _lines(trace.hlo[module].stack(frame), own)

@@ -1,15 +1,17 @@
-"""Completes events and waits where the producer wrote no ids: from the order of the calls, checked against times.
+"""Completes events and waits for which the producer wrote no ids: from the order of the calls, checked against times.
 
-A call concerns the stream that its thread launched on: a wait of a stream the one that the thread launches on
-next, a wait of the host the one that it launched on last. A wait is for the last record on its thread before
-it, else the last of its rank; that record is on the stream that its thread launched on last, other than
-the one that waits. On one stream among several that guess is often wrong, so what times contradict is dropped
-again: where the work before the record ended after the work behind the wait began, or after the host returned.
+The stream of a call is inferred from the launches of its thread: if a stream waits, it is the stream of the thread's
+next launch; if the host waits, that of the thread's last launch. A wait is for the last record before it on its
+thread; for a stream that waits, if there is none, for the last record of its rank. That record is on the stream of
+its thread's last launch, or on the stream before that if the last one is the stream that waits. With several streams
+these guesses are often wrong, so a guess that the times contradict is dropped: if the work before the record ended
+after the work behind the wait began, or after the host call returned.
 
-torch.profiler writes which stream waits only of streams on which something ran (Kineto defers those rows, and drops
-those of other streams). So where it names the streams of a rank's other waits, a wait without one is of a stream on
-which nothing ran: the one on which its thread made a record last. NCCL has such a stream for each communicator, and
-through it the kernels of a communicator wait for each other, whatever streams they are on.
+torch.profiler writes which stream waits only for streams on which something ran (Kineto defers those rows, and drops
+those of other streams). So if it names the streams of a rank's other waits, a wait without a stream is made by a
+stream on which nothing ran: of such streams, the one on which the thread of the wait last made a record. NCCL has such
+a stream for each communicator, and through it the kernels of a communicator wait for each other, whatever streams they
+are on.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ __all__ = ["completed_waiting", "event_edges", "launches_by_stream"]
 
 _THREAD = ["rank", "process", "thread"]
 _STREAM = ["rank", "device", "stream"]
-_CLOCKS_NS = 1_000  # by how much an activity may begin before what it waited for ended: rounding
-_RETURN_NS = 2_000  # by how much a call may return before: its end is of another clock
+_CLOCKS_NS = 1_000  # an activity may begin this much before the end of what it waited for: rounding
+_RETURN_NS = 2_000  # a host call may return this much before: its times are of another clock
 
 
 def completed_waiting(tables: Tables, launch: Int64) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The tables events and waits with every ``known`` filled.
+    """The tables events and waits, with streams and records inferred and ``known`` never null.
 
     Args:
         tables: as the readers returned them.
@@ -60,7 +62,7 @@ def completed_waiting(tables: Tables, launch: Int64) -> tuple[pl.DataFrame, pl.D
 
 
 def event_edges(tables: Tables, launch: Int64) -> pl.DataFrame:
-    """Which activity waited for which through an event.
+    """The pairs of activities of which one waited for the other through an event.
 
     Args:
         tables: with complete events.
@@ -69,8 +71,8 @@ def event_edges(tables: Tables, launch: Int64) -> pl.DataFrame:
     Returns:
         For each wait whose record is known and which has work on both sides: wait (row in events), waiting (row in
         gpu: the first activity that was launched behind the wait on its stream) and awaited (row in gpu: the last
-        that was launched before the record on its stream). What that stream itself waited for since then is waited
-        for, too, in rows of its own.
+        activity that was launched before the record on its stream). The records that this stream itself waited for
+        since that activity was launched give rows of their own, with the same wait.
     """
     schema = {"wait": pl.UInt32(), "waiting": pl.UInt32(), "awaited": pl.UInt32()}
     events = tables.events
@@ -93,8 +95,8 @@ def launches_by_stream(tables: Tables, launch: Int64) -> pl.DataFrame:
     """One row per launch and stream that it has work on, in order of time.
 
     Returns:
-        rank, device, stream, time (ns, of the launch), first and last (rows in gpu: the activity that began first
-        there, and that ended last), start and end (ns, of these).
+        rank, device, stream, time (ns, of the launch), first and last (rows in gpu: the activity on the stream that
+        began first, and the one that ended last), start and end (ns, when they did).
     """
     return _by_stream(_launches(tables, launch))
 
@@ -116,7 +118,7 @@ def _timed(calls: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
 
 
 def _launches(tables: Tables, launch: Int64) -> pl.DataFrame:
-    """Activities whose launch is known: gpu, device, stream, start, end; and of the launch rank, thread, time."""
+    """Activities whose launch is known: gpu, rank, device, stream, start, end; process, thread, time of the launch."""
     rows = pl.Series(launch)
     activities = tables.gpu.select(
         "rank", "device", "stream", "start", end=pl.col("start") + pl.col("duration")
@@ -129,7 +131,7 @@ def _launches(tables: Tables, launch: Int64) -> pl.DataFrame:
 
 
 def _by_stream(launches: pl.DataFrame) -> pl.DataFrame:
-    """One row per launch and stream: the activity that began first there, and the one that ended last."""
+    """One row per launch and stream: the activity on the stream that began first, and the one that ended last."""
     return (
         launches.group_by(*_STREAM, "time", maintain_order=True)
         .agg(
@@ -143,7 +145,7 @@ def _by_stream(launches: pl.DataFrame) -> pl.DataFrame:
 
 
 def _asof(calls: pl.DataFrame, others: pl.DataFrame, by: list[str], strategy: str) -> pl.DataFrame:
-    """Calls beside the last of the others before them, or the first behind them, among equals of ``by``."""
+    """Joins each call with the last row of ``others`` before it, or the first after it, among equals of ``by``."""
     return calls.join_asof(
         others,
         on="time",
@@ -154,17 +156,18 @@ def _asof(calls: pl.DataFrame, others: pl.DataFrame, by: list[str], strategy: st
 
 
 def _pairs(events: pl.DataFrame) -> pl.DataFrame:
-    """Waits with the record that each is for: wait, record."""
+    """Columns wait and record: each wait whose record is known, with that record."""
     return events.filter(pl.col("record").is_not_null()).select(
         wait="row", record=pl.col("record").cast(pl.UInt32)
     )
 
 
 def _through(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
-    """Records that waits are for through others: wait, record.
+    """Columns wait and record: records that a wait is for indirectly, through the waits of other streams.
 
-    A record says that its stream is done with what was launched on it, and with what it waited for since. The last
-    record of a stream says what those before it say, so there are no more rows than waits times streams.
+    A record completes when its stream has done the work launched on it, and the waits that were queued on it after
+    the last launch. The last record of a stream includes those before it, so there are no more rows than waits times
+    streams.
     """
     number = pl.struct(_STREAM).rank("dense").alias("number")
     placed = events.drop_nulls(_STREAM).select("row", "kind", "time", *_STREAM, number)
@@ -206,9 +209,9 @@ def _through(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame)
 
 
 def _edges(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
-    """Of waits and records, the activities on both sides: wait, waiting, awaited, starts and ended.
+    """The activities on both sides of waits and their records: wait, waiting, awaited, starts and ended.
 
-    A stream that waits for a record of its own waits for nothing.
+    Pairs of one stream are left out: a stream that waits for its own record waits for nothing.
     """
     waits = events.select(*_STREAM, "time", wait="row").join(
         pairs, on="wait", maintain_order="left"
@@ -226,7 +229,7 @@ def _edges(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -
 
 
 def _on_thread(launches: pl.DataFrame) -> pl.DataFrame:
-    """Launches by thread with the stream of each, and the last other stream that the thread launched on before."""
+    """The thread and time of each launch, its stream (on), and the last other stream of the thread before (other)."""
     stream = pl.struct("device", "stream")
     changes = (stream != stream.shift(1).over(_THREAD)).fill_null(value=False)
     before = pl.when(changes).then(stream.shift(1).over(_THREAD))
@@ -236,7 +239,7 @@ def _on_thread(launches: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
-    """Events in order of their rows, with streams, records and known."""
+    """Events in order of their rows, with streams and records inferred and ``known`` filled."""
     if events.is_empty():
         return events
     threads = _on_thread(launches)
@@ -287,13 +290,13 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
 
 
 def _named_ranks(events: pl.DataFrame) -> pl.Series:
-    """Ranks of which the producer names the stream of waits."""
+    """Ranks for which the producer names the streams of waits."""
     named = (pl.col("kind") == "wait") & pl.col("stream").is_not_null()
     return events.filter(named)["rank"].unique()
 
 
 def _bare(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
-    """Records on streams on which nothing ran, by thread: time, and the stream as bare."""
+    """Records on streams on which nothing ran: their thread and time, and the stream as ``bare``."""
     records = events.filter(pl.col("kind") == "record", pl.col("stream").is_not_null())
     return records.join(
         launches.select(_STREAM).unique(), on=_STREAM, how="anti", maintain_order="left"
@@ -301,7 +304,7 @@ def _bare(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_streams_of_records(timed: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
-    """Records without a stream get that of the last launch on their thread, other than the stream that waits."""
+    """Gives records without a stream that of the last launch on their thread, other than the stream that waits."""
     awaiting = (
         named.drop_nulls("guess_record")
         .group_by(pl.col("guess_record").alias("row"))
@@ -319,7 +322,7 @@ def _with_streams_of_records(timed: pl.DataFrame, named: pl.DataFrame) -> pl.Dat
 def _inferred_waits(
     waits: pl.DataFrame, events: pl.DataFrame, launches: pl.DataFrame
 ) -> pl.DataFrame:
-    """Waits in order of their rows, with streams, records and known."""
+    """Waits in order of their rows, with streams and records inferred and ``known`` filled."""
     if waits.is_empty():
         return waits
     kind, silent = pl.col("kind"), pl.col("known").is_null()

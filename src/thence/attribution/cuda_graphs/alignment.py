@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["TOLERANCE_NS", "UNDECIDED", "Aligned", "Pattern", "align"]
 
 TOLERANCE_NS = 1000
-"""By how much activities that follow each other may seem to overlap in a replay (clock of the device)."""
+"""By how much consecutive activities may seem to overlap in a replay (clock of the device)."""
 UNDECIDED = -2
-"""In place of a label: several nodes with different labels are possible."""
+"""Stands for a label where several nodes with different labels are possible."""
 
 _MOST_CELLS = 32_000_000  # of one table of possibilities
 _ROUNDS = 50
@@ -49,7 +49,7 @@ class Pattern:
         topology: of all its nodes.
         rows: rows of those nodes that leave an activity in a trace.
         signature: for each of these, a number that equal kernels of equal shape share.
-        label: number of each one's label, -1 for none.
+        label: for each of these, the number of its label, -1 for none.
     """
 
     topology: Topology
@@ -65,8 +65,8 @@ class Aligned:
     Attributes:
         node: index in ``Pattern.rows``, -1 where several nodes are possible.
         label: number of the label, -1 where the node has none, `UNDECIDED` where several are possible.
-        contradicts: of each replay, whether its times contradict the edges: no label may be taken.
-        first: of each replay that contradicts, indices in ``Pattern.rows`` of two nodes of which the
+        contradicts: for each replay, whether its times contradict the edges, so that no label may be used.
+        first: for each replay that contradicts, indices in ``Pattern.rows`` of two nodes of which the
             second began too early; -1 where no pair shows it.
     """
 
@@ -81,8 +81,7 @@ def align(pattern: Pattern, signature: _Ints, start: _Ints, end: _Ints) -> Align
 
     Args:
         pattern: the graph.
-        signature: int64 (replays, activities): each replay has the signatures of the pattern, in
-            whatever order.
+        signature: int64 (replays, activities): each replay has the signatures of the pattern, in any order.
         start: int64 of the same shape: ns, ascending in each replay.
         end: int64 of the same shape: ns.
     """
@@ -105,7 +104,7 @@ class _Class:
     """Nodes of one signature, in an order that their edges allow.
 
     Attributes:
-        low, high: their slots, and after sorting the activities by signature theirs too.
+        low, high: range of their slots, which are also the positions of their activities sorted by signature.
         ordered: whether every node waits for the one before it.
         alike: whether all have the same label.
     """
@@ -117,25 +116,25 @@ class _Class:
 
     @property
     def size(self) -> int:
-        """How many nodes."""
+        """The number of nodes."""
         return self.high - self.low
 
     @property
     def slots(self) -> slice:
-        """Where they are."""
+        """The slots of the nodes."""
         return slice(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class _Slots:
-    """The nodes of a pattern sorted by signature and topological order; a slot is a place in that order.
+    """The nodes of a pattern sorted by signature and topological order; a slot is a position in that order.
 
     Attributes:
-        pattern: whose nodes these are.
-        node: index in ``pattern.rows`` at each slot.
+        pattern: the pattern.
+        node: index in ``pattern.rows`` of the node at each slot.
         row: row of that node.
         label: number of its label.
-        classes: runs of one signature.
+        classes: the runs of nodes with one signature.
     """
 
     pattern: Pattern
@@ -179,7 +178,7 @@ class _Work:
     known: _Mask  # (all nodes, replays): whether the node's activity is known
     contradicts: _Mask
     first: _Ints
-    overlapping: bool = False  # activities overlap those they wait for: only starts are ordered
+    overlapping: bool = False  # activities overlap predecessors, so only starts are ordered
     possible: dict[_Class, _Mask] = field(default_factory=dict)
     """(replays, activities, nodes) of the classes in which several nodes are possible."""
 
@@ -211,10 +210,10 @@ class _Work:
         self._untie()
 
     def _untie(self) -> None:
-        """Activities of one class that started at the same time have no order."""
+        """Makes activities of one class that started at the same time undecided: they have no order."""
         together = self.start[:, 1:] == self.start[:, :-1]
         for members in self.slots.classes:
-            together[:, members.low - 1 : members.low] = False  # of two signatures
+            together[:, members.low - 1 : members.low] = False  # neighbours with two signatures
         if not together.any():
             return
         tied = np.zeros(self.start.shape, np.bool_)
@@ -241,7 +240,7 @@ class _Work:
             self._contradict(both & (began < self.node_start[first]), first, second)
         if self.known.all() or not len(edges):
             return
-        # Through nodes that leave no activity, or whose activity is not known yet.
+        # Check paths through nodes that leave no activity, or whose activity is not known yet.
         began, nodes = self.node_start + TOLERANCE_NS, np.arange(len(self.known))
         lower, _ = self._bounds()
         if not self.overlapping and (self.known & (began < lower)).any():
@@ -305,7 +304,11 @@ class _Work:
         return ends
 
     def _by_counts(self, members: _Class) -> _Mask:
-        """Possible nodes by counting: of one signature, a node's predecessors must precede the activity."""
+        """Possible nodes by counting the activities of the same signature before and after each activity.
+
+        At least as many must have ended before it as a node of the class has predecessors in the class, and at least
+        as many must begin after it as the node has successors.
+        """
         rows = self.slots.row[members.slots]
         waits = self.slots.pattern.topology.before(rows[:, None], rows[None, :])
         earlier, later = waits.sum(axis=0), waits.sum(axis=1)

@@ -1,14 +1,15 @@
 """Labels graph replays from a trace of the capture itself (`captures`).
 
-A replay holds the nodes of one capture, so their numbers by kind agree exactly. What the nodes are follows
-from their order: by node number where the trace has them, which count up as nodes are created; by start where
-the replay ran on a single stream, so that nothing could overtake.
+A replay holds the nodes of one capture, so the numbers of kernels, copies and sets agree exactly. Activities are
+matched to captured calls by order: by node number if the trace has node numbers, which increase as nodes are created;
+by start time if the replay ran on a single stream, on which no activity can overtake another.
 
-With kernel names in the capture (AMD), the names must agree as well, at every place (``capture_names``); where the
-order of a replay on several streams is unknown, an activity gets what all calls of its kernel have in common.
-Without names (NVIDIA), the place is by order alone (``capture_order``), and no kernel may contradict its operator
-(`kernel_operators`). If several captures fit, such as those of equal layers, or of batch sizes that run equal
-kernels, an activity gets what they have in common (``capture_shared``): where they differ nothing is chosen.
+If the capture has kernel names (AMD), the names must agree as well, at every position (``capture_names``); if the
+order of a replay on several streams is unknown, an activity gets the places that all calls of its kernel have in
+common. Without names (NVIDIA), the place follows from the order alone (``capture_order``), and no kernel may contradict
+its operator (`kernel_operators`). If several captures fit, such as those of equal layers, or of batch sizes that run
+equal kernels, an activity gets the places that they have in common (``capture_shared``); where they differ it gets
+none.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ if TYPE_CHECKING:
 __all__ = ["ByCapture"]
 
 _COPY, _SET, _FOREIGN = -1, -2, -3
-"""Numbers of copies, of sets, and of kernels that no capture names."""
+"""Numbers that stand for copies, for sets, and for kernels whose name is in no capture."""
 _NODE = np.uint64((1 << 32) - 1)
 
 
 @dataclass(frozen=True)
 class _Window:
-    """One capture.
+    """The calls of one capture.
 
     Attributes:
-        title: what messages call it.
-        kind: of each call: 0 for kernels, `_COPY` or `_SET`.
-        kernel: of each call: number of its kernel's name, `_FOREIGN` where the trace does not say, `_COPY`, `_SET`.
-        place: number of the places of each call.
+        title: its name in messages.
+        kind: for each call, 0 for kernels, `_COPY` or `_SET`.
+        kernel: for each call, number of its kernel's name, `_FOREIGN` where the trace has none, `_COPY` or `_SET`.
+        place: number of the places of each call, as in the book.
         operators: innermost operator around each call, None without one.
     """
 
@@ -70,16 +71,16 @@ class _Window:
 
 @dataclass
 class ByCapture:
-    """The captures that replays of one rank can be of.
+    """The captures to which the replays of one rank can belong.
 
     Attributes:
-        replays: to be labelled.
-        book: what the numbers of places stand for; grows.
-        traces: that the captures are in.
+        replays: the replays to be labelled.
+        book: the places by number; labelling adds to it.
+        traces: the traces that hold the captures.
         windows: the captures.
         kernel: number of the name of each variant of the replays, `_FOREIGN`, `_COPY` or `_SET`.
         ordered: rows of gpu that were labelled by order alone.
-        kernels, confirmed: how many kernels they are, and how many of these have a name that fits their operator.
+        kernels, confirmed: how many of these are kernels, and how many kernels have a name that fits their operator.
     """
 
     replays: Replays
@@ -131,7 +132,7 @@ class ByCapture:
 
     @cached_property
     def operators(self) -> KernelOperators:
-        """What launches with device work show, of the captures' traces and of the replays'."""
+        """Which operators launch which kernels, in the traces of the captures and of the replays."""
         return KernelOperators.of([*self.traces, attribute(self.replays.tables)])
 
     def by_names(self, labels: Numbered, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -210,7 +211,11 @@ class ByCapture:
     def _sequences(
         self, rows: NDArray[np.int64]
     ) -> list[tuple[NDArray[np.int64], NDArray[np.int64], bool]]:
-        """The launches by the order of their kernels: which launches, their rows in order, and if that is known."""
+        """Groups launches by the order of their kernels.
+
+        Returns:
+            For each group: its launches, their rows in order, and whether that order is known.
+        """
         gpu = self.replays.tables.gpu
         flat = pl.Series(rows.reshape(-1))
         node = gpu["node"].gather(flat)
@@ -233,7 +238,7 @@ class ByCapture:
     def _fitting(
         self, windows: Sequence[_Window], variant: NDArray[np.int64]
     ) -> tuple[list[_Window], str, int]:
-        """The captures that nothing contradicts, why there are none, and how many kernels fit their operators."""
+        """The captures that nothing contradicts; why there are none; how many kernels at least fit their operators."""
         frame = self.replays.kinds.frame
         names = frame["name"].gather(pl.Series(variant)).to_list()
         kernel = self.kernel[variant]
@@ -283,7 +288,7 @@ class ByCapture:
         )
 
     def _alike(self, fits: Sequence[_Window], kernel: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of what all calls of each kernel have in common."""
+        """For each kernel, the number in the book of the places that all its calls have in common."""
         calls = np.concatenate([window.kernel for window in fits])
         places = np.concatenate([window.place for window in fits])
         of_kernel = {
@@ -293,7 +298,7 @@ class ByCapture:
         return np.array([of_kernel[number] for number in kernel.tolist()], np.int64)
 
     def _merged(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of what several captures have in common at each place.
+        """For each call, the number in the book of the places that several captures have in common.
 
         Args:
             places: of shape (calls, captures).
@@ -311,7 +316,7 @@ class ByCapture:
         rule: str,
         fits: Sequence[_Window],
     ) -> None:
-        """Stores the places of launches, each in the order of ``numbers``."""
+        """Stores the places of launches; ``numbers`` has one entry for each activity of a launch, in order."""
         own = np.isin(numbers, np.concatenate([window.place for window in fits]))
         codes = np.where(own, CODES.index(rule), CODES.index("capture_shared"))
         every = np.broadcast_to(numbers, rows.shape).reshape(-1)
@@ -321,10 +326,11 @@ class ByCapture:
 
 
 def _shifted(variant: NDArray[np.int64], window: _Window) -> int | None:
-    """Where kernels begin to lie beside each other's operators, as after a launch in another place; None if nowhere.
+    """The position from which kernels are paired with operators of other kernels; None if there is none.
 
-    That is where neighbours are each paired once with an operator, while both the kernel and the operator
-    are paired with others several times, as equal layers are. A single such kernel says nothing.
+    A launch in another position shifts all pairs after it. The position is the first of two neighbours whose pair of
+    kernel and operator occurs only once, although the kernel and the operator each occur several times in another
+    pair, as in equal layers. A single such kernel proves nothing.
 
     Args:
         variant: number of the kernel of each activity, in order.

@@ -1,16 +1,17 @@
 """Labels graph replays from an eager run of the same code.
 
 The eager run serves as the captured graph: its kernels in launch order are the nodes, and consecutive
-kernels of one stream are joined by edges, as stream capture does. So the same alignment applies. The
+kernels of one stream are joined by edges, as in stream capture. So the same alignment applies. The
 iteration to align to is a window of consecutive eager launches with exactly the kernels of a replay;
-kernels that no graph ran are dropped first. A window could also straddle two iterations, or lack its last
-kernel and match a replay that lost another one. So windows only count if they tile the whole eager run,
-or if each holds all launches of a profiler step or an outermost range. If several iterations match, an
-activity gets a label only if all of them agree. A graph may hold an iteration several times: then it is
-aligned to as many repetitions of one.
+kernels that the replay does not contain are dropped first. A window could also straddle two iterations, or
+lack its last kernel and match a replay that lost another one. So windows only count if they tile the whole
+eager run, or if each holds all launches of a profiler step or an outermost range. If several iterations match,
+an activity gets a label only if all of them agree. A graph may hold an iteration several times: then it is
+aligned to that many repetitions of the iteration.
 
-Where order proves nothing, a kernel gets what all launches of its name have in common in the eager run,
-if that is a single label, by a rule of its own (`thence.attribution.cuda_graphs.by_kernel_name`).
+If the order proves nothing, a kernel gets the places that all launches of its name in the eager run have in
+common, provided that these have a single label (`thence.attribution.cuda_graphs.by_kernel_name`). This has a
+rule of its own.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["join_eager"]
 
 _MOST_WINDOWS = 32
-_MOST_TIMES = 4096  # that a graph repeats an iteration
+_MOST_TIMES = 4096  # repetitions of an iteration in a graph
 _MOST_COMPARED = 20_000
 
 
@@ -78,7 +79,7 @@ def join_eager(tables: Tables, eager: Sequence[Attributed]) -> Joined:
 
 
 def _of_rank(eager: Sequence[Attributed], rank: int) -> list[tuple[Attributed, int]]:
-    """The traces, and the rank of each, that a rank of the replays compares to."""
+    """The traces that a rank of the replays is compared to, and the rank to use in each."""
     ranks = [(trace, trace.ranks) for trace in eager]
     holding = [(trace, rank) for trace, held in ranks if rank in held]
     return holding or [(trace, held[0]) for trace, held in ranks if len(held) == 1]
@@ -86,13 +87,13 @@ def _of_rank(eager: Sequence[Attributed], rank: int) -> list[tuple[Attributed, i
 
 @dataclass(frozen=True)
 class _Sources:
-    """What the replays of a rank can be labelled from.
+    """The sources from which the replays of a rank can be labelled.
 
     Attributes:
         runs: runs without graphs, with device work.
-        captures: traces of captures; None where there are none.
-        book: what the numbers of places stand for.
-        by_name: of each run and of each trace of captures that name their kernels, in the order of asking.
+        captures: captures of the traces; None where there are none.
+        book: the places by number.
+        by_name: the kernel names of each run, then of the captures of each trace that names all their kernels.
     """
 
     runs: list[_Run]
@@ -125,7 +126,7 @@ class _Run:
     """One run without graphs, prepared for the replays.
 
     Attributes:
-        run: the run; its numbers of places are those of the book.
+        run: the run; its places are numbered as in the book.
         names: numbers of kernel names in it and in the replays.
         signatures: of its launches and of the replays.
     """
@@ -145,7 +146,7 @@ class _Run:
 def _named(
     run: EagerRun, place: NDArray[np.int64], replays: Replays, book: PlaceBook
 ) -> ByKernelName:
-    """What the kernel names of a run say; the book gets what launches of a name have in common."""
+    """The kernel names of a run; adds the places that all launches of a name have in common to the book."""
     by_name = ByKernelName.of(run.kernels, run.graph.nodes, place, book.frame, replays)
     book.add(by_name.places[book.height :])
     return by_name
@@ -168,10 +169,12 @@ def _join_rank(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> 
 def _join_group(
     sources: _Sources, labels: Numbered, group: Group
 ) -> tuple[list[str], list[str | None]]:
-    """Labels a group of launches by what proves most: captures with names, eager runs, captures' order.
+    """Labels a group of launches from the strongest source first.
+
+    The sources are, in this order: captures with kernel names, eager runs, the order of captures.
 
     Returns:
-        why launches got no label, one sentence for each kind of source, and notes.
+        why launches got no label, one sentence for each eager run and one for the captures; and notes.
     """
     left, captures = group.rows, sources.captures
     reasons: list[str] = []
@@ -202,7 +205,7 @@ def _join_group(
 
 
 def _order_notes(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
-    """A note on what is labelled by order alone, with its share of the time in graphs."""
+    """A note on the activities labelled by order alone, with their share of the time in graphs."""
     captures = sources.captures
     if captures is None or not captures.ordered:
         return []
@@ -251,7 +254,12 @@ def _aligned(
 def _matching(
     run: EagerRun, signatures: Signatures, variant: NDArray[np.int64], replays: Replays
 ) -> tuple[list[NDArray[np.int64]], int, int]:
-    """The iterations that a replay consists of, what they leave out, and how often it repeats one."""
+    """Finds the iterations of the run that match a replay.
+
+    Returns:
+        the launches of each, how many launches in between are left out of the first one, and how often the replay
+        repeats an iteration.
+    """
     kind = replays.kinds.frame["kind"].to_numpy()[variant]
     for times in _divisors(signatures.variants[variant]):
         for kinds in (ACTIVITIES, ("kernel",)):
@@ -269,7 +277,7 @@ def _matching(
 
 
 def _divisors(signature: NDArray[np.int64]) -> list[int]:
-    """How often a replay may repeat something, ascending: each kernel occurs a multiple of that."""
+    """How often a replay may repeat an iteration, ascending: the common divisors of the counts of its kernels."""
     _, count = np.unique(signature, return_counts=True)
     most = int(np.gcd.reduce(count)) if len(count) else 1
     return [times for times in range(1, min(most, _MOST_TIMES) + 1) if most % times == 0]
@@ -310,7 +318,7 @@ def _windows(
 def _fills_a_step(
     run: EagerRun, like: NDArray[np.int64], begins: NDArray[np.int64], size: int
 ) -> NDArray[np.bool_]:
-    """Whether each window holds all launches of such kernels of some step or outermost range."""
+    """Whether each window holds all launches of these kernels in some step or outermost range."""
     called = run.called[like]
     before = np.concatenate([[np.iinfo(np.int64).min], called])[begins, None]
     after = np.concatenate([called, [np.iinfo(np.int64).max]])[begins + size, None]

@@ -1,10 +1,10 @@
 """Labels graphed kernels by name, from an eager run in which all kernels of that name have one label.
 
 This is weaker than alignment: a name proves nothing about order, and kernels of one name may come from
-elsewhere in the graph. So it is asked last, and has a rule of its own. It only speaks where at least half of
-a launch's kernels occur in the eager run, since different programs share a few common kernels, too; and only
-of names that occur in the launch as many times as often as in the eager run as most names do, since a name
-with more or fewer launches than its share has some that the eager run does not show.
+elsewhere in the graph. So it is tried last, and has a rule of its own. It is used only if at least half of a
+launch's kernels occur in the eager run, because different programs share a few common kernels, too. A name is used
+only if the ratio between its counts in the launch and in the eager run is the most frequent ratio among all names:
+a name with another ratio has launches that the eager run does not show.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _LEAST_KNOWN = 0.5
 
 @dataclass(frozen=True)
 class ByKernelName:
-    """What the kernel names of an eager run say.
+    """The kernel names of an eager run, with the places of those that have a single label.
 
     Attributes:
-        of_variant: number of the name of each variant of the replays, -1 for what is no kernel or not
-            in the eager run.
+        of_variant: number of the name of each variant of the replays, -1 for variants that are not kernels
+            or do not occur in the eager run.
         count: how often each name occurs in the eager run.
-        place: number in ``places`` of what all launches of a name have in common, -1 for names with
-            several labels.
-        places: those of the eager run, with those of the names behind them.
+        place: row in ``places`` with what all launches of a name have in common, -1 for names with
+            several labels or none.
+        places: the places of the eager run, followed by those of the names.
     """
 
     of_variant: NDArray[np.int64]
@@ -66,8 +66,8 @@ class ByKernelName:
             kernels: of the run.
             nodes: its launches: type and kernel.
             place: number of the places of each launch.
-            places: what these numbers stand for.
-            replays: that are to be labelled.
+            places: the places by number.
+            replays: the replays to be labelled.
         """
         frame = replays.kinds.frame
         names = Names(kernels, frame["name"].drop_nulls().unique(maintain_order=True))
@@ -97,7 +97,7 @@ class ByKernelName:
             rows: of gpu, (launches, activities): launches with equal kernels.
 
         Returns:
-            what was done, None if nothing.
+            a note on how many were labelled, None if none were.
         """
         name = self.of_variant[assigned.replays.variant[rows]]
         kind = assigned.replays.kinds.frame["kind"] == "kernel"
@@ -109,7 +109,7 @@ class ByKernelName:
         present = np.flatnonzero(launched)
         times = launched[present] / self.count[present]
         each, how_many = np.unique(times, return_counts=True)
-        fitting = np.append(np.zeros(len(self.count), np.bool_), [False])  # the last is that of -1
+        fitting = np.append(np.zeros(len(self.count), np.bool_), [False])  # the last one is for -1
         fitting[present] = times == each[how_many.argmax()]
         fitting[:-1] &= self.place >= 0
         chosen = left & fitting[name]
@@ -124,12 +124,12 @@ class ByKernelName:
 
 
 def _single(name: NDArray[np.int64], places: pl.DataFrame) -> pl.DataFrame:
-    """For each name with a single label: what all its launches have in common."""
+    """The places that all launches of a name have in common; one row for each name with a single label."""
     alike = [
         pl.when(pl.col(column).n_unique() == 1).then(pl.col(column).first()).alias(column)
         for column in places.columns
     ]
-    # Where the run has no labels, its operators take their place.
+    # If the run has no labels, its operators are used instead.
     said = "label" if places["label"].count() else "op"
     grouped = places.with_columns(kernel=pl.Series(name)).group_by("kernel", maintain_order=True)
     return grouped.agg(alike).filter(pl.col(said).is_not_null())

@@ -38,9 +38,9 @@ class Executed:
     Attributes:
         rank: of the process.
         id: of the executable graph.
-        rows: rows of gpu that it brought about.
-        number: of the node behind each row.
-        nodes: distinct pairs of number and variant.
+        rows: rows of gpu that it ran.
+        number: number of the node of each row.
+        nodes: distinct pairs of node number and variant.
     """
 
     rank: int
@@ -52,13 +52,13 @@ class Executed:
 
 @dataclass(frozen=True)
 class Match:
-    """What the ids say of one executable graph.
+    """The result of matching the nodes of one executable graph by their ids.
 
     Attributes:
-        number, label: of each node that could be matched; label -1 where none was open.
-        rule: of each, the code of how it was matched.
-        refused: why nothing was; None where something was.
-        foreign: whether the executable graph is none that the labels name.
+        number, label: number of each matched node, and its label in the labels file, -1 where none was open.
+        rule: for each, the code of the rule by which it was matched.
+        refused: why nothing was matched; None if something was.
+        foreign: whether the labels do not name this executable graph.
     """
 
     number: Sequence[int] = ()
@@ -166,13 +166,13 @@ def _matched(
                 f"but {place.was(row_of_number[number])} was captured there"
             )
     if rule == "graph_number":
-        # A small graph fits the beginning of many: all that was captured must have run.
+        # A small graph fits the beginning of many graphs, so all captured kernels must have run.
         own_kernels = (pl.col("type") == "kernel") & pl.col("parent").is_null()
         captured = nodes.filter(own_kernels)["number"].to_list()
         missing = sorted(set(captured) - {number for number, _ in top_level})
         if missing or not top_level:
             return Match(refused=f"node {missing[0] if missing else 0} did not run")
-    if nodes["type"].eq("unknown").all():  # a file that lists labelled nodes alone
+    if nodes["type"].eq("unknown").all():  # the file lists only the labelled nodes
         of_node = nodes["label"].to_list()
         label = [of_node[row_of_number[n]] if n in row_of_number else -1 for n, _ in ran.nodes]
         return Match([n for n, _ in ran.nodes], label, [rule] * len(label))
@@ -201,7 +201,7 @@ class _NodesAndKernels:
 
     @cached_property
     def _captured(self) -> list[tuple[str, int]]:
-        """Type of each node, and number of its kernel's name, -1 where it is not known."""
+        """Type of each node, and number of its kernel's name, -1 where that is unknown."""
         return [
             (kind, -1 if kernel is None else self.names.of_kernel(kernel))
             for kind, kernel in self.nodes.select("type", "kernel").iter_rows()

@@ -35,9 +35,9 @@ class Outcome:
 
     Attributes:
         label: int64 (launches, activities): number of the label, -1 where the node has none,
-            `UNDECIDED` where none can be told.
-        confidence: of each launch, the share of its activities for which one label was left.
-        refused: of each launch, why nothing was aligned; None where it was.
+            `UNDECIDED` where several are possible.
+        confidence: for each launch, the share of its activities for which a single label was possible.
+        refused: for each launch, why it was not aligned; None where it was.
     """
 
     label: NDArray[np.int64]
@@ -52,8 +52,8 @@ class Candidate:
     Attributes:
         graph: with edges.
         names: numbers of kernel names in its labels file and in the trace.
-        label: number of the label of each node, -1 for none, as outcomes number them.
-        title: what messages call it.
+        label: number of the label of each node, -1 for none, as in `Outcome.label`.
+        title: its name in messages.
         kernel_names: name of each node's kernel for messages.
     """
 
@@ -72,7 +72,7 @@ class Candidate:
         """The partial order of its nodes.
 
         Raises:
-            NotOrdered: the edges give none.
+            NotOrdered: the edges give no usable order.
         """
         return Topology.of(*edges_of(self.graph))
 
@@ -82,10 +82,10 @@ class _Fit:
     """A candidate whose nodes have the kernels that ran.
 
     Attributes:
-        candidate: which one.
+        candidate: the graph.
         signatures: of its nodes and of the trace.
         kinds: types of nodes that could be matched; copies and sets may be missing on one side.
-        times: how many replays are behind one launch.
+        times: how many replays of the graph one launch consists of.
     """
 
     candidate: Candidate
@@ -95,7 +95,7 @@ class _Fit:
 
     @property
     def nodes(self) -> NDArray[np.int64]:
-        """Rows of the nodes that count."""
+        """Rows of the nodes of the types in ``kinds``."""
         return np.flatnonzero(self.candidate.graph.nodes["type"].is_in(self.kinds).to_numpy())
 
 
@@ -106,7 +106,7 @@ def aligned_group(
 
     Args:
         group: the launches.
-        replays: that they are of.
+        replays: of the trace.
         candidates: graphs that may have been launched, with their signatures.
     """
     shape = group.rows.shape
@@ -147,7 +147,7 @@ def _refused(shape: tuple[int, ...], reason: str) -> Outcome:
 def _fit(
     group: Group, replays: Replays, candidate: Candidate, signatures: Signatures
 ) -> _Fit | None:
-    """Whether the activities are those of one or several replays of a graph."""
+    """Checks whether the activities are those of one or several replays of a graph; None if they are not."""
     variant = replays.variant[group.rows[0]]
     kind = replays.kinds.frame["kind"].to_numpy()[variant]
     for kinds in (ACTIVITIES, ("kernel",)):
@@ -168,7 +168,7 @@ def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
     kind = replays.kinds.frame["kind"].to_numpy()[replays.variant[rows]]
     counts = np.isin(kind, fit.kinds)
     launches, nodes = len(rows), fit.nodes
-    of_kind = rows[counts].reshape(launches * fit.times, len(nodes))  # one replay a row
+    of_kind = rows[counts].reshape(launches * fit.times, len(nodes))  # one replay per row
     start = gpu["start"].to_numpy()[of_kind]
     end = start + gpu["duration"].to_numpy()[of_kind]
     signature = fit.signatures.variants[replays.variant[of_kind]]

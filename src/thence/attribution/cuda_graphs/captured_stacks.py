@@ -1,4 +1,4 @@
-"""Lines of the program that captured a node of a CUDA graph: the text of the stack, and the source in it."""
+"""The stack of the program at the capture of a CUDA graph node: its text, and the source place in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["SEPARATOR", "stack_text", "with_sources"]
 
 SEPARATOR = ";"
-"""Between the frames of a stack, each ``file:line function``, outermost first."""
+"""Separates the frames of a stack, each ``file:line function``, outermost first."""
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 
 
@@ -31,7 +31,7 @@ def with_sources(joined: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
 
     Args:
         joined: rows of `thence.model.tables.GRAPH_PLACES`.
-        own: which files are the user's own code; without a line of these, the innermost line counts.
+        own: which files are the user's own code; if no line is of these files, the innermost line is used.
     """
     wanted = joined["stack"].is_not_null() & joined["source"].is_null()
     if not wanted.any():
@@ -50,7 +50,7 @@ def with_sources(joined: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
 
 
 def _source(text: str, own: OwnCode) -> tuple[str | None, str | None]:
-    """The place of the innermost own frame, and what its number is; a line 0 stands for the whole function."""
+    """The place of the innermost own frame, and its `Position`; line 0 stands for the whole function."""
     frames = [match for part in text.split(SEPARATOR) if (match := _FRAME.fullmatch(part))]
     if not frames:
         return None, None

@@ -1,11 +1,12 @@
-"""The captures in a trace: API calls that put kernels into CUDA graphs, so that the trace has no work of theirs.
+"""The captures in a trace: API calls that add nodes to CUDA graphs and therefore have no device work in the trace.
 
 Inference servers record such a trace once, when they capture a graph for every batch size, and replay the
 graphs later. Between the calls that begin and end a capture, launches, copies and sets leave no device
 activity. AMD's profiler names the kernel of each launch (``kernel`` among the arguments of hipLaunchKernel and
-its kin: RoctracerActivity_inl.h of pytorch/kineto); NVIDIA's has the calls and their order alone.
+similar calls: RoctracerActivity_inl.h of pytorch/kineto); NVIDIA's records only the calls and their order.
 
-The calls become activities of no duration, so that everything that attributes an activity attributes them.
+The calls are turned into activities of zero duration, so that the code that attributes activities can be used for
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _CALLS = {
     "memcpy": r"^(?:cuda|cu|hip)Memcpy",
     "memset": r"^(?:cuda|cu|hip)Memset",
 }
-"""API calls that put a node into a graph that is being captured, by the kind of the node's activity."""
+"""API calls that add a node to a graph that is being captured, by the kind of the node's activity."""
 _BEGIN, _END = r"StreamBeginCapture", r"StreamEndCapture"
 # On AMD's GPUs copies and sets of a graph run as kernels of the runtime (rocclr/device/blitcl.cpp of ROCm/clr).
 _BLIT = {"memcpy": r"^__amd_rocclr_copy", "memset": r"^__amd_rocclr_fill"}
@@ -62,8 +63,8 @@ def captured_calls(trace: Tables) -> pl.DataFrame:
 
     Returns:
         columns ``row`` (of host), ``rank``, ``kind``, and ``capture``: a number for each capture, in the order
-        in which they began. Where the trace shows no capture beginning, the calls without device work that
-        follow each other on a thread count as one, up to a call with device work or the end of another's.
+        in which they began. If the trace shows no beginning of a capture, each run of consecutive calls without
+        device work on one thread counts as a capture.
     """
     host = trace.host.with_row_index("row").filter(CALLS)
     names = host["name"].unique().drop_nulls()
@@ -93,8 +94,8 @@ def captured_calls(trace: Tables) -> pl.DataFrame:
 def _between(calls: pl.DataFrame) -> pl.DataFrame:
     """Calls without device work between the beginning and the end of a capture.
 
-    A capture takes in the calls of all threads of its process, but where captures of several threads
-    overlap, each takes in those of its own thread alone.
+    A capture includes the calls of all threads of its process, but if captures of several threads
+    overlap, each includes only those of its own thread.
     """
     bounds = calls.filter(pl.col("begins") | pl.col("ends")).sort(*_THREAD, "start")
     after = pl.col("start").shift(-1).over(_THREAD)
@@ -126,7 +127,7 @@ def _between(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _following(calls: pl.DataFrame) -> pl.DataFrame:
-    """Calls without device work that follow each other on a thread."""
+    """Runs of consecutive calls without device work on one thread."""
     ordered = calls.sort(*_THREAD, "start")
     runs = ordered.with_columns(
         capture=pl.struct(*_THREAD, pl.col("worked").is_null()).rle_id().cast(pl.UInt32)
@@ -141,7 +142,7 @@ class Captures:
     Attributes:
         run: their calls as launches.
         of_call: number of the capture of each launch of ``run``.
-        titles: what messages call each capture.
+        titles: the name of each capture in messages.
     """
 
     run: EagerRun
@@ -164,7 +165,7 @@ class Captures:
 
     @cached_property
     def windows(self) -> list[NDArray[np.int64]]:
-        """Launches of ``run`` that each capture consists of, in their order."""
+        """The launches of ``run`` that each capture consists of, in order."""
         order = np.argsort(self.of_call, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(self.of_call[order])) + 1)
 
@@ -182,7 +183,7 @@ class Captures:
 
 
 def _as_activities(trace: Attributed, calls: pl.DataFrame) -> Tables:
-    """The tables of the trace with the calls in place of what ran on devices."""
+    """The tables of the trace with the calls in place of its device activities."""
     host = trace.host[calls["row"]]
     name = host["kernel"].zip_with(host["kernel"].is_not_null(), host["name"])
     gpu = GPU.frame(
@@ -205,7 +206,7 @@ def _as_activities(trace: Attributed, calls: pl.DataFrame) -> Tables:
 
 
 def _title(run: EagerRun, launches: NDArray[np.int64], number: int, count: int) -> str:
-    """What messages call a capture: its place among all, and the outermost label that all its calls share."""
+    """The name of a capture in messages: its number among all, and the outermost label that all its calls share."""
     labels = run.places["label"].gather(pl.Series(np.unique(run.label[launches]))).to_list()
     outermost = {(label or "").partition("/")[0] for label in labels}
     name = outermost.pop() if len(outermost) == 1 else ""

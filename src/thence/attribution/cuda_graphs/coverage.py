@@ -28,9 +28,9 @@ class Coverage(Shown):
         activities: how many activities ran in graphs, XLA's command buffers not counted.
         labelled: how many of them have a label.
         graphed_ns: sum of their durations.
-        labelled_ns: of those with a label.
-        rules: how many got a label, or another place, by each rule, by its code.
-        places: how many have a joined place of each kind, kinds without any left out.
+        labelled_ns: sum of the durations of those with a label.
+        rules: for the code of each rule, how many activities got a label or another place by it.
+        places: for each kind of place, how many activities have a joined one; kinds without any are left out.
         confidence: lowest confidence of an alignment that gave a label; None without any.
     """
 

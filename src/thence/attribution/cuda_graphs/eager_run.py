@@ -1,4 +1,4 @@
-"""A run without graphs, or the calls that captured some, as one sequence of launches with their places."""
+"""A run without CUDA graphs, or the calls of its captures, as one sequence of launches with their places."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class EagerRun:
     Attributes:
         tables: of the run.
         rows: its rows of gpu in the order of launch.
-        graph: the same as nodes without edges.
-        kernels: their names.
-        label: number of the places of each.
-        places: what the numbers stand for.
-        called: ns at which each was launched.
-        begins, ends: ns of every profiler step and outermost range.
-        names: kernel name of each, for messages.
+        graph: the launches as nodes without edges.
+        kernels: the distinct kernel names.
+        label: for each launch, the number of its places.
+        places: the distinct places by number.
+        called: for each launch, its time (ns).
+        begins, ends: times (ns) of every profiler step and outermost range.
+        names: for each launch, the kernel name for messages.
     """
 
     tables: Attributed
@@ -56,7 +56,7 @@ class EagerRun:
 
     @classmethod
     def of(cls, tables: Attributed, rank: int) -> EagerRun:
-        """What one rank launched outside of graphs."""
+        """The launches of one rank outside of graphs."""
         launch = launch_rows(tables)
         eager = ~in_cuda_graph(tables, launch) & (tables.gpu["rank"] == rank).to_numpy()
         rows = np.flatnonzero(eager)
@@ -98,9 +98,9 @@ class EagerRun:
         )  # fmt: skip
 
     def window(self, chosen: NDArray[np.int64], names: Names, title: str) -> Candidate:
-        """Launches in order as a captured graph: an edge joins consecutive launches of a stream.
+        """Makes a captured graph of chosen launches: an edge joins consecutive launches of a stream.
 
-        The launches may repeat.
+        A launch may be chosen several times.
         """
         stream = self.tables.gpu.select("device", "stream")[self.rows[chosen]]
         order = np.lexsort((np.arange(len(chosen)), stream["stream"], stream["device"]))

@@ -44,7 +44,7 @@ __all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
 
 _PLACES = (*GRAPH_LABELS, "position", "lane", "metadata")
 _PLACED = [pl.col(name).is_not_null() for name in (*GRAPH_LABELS, "lane", "metadata", "collective")]
-_MOST_LISTED = 3  # launches whose first difference is told
+_MOST_LISTED = 3  # launches whose first difference is reported
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Joined:
     Attributes:
         places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
         notes: what was not joined and why, as sentences.
-        foreign: labels that were refused as they are of another process or program: the file, and why.
+        foreign: labels that were refused because they are of another process or program: the file, and why.
     """
 
     places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
@@ -69,16 +69,17 @@ class Joined:
 
 @dataclass
 class Numbered:
-    """Labels found so far: a number for each activity, and what the numbers stand for.
+    """The labels found so far: for each row of gpu, the number of its label and how it was found.
 
     Attributes:
         replays: of the trace.
-        number: of each row of gpu: number of its label, -1 where none was open, `UNDECIDED` where
-            several are possible, -3 where nothing is known.
-        rule: of each row, position in `CODES` of the rule, or of the reason where there is no label.
-        detail: of each row, index in ``details``, -1 for none.
-        confidence: of each row, NaN where no alignment was needed.
-        details: sentences about graphs that fit no label.
+        number: for each row, the number of its label, -1 where none was open, `UNDECIDED` where several are
+            possible, -3 where nothing is known.
+        rule: for each row, position in `CODES` of the rule, or of the reason where there is no label; -1 where
+            nothing is known.
+        detail: for each row, index in ``details``, -1 for none.
+        confidence: for each row, NaN where no alignment was needed.
+        details: sentences about graphs that fit none of the labels.
     """
 
     replays: Replays
@@ -98,7 +99,7 @@ class Numbered:
     def put(
         self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int
     ) -> None:
-        """Stores labels; where there is none, the rule column gets the reason."""
+        """Stores labels; where there is none, ``rule`` gets the reason."""
         self.number[rows] = number
         self.rule[rows] = rule
         self.rule[rows[number == -1]] = CODES.index("graph_no_label")
@@ -109,7 +110,7 @@ class Numbered:
         """Stores the outcome of an alignment.
 
         Returns:
-            why launches were refused, one text a launch.
+            why launches were refused, one text per refused launch.
         """
         refused = np.array([reason is not None for reason in outcome.refused])
         good = rows[~refused]
@@ -136,7 +137,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
 
     Args:
         tables: of the trace.
-        labels: each counts for the ranks whose process it is of.
+        labels: each applies to the ranks of the process that saved it.
     """
     replays = Replays.of(tables)
     if not len(replays.rows) or not labels:
@@ -166,7 +167,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
             notes += rank_notes
             foreign += refused
     notes += [f"{labels[i].source}: {note}" for i in sorted(fitted) for note in labels[i].notes]
-    # Labels of another rank are no reason to complain.
+    # A file that does not fit one rank is not reported if it fits another.
     foreign += [reason for i, reason in reasons.items() if i not in fitted]
     return Joined(joined_rows(assigned, distinct_labels.frame()), tuple(notes), tuple(foreign))
 
@@ -178,7 +179,7 @@ class _File:
     Attributes:
         labels: the file.
         names: numbers of kernel names in it and in the trace.
-        label: number of each of its labels among all; index -1 gives -1.
+        label: number of each of its labels among those of all files; index -1 gives -1.
         candidates: its graphs that replays can be aligned to, with their signatures.
     """
 
@@ -212,7 +213,7 @@ def _join_rank(
     rows: NDArray[np.int64],
     marks_alone: NDArray[np.int64],
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Joins files of one process to its rows; returns notes on refusals, and labels of other programs."""
+    """Joins files of one process to its rows; returns notes on launches without labels, and refused files."""
     replays = assigned.replays
     foreign: list[tuple[str, str]] = []
     for file in files:
@@ -236,7 +237,7 @@ def _aligned(
     candidates: Sequence[tuple[Candidate, Signatures]],
     marks_alone: NDArray[np.int64],
 ) -> Outcome:
-    """Aligns launches; where nodes that fit equally well differ in their places alone, by their marks."""
+    """Aligns launches; where nodes that fit equally well differ only in their places, uses their marks alone."""
     outcome = aligned_group(group, replays, candidates)
     open_ = outcome.label == UNDECIDED
     if not open_.any() or (marks_alone[:-1] == np.arange(len(marks_alone) - 1)).all():
@@ -266,7 +267,7 @@ def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Repl
 def _by_ids(
     file: _File, assigned: Numbered, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
-    """Joins by node ids; returns the rows left for alignment, and graphs that ran other kernels."""
+    """Joins by node ids; returns the rows left for alignment, and why graphs that ran other kernels were refused."""
     replays = assigned.replays
     foreign = []
     done = np.zeros(replays.tables.gpu.height, np.bool_)
@@ -315,7 +316,7 @@ class _DistinctLabels:
         return result
 
     def without_places(self) -> NDArray[np.int64]:
-        """Of each label the number of what its marks alone say, -1 for nothing; index -1 gives -1."""
+        """For each label, the number of a label with its marks but no place, -1 without marks; index -1 gives -1."""
         result = []
         for label in tuple(self.labels):
             marks = dataclasses.replace(label, place=None)
@@ -330,7 +331,7 @@ class _DistinctLabels:
         return self.by_text[text]
 
     def frame(self) -> pl.DataFrame:
-        """The place columns that each label stands for."""
+        """The place columns of each label."""
         rows = [_place(label) for label in self.labels]
         columns = {name: [row.get(name) for row in rows] for name in _PLACES}
         collectives = described_structs([label.collective for label in self.labels])
@@ -340,7 +341,10 @@ class _DistinctLabels:
 
 
 def _place(label: Label) -> dict[str, Any]:
-    """The columns that a label stands for: what marks say wins over the place in the program."""
+    """The place columns of a label, from its marks and its place in the program.
+
+    If both have a module, that of the marks is used; if both have a phase, that of the place.
+    """
     place = label.place or CapturedPlace()
     metadata = dict(label.metadata)
     if place.parts:
@@ -387,7 +391,7 @@ def joined_rows(assigned: Numbered, places: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_places(tables: Tables, joined: Joined) -> Tables:
-    """The tables with what was joined; rows that had a label already keep it where none was found now."""
+    """The tables with the joined places; activities that already had places keep them where none were found now."""
     new = joined.places
     old = tables.graph_places
     placed = pl.any_horizontal(_PLACED)

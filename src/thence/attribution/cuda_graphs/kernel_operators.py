@@ -1,9 +1,9 @@
-"""Whether a kernel can have been launched by an operator: what checks an attribution by order alone.
+"""Whether an operator can have launched a kernel: the check of an attribution by order alone.
 
-Two sources say so. Launches with device work, in the same traces, show which operators launch which kernels:
-where both a kernel and an operator occur there, but never together, they contradict each other. And some
-families of kernels name what they compute (`_FAMILIES`): PyTorch's and cuBLAS's, by their names in releases 2.1
-to 2.12 of PyTorch. Of all others nothing is known, and nothing is claimed.
+There are two sources. Launches with device work, in the same traces, show which operators launch which kernels: if a
+kernel and an operator both occur there, but never together, they contradict each other. And the names of some families
+of kernels show what they compute (`_FAMILIES`): kernels of PyTorch and cuBLAS, with their names in PyTorch 2.1 to 2.12.
+For all other kernels and operators the verdict is unknown.
 """
 
 from __future__ import annotations
@@ -63,17 +63,19 @@ _FAMILIES = tuple(
         ),
     )
 )
-"""Patterns: what the names of kernels hold, and what the names of PyTorch's own operators must hold then."""
+"""Pairs of patterns: a kernel whose name matches the first must have an operator whose name matches the second.
+
+This applies to PyTorch's own operators."""
 _OWN_OPERATORS = re.compile(r"aten::|c10d::|nccl:")
 _TRITON = re.compile(r"triton_\w+")
 
 
 @dataclass
 class KernelOperators:
-    """What operators launch, by the launches with device work of some traces.
+    """Which operators launch which kernels, by the launches with device work of some traces.
 
     Attributes:
-        pairs: names of kernels, and of the operators around their launches, seen together.
+        pairs: the name of a kernel, and the name of an operator around a launch of it.
     """
 
     pairs: frozenset[tuple[str, str]] = frozenset()
@@ -91,7 +93,7 @@ class KernelOperators:
 
     @classmethod
     def of(cls, traces: Iterable[Attributed]) -> KernelOperators:
-        """What these traces show."""
+        """The pairs that these traces show."""
         pairs: set[tuple[str, str]] = set()
         for trace in traces:
             rows = ~in_cuda_graph(trace) & (trace.gpu["kind"] == "kernel").to_numpy()
@@ -118,7 +120,7 @@ class KernelOperators:
         ):  # Inductor names it after its kernel; older versions of Triton add a suffix
             return Verdict.FITS if kernel.startswith(operator) else Verdict.CONTRADICTS
         if not _OWN_OPERATORS.match(operator):
-            return Verdict.UNKNOWN  # a custom operator launches what it likes
+            return Verdict.UNKNOWN  # a custom operator can launch any kernel
         fitting = [bool(of.search(operator)) for name, of in _FAMILIES if name.search(kernel)]
         if fitting:
             return Verdict.FITS if any(fitting) else Verdict.CONTRADICTS

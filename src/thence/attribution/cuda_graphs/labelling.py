@@ -51,10 +51,11 @@ def labelled_from_eager(tables: Tables, eager: Sequence[Attributed]) -> Tables:
 
     Args:
         tables: with the replays of graphs.
-        eager: the runs, or the captures.
+        eager: the runs, or the traces of the captures.
 
     Raises:
-        MissingData: nothing ran in a graph, or the runs differ; the message says where first.
+        MissingData: nothing ran in a graph, the traces hold no launches, or the runs differ; then the message
+            has the first difference.
     """
     _check_graphs(tables)
     if not any(trace.gpu.height or captured_calls(trace).height for trace in eager):

@@ -1,4 +1,4 @@
-"""Places by number, of several traces together: what the numbers of `join_labels.Numbered` stand for."""
+"""The places of several traces, with common numbers: those that `join_labels.Numbered` holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlaceBook:
     """Rows of places, each with a number.
 
     Attributes:
-        frames: the rows, put together in the order of their numbers.
+        frames: tables of rows; the number of a row is its position in their concatenation.
     """
 
     frames: list[pl.DataFrame] = field(default_factory=list)
@@ -27,7 +27,7 @@ class PlaceBook:
 
     @property
     def height(self) -> int:
-        """The next number."""
+        """The number of rows, which is the next number."""
         return sum(frame.height for frame in self.frames)
 
     @property
@@ -44,7 +44,7 @@ class PlaceBook:
         return first
 
     def shared(self, numbers: NDArray[np.int64]) -> int:
-        """The number of what several places have in common: a row that is null where they differ."""
+        """The number of a row with the values that several places have in common, null where they differ."""
         key = tuple(sorted({int(number) for number in numbers}))
         if len(key) == 1:
             return key[0]

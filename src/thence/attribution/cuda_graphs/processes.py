@@ -23,8 +23,8 @@ _CLOCKS_NS = (
 def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
     """The reason why labels are not of a rank's process, as the end of a sentence; None if they may be.
 
-    Compared are process id, boot of the machine, and the time of the trace with the time at which the
-    labelled process began; what either side does not say is not compared.
+    Compares process id, rank, boot of the machine, and the time of the trace with the time at which the
+    labelled process began; a fact that either side lacks is not compared.
     """
     process = labels.process
     reason = _other_process(process, tables, rank)
@@ -45,8 +45,8 @@ def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | No
 
 
 def _other_process(process: Process, tables: Tables, rank: int) -> str | None:
-    """The same by process ids and ranks alone."""
-    # Profilers put their own overhead under a process with a number that there is not.
+    """The reason as in `process_mismatch`, by process ids and ranks alone."""
+    # Profilers write their own overhead under a process id that does not exist.
     of_rank = tables.host.filter((pl.col("rank") == rank) & (pl.col("process") > 0))
     pids = of_rank["process"].unique().to_list()
     if process.pid is not None and pids and process.pid not in pids:
@@ -58,7 +58,7 @@ def _other_process(process: Process, tables: Tables, rank: int) -> str | None:
             "the file does not say which rank captured these graphs, and the trace holds "
             f"{len(tables.ranks)} ranks: name it kernel_annotations_rank0_..., or label each rank alone"
         )
-    # A trace of one process may not know its rank. Of several, process ids of containers may be equal.
+    # A trace of one process may lack its rank. With several, process ids in containers may be equal.
     ranked = not pids or several or process.pid is None
     if ranked and process.rank is not None and process.rank != rank:
         return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"

@@ -26,8 +26,8 @@ __all__ = ["Group", "Replays", "in_cuda_graph"]
 def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
     """Which rows of gpu ran as part of a CUDA graph.
 
-    Those whose graph is recorded, those behind the launch of a whole graph, and those that share their
-    correlation id with others while the call that launched them was not recorded.
+    These are the activities whose graph is recorded, those launched by a call that launches a whole graph, and those
+    whose launch was not recorded and that share their correlation id with others.
 
     Args:
         tables: of the trace.
@@ -68,8 +68,8 @@ class Replays:
 
     Attributes:
         tables: of the trace.
-        rows: rows of gpu that ran in a graph, no program of XLA's.
-        kinds: their distinct kernels.
+        rows: rows of gpu that ran in a graph, XLA's command buffers not included.
+        kinds: their distinct kernels, copies and sets.
         variant: number in ``kinds`` of every row of gpu, -1 outside of graphs.
     """
 

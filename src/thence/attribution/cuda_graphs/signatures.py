@@ -32,11 +32,11 @@ _VARIANT = ("kind", "name", "grid", "block", "shared_memory")
 
 @dataclass(frozen=True)
 class Variants:
-    """The distinct kernels of a trace: of one kind, name and shape.
+    """The distinct kernels, copies and sets of a trace, by kind, name, launch shape and shared memory.
 
     Attributes:
-        frame: columns kind, name (String), grid, block and shared_memory; one row each.
-        of_row: number of its variant for each of the rows that these were made from.
+        frame: columns kind, name (String), grid, block and shared_memory; one row per variant.
+        of_row: number of the variant of each row of the table that they were made from.
     """
 
     frame: pl.DataFrame
@@ -72,10 +72,10 @@ def short_name(name: str) -> str:
 
 
 class Names:
-    """Numbers for kernel names, equal for spellings of one kernel.
+    """Numbers for kernel names; all spellings of one kernel's name have the same number.
 
     Args:
-        kernels: captured ones.
+        kernels: the captured kernels.
         traced: names of kernels in the trace.
     """
 
@@ -122,9 +122,9 @@ class Signatures:
     """Numbers that equal kernels of equal shape share, in a captured graph and in a trace.
 
     Attributes:
-        nodes: of each node of the graph; -1 for nodes that leave no activity, or of unknown kernel.
-        variants: of each variant of the trace; -1 where no node is like it.
-        complete: whether every node that leaves an activity has one.
+        nodes: number of each node of the graph; -1 for nodes that leave no activity, or whose kernel is unknown.
+        variants: number of each variant of the trace; -1 where no node has an equal kernel.
+        complete: whether every node that leaves an activity has a number.
     """
 
     nodes: NDArray[np.int64]
@@ -133,7 +133,7 @@ class Signatures:
 
     @classmethod
     def of(cls, graph: CapturedGraph, names: Names, variants: Variants) -> Signatures:
-        """The numbers for one graph. Shapes count where all its kernels have one."""
+        """The numbers for one graph. Grid and block are compared only if all kernels on both sides have them."""
         nodes, frame = graph.nodes, variants.frame
         kernels = nodes.filter(pl.col("type") == "kernel")
         shapes = [
@@ -185,8 +185,8 @@ def _keys(
 def _static_memory(nodes: pl.DataFrame, traced: pl.DataFrame) -> dict[int, int]:
     """Bytes of static shared memory by name, of kernels launched with several dynamic sizes.
 
-    A node knows the dynamic bytes, a trace the sum; the difference is the same for all launches of a
-    kernel. Where it cannot be told, the sizes do not count.
+    A node has the dynamic bytes, a trace the sum of both; the difference is the same for all launches of a
+    kernel. If it cannot be determined, the sizes are not compared.
     """
     result = {}
     kernels = nodes.filter((pl.col("type") == "kernel") & (pl.col("name") >= 0))

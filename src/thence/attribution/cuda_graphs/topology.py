@@ -31,10 +31,10 @@ class Topology:
     """The order of the nodes of one graph. Nodes are numbered by their row.
 
     Attributes:
-        order: the nodes such that each stands behind all those it waits for.
-        edges: int64 array of shape (n, 2), row of a node and of one that waits for it.
+        order: the nodes in topological order: each comes after all nodes that it waits for.
+        edges: int64 array of shape (n, 2): row of a node, and row of a node that waits for it.
         chain: number of the path that each node is on.
-        position: of each node in its path.
+        position: position of each node in its path.
         reach: for each node and path, the position of the last ancestor there, -1 for none.
     """
 
@@ -97,7 +97,7 @@ def edges_of(graph: CapturedGraph) -> tuple[int, NDArray[np.int64]]:
     end = np.arange(count)
     end[holders] = count + np.arange(
         len(holders)
-    )  # where a holder ends; other nodes end themselves
+    )  # the end node of a holder; other nodes are their own end
     behind = np.stack([end[edges[:, 0]], edges[:, 1]], axis=1)
     begins = np.stack([holder, inside], axis=1)
     ends = np.stack([end[inside], end[holder]], axis=1)
@@ -112,7 +112,7 @@ def _neighbours(count: int, of: NDArray[np.int64], other: NDArray[np.int64]) -> 
 
 
 def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A topological order of the rows; capture already creates nodes in such an order."""
+    """A topological order of the rows; captured nodes are usually in such an order already."""
     if (edges[:, 0] < edges[:, 1]).all():
         return np.arange(count)
     after = _neighbours(count, edges[:, 0], edges[:, 1])
