@@ -1,7 +1,7 @@
-"""What XLA ran while it compiled: trying kernels out, to choose between them (autotuning).
+"""Activities that XLA launched while it compiled, to measure kernels and choose between them (autotuning).
 
-Candidates run as programs without a number; buffers are filled and compared by kernels, and copied, by
-threads that compile, outside any program.
+Candidates run as programs without a number. Outside of any program, threads that compile launch kernels and copies
+that fill, compare and copy buffers.
 """
 
 from __future__ import annotations
@@ -47,6 +47,6 @@ def autotuned(tables: Tables) -> pl.Series:
         end = (ranges["start"] + ranges["duration"]).to_numpy()
         launched = part["launched"].to_numpy()
         around = longest_begun(ranges["start"].to_numpy(), end, launched)
-        ends = np.append(end, NEVER)[around]  # `NO_ROW` is the last
+        ends = np.append(end, NEVER)[around]  # the last entry is for `NO_ROW`
         mask[part["row"].to_numpy()] = launched <= ends
     return pl.Series("autotuned", mask)

@@ -1,18 +1,19 @@
 """Finds the HLO instruction of each activity of an XLA command buffer, if it can be proved.
 
-XLA runs parts of a program as CUDA graphs (command buffers), and profilers then record no HLO op. A graph's
-nodes are numbered by a rule (`node_numbers`), so its commands tell what each node is. Which commands a graph
-holds is found, for each graph of each device, by the first of these that succeeds:
+XLA runs parts of a program as CUDA graphs (command buffers), and profilers then record no HLO op. The nodes of a
+graph are numbered by a rule (`node_numbers`), so the command of each node follows from the list of the graph's
+commands. For each graph of each device, this list is found by the first of these that succeeds:
 
 1. ``hlo_creation``: XLA's NVTX ranges around the commands while it created the graph (`graph_creation`).
-2. ``hlo_thunk_number``: the number of the thunk that launches it, which says where in the schedule the graph
-   begins (`thunk_numbers`); every length that fits its nodes must give the same.
+2. ``hlo_thunk_number``: the number of the thunk that launches it, which shows where in the schedule the graph
+   begins (`thunk_numbers`); a node gets a command only if all lengths of the list that fit give it the same.
 3. ``hlo_node_order``: the names of its kernels, and the order of a program's graphs (`graph_order`).
 
-Where XLA_FLAGS say that commands are recorded in another order than that of the schedule, only the first holds.
+If XLA_FLAGS make XLA record commands in another order than that of the schedule, only the first is used.
 
-Kernels and sizes must fit (`node_matching`), and launches must not contradict it (`launch_checks`). What does
-not fit costs its node alone, or its branch; the rule or the reason stands with every activity.
+Kernel names and sizes must fit (`node_matching`), and the launches must not contradict the result
+(`launch_checks`). If something does not fit, only its node or its branch is left without an instruction. Every
+activity has the code of the rule or of the reason.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def derived_instructions(tables: Tables) -> pl.DataFrame:
     """The HLO instruction of every row of ``tables.gpu`` that a command buffer launched.
 
     Returns:
-        One row per row of gpu, in its order: hlo (String); rule, the code of how it was found or why it
-        was not; both null where the profiler recorded the op, or for what no XLA program's graph ran;
-        and detail, a sentence about the graph if it could not be matched, else null.
+        One row per row of gpu, in its order: hlo (String), null where it was not found; rule, the code of how
+        it was found or why it was not; and detail, a sentence about the graph if it could not be matched, else
+        null. All are null where the profiler recorded the op, and outside of the graphs of XLA programs.
     """
     rows = _activities(tables)
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
@@ -103,10 +104,10 @@ def _activities(tables: Tables) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Origins:
-    """What the host ranges say of the graphs.
+    """Where the graphs come from, by the host ranges.
 
     Attributes:
-        launches: one row a graph: rank, device, graph, thunk and module (host rows around its first launch,
+        launches: one row per graph: rank, device, graph, thunk and module (host rows around its first launch,
             null where unknown), and first, the number of its first thunk.
         created: by the host row of a thunk or of a program's execution, the graphs created in it.
         in_order: whether commands are recorded in the order of the schedule.
@@ -147,7 +148,7 @@ class _Found:
 
     Attributes:
         nodes: of the graph.
-        rule: code.
+        rule: code of how its commands were found.
         match: of its nodes to its commands.
         levels: of its commands.
     """
@@ -162,11 +163,11 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     """Columns row, derived, rule and detail of the activities of one program's graphs on one device."""
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     launches = inside.select(_GRAPH).unique().join(origin.launches, on=_GRAPH, how="left")
-    # Of some nodes the producer recorded the instruction, which helps to place the others.
+    # The producer recorded the instructions of some nodes, which help to place the others.
     whole = rows.filter(pl.col("graph").is_in(inside["graph"].unique().implode()))
     graphs = rest = nodes_of(whole)
     found: dict[int, _Found] = {}
-    # A damaged module has no plan that could be compared.
+    # A damaged module has no plan to compare with.
     with suppress(TooManyNodes):
         found = _by_creation(graphs, launches, origin, schedule)
         rest = [nodes for nodes in graphs if nodes.graph not in found]
@@ -203,7 +204,7 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
 def _recorded_otherwise(
     found: Mapping[int, _Found], whole: pl.DataFrame, schedule: Schedule
 ) -> list[int]:
-    """Graphs of which a node got another instruction than the one that the producer recorded."""
+    """Graphs with a node whose instruction differs from the one that the producer recorded."""
     recorded = whole.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
     other = {
         graph
@@ -223,10 +224,10 @@ def _outside_of_graphs(rows: pl.DataFrame, schedule: Schedule) -> set[int]:
 def _by_creation(
     graphs: Sequence[Nodes], launches: pl.DataFrame, origin: _Origins, schedule: Schedule
 ) -> dict[int, _Found]:
-    """The graphs whose creation was recorded, by number.
+    """The graphs whose creation was recorded, by id.
 
-    A graph is created inside the thunk that launches it first, or else with the program's other graphs, and
-    then numbered in the order of their creation.
+    A graph is created inside the thunk that first launches it, or together with the program's other graphs; the ids
+    of these are in the order of creation.
     """
     found: dict[int, _Found] = {}
     of_graph = {nodes.graph: nodes for nodes in graphs}
@@ -246,7 +247,7 @@ def _by_creation(
 def _paired(
     graphs: Sequence[Nodes], blocks: Sequence[Slots], schedule: Schedule
 ) -> Iterator[tuple[Nodes, Slots, Match]]:
-    """Each graph with the only block that can be its own, in order if there are as many."""
+    """Pairs each graph with the only block that fits it; if there are as many blocks as graphs, in order."""
     free = list(range(len(blocks)))
     for place, nodes in enumerate(graphs):
         possible = [place] if len(blocks) == len(graphs) else free
@@ -261,7 +262,7 @@ def _paired(
 def _by_thunk(
     graphs: Sequence[Nodes], launches: pl.DataFrame, alone: set[int], schedule: Schedule
 ) -> dict[int, _Found]:
-    """The graphs that fit the schedule from the first thunk that their launch names, by number."""
+    """The graphs that fit the schedule from the first thunk that their launch names, by id."""
     found = {}
     first_of = dict(launches.drop_nulls("first").select("graph", "first").iter_rows())
     for nodes in graphs:

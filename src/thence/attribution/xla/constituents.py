@@ -1,10 +1,10 @@
 """Splits kernels into constituents: the HLO instructions inside each executed instruction, with weights.
 
-A fusion carries one op_name and one source line, but does the work of dozens. There are two ways to divide
-its time among the instructions inside. Both give rows (instruction, constituent, weight): row
+A fusion has one op_name and one source line, but does the work of dozens of instructions. There are two ways to
+divide its time among the instructions inside. Both give rows (instruction, constituent, weight): row
 numbers of HloModule.instructions, and weights that sum to 1 for each instruction:
 
-- `constituents_by_cost`: in proportion to estimated work, all levels of called computations.
+- `constituents_by_cost`: in proportion to estimated work, in all levels of called computations.
 - `constituents_by_place`: equal parts for the different places (stack and op_name) found in the
   instruction and the computations it calls directly, the convention of nsys-jax's notebook.
 """
@@ -36,26 +36,26 @@ _CONSTITUENTS: dict[str, pl.DataType] = {
 
 MATRIX_FLOPS_PER_BYTE = 200
 VECTOR_FLOPS_PER_BYTE = 14
-"""Machine balance of an H200: some 990 (BF16 matrix) and 67 (FP32 vector) TFLOP/s at 4.8 TB/s. What
-matters is the order of magnitude, and that is alike on data center GPUs since 2020."""
+"""Machine balance of an H200: some 990 (BF16 matrix) and 67 (FP32 vector) TFLOP/s at 4.8 TB/s. Only the
+order of magnitude matters, which is the same on data center GPUs since 2020."""
 
 _SLICING = ("dynamic-slice", "gather", "slice")  # read only as much of operand 0 as they return
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
-"""Opcodes that XLA runs in place, with the operand that says how much they write."""
+"""Opcodes that XLA runs in place, with the operand whose size is the number of bytes that they write."""
 _FUSED = ("custom-call", "fusion")  # their computations run as one kernel with the caller
 _MATRIX = ("convolution", "dot", "ragged-dot")
 _RENAMING = ("bitcast", "get-tuple-element", "reshape")  # no work inside a kernel
 _FREE = (*_RENAMING, "after-all", "constant", "iota", "parameter", "tuple")
-_LEVELS = 8  # of fusions in fusions; XLA makes two
+_LEVELS = 8  # of fusions in fusions; XLA creates two
 _MAX_ROWS = 20_000_000  # the largest real modules have 1 million instructions, each called once
 
 
 def constituents_by_place(module: HloModule) -> pl.DataFrame:
     """Equal parts for the different places of an instruction and of what it calls directly.
 
-    Of the instruction and the instructions of the computations it calls, those with a stack count;
-    if there are none, those with an op_name; else the instruction itself. Each different pair of
-    stack and op_name gets the same part, and its first instruction stands for it.
+    Of the instruction and the instructions of the computations it calls, those with a stack are used;
+    if there are none, those with an op_name; else the instruction itself. Each distinct pair of
+    stack and op_name gets the same part, and is represented by its first instruction.
 
     Returns:
         Columns of `_CONSTITUENTS` for every instruction of the module.
@@ -108,17 +108,17 @@ def constituents_by_cost(module: HloModule) -> pl.DataFrame:
     """Shares in proportion to the estimated work of each instruction inside a kernel.
 
     The cost of an instruction is the bytes it moves between memory and the kernel plus its flops,
-    put on one scale by how many of them a GPU does while it moves a byte:
+    divided by the number of flops that a GPU does while it moves a byte:
 
         cost = bytes read from the kernel's parameters + bytes written of the kernel's results
                + flops / (200 for dot and convolution, 14 for all others)
 
-    Values that one instruction hands to the next stay in registers and cost nothing. A slice or
-    gather reads what it returns, an in-place update writes its update. Parameters, constants,
-    tuples and bitcasts are free. Where everything inside is free, the kernel keeps its own place.
+    Values that one instruction passes to the next stay in registers and cost nothing. A slice or
+    gather reads as many bytes as it returns, an in-place update writes as many as its update has. Parameters,
+    constants, tuples and bitcasts are free. If everything inside is free, the kernel is its only constituent.
 
     Returns:
-        Columns of `_CONSTITUENTS` for the instructions on the top level, the ones that run.
+        Columns of `_CONSTITUENTS` for the instructions on the top level, which are those that run.
     """
     graph = _Graph(module)
     return graph.shares(_cost(module, graph))
@@ -141,7 +141,7 @@ def _cost(module: HloModule, graph: _Graph) -> NDArray[np.float64]:
 
 
 class _Graph:
-    """Containment of instructions in kernels, and the values that enter and leave each kernel."""
+    """The kernel that contains each instruction, and the values that enter and leave each kernel."""
 
     def __init__(self, module: HloModule) -> None:
         table = module.instructions.with_row_index("row")
@@ -169,7 +169,7 @@ class _Graph:
         )
 
     def _inner(self) -> pl.DataFrame:
-        """One row per fused computation: the row that calls it; XLA makes each for one caller."""
+        """One row per fused computation, with the row that calls it; XLA creates each for one caller."""
         calls = self.table.filter(
             pl.col("opcode").is_in(_FUSED) & (pl.col("called").list.len() > 0)
         )
@@ -181,10 +181,10 @@ class _Graph:
         )
 
     def _sources(self) -> Rows:
-        """For each row the row whose value it only passes on: itself for all that compute.
+        """For each row, the row that computes its value; for instructions that compute, their own row.
 
-        A bitcast stands for its operand, the parameter of a fusion in a fusion for the operand that
-        the outer one hands in, and the inner fusion for the root of its computation.
+        A bitcast passes on its operand, a parameter of a fusion inside a fusion passes on the operand that
+        the outer fusion gives it, and the inner fusion passes on the root of its computation.
         """
         source = np.arange(self.count, dtype=np.int64)
         first = self.edges.filter(pl.col("position") == 0)
@@ -215,7 +215,7 @@ class _Graph:
         return result
 
     def _outputs(self) -> NDArray[np.bool_]:
-        """Instructions whose value leaves their kernel: roots, and what a root tuple gathers."""
+        """Instructions whose value leaves their kernel: roots, and the operands of a root tuple."""
         kernels = self.inner.filter(
             pl.Series(self.top[self.inner["caller"].to_numpy()], dtype=pl.Boolean)
         )

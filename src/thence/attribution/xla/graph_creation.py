@@ -1,16 +1,16 @@
-"""What XLA recorded into each command buffer, by the NVTX ranges around the commands while it did so.
+"""The commands that XLA recorded into each command buffer, from its NVTX ranges around them during recording.
 
 XLA opens a range around every command that it records into a CUDA graph (CommandExecutor::RecordCreate in
-xla/backends/gpu/runtime/command_executor.cc), those of a branch inside that of their conditional. It does so
-before the first launch of the graph: for all graphs of a program when the program is first executed, or, where
-they were thrown away since, inside the thunk that launches the graph. Such ranges launch nothing that
-runs: calls inside them were captured, and each became a node of a child graph. Other thunks, those of
-collectives for instance, may copy and set memory while they are initialised, before graphs are created: those
-calls are in no thunk's range, but in the program's own.
+xla/backends/gpu/runtime/command_executor.cc); the ranges of a branch are inside that of their conditional. It
+records a graph before its first launch: all graphs of a program when the program is first executed or, if they were
+destroyed since, each inside the thunk that launches it. Nothing launched inside such a range runs: the calls were
+captured, and each became a node of a child graph. Other thunks, such as those of collectives, may copy and set memory
+while they are initialised, before graphs are created: those calls are not in the range of a thunk, but directly in
+that of the program.
 
-The ranges of several graphs follow one another. A new graph begins with a call that instantiates the one
-before it, where the recording has these calls; else where the commands come from another computation, or are
-not neighbours in the schedule. CUDA numbers executable graphs as they are instantiated.
+The ranges of several graphs follow one another. A new graph begins after a call that instantiates the previous
+one, if the recording has these calls; a new graph also begins where the commands come from another computation, or
+are not neighbours in the schedule. CUDA numbers executable graphs in the order in which they are instantiated.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Creation:
             inside.append(row)
 
     def blocks(self, schedule: Schedule) -> list[tuple[Command, ...]]:
-        """The commands of each graph, in the order of creation; ranges of other programs are no commands."""
+        """The commands of each graph, in the order of creation; ranges of other programs are ignored."""
         blocks: list[list[Command]] = [[]]
         starts = _starts(schedule)
         for row in self._top:
@@ -76,7 +76,10 @@ class Creation:
         return [tuple(block) for block in blocks if block]
 
     def _recorded(self, row: int, schedule: Schedule) -> list[Command]:
-        """The command that a range was around, with what was recorded and captured inside it."""
+        """The command of a range, with the commands recorded and the number of calls captured inside it.
+
+        A range that is neither a while nor a conditional, but contains commands, gives these commands instead.
+        """
         op, _ = self._of_row[row]
         number = schedule.number_of.get(op or "")
         if number is None:
@@ -95,13 +98,13 @@ class Creation:
 
 
 def _by_body(schedule: Schedule, commands: Sequence[Command]) -> tuple[tuple[Command, ...], ...]:
-    """Neighbouring commands of one computation together."""
+    """Groups consecutive commands of the same computation."""
     bodies = groupby(commands, key=lambda command: schedule.body_of[command.number])
     return tuple(tuple(body) for _, body in bodies)
 
 
 def _starts(schedule: Schedule) -> dict[int, int]:
-    """Of each command in an asynchronous computation, the command that starts it."""
+    """For each command in an asynchronous computation, the command that starts it."""
     return {
         command: start
         for start, opcode in enumerate(schedule.opcodes)
@@ -112,7 +115,7 @@ def _starts(schedule: Schedule) -> dict[int, int]:
 
 
 def _neighbours(schedule: Schedule, previous: int, number: int) -> bool:
-    """Whether one graph can hold both commands, one right after the other."""
+    """Whether one graph can contain both commands, one right after the other."""
     body = schedule.body_of[previous]
     if schedule.body_of[number] != body:
         return False
@@ -143,7 +146,7 @@ def creations(
     call = (names["captured"] | names["instantiates"]).to_numpy()
     rows = np.flatnonzero((of_thunk | call) & ~active)
     context = chain_to(parent, parent[rows], around)
-    # A foreign function opens ranges of its own, or the recorder does for its lines: they hold calls of the thunk.
+    # A foreign function opens ranges of its own, or the recorder opens ranges for lines; their calls are the thunk's.
     holds = around | names["thunk"].to_numpy()
     frame = pl.DataFrame(
         {
@@ -168,7 +171,7 @@ def creations(
 
 
 def _names(names: pl.Series) -> pl.DataFrame:
-    """What each host row is, by its name; each distinct name is looked at once.
+    """Classifies host rows by their names; each distinct name is parsed once.
 
     Returns:
         columns op (of thunks that record or launch one command, else null), captured and instantiates (calls),
@@ -198,7 +201,7 @@ def _names(names: pl.Series) -> pl.DataFrame:
 def _with_ancestors(
     parent: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Which rows are among these or around one of them."""
+    """A mask of the given rows and all their ancestors."""
     marked = np.zeros(len(parent), np.bool_)
     rows = np.unique(rows)
     while len(rows):

@@ -1,14 +1,14 @@
 """Places command buffers in the schedule by the names of their kernels and the order of a program's graphs.
 
-For graphs whose creation was not recorded and whose thunk has no number, or another one. They must be
-straight: node n is command n of a contiguous part of the schedule. A library call is one node with a child
+This is used for graphs whose creation was not recorded and whose thunk has no number, or one that does not fit. They
+must be linear: node n is command n of a contiguous part of the schedule. A library call is one node with a child
 graph, whose nodes are numbered after all other nodes, call by call.
 
-The first command of a graph is found by kernel names, all of which must match; one in eleven may be a name that
-no command has, and costs its node alone. If several positions match,
-only the order of a program's graphs can decide, and only if one choice remains. The last command is
-unambiguous unless the last nodes are copies, which could belong to a library call: they count as commands
-if otherwise nothing would have run these commands.
+The first command of a graph is found by kernel names, all of which must match, except that one in eleven may be a
+name that no command has; only the node of such a kernel is left without a command. If several positions match, the
+order of the program's graphs decides, if it leaves only one of them. The last command is unambiguous unless the last
+nodes are copies, which could belong to a library call: they count as commands if otherwise nothing would have run
+these commands.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["NODES", "placed_by_order"]
 
 _NAMED_FOR_EACH = 10
-"""Kernels that fit by their name and outweigh one that no command of the program is named after."""
+"""How many kernels that fit by their name outweigh one whose name no command of the program has."""
 
 NODES = {
     "graph": pl.UInt64,
@@ -52,8 +52,9 @@ def placed_by_order(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     """The nodes, in the columns of `NODES`, of the graphs of one program on one device.
 
     Args:
-        rows: activities of the program on the device: graph, number, name, kind, hlo, program and start;
-            those whose graph and hlo are both null or both known count as run outside of graphs.
+        rows: activities of the program on the device: graph, number, name, kind, hlo, program and start. Those
+            with a graph and no hlo are placed; those with an hlo and no graph ran outside of graphs; others are
+            not used.
         schedule: of the program.
     """
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
@@ -107,9 +108,9 @@ class _Fit:
 
     Attributes:
         places: commands that its node 0 may be.
-        length: commands that it holds, unless it does not fit.
-        fitted: kernels that fit at the best place, even where others do not.
-        own: kernels that had to fit.
+        length: number of commands that it contains, if it fits.
+        fitted: number of kernels that fit at the best place, even if others do not.
+        own: number of kernels that had to fit.
     """
 
     places: NDArray[np.int64]
@@ -119,14 +120,14 @@ class _Fit:
 
 
 def _fits(graph: _Graph, schedule: Schedule) -> list[_Fit]:
-    """Where a graph fits, for every number at which the insides of its library calls may begin.
+    """The fits of a graph, for every node number at which the nodes inside its library calls may begin.
 
-    One that does not fit at all is the only one if none does.
+    If none fits, the only one returned is the one with the most fitting kernels, which has no places.
     """
     named = [name in schedule.classes for name in graph.names]
     library = [not n and graph.is_library(i) for i, n in enumerate(named)]
     others = [not n and not graph.is_copy(i) for i, n in enumerate(named)]
-    # Not XLA's own and behind all that is: inside a call, of whatever library.
+    # Kernels that are not XLA's own, after all that are, are inside a call of some library.
     behind = others if not any(named[_first(others) :]) else library
     first = _first(behind)
     last = int(graph.numbers[-1]) + 1 if first == len(named) else int(graph.numbers[first])
@@ -151,10 +152,10 @@ def _fits(graph: _Graph, schedule: Schedule) -> list[_Fit]:
 def _ended(
     fits: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
 ) -> dict[int, _Fit]:
-    """The longest fit of each graph; no positions if its end is ambiguous.
+    """The longest fit of each graph; no places if its end is ambiguous.
 
     Every execution runs every command. So a shorter fit is ruled out if, in some execution, the
-    commands that it would leave over ran neither without a graph nor at the start of another graph.
+    commands that it would leave out ran neither without a graph nor at the start of another graph.
     """
     begins = {
         g: {int(p) for fit in graph_fits for p in fit.places} for g, graph_fits in fits.items()
@@ -189,7 +190,7 @@ def _first(flags: Sequence[bool]) -> int:
 
 
 def _fit_of_length(graph: _Graph, schedule: Schedule, length: int) -> _Fit:
-    """Where the first ``length`` numbers of a graph are commands of the schedule one by one."""
+    """Where the nodes of a graph with numbers below ``length`` are consecutive commands of the schedule."""
     count = len(schedule.names) - length + 1
     commands = [int(number) for number in graph.numbers if number < length]
     foreign = _foreign(graph, schedule)
@@ -214,7 +215,7 @@ def _fit_of_length(graph: _Graph, schedule: Schedule, length: int) -> _Fit:
 
 
 def _foreign(graph: _Graph, schedule: Schedule) -> set[int]:
-    """Nodes whose kernel no command is named after, and no library that XLA calls."""
+    """Nodes whose kernel is neither named after a command nor from a library that XLA calls."""
     return {
         i
         for i, name in enumerate(graph.names)
@@ -282,8 +283,8 @@ def _places(
 ) -> dict[int, int]:
     """The first command of each graph for which only one position is possible.
 
-    Within one execution the graphs ran in the order of the schedule, apart from each other and from
-    what was launched without a graph.
+    Within one execution the graphs ran in the order of the schedule, and contain neither commands of each other
+    nor commands that were launched without a graph.
     """
     commands: dict[int, set[int]] = {}
     for execution in executions:
@@ -305,7 +306,7 @@ def _without_separate_launches(fit: _Fit, outside: NDArray[np.int64]) -> NDArray
 
 
 def _earliest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> list[int]:
-    """The earliest position of each graph if all follow in order; empty if that is impossible."""
+    """The earliest position of each graph if all are in order; empty if that is impossible."""
     places, free = [], 0
     for choice, length in zip(choices, lengths, strict=True):
         i = int(np.searchsorted(choice, free))
@@ -317,7 +318,7 @@ def _earliest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> l
 
 
 def _latest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> list[int]:
-    """The latest position of each graph if all follow in order; empty if that is impossible."""
+    """The latest position of each graph if all are in order; empty if that is impossible."""
     places: list[int] = []
     free = None
     for choice, length in zip(reversed(choices), reversed(lengths), strict=True):

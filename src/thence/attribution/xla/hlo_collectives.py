@@ -1,8 +1,8 @@
 """The collectives of an HLO module: which instructions communicate, how much, and among how many.
 
-Classification and message sizes follow those of nsys-jax (JAX-Toolbox), so that numbers compare,
-and go on where that stops: collectives that are not split into start and done, alone or wrapped in
-async-start (the form of XLA since 2025), ragged-all-to-all, send and recv, fused groups.
+Classification and message sizes follow nsys-jax (JAX-Toolbox), so that numbers can be compared. In
+addition, these are classified: collectives that are not split into start and done, alone or wrapped in
+async-start (the form of XLA since 2025), ragged-all-to-all, send and recv, and fused groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLLECTIVE_INSTRUCTIONS = {
     "collective": pl.String(),  # all-gather, ..., host-to-device; several kinds joined by "+"
     "message_bytes": pl.Int64(),  # of one rank, see `collective_instructions`
     "group_size": pl.Int64(),  # devices that take part; null: unknown, or the parts disagree
-    "group_count": pl.Int64(),  # groups that do so side by side; null: as above
+    "group_count": pl.Int64(),  # groups that do so at the same time; null: as above
     "parts": pl.Int64(),  # number of collectives that run as this one
 }
 """Schema of the collectives of a module."""
@@ -61,10 +61,10 @@ _RECV_CONTEXT: Bytes = 4  # the result of a recv is (data, u32[], token)
 def collective_instructions(module: HloModule) -> pl.DataFrame:
     """One row for each instruction that communicates, in the columns of `_COLLECTIVE_INSTRUCTIONS`.
 
-    An async-start or fusion counts as what it holds, at any depth; instructions inside have rows of
-    their own, since traces name now the one and now the other. The message size is per rank and
-    as NCCL's tests define it: what goes in (all-gather, all-reduce, all-to-all, permute, broadcast,
-    send), what comes out (reduce-scatter, recv). Copies between device and host memory inside such
+    An async-start or fusion counts as the collectives inside it, at any depth; these also have rows of
+    their own, because some traces name the wrapper and others the instruction inside. The message size is
+    per rank and as NCCL's tests define it: the bytes of the input (all-gather, all-reduce, all-to-all, permute,
+    broadcast, send) or of the output (reduce-scatter, recv). Copies between device and host memory inside such
     wrappers count as host-to-device and device-to-host, with group size 1. A custom call counts if
     its target names NCCL or NVSHMEM, with the bytes of its operands and no group size.
     """
@@ -116,7 +116,7 @@ def _moves(
 
     One pass without recursion: callees come before their callers.
     """
-    inside: dict[int, _Move] = {}  # computation id to what runs in it
+    inside: dict[int, _Move] = {}  # by computation id, the collectives that run in it
     for row in candidates:
         called = [inside[c] for c in dict.fromkeys(row["called"]) if c in inside]
         collective, offload = _own(row), _offload(row)
@@ -146,7 +146,7 @@ def _own(row: dict[str, Any]) -> _Move | None:
         return _Move(kind, max(sent, 0), size or 2, count)
     if kind == "reduce-scatter":
         operands //= size or 1
-    elif kind == "ragged-all-to-all":  # input, output, and four lists of offsets and sizes
+    elif kind == "ragged-all-to-all":  # operands: input, output, four lists of offsets and sizes
         operands = _int(row["given_bytes"][0])
     return _Move(kind, operands, size, count)
 

@@ -1,19 +1,20 @@
 """The phase of every HLO instruction: forward, backward, recompute, optimizer, other or mixed.
 
-JAX writes on an instruction what was open when its operation was traced, so op_name tells:
+JAX writes the transformations and scopes that were open when an operation was traced into its op_name:
 
-backward   inside ``transpose(...)``, which reverse differentiation writes around what it makes
+backward   inside ``transpose(...)``, which reverse differentiation writes around the operations that it creates
 recompute  inside ``rematted_computation``: the forward pass of ``jax.checkpoint``, run again
 forward    inside ``jvp(...)`` or ``linearize(...)``, and neither of these
 optimizer  outside of all of them, where the source stack goes through a library's optimizer (optax and
            others), or a scope is named like one
-other      outside of all of them: inference, metrics, and an update of the parameters that nothing names
+other      outside of all of them: inference, metrics, and an update of the parameters that no name identifies
 
-An instruction that does the work of several, such as a fusion, is of the phase of what is inside it; so is one
-whose op_name XLA merged from several. Arguments of the program among them count for nothing. Of several phases
-it is ``mixed``, but for one case: a kernel with a backward instruction in it cannot run before the backward pass
-has begun, so forward and recomputed instructions that XLA fused into it are evaluated (again) as part of the
-backward pass, and the kernel is backward. Forward instructions beside recomputed ones are likewise recomputed.
+An instruction that does the work of several, such as a fusion, has the phase of the instructions inside it; one
+whose op_name XLA merged from several has the phase of these. Arguments of the program among them are ignored. If
+there are several phases, the instruction is ``mixed``, with one exception: a kernel with a backward instruction cannot
+run before the backward pass has begun, so forward and recomputed instructions that XLA fused into it are evaluated
+(again) as part of the backward pass, and the kernel is backward. Likewise, a kernel with forward and recomputed
+instructions is recomputed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _REMATERIALIZED = "rematted_computation"
 _DIFFERENTIATING = ("jvp(", "linearize(")
 _LATENESS = {Phase.FORWARD.value: 1, Phase.RECOMPUTE.value: 2, Phase.BACKWARD.value: 3}
 _LATEST = 3
-"""Of phases of which a later one takes an earlier one over in the same kernel; the others stay apart."""
+"""The phases in `_LATENESS` give way to the latest of them in the same kernel. All other phases are kept."""
 _RULES = {
     Phase.BACKWARD: "transposed",
     Phase.RECOMPUTE: "rematerialized",
@@ -55,10 +56,10 @@ def instruction_phases(
     Args:
         module: with the instructions.
         origin: op_name and frame of each, as `thence.attribution.xla.origins` returns them.
-        parts: what each is made of, as `thence.attribution.xla.constituents` returns it.
+        parts: the constituents of each, as `thence.attribution.xla.constituents` returns them.
 
     Returns:
-        columns phase (null where op_name tells nothing) and phase_rule: how it was found, or why not.
+        columns phase (null where op_name does not show it) and phase_rule: how it was found, or why not.
     """
     known = origin.select("op_name", optimizer=_in_optimizer(module, origin["frame"]))
     distinct = known.unique(maintain_order=True)
@@ -108,7 +109,7 @@ def instruction_phases(
 
 
 def phases_of(op_name: str, *, in_optimizer: bool = False) -> set[tuple[Phase, str]]:
-    """The phases of the operations that an op_name stands for, each with the code of its rule.
+    """The phases of the operations that were merged into an op_name, each with the code of its rule.
 
     Args:
         op_name: of the instruction.

@@ -1,10 +1,10 @@
 """Attributes activities of XLA programs by the HLO instruction that each runs.
 
-    op_name  what the framework wrote on the instruction: ``jit(step)/jvp(layer1)/mlp/dot_general``
+    op_name  the path that the framework wrote on the instruction: ``jit(step)/jvp(layer1)/mlp/dot_general``
     opcode   of the instruction, such as fusion
     source   ``file.py:12 Block.forward``, the innermost line of the user's own code in the instruction's
              stack, and its function
-    stack    all frames of it, ``file.py(12): function``, outermost first, between ``;``
+    stack    all frames of that stack, ``file.py(12): function``, outermost first, separated by ``;``
     label    path of named scopes in op_name: ``layer1/mlp``
     phase    forward, backward ... by the transformations in op_name (`hlo_phases`)
 
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 PLACES = tuple(kind.name for kind in HLO if kind.name not in ("program", "hlo"))
-"""Kinds of places that the instruction itself tells, each a column of `hlo_places` beside its rule."""
+"""Kinds of places that follow from the instruction; `hlo_places` has a column for each, and one for its rule."""
 
 _KEY = ["module", "hlo"]
 
@@ -65,7 +65,7 @@ def instructions(tables: Tables, trying: pl.Series) -> pl.DataFrame:
 
     Returns:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
-        instruction whose command the node is; hlo_rule (`RULE`), which of both, or why there is none;
+        instruction of the node's command; hlo_rule (`RULE`), how it was found, or why there is none;
         detail (Categorical), a sentence about a graph that could not be matched.
     """
     derived = derived_instructions(tables)
@@ -110,18 +110,18 @@ class ModuleFacts:
 
     @cached_property
     def parts(self) -> pl.DataFrame:
-        """What every instruction is made of, by cost: see `constituents_by_cost`."""
+        """The constituents of every instruction, weighted by cost: see `constituents_by_cost`."""
         return constituents_by_cost(self.module)
 
 
 @dataclass(frozen=True)
 class HloRows:
-    """The HLO instruction of every row of ``gpu``, and the modules that they are of.
+    """The HLO instruction of every row of ``gpu``, and the modules of the instructions.
 
     Attributes:
         keys: module (row in ``hlo`` of the tables, null where unknown), hlo (text), and reason: the code of
             why there is no instruction, null where there is one.
-        modules: those that activities refer to, by their row.
+        modules: the modules that activities refer to, by their row in ``hlo``.
     """
 
     keys: pl.DataFrame
@@ -133,7 +133,7 @@ def hlo_rows(tables: Tables, hlo_rule: pl.Series, trying: pl.Series, own: OwnCod
 
     Args:
         tables: of the trace, with the instructions that `instructions` found in ``gpu``.
-        hlo_rule: how it found them.
+        hlo_rule: how they were found, as `instructions` returns it.
         trying: as `instructions` takes it.
         own: which files are the user's own code.
     """
@@ -170,12 +170,12 @@ def source_shares(
 
     Args:
         rows: with the instructions.
-        weighting: how to divide an instruction among those it is made of: by cost, or
+        weighting: how to divide an instruction among its constituents: by cost, or
             `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
     Returns:
-        Claims in the columns of `SHARES`, sorted by gpu. The weights of one activity sum to 1; what
-        has no source line is a claim of the null place, whose rule is the reason.
+        Claims in the columns of `SHARES`, sorted by gpu. The weights of one activity sum to 1; time
+        without a source line is a claim with a null place, whose rule is the reason.
     """
     parts = [_shares(facts, weighting(facts), number) for number, facts in rows.modules.items()]
     empty = pl.DataFrame(
@@ -322,7 +322,7 @@ def _constituents(facts: ModuleFacts, parts: pl.DataFrame) -> pl.DataFrame:
     )
     whole = chosen.join(parts, on="instruction", how="anti").with_columns(
         constituent=pl.col("instruction"), weight=pl.lit(1.0)
-    )  # an instruction that the weighting does not know is made of itself
+    )  # an instruction that the weighting lacks is its own constituent
     return (
         pl.concat(
             [

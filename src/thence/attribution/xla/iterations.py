@@ -1,8 +1,9 @@
 """The iteration of a program's outermost loop that each activity belongs to, by XLA's ranges around thunks.
 
-The range of a while has those of the thunks that it runs inside, round by round: condition and body, or the body
-alone where the number of rounds is known. A round begins whenever the first of them comes again. The condition
-that ends the loop is no round: a last one with fewer thunks than the first counts to the one before it.
+The range of a while contains the ranges of the thunks that it runs, iteration by iteration: condition and body, or
+only the body if the number of iterations is known. An iteration begins whenever the first thunk occurs again. The
+evaluation of the condition that ends the loop is not an iteration: if the last iteration has fewer thunks than the
+first, its thunks belong to the one before it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def iterations(tables: Tables, launch: npt.NDArray[np.int64], used: pl.Series) -
     Args:
         tables: gpu, host and programs are read.
         launch: host row that launched each activity, `NO_ROW` where unknown.
-        used: the different names of host rows, Categorical.
+        used: the distinct names of host rows, Categorical.
 
     Returns:
         One Categorical for each row of gpu, null outside of loops; None where the trace shows no loops.

@@ -1,8 +1,9 @@
-"""What launches of a command buffer say against the HLO instructions that its nodes were given.
+"""Checks the HLO instructions assigned to the nodes of a command buffer against its launches.
 
-In one launch a sequence of commands, the graph's own or that of a branch, runs all or not at all; a branch runs
-only if its conditional does, and never beside another one; and nothing starts before what it reads. Where the
-launches contradict that, the nodes concerned have no instruction.
+In one launch, either all commands of a sequence run or none, whether the sequence is the graph's own or that of a
+branch. A branch runs only if its conditional does, and never together with another branch of that conditional. No
+activity starts before one whose result it reads. Nodes for which the launches contradict these rules get no
+instruction.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LEVELS = {
 """One row for each level of each graph, as `thence.attribution.xla.node_numbers.Level` describes it."""
 
 _TOLERATED = 0.02
-"""Share of the launches of a level, or else one of them, that may contradict the rules: a recording is cut
+"""Share of the launches of a level that may contradict the rules, at least one launch: a recording begins and ends
 somewhere, and may lose records. A wrong numbering of the nodes shows in most launches."""
 _LAUNCH = ["program", "graph", "correlation"]
 _LEVEL = ["graph", "level"]
@@ -64,7 +65,7 @@ def contradicted(rows: pl.DataFrame, levels: pl.DataFrame, schedule: Schedule) -
 
 
 def _wrong_levels(rows: pl.DataFrame, levels: pl.DataFrame) -> pl.DataFrame:
-    """Levels, as graph and level, of which too many launches contradict the rules for branches."""
+    """Columns graph and level: the levels for which too many launches contradict the rules for branches."""
     seen = rows.group_by(_LEVEL).agg(nodes=pl.col("number").n_unique())
     ran = rows.group_by(*_LAUNCH, "level").agg(ran=pl.col("number").n_unique(), activities=pl.len())
     facts = ran.join(seen, on=_LEVEL).join(levels.unique(_LEVEL), on=_LEVEL, how="left")
@@ -90,7 +91,7 @@ def _wrong_levels(rows: pl.DataFrame, levels: pl.DataFrame) -> pl.DataFrame:
 
 
 def _too_early(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
-    """Graph and command of both ends where an activity started before another one whose result it reads."""
+    """Columns graph and command: both commands of each pair of which one started before the one that it reads."""
     starts = rows.group_by(*_LAUNCH, "command").agg(pl.col("start").min())
     written = starts.rename({"command": "input", "start": "written"})
     early = (

@@ -1,7 +1,7 @@
-"""Whether what ran at a node of a command buffer can be what the HLO says of that node.
+"""Whether the activity of a command buffer's node can belong to the command that the HLO implies for that node.
 
-XLA names its own kernels after the instruction. Kernels of libraries, of Pallas and of Triton have names of
-their own; copies have none, but a size.
+XLA names its own kernels after the instruction. Kernels of libraries, of Pallas and of Triton have other names;
+copies have no name, but a size.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 LOW = 0xFFFF_FFFF
-"""Of a node's id: its number; above it the graph's (CUPTI, graphNodeId)."""
+"""Mask of the node's number in a node's id; the upper half is the graph's id (CUPTI, graphNodeId)."""
 
 _COPY = re.compile(r"(?i)^mem(?:cpy|set)")  # also as kernels of the driver: memcpy128
 _CHOICE = re.compile(r"^set_\w*condition\w*$")
 """Kernels of XLA that set the condition of a conditional node (xla/stream_executor/cuda)."""
 _GEMM = r"nvjet|xmma|cutlass|gemm|gemv|cublas|splitk"
-_NOT_OF_XLA = r"(?i)^(?!\w*fusion\w*$).*"  # which has its own gemm_fusion_dot
+_NOT_OF_XLA = r"(?i)^(?!\w*fusion\w*$).*"  # XLA's own kernels include gemm_fusion_dot
 _LIBRARIES = (
     ("__cublas", re.compile(rf"{_NOT_OF_XLA}(?:{_GEMM})")),
     ("__cudnn", re.compile(rf"{_NOT_OF_XLA}(?:{_GEMM}|cudnn|fmha|fprop|dgrad|wgrad)")),
@@ -50,18 +50,18 @@ _LIBRARIES = (
 )
 """Custom call targets (xla/service/gpu/cublas_cudnn.cc) and the kernels of the library behind each."""
 AFTERWARDS = re.compile(r"(?i)splitk_?reduce|reduce_?splitk")
-"""The second kernel of a product that was split."""
+"""The second kernel of a matrix product that was split."""
 
 
 class Verdict(IntEnum):
-    """What a node's activity says of the command at its place."""
+    """How well a node's activity fits the command of a slot."""
 
     CONTRADICTS = 0
     """it is the kernel of another command, or a copy of another size"""
     FOREIGN = 1
-    """a kernel that no command of the program is named after, where one has to be"""
+    """a kernel with a name that is not known for any command, at a slot whose kernels have known names"""
     POSSIBLE = 2
-    """nothing speaks against it"""
+    """nothing contradicts it"""
     SIZED = 3
     """a copy of as many bytes as the command copies"""
     NAMED = 4
@@ -142,11 +142,11 @@ def nodes_of(inside: pl.DataFrame) -> list[Nodes]:
 def verdicts(
     schedule: Schedule, slots: Slots, nodes: Nodes
 ) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-    """What the activities of a graph say of the slots of its nodes.
+    """Compares the activities of a graph with its slots.
 
     Returns:
-        A `Verdict` for each distinct activity (name, kind and bytes) and slot; and the distinct activity
-        of each entry of the nodes.
+        A `Verdict` for each distinct activity (name, kind and bytes) and slot; and the index of the distinct
+        activity of each entry of the nodes.
     """
     distinct: dict[tuple[str, str, int], int] = {}
     of_entry = [
@@ -162,7 +162,7 @@ def verdicts(
 
 @dataclass(frozen=True)
 class _SlotFacts:
-    """The slots of a graph, and what of the schedule decides which activities they may have."""
+    """The slots of a graph, with the facts of the schedule that decide which activities they may have."""
 
     schedule: Schedule
     slots: Slots

@@ -1,12 +1,13 @@
-"""Matches the nodes of a command buffer to the slots that its commands make, and says which node is certain.
+"""Matches the nodes of a command buffer to the slots of its commands, and determines which nodes are certain.
 
-Where every command adds a known number of nodes, slot n is node n. A library call of unknown length leaves
-several ways to put the nodes on the slots; a node is certain if all ways in which no activity contradicts its
-slot give it the same command.
+If every command adds a known number of nodes, slot n is node n. A library call of unknown length allows several
+assignments of nodes to slots; a node is certain if all assignments in which no activity contradicts its slot give
+it the same command.
 
-A kernel that no command of the program is named after costs its own node alone. So does one activity that
-contradicts its slot between others that fit; two in a row, or more than one to ten that prove theirs (a
-kernel by its name, a copy by its size), say that the commands are others, and then nothing fits.
+If a kernel has the name of no command of the program, only its own node is left without a command. The same holds
+for a single activity that contradicts its slot between others that fit. If two in a row contradict their slots, or
+more than one for every ten that prove theirs (a kernel by its name, a copy by its size), then the graph must have
+other commands, and there is no match.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ if TYPE_CHECKING:
 __all__ = ["Match", "match"]
 
 _PROOFS_FOR_EACH = 10
-"""Activities that prove their slot, and outweigh one that contradicts its own."""
+"""How many activities that prove their slot outweigh one that contradicts its own."""
 _MOST_CELLS = 25_000_000
 _NONE = -1
 
 
 @dataclass(frozen=True)
 class Match:
-    """What the nodes of a graph are.
+    """The commands of a graph's nodes; arrays with one entry per node number, up to the last that has an activity.
 
     Attributes:
-        command: of the schedule, of each number up to the last that was seen; -1 where it is uncertain.
-        level: of each number, as in `Slots`; -1 likewise.
-        verdict: of the activity at each number; `Verdict.POSSIBLE` where there is none.
-        counted: whether each stands at a slot of its own; else it is one of several nodes of a library call
-            whose number is not known.
-        proofs: kernels named after their slot, and copies of its size.
-        contradicting: activities that contradict theirs.
+        command: number of the command in the schedule; -1 where it is uncertain.
+        level: as in `Slots`; -1 where it is uncertain.
+        verdict: of the activity; `Verdict.POSSIBLE` where there is none.
+        counted: whether the node has a slot of its own; else it is one of several nodes of a library call, of
+            which it is unknown how many there are.
+        proofs: number of kernels named after the command of their slot, and of copies of its size.
+        contradicting: number of activities that contradict their slot.
     """
 
     command: NDArray[np.int64]
@@ -58,7 +59,7 @@ class Match:
     contradicting: int
 
     def agreeing(self, others: Sequence[Match]) -> Match:
-        """This match, certain only where all others say the same."""
+        """This match, made uncertain where it differs from any of the others."""
         same = np.ones(len(self.command), np.bool_)
         for other in others:
             same &= (other.command == self.command) & (other.level == self.level)
@@ -70,14 +71,14 @@ class Match:
 def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
     """The best match of a graph's nodes to these slots; None if they do not fit.
 
-    Every slot of the graph itself must have been seen, apart from those that only hold others and copies,
-    which a trace can lack; of the branches, those that never ran have no activity.
+    Every slot of the graph itself must have an activity, except slots that only contain others, and copies, which a
+    trace can lack. Slots of branches need none, because a branch may never have run.
     """
     slots = _without_insides(slots, nodes)
     table, of_entry = verdicts(schedule, slots, nodes)
     count = nodes.last + 1
     says = table[of_entry]
-    # What the launch did not start itself is inside a branch.
+    # An activity that the launch did not start itself is inside a branch.
     says[np.ix_(~nodes.begun, slots.level == 0)] = Verdict.CONTRADICTS
     if slots.exact:
         return _slot_by_slot(slots, nodes, says, _unseen(schedule, slots))
@@ -87,7 +88,7 @@ def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
 
 
 def _without_insides(slots: Slots, nodes: Nodes) -> Slots:
-    """The slots without the insides of calls whose own node has an activity: such a node holds no others."""
+    """Removes the slots inside calls whose own node has an activity: such a node contains no others."""
     many = slots.is_(*MANY)
     fixed = int(many.argmax()) if many.any() else len(many)
     at = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
@@ -108,7 +109,7 @@ def _unseen(schedule: Schedule, slots: Slots) -> NDArray[np.bool_]:
 def _slot_by_slot(
     slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]
 ) -> Match | None:
-    """Slot n is node n."""
+    """The match in which slot n is node n; None if it does not fit."""
     count = nodes.last + 1
     seen = np.zeros(len(slots.command), np.bool_)
     if count > len(seen):
@@ -129,7 +130,7 @@ def _slot_by_slot(
 
 
 def _outweighed(found: Match, seen: NDArray[np.bool_]) -> bool:
-    """Whether the activities that contradict their slot are few, and none beside another."""
+    """Whether the activities that contradict their slot are few, and no two of them are neighbours."""
     if found.contradicting * _PROOFS_FOR_EACH > found.proofs:
         return False
     rows = np.flatnonzero(seen)
@@ -141,7 +142,7 @@ def _outweighed(found: Match, seen: NDArray[np.bool_]) -> bool:
 def _alignment(
     slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]
 ) -> Match | None:
-    """The nodes put on the slots in order, in all ways that nothing contradicts."""
+    """The match of all assignments of nodes to slots, in order, that nothing contradicts; None if there is none."""
     count = nodes.last + 1
     cells = np.where(unseen, np.int8(Verdict.POSSIBLE), np.int8(Verdict.CONTRADICTS))
     cells = np.repeat(cells[None, :], count, axis=0)
@@ -154,7 +155,7 @@ def _alignment(
     after = _reached(fits[::-1, ::-1], many[::-1], unseen[::-1], backwards=True)[::-1, ::-1]
     if not before[-1, count]:
         return None
-    # A slot of one node begins where the slots before it ended; one of many goes on from where it is.
+    # A slot of one node begins where the slots before it end; a slot of many may also continue.
     here = np.where(many[:, None], before[1:, :-1], before[:-1, :-1])
     beyond = np.where(many[:, None], after[:-1, 1:], after[1:, 1:])
     possible = (here & beyond).T & fits
@@ -162,7 +163,7 @@ def _alignment(
 
 
 def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray[np.bool_]) -> None:
-    """Lets activities that contradict their slot stand, up to the first slot of unknown length, if they are few."""
+    """Accepts activities that contradict their slot, up to the first slot of unknown length, if they are few."""
     many = slots.is_(*MANY)
     fixed = np.arange(min(int(many.argmax()), len(fits)))
     seen = np.isin(fixed, nodes.number)
@@ -179,7 +180,7 @@ def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray
 def _certain(
     slots: Slots, possible: NDArray[np.bool_], cells: NDArray[np.int8], nodes: Nodes
 ) -> Match:
-    """What all ways agree on, from the slots that are possible for each number."""
+    """The match on which all assignments agree, from the slots that are possible for each node number."""
     command, level = (_agreed(possible, values) for values in (slots.command, slots.level))
     many = slots.is_(*MANY, Role.MAIN)
     verdict = np.where(possible, cells, np.int8(Verdict.NAMED)).min(axis=1).astype(np.int64)
@@ -209,9 +210,9 @@ def _reached(
     *,
     backwards: bool = False,
 ) -> NDArray[np.bool_]:
-    """After how many slots (row) how many numbers (column) can be used up.
+    """Whether the first slots (row: how many) can use up exactly the first node numbers (column: how many).
 
-    Past the last number there are only nodes that were not seen: read backwards, they come first.
+    Slots past the last number are nodes that were not seen; read backwards, they come first.
     """
     count, slots = fits.shape
     result = np.zeros((slots + 1, count + 1), np.bool_)
@@ -229,7 +230,7 @@ def _reached(
 
 
 def _runs(starts: NDArray[np.bool_], ok: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which numbers can be reached from a start over numbers that are all ok."""
+    """Which numbers can be reached from a start over numbers that are all ``ok``."""
     position = np.arange(len(starts))
     start = np.maximum.accumulate(np.where(starts, position, -1))
     blocked = np.maximum.accumulate(np.concatenate(([0], np.where(ok, 0, position[1:]))))

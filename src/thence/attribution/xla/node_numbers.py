@@ -1,21 +1,21 @@
-"""How the nodes of a command buffer are numbered: the commands that XLA records, as slots of node numbers.
+"""The numbering of the nodes of a command buffer: the commands that XLA records, as slots of node numbers.
 
-XLA adds nodes to a CUDA graph command by command, and CUPTI numbers them, in the low half of their id: first
-the nodes of the graph itself in the order in which they were created, then depth first, and in the same
-order, what each of them holds. One command adds
+XLA adds nodes to a CUDA graph command by command, and CUPTI numbers them in the lower half of their id: first
+the nodes of the graph itself in the order in which they were created, then, depth first and in the same
+order, the nodes inside each of them. One command adds
 
     a kernel or a copy       1 node
-    a conditional            for each 8 branches a kernel that chooses among them (set_case_condition), and
-                             1 node a branch, which holds the commands of the branch
+    a conditional            for each 8 branches, a kernel that chooses among them (set_case_condition), and
+                             for each branch, 1 node that holds the commands of the branch
     a while in the graph     the commands of its condition, a kernel that decides (set_while_condition), and
                              1 node that holds the commands of body and condition, and such a kernel
-    a captured call          1 node, which holds what the library launched (a child graph)
-    an asynchronous copy     1 node, which holds the copy, where it is from or to a slice
+    a captured call          1 node that holds what the library launched (a child graph)
+    an asynchronous copy     from or to a slice: 1 node that holds the copy
     a sort                   several kernels and copies
     the end of an asynchronous command, or a copy of no bytes: none
 
-XLA builds a conditional with a predicate from the branches of an index, 0 being false; the HLO names the
-branch for true first. So its branches are created in reverse, those of an index in order.
+XLA implements a conditional with a predicate like one with an index, where false is 0, but the HLO lists the
+branch for true first. So the branches of a predicate are created in reverse order, those of an index in order.
 (xla/backends/gpu/runtime/command_buffer_cmd.cc, cuda_command_buffer.cc)
 """
 
@@ -38,40 +38,40 @@ if TYPE_CHECKING:
 
 __all__ = ["Command", "Level", "Role", "Slots", "TooManyNodes", "planned", "slots_of"]
 
-_BRANCHES = 8  # that one kernel chooses among (kBranchBatchSize)
+_BRANCHES = 8  # the most among which one kernel chooses (kBranchBatchSize)
 _MOST_SLOTS = 100_000
 _DEEPEST = 50
 
 
 class TooManyNodes(ThenceError):
-    """A plan that no graph can have: computations of a damaged module call each other in a circle."""
+    """A plan that no graph can have, because the computations of a damaged module call each other in a cycle."""
 
 
 class Role(IntEnum):
-    """What stands at a node number, or at several."""
+    """What the node of a slot is; a slot can stand for several nodes."""
 
     LEAF = 0
     """the kernel or copy of a command"""
     CHOICE = 1
     """the kernel that chooses a branch or decides on another round of a loop"""
     HOLDER = 2
-    """a node that only holds others, which never has an activity"""
+    """a node that only contains other nodes and never has an activity of its own"""
     CALL = 3
     """a custom call or custom fusion: its kernel, or a holder"""
     SEVERAL = 4
-    """any number of kernels and copies of one command, none at all included"""
+    """any number of kernels and copies of one command, possibly none"""
     BEFORE = 5
-    """copies and sets that a library begins with, possibly none"""
+    """copies and sets at the beginning of a library call, possibly none"""
     MAIN = 6
     """the main kernel of a library call"""
     AFTER = 7
-    """kernels that put the parts of a product together, possibly none"""
+    """kernels that combine the parts of a matrix product, possibly none"""
     LAUNCHED = 8
-    """one launch of a captured call, where the recording counts them"""
+    """one launch of a captured call, if the recording shows how many there are"""
 
 
 MANY = (Role.SEVERAL, Role.BEFORE, Role.AFTER)
-"""Roles of any number of nodes; every other stands for exactly one."""
+"""Roles of slots with any number of nodes; a slot of any other role is exactly one node."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Command:
 
     Attributes:
         number: of the command in the schedule.
-        bodies: what the nodes of a conditional hold, in the order of creation; condition and body of a while.
-        branches: nodes of a conditional that hold something, or nothing; 1 of a while.
-        launches: API calls seen to be captured while it was recorded.
-        decides: whether it is the kernel that decides on another round, at the end of a loop's body.
+        bodies: commands inside the nodes of a conditional, in the order of creation; condition and body of a while.
+        branches: number of nodes for the branches of a conditional, empty ones included; 1 for a while, else 0.
+        launches: number of API calls that were captured while it was recorded; 0 if none are known.
+        decides: whether it is the kernel at the end of a loop's body that decides on another iteration.
     """
 
     number: int
@@ -99,7 +99,7 @@ class Level:
 
     Attributes:
         parent: number of the level that holds it; -1 for the graph itself.
-        conditional: command that decides on it; -1 as above.
+        conditional: command that decides whether it runs; -1 for the graph itself.
         loops: whether it is the body of a while.
     """
 
@@ -110,12 +110,12 @@ class Level:
 
 @dataclass(frozen=True)
 class Slots:
-    """What each node is, in the order of the numbers.
+    """The slots of a graph's nodes, in the order of the node numbers.
 
     Attributes:
-        command: of the schedule, of each slot.
-        role: of each, a `Role`.
-        level: of each, a position in levels.
+        command: for each slot, the number of its command in the schedule.
+        role: for each slot, a `Role`.
+        level: for each slot, a position in ``levels``.
         levels: of the graph.
     """
 
@@ -130,7 +130,7 @@ class Slots:
         return not self.is_(*MANY).any()
 
     def is_(self, *roles: Role) -> NDArray[np.bool_]:
-        """Whether each slot has one of these roles; of so few roles numpy.isin takes fifty times as long."""
+        """Whether each slot has one of these roles; for so few roles, numpy.isin takes fifty times as long."""
         found: NDArray[np.bool_] = self.role == roles[0]
         for role in roles[1:]:
             found |= self.role == role
@@ -138,7 +138,7 @@ class Slots:
 
 
 def planned(schedule: Schedule, numbers: Sequence[int], depth: int = 0) -> tuple[Command, ...]:
-    """The commands that a program's schedule has XLA record, with the bodies that they hold.
+    """The commands that XLA records for a part of a program's schedule, with their bodies.
 
     Args:
         schedule: of the program.
@@ -154,7 +154,7 @@ def planned(schedule: Schedule, numbers: Sequence[int], depth: int = 0) -> tuple
     for number in numbers:
         opcode, called = schedule.opcodes[number], schedule.called[number]
         if opcode in ("conditional", "while"):
-            # The proto of a while names the body first.
+            # The proto of a while lists the body first.
             backwards = opcode == "while" or schedule.by_flag[number]
             order = called[::-1] if backwards else called
             bodies = tuple(planned(schedule, schedule.bodies.get(c, ()), depth + 1) for c in order)
@@ -192,7 +192,7 @@ class _Numbering:
         self.levels = [Level(-1, -1)]
 
     def add(self, commands: Sequence[Command], level: int) -> None:
-        """The slots of one sequence of commands, and then of what its nodes hold."""
+        """Adds the slots of one sequence of commands, and then those of the contents of its nodes."""
         inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]] = []
         self._sequence(commands, level, inside)
         for contents, number, of_level in inside:
@@ -251,7 +251,7 @@ class _Numbering:
 
 
 def _roles(schedule: Schedule, command: Command) -> tuple[Role, Sequence[Role]]:
-    """The role of a command's own node, and of what it holds."""
+    """The role of a command's own node, and the roles of the nodes inside it."""
     if command.decides:
         return Role.CHOICE, ()
     if command.launches:

@@ -1,8 +1,9 @@
 """Paths that frameworks write on HLO instructions: ``jit(step)/transpose(jvp(layer1))/mlp/dot_general``.
 
-The parts are what was open when the operation was traced: transformations around scopes that the
-user named (``jax.named_scope``), and last the primitive. XLA joins the paths of instructions that it
-merges, as ``(a:b)`` or, where they begin alike, ``prefix/(a:b)``; some of its passes as ``a;b``.
+The parts are the scopes that were open when the operation was traced: those that the user named
+(``jax.named_scope``), with transformations around them, and last the primitive. XLA joins the paths of
+instructions that it merges, as ``(a:b)`` or, if they have the same beginning, ``prefix/(a:b)``; some of its
+passes write ``a;b``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["is_traced", "labels", "parts_of", "scopes_of", "segments_of"]
 
 _WRAPPED = re.compile(r"(?P<transformation>[A-Za-z_][\w.-]*)\((?P<inner>.*)\)", re.DOTALL)
 _FUNCTIONS = frozenset(("jit", "pjit", "xla_call", "pmap", "xmap", "core_call", "closed_call"))
-"""What stands around the name of a function, which is no scope that the user named."""
+"""Written around the name of a function, which is not a scope that the user named."""
 _TRANSFORMATIONS = frozenset(
     ("jvp", "transpose", "vmap", "linearize", "remat", "checkpoint", "shard_map", "custom_vjp")
 )
@@ -43,7 +44,7 @@ _MAX_PARTS = 1000
 
 
 def parts_of(op_name: str) -> list[str]:
-    """The paths of the operations that were merged into one; itself where there was no merging."""
+    """The paths of the operations that were merged into one op_name; the op_name itself if none were."""
     waiting, done = _split(op_name, ";")[::-1], list[str]()
     while waiting and len(waiting) + len(done) < _MAX_PARTS:
         path = waiting.pop()
@@ -64,7 +65,7 @@ def segments_of(path: str) -> list[str]:
 
 
 def scopes_of(path: str) -> tuple[str, ...]:
-    """The names in a path, outermost first, without what jax writes around them: scopes, functions."""
+    """The names of scopes and functions in a path, outermost first, without what jax writes around them."""
     found = []
     for segment in segments_of(path)[:-1]:
         name, depth = segment, 0
@@ -79,7 +80,7 @@ def scopes_of(path: str) -> tuple[str, ...]:
 def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
     """The path of named scopes in each op_name of one module, and the code of the rule, or of why there is none.
 
-    The last part is the primitive, unless another op_name goes on below it: XLA also writes the
+    The last part is the primitive, unless another op_name continues below it: XLA also writes the
     common beginning of several paths.
     """
     scopes_of = {

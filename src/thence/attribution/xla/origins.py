@@ -2,9 +2,9 @@
 
 An instruction that only moves data, such as a collective or a copy, was often inserted by the compiler and
 has no op_name or source line. It inherits them from the nearest producer along its operands that has
-them; if there is none, as for parameters, from the nearest user of its result. What then has none, whether
-it moves or computes, has that of the innermost instruction around it that has one: the conditional, while or
-fusion whose computation it is part of.
+them; if there is none, as for parameters, from the nearest user of its result. An instruction that still has
+none, whether it moves or computes, inherits them from the innermost instruction around it that has them: the
+conditional, while or fusion whose computation it is part of.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOVING = (*_COLLECTIVES.split(), *_MOVERS.split())
 _WRAPPERS = ("async-start", "call", "fusion")
 _AROUND = (*_WRAPPERS, "conditional", "while")
 _ROUNDS = 64  # operands followed upwards or users downwards, one step each round
-_NESTED = 4  # wrappers in wrappers; XLA makes two
+_NESTED = 4  # wrappers in wrappers; XLA creates two
 
 _RULES = ("hlo_instruction", "hlo_inside", "hlo_moved", "hlo_user", "hlo_around")
 _INSIDE, _MOVED, _USER, _ENCLOSING = range(1, 5)
@@ -48,17 +48,17 @@ def origins(module: HloModule, own: OwnCode) -> pl.DataFrame:
 
     Args:
         module: with the instructions.
-        own: which files are the user's own code: the source is the innermost line of them in the stack, else
-            the innermost line.
+        own: which files are the user's own code: the source is the innermost line of these files in the stack, or
+            the innermost line if there is none.
 
     Returns:
-        columns op_name, op_name_rule, frame (number in ``module.frames`` of the innermost one, 0: none),
-        source (``file.py:12 function``) and source_rule; a rule is the reason where there is no place.
+        columns op_name, op_name_rule, frame (number in ``module.frames`` of the innermost frame, 0: none),
+        source (``file.py:12 function``) and source_rule; where there is no place, the rule column has the reason.
     """
     table = module.instructions
     links = _Links(module)
     named = table["op_name"].is_not_null().to_numpy()
-    # An argument of the program has an op_name, its own, but was written nowhere.
+    # An argument of the program has its name as op_name, but no source line.
     placed = (table["frame"] > 0).to_numpy()
     name_from, name_rule = links.nearest(named)
     frame_from, frame_rule = links.nearest(placed)
@@ -162,7 +162,7 @@ class _Links:
         return np.where(origin < 0, np.arange(self.count), origin), rule
 
     def _from_around(self, origin: NDArray[np.int64], rule: NDArray[np.int8]) -> None:
-        """What has no place inherits that of the innermost instruction around it that has one of its own."""
+        """Instructions without a place inherit that of the innermost instruction around them that has one."""
         told = (origin >= 0) & (rule != _ENCLOSING)
         outer = self.around.copy()
         for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""Places of the activities of a trace with XLA programs: those that the HLO says, merged with those of the launches.
+"""Places of the activities of a trace with XLA programs: those from the HLO, merged with those from the launches.
 
 For an activity with an HLO instruction, the HLO takes precedence.
 """
@@ -29,7 +29,7 @@ _FROM_HLO = tuple(kind.name for kind in HLO if kind.origin == "hlo")
 def with_hlo(
     tables: Tables, of_launch: pl.DataFrame, own: OwnCode
 ) -> tuple[Tables, pl.DataFrame, pl.DataFrame | None]:
-    """What the HLO says of a trace, beside what its launches say.
+    """Merges the places from the HLO of a trace with those from its launches.
 
     Args:
         tables: of the trace.
@@ -65,7 +65,7 @@ def _programs(tables: Tables, trying: pl.Series) -> tuple[pl.Series, pl.Series]:
 
 
 def _position(of_launch: pl.DataFrame, of_hlo: pl.DataFrame) -> pl.Series:
-    """What the line numbers of the merged sources are: the HLO holds lines."""
+    """The `Position` of the merged sources: those from the HLO are lines."""
     by_hlo = ~_by_launch(of_launch, of_hlo, "source") & of_hlo["source"].is_not_null()
     line = pl.Series([Position.LINE.value], dtype=of_launch["position"].dtype)
     return (
@@ -94,7 +94,7 @@ def _merged(
 def _by_launch(of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> pl.Series:
     """Which activities have the place of their launch.
 
-    That autograd has no part in a launch says nothing of the XLA program that it launches.
+    A phase found by the rule ``outside_autograd`` is not used: PyTorch's autograd has no part in XLA programs.
     """
     trying = (of_hlo[f"{kind}_rule"] == "autotuning").fill_null(value=False)
     no_program = of_hlo["program"].is_null() & ~trying

@@ -1,9 +1,9 @@
 """The GPU commands (thunks) of an XLA program in schedule order, and the kernels that may run each.
 
 XLA turns each scheduled instruction into one command (a thunk), except those that only name a value:
-parameters, constants, tuples and bitcasts (xla/service/gpu/thunk_emitter.cc). Its own kernels are named
-after the instruction, with ``_`` for other characters; fusions that compute the same share the kernel,
-and the name, of one of them (KernelReuseCache, xla/service/gpu/kernel_reuse_cache.cc).
+parameters, constants, tuples and bitcasts (xla/service/gpu/thunk_emitter.cc). XLA's own kernels are named
+after the instruction, with ``_`` in place of other characters than letters and digits; fusions that compute the
+same share the kernel, and the name, of one of them (KernelReuseCache, xla/service/gpu/kernel_reuse_cache.cc).
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _SCALAR_BYTES = 8
 
 @dataclass(frozen=True)
 class Schedule:
-    """The commands of a program in order; work outside of command buffers is a barrier between them.
+    """The commands of a program in the order of its schedule.
+
+    Work outside of command buffers separates them: none contains commands from before and after it.
 
     Attributes:
         names: HLO instruction of each command.
@@ -47,15 +49,15 @@ class Schedule:
         called: ids of the computations that each calls.
         by_flag: whether it is a conditional with a predicate, whose branches are true and false.
         sorts: whether it sorts, which takes several kernels and copies.
-        custom: whether it is a fusion that XLA has a library or a copy do, for a slice that it computes
+        custom: whether it is a fusion that XLA runs as a library call or a copy, with a slice that it computes
             (`_custom`).
         sliced: whether it is an asynchronous copy from or to a slice, which XLA puts into a child graph of its own.
         entry: id of the entry computation.
-        bodies: id of a computation to its commands, in the order of its schedule.
-        number_of: place of each name among the commands.
+        bodies: by id of a computation, its commands in the order of its schedule.
+        number_of: number of the command of each name.
         body_of: id of the computation of each command.
-        place_of: place of each in its computation, counted in commands.
-        inputs: columns command and input: one row for each result that a command reads of another.
+        place_of: position of each in its computation, counted in commands.
+        inputs: columns command and input: one row for each command and other command whose result it reads.
         classes: kernel name to the classes of commands that a kernel of this name may run.
         members: the commands of each class.
     """
@@ -165,13 +167,13 @@ def _commands(module: HloModule, table: pl.DataFrame) -> list[int]:
 
 
 def _custom(fused: pl.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Fusions that a library or a copy does, for a slice: kCustom ones, and slices that are asynchronous.
+    """Which commands are kCustom fusions that run as a library call or a copy, and which copy slices asynchronously.
 
-    XLA makes a DynamicSliceFusion thunk of a copy from or to a slice in an asynchronous computation, as for what a
-    scan reads and stacks (xla/service/gpu/thunk_emitter.cc).
+    XLA makes a DynamicSliceFusion thunk of a copy from or to a slice in an asynchronous computation, such as the
+    copies of the values that a scan reads and stacks (xla/service/gpu/thunk_emitter.cc).
 
     Args:
-        fused: the commands, with what `_inside` says of the computation that they fuse.
+        fused: the commands, with the columns of `_inside` for the computation that they fuse.
     """
     started = fused.filter(pl.col("opcode") == "async-start")["called"].explode().drop_nulls()
     sliced = pl.col("computation").is_in(started.implode()) & pl.col("slices") & pl.col("places")
@@ -183,7 +185,7 @@ def _custom(fused: pl.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
-    """Conditionals whose first operand is a predicate: of one byte, where an index has four."""
+    """Which commands are conditionals whose first operand is a predicate, of one byte; an index has four."""
     sizes = table.select(pl.col("id").alias("chosen"), chosen_bytes="result_bytes").unique(
         "chosen", keep="first"
     )
@@ -199,8 +201,8 @@ def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
 def _inside(table: pl.DataFrame) -> pl.DataFrame:
     """For each computation: ``work``, equal for equal ones; whether it only moves data, sorts, slices, or calls.
 
-    ``places`` is as ``moves``, but it may compute where the data lies, as the gradient of a scan does, which reads
-    from the end: with single numbers.
+    ``places`` is like ``moves``, but the computation may also compute scalars, as the position of the data: the
+    gradient of a scan does so, because it reads from the end.
     """
     moving = pl.col("opcode").is_in(_MOVING)
     features = pl.struct("opcode", "result_bytes", "operand_bytes", "own_flops")

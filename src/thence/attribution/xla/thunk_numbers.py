@@ -1,10 +1,10 @@
-"""Where in the schedule a command buffer begins, by the number that XLA's name of it holds.
+"""Finds where in the schedule a command buffer begins, by the thunk number in its name.
 
 XLA numbers the thunks of a program while it emits them: those of a while after the while, its condition before
 its body; those of the branches before their conditional (xla/service/gpu/thunk_emitter.cc). The thunk that
-launches a graph is called command_buffer_N, N being the number of the first thunk in the graph
-(xla/backends/gpu/transforms/command_buffer_conversion_pass.cc). A sort, and a fusion that a library or a copy
-does, take several numbers: behind one, a thunk's number is at least what is counted here.
+launches a graph is called command_buffer_N, where N is the number of the first thunk in the graph
+(xla/backends/gpu/transforms/command_buffer_conversion_pass.cc). A sort, and a fusion that XLA runs as a library
+call or a copy, take several numbers: after one of these, the number of a thunk is at least the number counted here.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ def thunk_numbers(tables: Tables, launches: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         tables: host is read.
-        launches: columns rank, device, graph and launch (host row), one row or more a graph.
+        launches: columns rank, device, graph and launch (host row), one or more rows per graph.
 
     Returns:
-        The launches with thunk (host row) and first (number of the graph's first thunk); null where the
-        trace does not say.
+        The launches with thunk (host row) and first (number of the graph's first thunk); null where unknown.
     """
     names = tables.host["name"]
     told = (
@@ -73,7 +72,7 @@ def possible_slots(
     Args:
         schedule: of the program.
         first: number of the graph's first thunk.
-        alone: commands that ran outside of graphs, so that no graph holds them.
+        alone: commands that ran outside of graphs, so that no graph contains them.
         nodes: of the graph.
 
     Raises:
@@ -89,7 +88,7 @@ def possible_slots(
 
 
 class _Search:
-    """Looks for lengths that a graph can have, without making the slots of each."""
+    """Searches for lengths that a graph can have, without creating the slots for each length."""
 
     def __init__(self, schedule: Schedule, nodes: Nodes) -> None:
         self.schedule = schedule
@@ -104,10 +103,10 @@ class _Search:
         self._parts: dict[int, _Part] = {}
 
     def lengths(self, following: Sequence[int], alone: AbstractSet[int]) -> Iterator[int]:
-        """How many of these commands the graph can hold, the fewest first.
+        """How many of these commands the graph can contain, the fewest first.
 
-        All that is sure to run must have been seen; two plain commands in a row that the kernels at their
-        places contradict rule out all further lengths.
+        Every node that is certain to run must have an activity. Two plain commands in a row that the kernels at
+        their node numbers contradict rule out all further lengths.
         """
         needed = slots = wrong = 0
         place: int | None = 0  # number of the next command's first node, while that is known
@@ -137,11 +136,11 @@ class _Part:
     """What one command adds to a graph.
 
     Attributes:
-        slots: all of them.
-        needed: those of the graph itself that must have an activity.
+        slots: number of all slots.
+        needed: number of slots of the graph itself that must have an activity.
         exact: whether each slot is one node.
         plain: whether it is one kernel or copy.
-        width: nodes of the graph itself, without those that they hold; None where that is unknown.
+        width: number of nodes of the graph itself, without those inside them; None if that is unknown.
     """
 
     slots: int
@@ -156,7 +155,7 @@ class _Part:
         needed = own & slots.is_(Role.LEAF, Role.CHOICE, Role.MAIN)
         needed &= ~schedule.copies[slots.command] | (slots.role == Role.CHOICE)
         in_place = own & ~slots.is_(Role.BEFORE, Role.MAIN, Role.AFTER, Role.SEVERAL)
-        in_place[1:] &= slots.role[:1] != Role.CALL  # what its node holds is numbered later
+        in_place[1:] &= slots.role[:1] != Role.CALL  # nodes inside its node are numbered later
         several = bool((slots.role[:1] == Role.SEVERAL).any())
         return cls(
             len(slots.command),
@@ -197,7 +196,7 @@ def _counted(schedule: Schedule) -> tuple[list[tuple[int, int]], int]:
                 number(command)
             else:
                 number(command)
-                # The proto of a while names its body first.
+                # The proto of a while lists its body first.
                 inside = called[::-1] if opcode == "while" else called
                 for inner in inside if opcode in ("while", "call", "async-start") else ():
                     count(inner, depth + 1)

@@ -1,4 +1,4 @@
-"""The frame of an HLO stack that stands for it: the innermost of the user's own code."""
+"""Finds the frame that represents an HLO stack: the innermost frame of the user's own code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["frames_in_optimizers", "source_frames"]
 
 
 def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
-    """What each stack of a module says of where it was written.
+    """The source place of each stack of a module.
 
     Args:
         module: with the frames.
@@ -31,8 +31,8 @@ def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
 
     Returns:
         one row per frame, in the order of ``module.frames``: ``shown``, number of the innermost frame of the
-        user's own code in the stack that ends in this frame, else of the innermost with a file, else 0;
-        ``source`` (as `Frame.place`) of that frame, null without one; ``own``, whether it is the user's.
+        user's own code in the stack that ends in this frame, else of the innermost frame with a file, else 0;
+        ``source`` (as `Frame.place`) of that frame, null if there is none; ``own``, whether it is the user's.
     """
     frames = module.frames
     users, named = _with_file(module, own), _with_file(module, bool)
@@ -53,7 +53,7 @@ def frames_in_optimizers(module: HloModule) -> npt.NDArray[np.bool_]:
 
 
 def _with_file(module: HloModule, wanted: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
-    """Which frames have a file that is wanted."""
+    """Which frames have a file for which ``wanted`` returns true."""
     files = module.frames["file"].fill_null("")
     chosen = [file for file in files.unique() if wanted(file)]
     return files.is_in(chosen).to_numpy()
