@@ -114,7 +114,7 @@ class HostRows:
 
     @cached_property
     def _none(self) -> Mask:
-        """A mask of no host row; read-only, because callers share it."""
+        """A mask that selects no host row; read-only, because callers share it."""
         none = np.zeros(len(self.parent), np.bool_)
         none.flags.writeable = False
         return none

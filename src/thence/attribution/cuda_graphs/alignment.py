@@ -285,7 +285,7 @@ class _Work:
         return lower, upper
 
     def narrow(self) -> None:
-        """Rules out nodes for the activities of the other signatures until nothing changes."""
+        """Rules out nodes for activities of the classes that are not ordered, until nothing changes."""
         for members in self.slots.classes:
             if not members.ordered and members.size**2 * len(self.start) <= _MOST_CELLS:
                 self.possible[members] = self._by_counts(members)

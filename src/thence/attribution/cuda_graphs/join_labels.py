@@ -213,7 +213,7 @@ def _join_rank(
     rows: NDArray[np.int64],
     marks_alone: NDArray[np.int64],
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Joins files of one process to its rows; returns notes on launches without labels, and refused files."""
+    """Joins files of one process to its rows; returns notes on unlabelled launches, and labels of other programs."""
     replays = assigned.replays
     foreign: list[tuple[str, str]] = []
     for file in files:

@@ -1,7 +1,7 @@
 """Activities that XLA launched while it compiled, to measure kernels and choose between them (autotuning).
 
-Candidates run as programs without a number. Outside of any program, threads that compile launch kernels and copies
-that fill, compare and copy buffers.
+Candidates run as programs without a number. Compiling threads also launch kernels and copies outside of any program,
+to fill, compare and copy buffers.
 """
 
 from __future__ import annotations

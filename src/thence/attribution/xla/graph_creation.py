@@ -161,7 +161,8 @@ def creations(
     calls = np.flatnonzero(host["category"].is_in(["runtime", "driver"]).to_numpy() & active)
     holder = chain_to(parent, parent[calls], holds)
     modules = names["module"].to_numpy()
-    active[calls[(holder != NO_ROW) & modules[holder]]] = False  # of thunks that are initialised
+    # Calls directly in the range of a program are made while thunks are initialised.
+    active[calls[(holder != NO_ROW) & modules[holder]]] = False
     first = _first_active(host, parent, active, around)
     frame = frame.join(first, on="context", how="left", maintain_order="left").filter(
         pl.col("start") < pl.col("first").fill_null(np.iinfo(np.int64).max)

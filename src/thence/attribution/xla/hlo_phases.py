@@ -1,6 +1,6 @@
 """The phase of every HLO instruction: forward, backward, recompute, optimizer, other or mixed.
 
-JAX writes the transformations and scopes that were open when an operation was traced into its op_name:
+The op_name shows the phase: JAX writes into it the transformations and scopes that were open while tracing.
 
 backward   inside ``transpose(...)``, which reverse differentiation writes around the operations that it creates
 recompute  inside ``rematted_computation``: the forward pass of ``jax.checkpoint``, run again

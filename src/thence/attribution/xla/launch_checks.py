@@ -27,8 +27,8 @@ LEVELS = {
 """One row for each level of each graph, as `thence.attribution.xla.node_numbers.Level` describes it."""
 
 _TOLERATED = 0.02
-"""Share of the launches of a level that may contradict the rules, at least one launch: a recording begins and ends
-somewhere, and may lose records. A wrong numbering of the nodes shows in most launches."""
+"""Share of the launches of a level that may contradict the rules; one launch always may. A recording can begin or end
+within a launch, and may lose records, while a wrong numbering of the nodes shows in most launches."""
 _LAUNCH = ["program", "graph", "correlation"]
 _LEVEL = ["graph", "level"]
 
@@ -91,7 +91,7 @@ def _wrong_levels(rows: pl.DataFrame, levels: pl.DataFrame) -> pl.DataFrame:
 
 
 def _too_early(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
-    """Columns graph and command: both commands of each pair of which one started before the one that it reads."""
+    """Columns graph and command: both commands of each pair of which one started before the other, which it reads."""
     starts = rows.group_by(*_LAUNCH, "command").agg(pl.col("start").min())
     written = starts.rename({"command": "input", "start": "written"})
     early = (

@@ -53,7 +53,7 @@ class Role(IntEnum):
     LEAF = 0
     """the kernel or copy of a command"""
     CHOICE = 1
-    """the kernel that chooses a branch or decides on another round of a loop"""
+    """the kernel that chooses a branch or decides on another iteration of a loop"""
     HOLDER = 2
     """a node that only contains other nodes and never has an activity of its own"""
     CALL = 3

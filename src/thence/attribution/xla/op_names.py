@@ -1,7 +1,7 @@
 """Paths that frameworks write on HLO instructions: ``jit(step)/transpose(jvp(layer1))/mlp/dot_general``.
 
-The parts are the scopes that were open when the operation was traced: those that the user named
-(``jax.named_scope``), with transformations around them, and last the primitive. XLA joins the paths of
+The parts are what was open when the operation was traced, functions and the scopes that the user named
+(``jax.named_scope``) with transformations around them, and last the primitive. XLA joins the paths of
 instructions that it merges, as ``(a:b)`` or, if they have the same beginning, ``prefix/(a:b)``; some of its
 passes write ``a;b``.
 """

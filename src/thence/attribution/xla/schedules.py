@@ -43,7 +43,7 @@ class Schedule:
     Attributes:
         names: HLO instruction of each command.
         opcodes: of each.
-        targets: custom call target of each, or an empty text.
+        targets: custom call target of each, or an empty string.
         copies: whether it only moves or fills memory, which a copy or set of the driver can do.
         result_bytes: of each, tuples summed; -1 where unknown.
         called: ids of the computations that each calls.
