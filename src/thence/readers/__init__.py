@@ -1,1 +1,1 @@
-"""One reader per producer: bytes -> tables. A reader knows one format and nothing of analysis."""
+"""One reader per trace format, which turns bytes into tables. A reader knows one format and does no analysis."""

@@ -1,9 +1,9 @@
 """Category of a host range, derived from the recorded category and the range's name.
 
-``user_annotation`` holds what the user named with ``record_function`` and what libraries named in
-the same way; ``python_function`` holds frames, built-in functions and nn.Module calls. ``cpu_op`` holds
-operators, autograd nodes, and ranges that were opened by `torch._C._profiler._RecordFunctionFast`, by users
-and by PyTorch's compiler.
+``user_annotation`` holds ranges that the user or a library opened with ``record_function``;
+``python_function`` holds frames, built-in functions and nn.Module calls. ``cpu_op`` holds operators,
+autograd nodes, and ranges that users and PyTorch's compiler opened with
+`torch._C._profiler._RecordFunctionFast`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _FRAMEWORK = re.compile(
     r"Torch-Compiled Region|CompiledFunction|TorchDynamo|Inductor|DTensor|PyTorch Profiler|\[pl\]|"
     r"[\w.]+_data: (?:.*, )?compile_id=)"
 )
-# Among the operators: ranges that torch itself opens there (torch/_dynamo, torch/_functorch, torch/_inductor,
-# torch/distributed), autograd nodes, and Inductor's kernels.
+# Names among the operators that are no user's ranges: ranges that torch itself opens (torch/_dynamo,
+# torch/_functorch, torch/_inductor, torch/distributed), autograd nodes, and Inductor's kernels.
 _NO_LABEL = re.compile(
     r"Pregraph bytecode|AOTDispatcher |Python(?:DispatchMode|Subclass|TLSSnapshot)$|record_param_comms$|"
     r"triton_(?:poi|per|red|tem|mix|for|spl)_|"
@@ -58,10 +58,11 @@ def category_of(recorded: str, name: str) -> str:
 
 
 def positions_of_functions(category: pl.Series) -> pl.Series:
-    """Column ``position`` of host where Python frames carry the line of the function, not the line at hand.
+    """Column ``position`` of the host table for profilers whose Python frames carry the line of the function.
 
-    So do profilers that are told of calls: PyTorch's (``PyFrame_GetLineNumber`` at the moment of the call: the
-    ``def``; of functions that were open when profiling began, where they were) and JAX's (``co_firstlineno``).
+    Profilers that hook into calls record that line instead of the current one: PyTorch's (``PyFrame_GetLineNumber``
+    at the moment of the call, which is the line of ``def``; for functions that were already running when profiling
+    began, the line that they had reached) and JAX's (``co_firstlineno``).
 
     Args:
         category: of the host rows.
@@ -74,15 +75,15 @@ def positions_of_functions(category: pl.Series) -> pl.Series:
 def ranges_among_ops(
     ops: Iterable[str], operators: Iterable[str], ranges: Iterable[str]
 ) -> set[str]:
-    """The names among operators that somebody gave to a range.
+    """The names recorded as operators that are names of a user's ranges.
 
-    They have no ``::``, PyTorch recorded no schema or autograd sequence number with them, and they are not
-    what an operator calls itself (``detach`` inside ``aten::detach``). PyTorch's compiler names its phases in
-    the same way, each with a further range ``<phase>_data: ...``.
+    Such a name has no ``::``, PyTorch recorded no schema or autograd sequence number with it, and it is not
+    the bare name of an operator (``detach`` inside ``aten::detach``). PyTorch's compiler records its phases in
+    the same way, but adds a range ``<phase>_data: ...`` for each, by which they are left out.
 
     Args:
-        ops: names of all that was recorded as an operator.
-        operators: those of them that are operators or kernels, by what was recorded with them.
+        ops: names of all events recorded as operators.
+        operators: names among ``ops`` that are operators or kernels for certain, by other recorded fields.
         ranges: names of user annotations.
     """
     every = set(ops)
@@ -96,5 +97,5 @@ def ranges_among_ops(
 
 
 def shown_name(name: str) -> str:
-    """The name without what the category already says: ``Linear_3`` for ``nn.Module: Linear_3``."""
+    """The name without the prefix that repeats the category: ``Linear_3`` for ``nn.Module: Linear_3``."""
     return name.removeprefix(_MODULE)

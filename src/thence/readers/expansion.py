@@ -1,7 +1,8 @@
-"""How much larger than what is stored decompressed content may become: the cap of every compressed input.
+"""The cap on how much larger than its stored size the decompressed content of an input may be.
 
-Gzip makes a thousand bytes of one, xz seven thousand, and a few bytes of Parquet claim millions of rows. Real
-traces stay below 40, but may repeat themselves: the cap leaves room, and an option raises it.
+One stored byte can decompress to a thousand bytes with gzip and to seven thousand with xz, and a few bytes of
+Parquet can claim millions of rows. Real traces stay below a ratio of 40, but a repetitive trace may exceed it:
+the default cap leaves room for that, and an option raises it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ALWAYS: Bytes = 64 << 20
 
 
 class TooLarge(DamagedInput):
-    """An input that decompresses to more than is accepted."""
+    """An input that decompresses to more than the cap."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Expansion:
     """The cap.
 
     Attributes:
-        ratio: most decompressed bytes for each stored byte; `_ALWAYS` bytes are accepted in any case.
+        ratio: maximum number of decompressed bytes for each stored byte; `_ALWAYS` bytes are accepted in any case.
     """
 
     ratio: int = 200
@@ -43,7 +44,7 @@ class Expansion:
             )
 
     def most(self, stored: Bytes) -> Bytes:
-        """Decompressed bytes that are accepted of so many stored ones."""
+        """Maximum number of decompressed bytes for this many stored bytes."""
         return max(_ALWAYS, self.ratio * stored)
 
     def check(self, path: str, stored: Bytes, decompressed: Bytes, what: str = "") -> None:
@@ -51,12 +52,12 @@ class Expansion:
 
         Args:
             path: the input as the user named it.
-            stored: bytes, compressed.
-            decompressed: bytes, so far or as stated.
-            what: the member of the input that it is about.
+            stored: compressed bytes.
+            decompressed: decompressed bytes, so far or as the input states them.
+            what: name of the member of the input, for the message.
 
         Raises:
-            TooLarge: it is.
+            TooLarge: the content is larger than the cap.
         """
         if decompressed <= self.most(stored):
             return
@@ -72,7 +73,7 @@ DEFAULT = Expansion()
 
 
 def decoded_bytes(rows: int, schema: pl.Schema) -> Bytes:
-    """At least as many bytes as a table of such rows takes in memory; texts count as their references alone."""
+    """A lower bound of the bytes that a table takes in memory; of texts, only the references are counted."""
     import polars as pl
 
     return rows * sum(16 if dtype in (pl.String, pl.Binary) else 8 for dtype in schema.values())

@@ -1,4 +1,4 @@
-"""What tells whether an input is as it was: its size, and when it changed last."""
+"""Fingerprints that show whether an input has changed: its size and its last modification time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ __all__ = ["fingerprint"]
 
 
 def fingerprint(name: str) -> tuple[Bytes, str, int]:
-    """Bytes, when the newest of its files changed (ns of Unix time, of URLs what the protocol says), and files.
+    """Size in bytes, modification time of the newest file, and number of files.
+
+    The modification time is Unix time in ns, or what the protocol reports for a URL, as text.
 
     Args:
-        name: a file, a folder (all files within count) or a URL.
+        name: a file, a folder (all files in it and its subfolders count) or a URL.
 
     Raises:
-        InputError: it is not there, or may not be looked at.
+        InputError: the input does not exist, or may not be read.
     """
     if is_url(name):
         return state_of(name)

@@ -1,7 +1,7 @@
 """Labels of captured CUDA graphs: the JSON of `thence.save_labels()`, and PyTorch's annotation files.
 
-Label files are read as inputs of their own (`read`), by path (`read_labels`), or found beside other inputs:
-labels in their folders (`with_labels_beside`), PyTorch's annotation files there or one folder up
+Label files are read as inputs of their own (`read`), by path (`read_labels`), or found next to other inputs:
+labels in the same folder (`with_labels_beside`), PyTorch's annotation files in the same folder or its parent
 (`with_annotations_beside`).
 
 The JSON holds columns. The type, length and references of every field are checked, because files may
@@ -50,15 +50,15 @@ __all__ = [
     "with_labels_beside",
 ]
 
-_MOST_FILES = 1000  # of labels in one folder
+_MOST_FILES = 1000  # label files that are added to one set of tables
 NAME = "labels of CUDA graphs (thence.save_labels)"
 PATTERNS = ("*labels*.json", "*labels*.json.gz")
-"""Files of a directory that may be labels."""
+"""Globs of the files of a directory that may be labels."""
 _FORMAT_KEY = re.compile(rf'"format"\s*:\s*"{re.escape(GRAPH_LABELS)}"'.encode())
 _MOST_BYTES = 1 << 30
 _MOST_NODES = 20_000_000
 _FEW_OBJECTS = 100_000
-_LEAST_BYTES = 20  # of a file for each object beyond those
+_LEAST_BYTES = 20  # that a file must have for each object beyond _FEW_OBJECTS
 _LOW = (1 << 32) - 1
 _HOW = "thence.save_labels() at the end of the program writes it anew"
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -73,7 +73,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:
-    """Labels among the inputs of a trace: tables with nothing but them.
+    """Tables that hold only the labels of one label file, which was given as an input of a trace.
 
     Args:
         source: the opened file.
@@ -81,7 +81,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
 
     Raises:
         DamagedInput: the file is cut or wrong.
-        UnknownFormat: it is of a version that is not known.
+        UnknownFormat: the file holds no labels, or its format version is unknown.
     """
     labels = _labels(source)
     progress(source.consumed)
@@ -196,17 +196,17 @@ class _Nodes(msgspec.Struct):
 
 
 def _label(stored: _Label) -> Label:
-    """A label whose metadata may describe a collective, under Kineto's names."""
+    """A label from the file; Kineto's keys in its metadata, if any, become the description of a collective."""
     collective, rest = split(stored.metadata, stored.path[-1] if stored.path else None)
     lane = None if stored.lane is None else str(stored.lane)
     return Label(stored.path, stored.phase, lane, rest, collective)
 
 
 class _Labels:
-    """Labels of nodes: those of the file, and new ones for nodes that have a place beside their label.
+    """Labels of nodes: the labels of the file, and new labels for nodes that have a place in addition.
 
     Attributes:
-        found: so far.
+        found: the labels so far.
     """
 
     def __init__(self, file: _File) -> None:
@@ -217,10 +217,10 @@ class _Labels:
     def with_places(
         self, labels: Sequence[int | None] | None, places: Sequence[int] | None, where: str
     ) -> list[int | None] | None:
-        """The label of each node, its place included.
+        """Index in `found` of the label of each node; the label includes the node's place.
 
         Raises:
-            ValueError: a place is none of the list.
+            ValueError: a place is not an index into the file's list of places.
         """
         placed = _references(places, len(self._places), f"{where}: place")
         if labels is None or placed is None or len(labels) != len(placed):
@@ -295,10 +295,10 @@ def _frame(columns: Mapping[str, Sequence[Any] | None], count: int) -> pl.DataFr
 
 
 def _check_objects(content: bytes, name: str) -> None:
-    """Refuses JSON most of whose objects are empty or nearly so: each takes some 200 bytes in memory.
+    """Refuses JSON in which most objects are empty or nearly so: each object takes some 200 bytes in memory.
 
     Raises:
-        DamagedInput: it is such.
+        DamagedInput: the JSON has too many objects for its size.
     """
     objects = content.count(b"{")
     if objects > _FEW_OBJECTS + len(content) // _LEAST_BYTES:
@@ -324,8 +324,8 @@ def read_labels(path: str | os.PathLike[str], expansion: Expansion = DEFAULT) ->
         expansion: how much larger than its stored size its content may be.
 
     Raises:
-        InputError: it cannot be opened.
-        UnknownFormat: it holds no labels, or in a version that is not known.
+        InputError: the file cannot be opened.
+        UnknownFormat: it holds no labels, or its format version is unknown.
         DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
     """
     with Source.open(str(path), expansion) as source:
@@ -346,9 +346,9 @@ def _labels(source: Source) -> GraphLabels:
 
 
 def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
-    """The tables with the label files in the folders of their inputs added to the labels they have.
+    """The tables, with labels added from the label files in the folders of their inputs.
 
-    A label file there that cannot be read becomes a warning, not an error.
+    A label file that cannot be read becomes a warning, not an error.
     """
     already_read = {Path(name).resolve() for name in tables.meta.inputs}
     already_read |= {Path(graph_labels.source).resolve() for graph_labels in tables.graph_labels}
@@ -375,13 +375,14 @@ def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables
 
 
 def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
-    """The tables of one input with PyTorch's annotation files of its ranks, by name, added to its labels.
+    """The tables of one input, with labels added from PyTorch's annotation files of its ranks.
 
-    They lie in the folder of the input, or in the one above. One that cannot be read becomes a warning.
+    The files are found by name in the folder of the input and in its parent. A file that cannot be read
+    becomes a warning.
     """
     inputs = [Path(n) for n in tables.meta.inputs if n != STANDARD_INPUT and Path(n).is_file()]
     if tables.gpu["node"].null_count() == tables.gpu.height:
-        return tables  # only node ids could join them
+        return tables  # annotations are matched by node id only
     folders = dict.fromkeys(path.parent for path in inputs)
     paths = {
         path.resolve(): path

@@ -2,10 +2,10 @@
 
 A row is nested in another row of its thread that begins no later and ends no earlier. Of rows with equal
 times, the one whose category comes first in `thence.model.tables.HOST_CATEGORIES` contains the other. An
-API call counts as a moment at its start, and nothing nests in it: its end is mostly measured by another
-clock than the ends of ranges, so that a launch may seem to outlast the range that it was made in.
+API call counts as an instant at its start, and nothing nests in it: its end is usually measured by another
+clock than the ends of ranges, so a launch may seem to outlast the range in which it was made.
 
-Producers write rows nearly sorted by time, which `in_order` makes use of.
+Profilers write rows nearly sorted by time, which `in_order` makes use of.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def host_order(
     """Row numbers sorted by thread, then start, outer rows before inner ones; the sort is stable.
 
     Args:
-        track: number of each row's thread, in the order that is wanted, shape (n,).
+        track: number of each row's thread, ascending in the desired order of threads, shape (n,).
         category: index in HOST_CATEGORIES, shape (n,).
         start: ns, shape (n,).
         duration: ns, shape (n,).
@@ -58,7 +58,7 @@ def _lengths(category: Column, duration: Int64) -> Int64:
 
 
 def host_parents(track: Column, category: Column, start: Int64, duration: Int64) -> Int64:
-    """The row of the innermost range around each, `NO_ROW` for the outermost, shape (n,).
+    """The row of the innermost range around each row, `NO_ROW` for outermost rows, shape (n,).
 
     Args:
         track: number of each row's thread, shape (n,). Rows must be in the order of `host_order`.
@@ -70,7 +70,7 @@ def host_parents(track: Column, category: Column, start: Int64, duration: Int64)
 
 
 def parent_column(parent: Int64) -> pl.Series:
-    """Parents as `HOST` holds them: Int32, null for the outermost."""
+    """Column ``parent`` of `HOST`: Int32, null for outermost rows."""
     column = pl.Series("parent", parent.astype(np.int32))
     return column.set(column == NO_ROW, None)
 
@@ -82,8 +82,8 @@ def in_order(
 ) -> npt.NDArray[np.intp]:
     """Row numbers sorted by track, start and then the tie-breaking columns; the sort is stable.
 
-    Producers write rows nearly in order of time, and a stable sort is fast on nearly sorted data. Few
-    rows of one track have equal starts: the other columns are compared for those rows only.
+    Profilers write rows nearly in order of time, and a stable sort is fast on nearly sorted data. Few
+    rows of one track have equal starts: the tie-breaking columns are compared for those rows only.
 
     Args:
         track: shape (n,). Small types are sorted faster: uint16 is best.

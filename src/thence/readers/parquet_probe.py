@@ -1,9 +1,9 @@
 """Reads Parquet and Arrow data in a child process first, because damaged data can abort the process that reads it.
 
-Polars' reader trusts lengths inside pages: some damage makes it ask for more memory than there is,
-which ends the process without an exception. The child below reads everything first; only when it
-has survived is the data read here. It runs beside other work, so it costs little time. Its memory is limited by
-what the size of each table allows.
+Polars' reader trusts lengths inside pages: with some damage it requests more memory than there is, which ends
+the process without an exception. The child process reads everything first; this process reads the data only
+after the child has survived. The child runs concurrently with other work, so it costs little time. The stored
+size of each table determines the child's memory limit.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["ARROW_ENDING", "MAX_ROWS", "first_unreadable", "probing", "unreadable"]
 
 MAX_ROWS = 50_000_000
-"""Most rows of one table: a few bytes of Parquet can claim billions of equal rows."""
+"""Maximum rows of one table: a few bytes of Parquet can claim billions of equal rows."""
 
 ARROW_ENDING = ".arrow"
-"""Of paths that are read as Arrow, as a file or a stream; all others are Parquet."""
+"""Suffix of paths that are read as Arrow, as a file or a stream; all other paths are Parquet."""
+# Exit codes of the child: a table is larger than the cap; all tables were read (0), polars cannot be imported
+# in the child (3), or reading raised an exception, which reading in this process raises too (4).
 _LARGE = 6
-_EXPECTED = (0, 3, 4)  # all read; polars cannot be imported there; an error that will show here too
+_EXPECTED = (0, 3, 4)
 _PATIENCE_S = 300
 _SPARE: Bytes = 1 << 30
-"""Address space that the child may take beside the tables: stacks of threads, and what allocators keep."""
+"""Address space that the child may use in addition to the tables: thread stacks, and memory that allocators keep."""
 _MOST_FAILURES = 20
 """Damaged tables after which `unreadable` counts all others as damaged."""
 _CHILD = f"""
@@ -92,12 +94,14 @@ while kind := sys.stdin.buffer.read(1):
 def probing(
     tables: Iterable[bytes | Path], path: str, expansion: Expansion = DEFAULT
 ) -> Iterator[_Probe]:
-    """Begins to try Parquet and Arrow files; call `passed` on the result before reading any of them.
+    """Starts a child process that reads Parquet and Arrow tables as a test; ends it with the block.
+
+    Call `passed` on the result before reading any of the tables in this process.
 
     Args:
-        tables: content of the files, or where they are.
-        path: for messages.
-        expansion: how much larger than it is stored a table may be.
+        tables: content or path of each table.
+        path: the input, for messages.
+        expansion: how much larger than its stored size a table may be.
     """
     with tempfile.TemporaryFile() as stream, tempfile.TemporaryFile() as told:
         for data in tables:
@@ -113,16 +117,16 @@ def probing(
             yield _Probe(child, path, expansion, told)
         finally:
             if child is not None:
-                child.kill()  # does nothing where it has ended
+                child.kill()  # does nothing if it has ended
                 child.wait()
 
 
 def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Path]:
-    """The files of Parquet and Arrow among some that cannot be read without harm.
+    """The Parquet and Arrow files that cannot be read.
 
     Args:
-        files: any number.
-        expansion: how much larger than it is stored a table may be.
+        files: any number of files.
+        expansion: how much larger than its stored size a table may be.
     """
     bad: set[Path] = set()
     left = list(files)
@@ -143,14 +147,15 @@ def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Pat
 def first_unreadable(
     files: Sequence[Path], expansion: Expansion = DEFAULT
 ) -> tuple[Path, bool] | None:
-    """The first file of Parquet or Arrow among some that cannot be read; None where all can.
+    """The first Parquet or Arrow file that cannot be read; None if all can.
 
     Args:
-        files: any number.
-        expansion: how much larger than it is stored a table may be.
+        files: any number of files.
+        expansion: how much larger than its stored size a table may be.
 
     Returns:
-        The file, and whether trying to read it is harmless: an exception of Polars says what is wrong.
+        The file, and whether it is safe to read it in this process: Polars then raises an exception that says
+        what is wrong.
     """
     with probing(files, "", expansion) as probe:
         try:
@@ -163,16 +168,16 @@ def first_unreadable(
 
 
 def _kind(data: bytes | Path) -> bytes:
-    """How the child is to read: an Arrow file, a Parquet file, or Parquet data."""
+    """The request code for the child: A for the path of an Arrow file, P of a Parquet file, D for Parquet data."""
     if isinstance(data, Path):
         return b"A" if data.suffix == ARROW_ENDING else b"P"
     return b"D"
 
 
 def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes] | None:
-    """The child, which reads from one file and writes a byte for each table to another.
+    """The started child, which reads requests from ``stream`` and writes a byte to ``told`` for each table it read.
 
-    None where no process can be started: then nothing protects.
+    None if no process can be started; this process then reads the tables without protection.
     """
     # Our own interpreter and code, isolated from the environment.
     try:
@@ -187,7 +192,7 @@ def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes] | No
 
 
 class _Probe:
-    """A child that tries to read."""
+    """A child process that reads tables as a test; None for the child if it could not be started."""
 
     def __init__(
         self,
@@ -202,7 +207,7 @@ class _Probe:
         self._told = told
 
     def count(self) -> int:
-        """How many of the tables, in their order, were read; all where no child can try."""
+        """How many of the tables, in their order, were read; a huge number if all, or if no child could test them."""
         if self._child is None or self._child.poll() in (0, 3):
             return 1 << 62
         return os.fstat(self._told.fileno()).st_size
@@ -211,7 +216,7 @@ class _Probe:
         """Waits for the child.
 
         Raises:
-            DamagedInput: reading ended the child, took longer than five minutes, or more memory than its size allows.
+            DamagedInput: reading aborted the child, took longer than five minutes, or a table exceeds the cap.
         """
         if self._child is None:
             return

@@ -4,8 +4,8 @@ A pickle is a program: unpickling one from an untrusted source can run any code.
 unpickled, every opcode is checked: only those that build containers, texts, numbers, booleans and None
 are allowed. Every other opcode, such as those that import or call something, is refused by name.
 
-Keys of dicts and elements of sets must be texts, bytes, numbers of 64 bits, or None: tuples can be made so
-that all of them have one hash, and a dict of them takes time by the square of their number.
+Keys of dicts and elements of sets must be texts, bytes, numbers of 64 bits, or None: tuples can be crafted to
+have equal hashes, and building a dict of such tuples takes time quadratic in their number.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ _INSTRUCTIONS = """
 _ADMITTED = frozenset(_INSTRUCTIONS.split())
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_BYTES = 256 << 20
-_MOST_BITS = 64  # of one integer, as node ids have; larger ones can be made to share a hash
-_LEAST_BYTES = 8  # of a pickle for each container, which takes ten times as much in memory
-_FEW = 100_000  # containers that any pickle may hold
+# Bits of one integer: node ids have 64; larger integers can be crafted to have equal hashes.
+_MOST_BITS = 64
+# Bytes that a pickle must have for each container beyond _FEW; a container takes ten times as much in memory.
+_LEAST_BYTES = 8
+_FEW = 100_000  # containers that a pickle of any size may hold
 _DEEPEST = 100
 _MOST_COPIES = 1000
 
 
 class PickleRefused(ValueError):
-    """The bytes are no pickle, or one of more than plain values; the message says which."""
+    """The bytes are not a pickle, or the pickle is not accepted; the message says why."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Refuses a second time what `_reason_to_refuse` lets through by mistake."""
+    """Refuses imports and persistent ids, in case `_reason_to_refuse` lets them through by mistake."""
 
     def find_class(self, module: str, name: str) -> object:
         raise PickleRefused(f"the pickle wants to import {module}.{name}")
@@ -56,7 +58,7 @@ def load_plain(content: bytes) -> object:
         content: the whole pickle.
 
     Raises:
-        PickleRefused: it is cut, too large, too deep, or holds anything else.
+        PickleRefused: the pickle is cut, too large, nested too deeply, or holds anything else.
     """
     if len(content) > _MOST_BYTES:
         raise PickleRefused("the pickle is larger than 256 MB")
@@ -85,7 +87,7 @@ def _reason_to_refuse(content: bytes) -> str | None:
             return f"the pickle holds {opcode.name}, which can run code or needs other objects; not opened"
         if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
             return "the pickle holds an integer that is too large"
-        # A put at place n makes the unpickler allocate n places.
+        # A PUT at memo index n makes the unpickler allocate n memo entries.
         if opcode.name in _PUTS and not 0 <= int(argument or 0) < len(content):
             return "the pickle uses memo indices that are too large"
         stack.take(opcode.name, argument)
@@ -98,18 +100,19 @@ def _reason_to_refuse(content: bytes) -> str | None:
 
 _MARK = None
 _CLOSING = ("LIST", "TUPLE", "DICT", "FROZENSET", "APPENDS", "SETITEMS", "ADDITEMS", "POP_MARK")
-"""Opcodes that take everything above the last mark."""
+"""Opcodes that pop everything above the last mark."""
 _POPS = {"POP": 1, "APPEND": 1, "SETITEM": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _CONTAINERS = ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
                "LIST", "TUPLE", "DICT", "FROZENSET")  # fmt: skip
 
 
 class _Stack:
-    """The unpickler's stack, of which each value is only a container (True), none (False), or a mark (None).
+    """A model of the unpickler's stack: each value is True for a container, None for a mark, else False.
 
     Attributes:
-        refusal: why the pickle is refused: a container has become a key or an element of a set, for instance.
-        containers: how many there are.
+        refusal: why the pickle is refused, such as a container used as a key or as an element of a set; None if
+            no opcode so far is a reason.
+        containers: number of containers that the opcodes so far create.
     """
 
     def __init__(self) -> None:
@@ -117,13 +120,13 @@ class _Stack:
         self.containers = 0
         self._copies = 0
         self._values: list[bool | None] = []
-        self._memo = bytearray()  # of each place whether it holds a container
+        self._memo = bytearray()  # for each memo index, whether it holds a container
 
     def take(self, name: str, argument: object) -> None:
-        """Does what one opcode does.
+        """Applies one opcode.
 
         Raises:
-            IndexError: the opcode takes what is not there.
+            IndexError: the opcode needs a value that is not on the stack or in the memo.
         """
         values = self._values
         self.containers += name in _CONTAINERS
@@ -144,7 +147,7 @@ class _Stack:
             values.append(_MARK)
         elif name == "DUP":
             values.append(values[-1])
-            # Each copy may be of all that there is: no value shall outgrow the file.
+            # Each copy may double the value: the limit keeps it from growing far beyond the size of the file.
             self._copies += 1
             if self._copies > _MOST_COPIES:
                 self.refusal = "the pickle copies values too often"
@@ -152,7 +155,7 @@ class _Stack:
             values.append(name in _CONTAINERS)
 
     def _remember(self, name: str, argument: object) -> None:
-        """Puts the last value into the memo, or takes one from there."""
+        """Stores the last value in the memo, or pushes a value from the memo."""
         place = len(self._memo) if name == "MEMOIZE" else int(str(argument))
         if "GET" in name:
             self._values.append(bool(self._memo[place]))
@@ -161,7 +164,7 @@ class _Stack:
         self._memo[place] = self._values[-1] is not False
 
     def _close(self, name: str) -> None:
-        """Takes what is above the last mark, and the mark."""
+        """Pops the last mark and everything above it, and pushes the container that the opcode builds, if any."""
         values = self._values
         at = len(values) - 1
         while values[at] is not _MARK:
@@ -181,7 +184,7 @@ class _Stack:
 
 
 def _check_depth(value: object) -> None:
-    """No deeper than annotations ever are, nothing that contains itself, no more values than memory takes."""
+    """Raises `PickleRefused` for a value that is nested too deeply, contains itself, or has too many elements."""
     level = [value]
     left = 50_000_000
     for _ in range(_DEEPEST):

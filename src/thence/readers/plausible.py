@@ -1,4 +1,4 @@
-"""What the tables of every reader, and those of a store, must be like, whatever the input held."""
+"""Checks that every reader's tables, and those of a store, hold possible values, whatever the input held."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _MOST_TOTAL_NS = 1 << 62
 
 
 def plausible(tables: _Tables, name: str) -> _Tables:
-    """The tables, with impossible durations counted as 0 and a loss for them.
+    """The tables, with impossible durations set to 0, a warning, and a loss for device activities among them.
 
     Args:
         tables: of one input.
         name: the input as the user named it.
 
     Raises:
-        DamagedInput: rows lack what every row has, or their times are none that a clock shows.
+        DamagedInput: a row has a null in a column that is never null, or a time that no clock shows, or the
+            durations of device activities add up to more than a century.
     """
     gpu = tables.gpu
     for table in (GPU, HOST, PROGRAMS, THREADS, EVENTS, WAITS, GRAPH_PLACES):

@@ -41,8 +41,8 @@ _FILES = {
     "thence.readers.nsight.sqlite": "thence.readers.nsight.sqlite",
     "thence.readers.nsight.csv": "thence.readers.nsight.csv",
 }
-"""Of each format that is read from one file as a stream, in the order in which they are tried: the module that tells
-its files, which imports little, and the one that reads them, imported for a file that is of it."""
+"""Formats that are read from one file as a stream, in the order in which they are tried: the module that recognises
+files of the format, which imports little, and the module that reads them, which is imported only for such a file."""
 
 _ARCHIVES = {
     "thence.readers.recording.sniffing": "thence.readers.recording.read",
@@ -50,49 +50,49 @@ _ARCHIVES = {
     "thence.readers.nsight.export": "thence.readers.nsight.export",
     "thence.readers.nsight.folder": "thence.readers.nsight.folder",
 }
-"""The same of those that are read from a path: a folder of several files, a zip file or the folder it was unpacked to,
-or a file that another program has to convert first."""
+"""The same for formats that are read from a path: a folder of several files, a zip file or the folder it was unpacked
+to, or a file that another program has to convert first."""
 
 
 _REPORTS = (".nsys-rep", ".qdrep")
 _ON_DISK = (".zip", ".sqlite", ".sqlite.gz", ".xplane.pb")
-"""Endings of files whose readers look at more than a stream: at pages, or at files beside them."""
+"""Suffixes of files whose readers need more than a stream: random access to pages, or neighbouring files."""
 
 
 class FileFormat(Protocol):
-    """Interface of the modules that tell the files in `_FILES`."""
+    """Interface of the modules in `_FILES` that recognise files of a format."""
 
     NAME: str
-    """Of the format, for people."""
+    """Name of the format, for messages."""
     PATTERNS: tuple[str, ...]
-    """Globs that its files match within a directory."""
+    """Globs that match files of the format in a directory."""
 
     def sniff(self, head: bytes) -> bool:
         """Whether a file may be of this format, from its first bytes (decompressed)."""
 
 
 class FileReader(Protocol):
-    """Interface of the modules that read the files in `_FILES`."""
+    """Interface of the modules in `_FILES` that read files of a format."""
 
     def read(self, source: Source, progress: Callable[[int], None]) -> Tables:
         """The tables of one file."""
 
 
 class ArchiveFormat(Protocol):
-    """Interface of the modules that tell the archives in `_ARCHIVES`."""
+    """Interface of the modules in `_ARCHIVES` that recognise archives of a format."""
 
     NAME: str
     PATTERNS: tuple[str, ...]
 
     def sniff_archive(self, path: str) -> bool:
-        """Whether a file or directory is such an archive."""
+        """Whether a file or directory is an archive of this format."""
 
 
 class ArchiveReader(Protocol):
-    """Interface of the modules that read the archives in `_ARCHIVES`."""
+    """Interface of the modules in `_ARCHIVES` that read archives of a format."""
 
     def read(self, name: str, progress: Callable[[int], None], expansion: Expansion) -> Tables:
-        """The tables of one archive, whose members may be larger than they are stored by ``expansion``."""
+        """The tables of one archive; ``expansion`` limits how much larger than stored its members may be."""
 
 
 def _file_formats() -> Iterable[FileFormat]:
@@ -104,7 +104,7 @@ def _archive_formats() -> Iterable[ArchiveFormat]:
 
 
 def _file_reader(head: bytes) -> FileReader | None:
-    """What reads a file that begins like this; None where it is of no format."""
+    """The module that reads a file that begins like this; None if no format matches."""
     for name, reader in _FILES.items():
         if cast("FileFormat", importlib.import_module(name)).sniff(head):
             return cast("FileReader", importlib.import_module(reader))
@@ -112,7 +112,7 @@ def _file_reader(head: bytes) -> FileReader | None:
 
 
 def _archive_reader(path: str) -> ArchiveReader | None:
-    """What reads an archive; None where it is of no format."""
+    """The module that reads the archive at a path; None if no format matches."""
     for name, reader in _ARCHIVES.items():
         if cast("ArchiveFormat", importlib.import_module(name)).sniff_archive(path):
             return cast("ArchiveReader", importlib.import_module(reader))
@@ -131,18 +131,18 @@ def read(
     """All inputs as one set of tables, with the labels of CUDA graphs found in the same folders.
 
     Args:
-        inputs: files, directories, globs, URLs, or ``-`` for standard input; one of each rank, for instance.
-        progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
-        run: of directories, the files of the run with this name; None: the newest where there are several.
-        add: take all files, also where several hold one rank: each becomes a rank of its own.
+        inputs: files, directories, globs, URLs, or ``-`` for standard input; one file of each rank, for instance.
+        progress: called with the current file, the bytes of it consumed, and its size (0 if unknown).
+        run: name of the run to read from directories; None: the newest of several runs.
+        add: take all files, even if several hold the same rank: each becomes a rank of its own.
         expansion: how much larger than its stored size the content of an input may be.
-        cores: how many may be used to decode a file; None: all that there are.
+        cores: how many cores may be used to decode a file; None: all cores.
 
     Raises:
         UsageError: several inputs hold one rank, or a run is named and no input is a directory.
         InputError: an input does not exist or cannot be opened, or holds no such run.
-        UnknownFormat: its content is nothing that thence reads.
-        DamagedInput: nothing of its content could be read.
+        UnknownFormat: an input is of no format that thence reads.
+        DamagedInput: nothing in an input could be read.
     """
     names = [_text_name(str(name)) for name in inputs]
     parts: list[Read] = []
@@ -161,7 +161,7 @@ def read(
         except DamagedInput as error:
             if name in names or not holds_labels(name):
                 raise
-            damaged.append(f"{error}; not joined")  # labels are an extra, the traces are there
+            damaged.append(f"{error}; not joined")  # the traces can be read without labels
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
     parts, more_notes = one_job(parts, add=add)
@@ -175,10 +175,10 @@ def read(
 
 
 def _text_name(name: str) -> str:
-    """The name of a file, which tables and documents hold as text.
+    """The name of a file, unchanged, after checking that tables and documents can hold it as text.
 
     Raises:
-        InputError: it is no text.
+        InputError: the name is not valid UTF-8.
     """
     try:
         name.encode()
@@ -199,11 +199,11 @@ def holds_labels(name: str) -> bool:
 def files_of(
     names: Sequence[str], run: str | None = None, *, add: bool = False
 ) -> tuple[dict[str, str], list[str]]:
-    """The files and archives to read, each with the input that it is of, and notes on what directories hold besides.
+    """The files and archives to read, each with the input that it came from, and notes on the files left out.
 
     Args:
         names: files, directories, globs, URLs, or ``-``.
-        run: of directories, the files of the run with this name; None: the newest where there are several.
+        run: name of the run to read from directories; None: the newest of several runs.
         add: take the files of all runs.
 
     Raises:
@@ -225,7 +225,7 @@ def files_of(
         found = [name] if name in archives else expand([name], _patterns())
         if name not in archives:
             twice = _recorded_twice(found)
-            # Annotation files of PyTorch belong to the traces of their rank beside them, which find them.
+            # PyTorch's annotation files are no inputs of their own: they are added to the trace of their rank.
             left_out = twice | {file for file in found if is_annotation_name(file)}
             found = [file for file in found if file not in left_out or file in names]
             if run is not None:
@@ -244,17 +244,17 @@ def _is_directory(name: str) -> bool:
 
 
 def _patterns() -> tuple[str, ...]:
-    """Globs of what may be a trace in a directory."""
+    """Globs of the files of a directory that may be traces."""
     formats: tuple[FileFormat | ArchiveFormat, ...] = (*_file_formats(), *_archive_formats())
     return tuple(dict.fromkeys(pattern for each in formats for pattern in each.PATTERNS))
 
 
 def _recorded_twice(files: list[str]) -> set[str]:
     """Files that hold, with less detail, the same recording as another file of the directory."""
-    # A report of nsys and what was exported from it are the same recording.
+    # A report of nsys and the SQLite file exported from it are the same recording.
     stems = {str(Path(file).with_suffix("")) for file in files if file.endswith(".sqlite")}
     reports = {f for f in files if f.endswith(".nsys-rep") and f.removesuffix(".nsys-rep") in stems}
-    # jax.profiler writes a JSON for viewers beside each xplane file.
+    # jax.profiler writes a JSON for viewers next to each xplane file.
     xplanes = {Path(file).parent for file in files if ".xplane.pb" in Path(file).name}
     viewers = {f for f in files if f.endswith(".trace.json.gz") and Path(f).parent in xplanes}
     return reports | viewers
@@ -279,7 +279,7 @@ def _read_one(
 def _read_url(
     name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None
 ) -> Tables:
-    """As `_read_one`: a file as it comes, anything else from a copy on disk, under its own name."""
+    """As `_read_one`, for a URL: reads a file as a stream or, if its reader needs a path, a temporary local copy."""
     copied = name.endswith((*_REPORTS, *_ON_DISK)) or is_folder(name)
     if not copied:
         return _read_file(name, progress, expansion, cores)

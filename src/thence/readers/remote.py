@@ -1,7 +1,7 @@
-"""Inputs that are no local path: URLs of object stores and others, through fsspec (the extra ``thence[remote]``).
+"""Inputs that are not local paths: URLs of object stores and other protocols of fsspec (extra ``thence[remote]``).
 
-A file is read as a stream. What its reader needs on disk, such as a folder of a recording, is copied to a temporary
-folder first. Credentials and endpoints are those that the protocol's package finds by itself.
+A file is read as a stream. An input that its reader needs on disk, such as the folder of a recording, is first
+copied to a temporary folder. The protocol's package finds credentials and endpoints by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PACKAGES = {
 }
 _BLOCK_BYTES = 8 << 20
 _CHANGED = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag", "etag")
-"""Under which key a protocol says when a file changed, or another word that changes with it."""
+"""Keys under which protocols report when a file changed, or another value that changes with the file."""
 
 
 def is_url(name: str) -> bool:
@@ -46,7 +46,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
     Raises:
         MissingRequirement: fsspec, or the package for its protocol, is not installed.
-        InputError: there is no such protocol, or it does not answer.
+        InputError: the protocol is unknown, or its file system cannot be reached.
     """
     protocol = url.partition("://")[0]
     try:
@@ -70,7 +70,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _answering(url: str) -> Iterator[None]:
-    """Errors of a protocol, whatever they are, as `InputError`."""
+    """Raises any error of a protocol within the block as `InputError`."""
     try:
         yield
     except (InputError, MissingRequirement):
@@ -89,10 +89,10 @@ def is_folder(url: str) -> bool:
 
 
 def urls_within(url: str, patterns: Sequence[str] = ("*",)) -> list[str]:
-    """URLs of the files in a folder and all folders within, whose names match one of several globs.
+    """URLs of the files in a folder and all its subfolders whose names match one of several globs.
 
     Raises:
-        InputError: there is none, or it cannot be listed.
+        InputError: the folder does not exist, or cannot be listed.
     """
     filesystem, path = _filesystem(url)
     with _answering(url):
@@ -111,7 +111,7 @@ def matching_urls(url: str) -> list[str]:
 
 @contextmanager
 def open_url(url: str) -> Iterator[tuple[io.BufferedReader, Bytes]]:
-    """A file as a stream, and its size; 0 where that is not known.
+    """A file as a stream, and its size; 0 if that is unknown.
 
     Raises:
         InputError: there is no such file, or it may not be read.
@@ -126,10 +126,10 @@ def open_url(url: str) -> Iterator[tuple[io.BufferedReader, Bytes]]:
 
 @contextmanager
 def fetched(url: str) -> Iterator[Path]:
-    """A copy of a file or folder, for as long as the block lasts.
+    """A temporary local copy of a file or folder, removed at the end of the block.
 
     Raises:
-        InputError: it is not there, or cannot be copied.
+        InputError: the file or folder does not exist, or cannot be copied.
     """
     filesystem, path = _filesystem(url)
     with tempfile.TemporaryDirectory(prefix="thence-") as name:
@@ -147,16 +147,16 @@ def _copy_folder(filesystem: Any, path: str, target: Path) -> None:
     for file in filesystem.find(path):
         within = Path(str(file).removeprefix(root))
         if within.is_absolute() or ".." in within.parts:
-            continue  # names come from elsewhere: nothing is written outside of the folder
+            continue  # the names are untrusted: write nothing outside of the target folder
         (target / within).parent.mkdir(parents=True, exist_ok=True)
         filesystem.get_file(file, str(target / within))
 
 
 def state_of(url: str) -> tuple[Bytes, str, int]:
-    """Bytes, when the newest changed, and number of the files of a URL, file or folder.
+    """Total size in bytes, last change as the protocol reports it, and number of the files at a URL (file or folder).
 
     Raises:
-        InputError: it is not there.
+        InputError: the file or folder does not exist.
     """
     filesystem, path = _filesystem(url)
     with _answering(url):

@@ -1,9 +1,10 @@
-"""Which of the files of a directory are one job: a log directory may hold several runs of a program.
+"""Finds out which files of a directory belong to one job: a log directory may hold several runs of a program.
 
-By layout, before anything is read (`in_newest_run`): jax.profiler and TensorBoard keep a folder for every
-run, ``plugins/profile/RUN/``; torch's ``tensorboard_trace_handler`` names a file
-``WORKER.TIME.pt.trace.json``, one for every cycle of a profiler's schedule. By content, once the files are
-read (`one_job`): two files that hold one rank are not of one job, unless they are asked to be added.
+Files are first chosen by the directory layout, before any of them is read (`in_newest_run`): jax.profiler and
+TensorBoard keep a folder for every run, ``plugins/profile/RUN/``; torch's ``tensorboard_trace_handler`` writes a
+file ``WORKER.TIME.pt.trace.json`` for every cycle of a profiler's schedule. They are then chosen by content,
+once they are read (`one_job`): two files that hold the same rank are of different jobs, unless the user asked to
+add them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Read", "in_newest_run", "in_run", "one_job"]
 
 _STAMP = re.compile(r"\d{4}_\d{2}_\d{2}_\d{2}_\d{2}_\d{2}.*")
-"""Name of a run of jax.profiler, in the order of time."""
+"""Names of runs of jax.profiler, which sort by time."""
 _CYCLE = re.compile(r"(?P<worker>.+)\.(?P<time>\d{10,20})\.pt\.trace\.json(?:\.gz)?")
-_NAMED = 3  # files that a note names
-_LISTED = 20  # runs that an error names
+_NAMED = 3  # maximum number of files that a note names
+_LISTED = 20  # maximum number of runs that an error names
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Read:
     Attributes:
         file: its path.
         origin: the directory that it was found in, as the user named it, or else the file itself.
-        tables: what it holds.
+        tables: its content.
     """
 
     file: str
@@ -47,10 +48,10 @@ class Read:
 
 
 def in_run(folder: str, files: Sequence[str], run: str) -> list[str]:
-    """The files of a directory that are of the run with a name: of a folder, or a part of the file's name.
+    """The files of a directory that belong to the named run: ``run`` is the name of a folder or a part of a file name.
 
     Raises:
-        InputError: there is none.
+        InputError: the directory holds no such run.
     """
     chosen = [file for file in files if run in _names(folder, file)]
     if not chosen:
@@ -65,16 +66,16 @@ def in_run(folder: str, files: Sequence[str], run: str) -> list[str]:
 
 
 def _names(folder: str, file: str) -> list[str]:
-    """Words by which --run finds a file: its folders, what stands between the dots of its name, its name."""
+    """Words by which --run finds a file: its folders, the parts of its name between dots, and its whole name."""
     *folders, name = Path(file).relative_to(folder).parts
     return [*folders, *name.split("."), name]
 
 
 def in_newest_run(files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files of the newest run of every log directory, where the layout tells runs apart.
+    """The files without those of older runs, where the layout of a log directory separates runs.
 
     Returns:
-        The files, and notes on what is left out.
+        The files, and notes on the files left out.
     """
     kept, notes = _newest_folders(files)
     return _newest_cycles(kept, notes)
@@ -107,7 +108,7 @@ def _changed(files: Iterable[str]) -> float:
 
 
 def _changed_s(file: str) -> float:
-    """Unix time at which a file changed, in s; 0 for URLs, which do not all say."""
+    """Unix time at which a file changed, in s; 0 for URLs, as not all protocols report it."""
     return 0.0 if is_url(file) else Path(file).stat().st_mtime
 
 
@@ -127,17 +128,17 @@ def _newest_cycles(files: Sequence[str], notes: list[str]) -> tuple[list[str], l
 
 
 def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]:
-    """The inputs that are one job: of a directory with several runs, those of the newest.
+    """The inputs that belong to one job: from a directory with several runs, the files of the newest run.
 
     Args:
-        parts: what was read.
-        add: keep all; inputs of one rank become ranks of their own.
+        parts: the inputs that were read.
+        add: keep all inputs; inputs that hold the same rank become ranks of their own.
 
     Returns:
-        The inputs, and notes on what is left out.
+        The inputs, and notes on the files left out.
 
     Raises:
-        UsageError: inputs that were named one by one hold one rank.
+        UsageError: inputs from different origins, such as files named one by one, hold the same rank.
     """
     if add:
         return list(parts), []
@@ -163,7 +164,7 @@ def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]
 
 
 def _of_other_runs(parts: Sequence[Read]) -> list[str]:
-    """Files of a directory that are not of its newest run; none where no two hold one rank."""
+    """Files of a directory that are not of its newest run; none if no two files hold the same rank."""
     newest_first = sorted(parts, key=_recency, reverse=True)
     by_rank: dict[int, list[Read]] = {}
     repeated = []
@@ -191,9 +192,10 @@ def _enter(part: Read, by_rank: dict[int, list[Read]]) -> None:
 
 
 def _clashing(part: Read, by_rank: dict[int, list[Read]]) -> Read | None:
-    """An input that holds a rank of this one.
+    """An earlier input that holds a rank of this input and cannot be of the same job; None if there is none.
 
-    A rank that an input does not state is a mere number: such inputs are of one job if they ran at one time.
+    Two inputs that both state the same rank cannot. A rank that an input does not state is only a placeholder:
+    such inputs can be of the same job unless they were recorded at different times.
     """
     stated = part.tables.meta.ranks_stated
     for rank in part.tables.ranks:
@@ -205,7 +207,7 @@ def _clashing(part: Read, by_rank: dict[int, list[Read]]) -> Read | None:
 
 
 def _window(tables: Tables) -> tuple[Ns, Ns] | None:
-    """First start and last end in Unix ns; None where the clock is unknown or nothing is there."""
+    """First start and last end in Unix ns; None if the clock is unknown or there are no rows."""
     table = tables.gpu if tables.gpu.height else tables.host
     zero = tables.meta.epoch_ns
     if zero is None or table.is_empty():

@@ -1,4 +1,4 @@
-"""Inputs as streams of bytes: plain or gzipped files and standard input; directories and globs as files."""
+"""Opens inputs (plain or gzipped files, URLs, standard input) as byte streams; expands directories and globs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
 _DAMAGE = (EOFError, _ISAL_ERROR, zlib.error)
 _STEP_BYTES = 1 << 15
-_MOST_AT_ONCE = 1 << 26  # what is asked for is allocated before it is known to be there
+_MOST_AT_ONCE = 1 << 26  # bytes of one read call, which allocates that much in advance
 _SPECIAL = {
     "FIFO": stat.S_ISFIFO,
     "device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
     "socket": stat.S_ISSOCK,
 }
-"""Files that are no data at rest, and how each is told."""
+"""Kinds of special files, which are refused, and the test of a file's mode for each."""
 
 
 class _Unzipped:
-    """Decompressed members of a gzip file.
+    """The decompressed content of a gzip file of one or more members.
 
-    `gzip` and `isal.igzip` would also lose the readable data just before a damaged place.
+    `gzip` and `isal.igzip` are not used because they lose more of the readable data before a damaged place.
     """
 
     def __init__(self, raw: BinaryIO, name: str, expansion: Expansion) -> None:
@@ -52,15 +52,15 @@ class _Unzipped:
         self._expansion = expansion
         self._stored = b""
         self._member = _new_member()
-        self._taken = self._given = 0  # bytes, stored and decompressed
+        self._taken = self._given = 0  # bytes so far: stored, decompressed
 
     def read(self, size: int) -> bytes:
-        """Some decompressed bytes, at most ``size``; none at the end.
+        """Some decompressed bytes, at most ``size``; empty at the end.
 
         Raises:
             EOFError: the file ends inside a member.
-            isal_zlib.error: it is damaged; up to `_STEP_BYTES` before that place are lost.
-            TooLarge: it decompresses to more than is accepted.
+            isal_zlib.error: the file is damaged; up to `_STEP_BYTES` before the damaged place are lost.
+            TooLarge: the file decompresses to more than the cap.
         """
         while True:
             if not self._stored:
@@ -96,10 +96,10 @@ class Source:
     Attributes:
         name: the path as the user named it; ``-`` is standard input.
         stored_bytes: size on disk, 0 where unknown; `consumed` counts in the same unit.
-        plain: the bytes on disk are the bytes of the stream, so that offsets can be handed on.
+        plain: whether the file on disk holds the bytes of the stream, so that others can read it by offsets.
         expansion: how much larger than its stored size its content may be.
-        cores: how many may decode it at once; None: all that there are.
-        damage: why the stream ended early, filled in while reading; None when it did not.
+        cores: how many cores may decode it at once; None: all cores.
+        damage: why the stream ended early, set while reading; None if it did not.
     """
 
     name: str
@@ -117,15 +117,15 @@ class Source:
     def open(
         cls, name: str, expansion: Expansion = DEFAULT, cores: int | None = None
     ) -> Iterator[Source]:
-        """The input, gunzipped where its first bytes say so.
+        """The opened input, which is gunzipped if its first bytes are those of a gzip file.
 
         Args:
             name: path, URL, or ``-`` for standard input.
             expansion: how much larger than its stored size its content may be.
-            cores: how many may decode it at once; None: all that there are.
+            cores: how many cores may decode it at once; None: all cores.
 
         Raises:
-            InputError: it does not exist, is a directory or a special file, or may not be read.
+            InputError: the input does not exist, is a directory or a special file, or may not be read.
         """
         with _opened(name) as (raw, size):
             try:
@@ -139,7 +139,7 @@ class Source:
                 raise InputError(name, "is a directory") from error
 
     def head(self) -> bytes:
-        """The first decompressed bytes, up to `_HEAD_BYTES`; reading starts with them all the same."""
+        """The first decompressed bytes, up to `_HEAD_BYTES`; `read` still returns them."""
         while len(self._ahead) < _HEAD_BYTES and (
             more := self._take(_HEAD_BYTES - len(self._ahead))
         ):
@@ -148,7 +148,7 @@ class Source:
 
     @property
     def expected_bytes(self) -> int:
-        """About how many bytes reading will give, 0 where unknown; gzip makes JSON some 12 times smaller."""
+        """Estimated size of the decompressed content, 0 if unknown; gzip makes JSON some 12 times smaller."""
         return self.stored_bytes if self.plain else 12 * self.stored_bytes
 
     @property
@@ -162,10 +162,10 @@ class Source:
             return 0
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` decompressed bytes; less only at the end, or where the compression breaks.
+        """Up to ``size`` decompressed bytes; fewer only at the end, or where the gzip data is damaged.
 
         Raises:
-            TooLarge: it decompresses to more than is accepted.
+            TooLarge: the input decompresses to more than the cap.
         """
         parts = [self._ahead[:size]]
         self._ahead = self._ahead[size:]
@@ -176,7 +176,7 @@ class Source:
         return b"".join(parts)
 
     def seek(self, offset: int) -> None:
-        """Makes reading go on at an offset; only where the stream is `plain`."""
+        """Continues reading at an offset; allowed only if the input is `plain`."""
         assert self._raw is not None
         self._ahead = b""
         self._raw.seek(offset)
@@ -195,7 +195,7 @@ class Source:
 
 @contextmanager
 def _opened(name: str) -> Iterator[tuple[io.BufferedReader, int]]:
-    """An input as it is stored, and its size; 0 where that is not known."""
+    """A stream of the stored bytes of an input, and its size; 0 if that is unknown."""
     if name == STANDARD_INPUT:
         yield io.BufferedReader(sys.stdin.buffer, _HEAD_BYTES), 0  # type: ignore[arg-type]
         return
@@ -217,11 +217,11 @@ def _opened(name: str) -> Iterator[tuple[io.BufferedReader, int]]:
 
 
 def check_regular(path: str) -> None:
-    """Refuses what is neither a file nor a directory: opening a FIFO may wait for ever, a device never ends.
+    """Refuses special files: opening a FIFO may block forever, and reading a device may never end.
 
     Raises:
-        InputError: it is a special file.
-        OSError: there is nothing, or links that lead in a circle.
+        InputError: the path is a special file.
+        OSError: the path does not exist, or is a circular link.
     """
     mode = os.stat(path).st_mode  # noqa: PTH116 - pathlib would refuse the same names in other ways
     kind = next((word for word, of_kind in _SPECIAL.items() if of_kind(mode)), None)
@@ -232,11 +232,11 @@ def check_regular(path: str) -> None:
 
 
 def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
-    """Files behind the inputs: themselves, what a glob matches, what a directory holds.
+    """The files that inputs refer to: the input itself, the matches of a glob, or the files of a directory.
 
     Args:
         inputs: paths, globs, directories, URLs of each of them, or ``-``.
-        patterns: globs that say which files of a directory count, searched in all its folders.
+        patterns: globs of the files to take from a directory and all its subfolders.
 
     Raises:
         InputError: nothing was found for one of the inputs.
@@ -283,7 +283,7 @@ def _of_url(name: str, patterns: tuple[str, ...]) -> list[str]:
 
 
 def matching(pattern: str) -> list[str]:
-    """What a glob matches; ``**`` follows no links, which may lead in a circle."""
+    """Paths that a glob matches; ``**`` does not follow links, because they may be circular."""
     parts = Path(pattern).parts
     if "**" not in parts:
         return glob.glob(pattern)  # noqa: PTH207 - pathlib takes no absolute pattern
@@ -293,7 +293,7 @@ def matching(pattern: str) -> list[str]:
     if glob.has_magic(roots[0]):
         roots = glob.glob(roots[0])  # noqa: PTH207 - as above
     found = [path for root in roots for path in Path(root).glob(str(inner))]
-    # As a shell does: names that begin with a dot are matched only where the pattern has one, too.
+    # As in a shell, names that begin with a dot match only if a part of the pattern begins with a dot.
     hidden = any(part.startswith(".") for part in parts[at:])
     return [
         str(path)

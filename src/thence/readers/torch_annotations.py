@@ -1,10 +1,10 @@
-"""PyTorch's annotations of CUDA graphs: what its annotation files and its annotated traces say of a node.
+"""PyTorch's annotations of CUDA graph nodes, from its annotation files and its annotated traces.
 
-An annotation file is a dict of node id (executable graph << 32 | number) to a list of dicts, pickled or as
-JSON, whose keys are then texts. PyTorch names neither process nor kernels in it; the rank is in its name,
-``kernel_annotations_rank0_fwd.pkl``, by which PyTorch's own tools find it. `mark_kernels` merges nested
-scopes into one dict, in which the keys ``name``, ``stream`` (the lane to show the node on) and
-``autograd_phase`` have a meaning; all others are the user's.
+An annotation file holds a dict of node id (executable graph << 32 | number) to a list of dicts, either pickled or
+as JSON; node ids are texts in JSON. The file names neither the process nor kernels; the rank is in the file's name,
+such as ``kernel_annotations_rank0_fwd.pkl``, by which PyTorch's own tools find the file. `mark_kernels` merges
+nested scopes into one dict, in which the keys ``name``, ``stream`` (the lane to show the node on) and
+``autograd_phase`` have a meaning; all other keys are the user's.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _JSON = re.compile(rb'\s*\{\s*"[0-9]{1,20}"\s*:')
 _NAME = re.compile(r"kernel_annotations_rank(\d{1,9})(?:[_.].*)?\.(?:pkl|json)")
 _NAMES = ("name", "str", "annotation")
-"""Keys under which PyTorch and its tools give the name: of 2.13 and newer, of 2.12, of annotations that
-are no dict."""
+"""Keys under which PyTorch and its tools store the name: in 2.13 and newer, in 2.12, and for annotations that
+are not dicts."""
 _GROUP = (KINETO_KEYS["group_name"], KINETO_KEYS["group_description"])
 
 
@@ -56,12 +56,12 @@ def is_pickle(content: bytes) -> bool:
 
 
 def is_annotation_name(path: str) -> bool:
-    """Whether a file is called what PyTorch's tools expect of an annotation file."""
+    """Whether a file has the name that PyTorch's tools expect of an annotation file."""
     return _NAME.fullmatch(Path(path).name) is not None
 
 
 def annotation_files(folder: Path, ranks: list[int]) -> list[Path]:
-    """The annotation files of some ranks in a folder and the one above it, by name."""
+    """The annotation files of some ranks in a folder and its parent, found by their names."""
     found = []
     for place in (folder, folder.resolve().parent):
         for path in sorted(place.glob("kernel_annotations_rank*")):
@@ -74,16 +74,16 @@ def annotation_files(folder: Path, ranks: list[int]) -> list[Path]:
 def read_annotations(content: bytes, name: str) -> GraphLabels:
     """The labels in an annotation file.
 
-    Every graph id becomes a graph of its own, since the file does not tell ids of captured graphs from
-    those of executable graphs.
+    Every graph id becomes a graph of its own, since the file does not distinguish ids of captured graphs from
+    ids of executable graphs.
 
     Args:
         content: the whole file.
-        name: of the file; the rank is told from it.
+        name: of the file; it may hold the rank.
 
     Raises:
-        DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
-        UnknownFormat: it holds something else.
+        DamagedInput: the file is cut, wrong, or a pickle of anything but plain values.
+        UnknownFormat: the file holds anything but a dict.
     """
     annotations = _loaded(content, name)
     if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
@@ -119,7 +119,7 @@ def _loaded(content: bytes, name: str) -> object:
 
 
 def _node_id(node: object, name: str) -> int:
-    """The id that a key stands for; JSON has texts for keys."""
+    """The node id in a key of the dict: an integer, or a text in JSON."""
     number = int(node) if isinstance(node, str) and re.fullmatch("[0-9]{1,20}", node) else node
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 64:
         raise DamagedInput(name, f"a key of the annotations is no node id: {node!r:.60}")
@@ -127,7 +127,7 @@ def _node_id(node: object, name: str) -> int:
 
 
 def _checked_label(annotations: object, name: str) -> Label:
-    """One label of the annotations of a node: dicts (key-wise, later ones win), or texts."""
+    """The label of a node from its annotations: dicts (merged, the last value of a key wins) or names as text."""
     merged: dict[str, Any] = {}
     for annotation in annotations if isinstance(annotations, list | tuple) else [annotations]:
         if isinstance(annotation, dict):
@@ -140,9 +140,10 @@ def _checked_label(annotations: object, name: str) -> Label:
 
 
 def label_of(annotation: dict[str, Any]) -> Label:
-    """The label that one dict of annotations stands for.
+    """The label for one dict of annotations.
 
-    A collective's lane is its process group: name and description, as two groups may share either.
+    If the annotations give a lane and a process group, the lane is the process group: its name and description,
+    because two groups may share either of them.
     """
     fields = dict(annotation)
     key = next((key for key in _NAMES if fields.get(key) is not None), None)
