@@ -1,8 +1,8 @@
 """Kineto traces: the Chrome JSON that ``torch.profiler`` writes.
 
-sniffing.py          what tells a Kineto file
+sniffing.py          recognises a Kineto file
 envelope.py          a file -> metadata and pieces of whole events
-events.py            one piece of JSON -> columns (runs in the decoding processes, as all that it imports)
+events.py            one piece of JSON -> columns (runs in the decoding processes, like all that it imports)
 times.py             decimal microseconds -> integer nanoseconds
 repair.py            lenient decoding of pieces that strict decoding rejects
 piece_annotations.py annotations of CUDA graphs in one piece

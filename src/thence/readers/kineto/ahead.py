@@ -1,7 +1,7 @@
-"""Decoding of a file that begins before the file is asked for: while the rest of thence is still being imported.
+"""Starts to decode a file before its reader is called, while the rest of thence is still being imported.
 
-A command line that names one large Kineto file calls `begin` before it imports anything else. The reader, once it is
-there, goes on with what has begun (`Begun.of`); `forget` ends what nobody asked for.
+The command line calls `begin` before it imports anything else if it names one large Kineto file. The reader, once it
+is imported, takes over the decoding that was started (`Begun.of`); `forget` stops it if no reader took it over.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Begun:
     """A file that is being decoded.
 
     Attributes:
-        source: where its bytes come from.
-        envelope: its parts, complete once all columns have been taken.
-        columns: of each piece, in order.
+        source: the opened file.
+        envelope: the parts of the file; complete once all of ``columns`` has been consumed.
+        columns: the columns of each piece, in order.
     """
 
     source: Source
@@ -42,12 +42,12 @@ class Begun:
 
     @classmethod
     def of(cls, source: Source) -> Begun:
-        """What `begin` began of this file, once; otherwise its decoding begins now."""
+        """The decoding that `begin` started for this file, if it is not taken yet; else a decoding started now."""
         return _ahead.taken(source) or cls._now(source)
 
     @classmethod
     def _now(cls, source: Source, processes: Processes | None = None) -> Begun:
-        # Only now: decoding processes that are being started import the same meanwhile.
+        # Imported late: the decoding processes are already running, and import the same modules meanwhile.
         from thence.readers.kineto.decoding import decoded
         from thence.readers.kineto.envelope import Envelope
 
@@ -59,7 +59,7 @@ class Begun:
 
 
 class _Ahead:
-    """At most one file that has begun and that nobody has asked for yet."""
+    """Holds at most one file whose decoding was started and that no reader has taken yet."""
 
     def __init__(self) -> None:
         self._begun: tuple[Begun, tuple[int, ...], Processes] | None = None
@@ -95,13 +95,13 @@ class _Ahead:
             begun, _, processes = self._begun
             self._begun = None
             processes.kill()
-            with suppress(ThenceError):  # whoever asks is told, and sets everything free
+            with suppress(ThenceError):  # taking the rest raises it, and frees everything
                 deque(begun.columns, maxlen=0)
         self._opened.close()
 
 
 def _state(name: str) -> tuple[int, ...]:
-    """What differs where a file was replaced or written to."""
+    """Values that change if a file is replaced or written to."""
     found = os.stat(name)  # noqa: PTH116 - as `thence.readers.source` looks at names
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -110,15 +110,15 @@ _ahead = _Ahead()
 
 
 def begin(name: str) -> None:
-    """Begins to decode a file, if it is a Kineto trace that is large enough for decoding processes.
+    """Starts to decode a file, if it is a Kineto trace that is large enough for decoding processes.
 
-    What is wrong with the file or its name is left for its reader to say.
+    Raises no error for a bad file or name; its reader reports it.
     """
     with suppress(ThenceError, OSError, ValueError, MemoryError):
-        name.encode()  # a name that is no text cannot be told to other processes
+        name.encode()  # a name that is not valid UTF-8 cannot be sent to other processes
         _ahead.begin(name)
 
 
 def forget() -> None:
-    """Ends what was begun and not asked for."""
+    """Stops a decoding that was started and that no reader has taken."""
     _ahead.forget()

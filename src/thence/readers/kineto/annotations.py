@@ -1,17 +1,18 @@
 """Annotations of CUDA graphs that PyTorch or its tools wrote into the arguments of graphed activities.
 
-Three writers put the fields of an annotation (see `thence.readers.torch_annotations`) among an event's own
+Three writers add the fields of an annotation (see `thence.readers.torch_annotations`) to an event's own
 arguments:
 
-- torch 2.15, ``export_chrome_trace(cuda_graph_annotations=...)``: values are text; the lane is
-  ``annotated_stream``, or the event was moved there and ``original_stream`` is where it ran. The file says
-  ``cudaGraphInlineAnnotated``.
+- torch 2.15, ``export_chrome_trace(cuda_graph_annotations=...)``: values are text; the lane is in
+  ``annotated_stream``, or the event was moved to the lane and ``original_stream`` is the stream on which it
+  ran. The file has the key ``cudaGraphInlineAnnotated``.
 - torch 2.12 to 2.14, ``torch.cuda._annotate_cuda_graph_trace``: values are text; every graphed event was
-  moved to its lane, or to the default one (7; what overlapped there to 8), and where it ran is lost.
+  moved to its lane, or to the default lane (7; events that would overlap there to 8), and the stream on
+  which it ran is lost.
 - torch.profiler's CUPTI exporter (Cuspy): values keep their type; a field ``stream`` replaces the argument
-  of that name, but the event stays in the row of its stream.
+  of that name, but the event stays in the viewer's row of its stream.
 
-`thence.readers.kineto.piece_annotations` finds them in the events.
+`thence.readers.kineto.piece_annotations` finds the annotations in the events.
 """
 
 from __future__ import annotations
@@ -59,17 +60,17 @@ _WORDS = {"True": True, "False": False, "None": None}
 
 @dataclass(frozen=True)
 class Written:
-    """What the file says of the device activities, before they are sorted.
+    """Annotations and streams of the device activities as written in the file, before the activities are sorted.
 
     Attributes:
-        number: of the annotation of each activity, -1 for none.
-        texts: the different annotations, as `thence.readers.kineto.piece_annotations` gives them.
+        number: index in ``texts`` of the annotation of each activity, -1 for none.
+        texts: the distinct annotations, as `thence.readers.kineto.piece_annotations` returns them.
         node: id of the graph node; 0 outside of graphs.
-        stream: argument of that name; `missing` where there is none.
-        original_stream: where it ran, if it was moved; `missing` otherwise.
-        row_stream: number of the viewer's row that it is in.
-        missing: value for what is not there.
-        inline: whether the file says that torch 2.15 annotated it.
+        stream: argument of that name; ``missing`` if the event has none.
+        original_stream: stream on which the activity ran, if it was moved; ``missing`` otherwise.
+        row_stream: stream number of the viewer's row that the activity is in.
+        missing: value that stands for an absent number.
+        inline: whether the file states that torch 2.15 annotated it.
     """
 
     number: Array
@@ -83,7 +84,7 @@ class Written:
 
     @property
     def recorded_stream(self) -> Array:
-        """The streams, where an annotation has not taken the place of the argument."""
+        """The stream argument of each activity, or its viewer row if an annotation may have replaced the argument."""
         replaced = (self.number >= 0) & (self.original_stream == self.missing)
         return np.where(replaced, self.row_stream, self.stream)
 
@@ -94,15 +95,15 @@ def annotated_places(
     """The annotations as rows of `GRAPH_PLACES`, for all graphed activities if any of them is annotated.
 
     Args:
-        written: what the file says.
-        row_after: gives the rows in the sorted table of rows of the file.
+        written: annotations and streams as written in the file.
+        row_after: maps rows in file order to rows of the sorted table.
 
     Returns:
-        the rows, and warnings.
+        The rows, and warnings.
     """
     fields = [_typed(text) for text in written.texts]
     if not written.inline and not any(_TELLING & said.keys() for said in fields):
-        return GRAPH_PLACES.empty(), []  # a newer Kineto than this one knows may write more
+        return GRAPH_PLACES.empty(), []  # the extra arguments may be those of a newer Kineto
     graphed = np.flatnonzero(written.node)
     lanes, lost = _lanes(written)
     number, lane = written.number[graphed], lanes[graphed]
@@ -124,7 +125,7 @@ def _with_lane(fields: dict[str, Any], lane: int, missing: int) -> dict[str, Any
 
 
 def _lanes(written: Written) -> tuple[Array, bool]:
-    """The lane that each activity was annotated to, ``missing`` for none; whether that hides the streams."""
+    """The lane that an annotation gives each activity, ``missing`` for none; whether the real streams are lost."""
     missing, stream = written.missing, written.stream
     asked = np.array([_asked(text, missing) for text in written.texts], np.int64)
     lane = np.where(written.number >= 0, np.append(asked, missing)[written.number], missing)
@@ -136,7 +137,7 @@ def _lanes(written: Written) -> tuple[Array, bool]:
     lane = np.where((lane == missing) & to & ~np.isin(stream, default), stream, lane)
     if written.inline or moved.any() or replaced.any() or (asked != missing).any():
         return lane, False
-    # torch 2.12 to 2.14 moved everything, and left no other trace of that.
+    # torch 2.12 to 2.14 moved every graphed event without marking the move.
     by_tool = (written.number >= 0) & (written.node > np.uint64((1 << 32) - 1))
     lane = np.where(by_tool & ~np.isin(stream, _DEFAULT_LANES), stream, missing)
     return lane, bool((lane != missing).any())
@@ -148,7 +149,7 @@ def _asked(text: str, missing: int) -> int:
 
 
 def _typed(text: str) -> dict[str, Any]:
-    """An annotation whose values have a type again where PyTorch made them text."""
+    """An annotation, with values that PyTorch wrote as text converted back to their types."""
     return {key: _value(value) for key, value in msgspec.json.decode(text).items()}
 
 
@@ -167,7 +168,7 @@ def _value(value: object) -> object:
 
 
 def _columns(labels: Sequence[Label]) -> dict[str, pl.Series]:
-    """Columns of places, one row for each label."""
+    """Columns of `GRAPH_PLACES`, one row for each label."""
 
     def texts(values: list[str | None]) -> pl.Series:
         return pl.Series(values, dtype=pl.String).cast(pl.Categorical())

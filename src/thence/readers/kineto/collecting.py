@@ -1,4 +1,4 @@
-"""Columns of the pieces of a Kineto file, joined as they are decoded."""
+"""Joins the columns of the pieces of a Kineto file while the pieces are being decoded."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["collected"]
 _FIRST_ROWS = 1 << 14
 _LEAST_GROWTH, _MOST_GROWTH = 2, 300
 _SPARE = 1.1
-"""Room for rows that later pieces may hold beyond what those so far let expect."""
+"""Factor of extra capacity, for later pieces that hold more rows than the pieces so far."""
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 
 
 def collected(pieces: Iterable[Arrays], tick: Callable[[], None], expected: float = 0) -> Arrays:
-    """The pieces' columns as one set of columns, with names and lanes numbered alike.
+    """The columns of all pieces as one set of columns, with common numbers for names, lanes and annotations.
 
     Args:
-        pieces: of `thence.readers.kineto.decoding.decoded`.
+        pieces: columns of each piece, from `thence.readers.kineto.decoding.decoded`.
         tick: called after each piece.
-        expected: about how many pieces there will be, 0 where unknown.
+        expected: estimated number of pieces, 0 if unknown.
     """
     names: dict[str, int] = {}
     lanes: dict[Any, int] = {}
     categories: set[str] = set()
     said: dict[str, int] = {}
     counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
-    # Rows of the table before this piece.
+    # Rows of the gpu or host table in the pieces so far, by the column whose row numbers they shift.
     rows = {"collective.gpu": 0, "collective.host": 0, "joined.gpu": 0}
     texts: dict[str, list[Any]] = {}
     arrays: dict[str, _GrowingArray] = {}
@@ -60,7 +60,7 @@ def collected(pieces: Iterable[Arrays], tick: Callable[[], None], expected: floa
 def _renumbered(
     piece: Arrays, names: dict[str, int], lanes: dict[Any, int], said: dict[str, int]
 ) -> Arrays:
-    """The columns of a piece, its own numbers of names, lanes and annotations replaced by those of the file."""
+    """The columns of a piece, with its numbers of names, lanes and annotations replaced by numbers for the file."""
     name = _numbered(piece["names"], names)
     lane = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
     annotation = _numbered(piece["annotations"], said)
@@ -80,8 +80,8 @@ def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
 
 
 def _gathered(numbers: Array, values: Array) -> Array:
-    """The number that stands for each value, -1 for -1."""
-    with_none: Array = np.append(numbers, np.int32(-1))  # which -1 finds from the end
+    """The file's number for each number of the piece; -1 stays -1."""
+    with_none: Array = np.append(numbers, np.int32(-1))  # index -1 selects the last element
     return with_none[values]
 
 
@@ -101,7 +101,7 @@ class _GrowingArray:
 
         Args:
             values: the rows.
-            share: how many times the rows so far, these included, there may be in the end.
+            share: estimated final number of rows, as a multiple of the rows so far (including ``values``).
         """
         needed = self._used + len(values)
         if self._room is None or needed > len(self._room):

@@ -1,7 +1,8 @@
 """Decodes the pieces of a file to columns, in this process or, for large files, in several processes.
 
-Pieces and columns travel as msgpack over pipes; of a plain file only the offset of a piece travels, and the
-process reads it itself. As a program this module is such a process (`thence.readers.kineto.processes`).
+Pieces and columns are sent over pipes as msgpack; for a plain file only the offset of a piece is sent, and the
+decoding process reads the piece itself. Run as a program, this module is the first decoding process, which forks
+the others (`thence.readers.kineto.processes`).
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["decoded"]
 
 _MOST_AHEAD = 64
-"""Pieces of a plain file that may be decoded before the first is asked for; their columns take some 45 MB, while
-those of the file are still small."""
+"""Maximum pieces of a plain file that are submitted before the caller takes the first; their columns take some 45 MB,
+at a time when the joined columns of the file are still small."""
 
 
 def decoded(
@@ -46,15 +47,15 @@ def decoded(
     cores: int | None = None,
     processes: Processes | None = None,
 ) -> Iterator[Columns]:
-    """The columns of each piece, in order; of a large file, the first are being decoded when this returns.
+    """The columns of each piece, in order; for a large file, decoding has already started when this returns.
 
     Args:
-        pieces: as `Envelope.pieces` gives them.
-        path: the file that pieces without bytes are to be read from.
-        expected_bytes: how much JSON there will be, 0 where unknown; decides only how soon other
-            processes are started.
-        cores: how many processes may decode; None: as many as there are usable cores.
-        processes: those that decode, where they have been started; they end with the last piece.
+        pieces: as `Envelope.pieces` yields them.
+        path: the file from which pieces without bytes are read.
+        expected_bytes: estimated size of the JSON, 0 if unknown; determines how many processes decode and when
+            they are started.
+        cores: maximum number of decoding processes; None: the number of usable cores.
+        processes: decoding processes that are already started; they end after the last piece.
     """
     pieces = iter(pieces)
     count = fitting(expected_bytes, cores)
@@ -66,7 +67,7 @@ def decoded(
 
 
 def _first_here(pieces: Iterator[Piece], path: str, count: int) -> Iterator[Columns]:
-    """The columns of each piece, decoded by processes only where there is more than was expected."""
+    """The columns of each piece; decodes `BYTES_BEFORE_PROCESSES` here, and starts processes only for the rest."""
     done = 0
     while done < BYTES_BEFORE_PROCESSES:
         if (piece := next(pieces, None)) is None:
@@ -90,7 +91,7 @@ def _decoded_here(piece: Piece, path: str) -> Columns:
 def _in_processes(pieces: Iterator[Piece], path: str, processes: Processes) -> Iterator[Columns]:
     """The columns of each piece, in order, decoded by several worker processes."""
     workers = _Workers(path, processes)
-    # Twice as many pieces as processes: the next is at hand when a process is done.
+    # Twice as many pieces as processes: when a process is done, its next piece is waiting.
     enough = 2 * len(processes.pipes)
     running: deque[Future[Columns]] = deque()
     try:
@@ -107,7 +108,7 @@ def _in_processes(pieces: Iterator[Piece], path: str, processes: Processes) -> I
 def _results(
     running: deque[Future[Columns]], pieces: Iterator[Piece], workers: _Workers, enough: int
 ) -> Iterator[Columns]:
-    """The columns of the pieces that are being decoded, and of those that follow, so many of them at once."""
+    """The columns of the pieces that are being decoded and of all following pieces; keeps ``enough`` submitted."""
     try:
         while running:
             columns = running.popleft().result()
@@ -120,7 +121,7 @@ def _results(
 
 
 class _Workers:
-    """Decoding processes, and a thread for each that waits for its answers."""
+    """Decoding processes, and a thread for each process that waits for its answers."""
 
     def __init__(self, path: str, processes: Processes) -> None:
         self._path = path
@@ -129,10 +130,10 @@ class _Workers:
         for pair in processes.pipes:
             self._free.put(pair)
         self._threads = ThreadPoolExecutor(len(processes.pipes))
-        import numpy.ma  # noqa: F401 - Polars needs it in the end; while processes start it takes no time
+        import numpy.ma  # noqa: F401 - Polars needs it later; importing it while processes start is free
 
     def submit(self, piece: Piece) -> Future[Columns]:
-        """The columns of a piece, which the next free process decodes; `ThenceError` if it is gone."""
+        """A future of the columns of a piece, decoded by the next free process; `ThenceError` if that was killed."""
         return self._threads.submit(self._decode, piece)
 
     def _decode(self, piece: Piece) -> Columns:
@@ -148,13 +149,13 @@ class _Workers:
             self._free.put((questions, answers))
 
     def end(self) -> None:
-        """Lets the processes end by themselves, once all pieces are decoded; does not wait for that."""
+        """Lets the processes exit by themselves, once all pieces are decoded; does not wait for their exit."""
         self._processes.dismiss()
         self._threads.submit(self._processes.first.wait)
         self._threads.shutdown(wait=False)
 
     def stop(self) -> None:
-        """Ends the processes, whatever they are doing."""
+        """Kills the processes."""
         self._processes.kill()
         self._threads.shutdown(cancel_futures=True)
         self._processes.dismiss()
@@ -168,7 +169,7 @@ def _send(stream: IO[bytes], message: object) -> None:
 
 
 def _received(stream: IO[bytes]) -> Any:
-    """What `_send` sent; `EOFError` where the other process is gone."""
+    """The message that `_send` sent; raises `EOFError` if the other process has exited."""
     head = stream.read(8)
     size = int.from_bytes(head, "little")
     packed = stream.read(size)
@@ -178,7 +179,7 @@ def _received(stream: IO[bytes]) -> Any:
 
 
 def _send_columns(stream: IO[bytes], columns: Columns) -> None:
-    """Sends what is no array first, with what the arrays are, and then their bytes, without a copy of them."""
+    """Sends a message with all other values and the arrays' dtypes and shapes, then the arrays' bytes uncopied."""
     arrays = {name: value for name, value in columns.items() if isinstance(value, np.ndarray)}
     others = {name: value for name, value in columns.items() if name not in arrays}
     _send(stream, (others, [(name, a.dtype.str, a.shape) for name, a in arrays.items()]))
@@ -189,7 +190,7 @@ def _send_columns(stream: IO[bytes], columns: Columns) -> None:
 
 
 def _received_columns(stream: BufferedReader) -> Columns:
-    """What `_send_columns` sent; `EOFError` where the other process is gone."""
+    """The columns that `_send_columns` sent; raises `EOFError` if the other process has exited."""
     columns, arrays = _received(stream)
     for name, dtype, shape in arrays:
         array = columns[name] = np.empty(shape, dtype)
@@ -199,7 +200,7 @@ def _received_columns(stream: BufferedReader) -> Columns:
 
 
 def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """The life of a decoding process."""
+    """The main loop of a decoding process, which ends when the request pipe is closed."""
     while True:
         try:
             path, piece = msgspec.convert(_received(questions), tuple[str, Piece])
@@ -209,15 +210,15 @@ def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _serve_forked(pipes: list[tuple[int, int]]) -> None:
-    """A process for each pair of pipes, to be asked on the first and to answer on the second; until all end."""
-    # The process that asked is told of Ctrl-C, and ends these.
+    """Forks a decoding process for each pair of pipes (requests, answers), and waits until all have exited."""
+    # On Ctrl-C the calling process ends these processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # what is decoded here holds no cycles
+    gc.disable()  # the decoded objects form no reference cycles
     for own in pipes:
         if os.fork() == 0:
             for end in set(chain.from_iterable(pipes)).difference(own):
-                os.close(end)  # else nobody would see that another process is gone
-            with suppress(BrokenPipeError):  # whoever asked is gone
+                os.close(end)  # otherwise the caller would not see EOF when another process exits
+            with suppress(BrokenPipeError):  # the calling process has exited
                 _serve(os.fdopen(own[0], "rb"), os.fdopen(own[1], "wb"))
             os._exit(0)
     for end in chain.from_iterable(pipes):

@@ -1,4 +1,4 @@
-"""What identifies a device activity in a Kineto file."""
+"""The fields of an event in a Kineto file that identify a device activity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeviceEvent(msgspec.Struct, gc=False):
     args: DeviceArgs = DeviceArgs()
 
     def key(self, start: int, duration: int) -> tuple[int, ...]:
-        """Device, stream, start, duration and correlation as the gpu table has them, -1 for a null.
+        """Device, stream, start, duration and correlation as in the gpu table, with -1 for a null correlation.
 
         Args:
             start: ns.

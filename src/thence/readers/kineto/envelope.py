@@ -5,8 +5,8 @@ exceed the limits below.
 
 Exporters use one layout throughout a file. The bytes between the first two events (the separator) are
 therefore the same between any two events, and a plain byte search finds where to cut, at memory
-bandwidth. In a file of any other layout, brackets are followed instead (`boundaries`), which is about ten
-times slower.
+bandwidth. In a file without a regular layout, quotes and brackets are matched instead (`boundaries`), which is
+about ten times slower.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = [
 
 _BETWEEN_EVENTS = re.compile(rb"(\s*)\}(\s*),(\s*)\{(\s*)(\"\w+\")")
 _EVENT_START = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:ph|cat|name|args|ts|dur|pid|tid|id|bp)\"\s*:)")
-# Of the C++ and of the Python exporter: tried where the first event is not valid JSON.
+# Separators of the C++ and the Python exporter, tried if no separator is found after the first event.
 _EXPORTERS_SEPARATORS = (b"\n  },\n  {", b"},\n{")
 INLINE_ANNOTATED = "cudaGraphInlineAnnotated"
-"""Member before the events by which torch 2.15 says that it annotated graphed activities."""
+"""Key before the events, by which torch 2.15 marks a file in which it annotated graphed activities."""
 _BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 18
@@ -58,10 +58,10 @@ class Piece:
     """Whole events, without the brackets of an array around them.
 
     Attributes:
-        offset: where they begin in the decompressed file.
+        offset: where the events begin in the decompressed file.
         size: in bytes.
-        events: the bytes; None where they can be read from the file at the offset.
-        annotated: whether the file says that graphed activities are annotated.
+        events: the bytes; None if they can be read from the file at the offset.
+        annotated: whether the file states that graphed activities are annotated.
     """
 
     offset: int
@@ -75,9 +75,9 @@ class Envelope:
     """The parts of one file; `pieces` must be exhausted before `metadata` and `warnings` are complete.
 
     Attributes:
-        metadata: every top-level key but the events.
-        warnings: what could not be read, as sentences.
-        cuts: those of the warnings that say where the file ends early.
+        metadata: every top-level key except the events.
+        warnings: sentences about parts that could not be read.
+        cuts: the warnings about a file that ends early.
     """
 
     source: Source
@@ -91,7 +91,7 @@ class Envelope:
         """Every event of the file, in order, in pieces of about `PIECE_BYTES`.
 
         Raises:
-            DamagedInput: there is no array of events, or an event larger than any real one.
+            DamagedInput: there is no array of events, or an event of over 16 MB.
         """
         self._find_events()
         self._fill(_READ_BYTES)
@@ -114,9 +114,9 @@ class Envelope:
         yield from self._last_piece()
 
     def _peeked_pieces(self, separator: bytes) -> Iterator[Piece]:
-        """Pieces of a plain file: looks only at the bytes around each cut, leaves the rest unread.
+        """Pieces of a plain file, without their bytes: reads only a window of the file before each cut.
 
-        Stops near the end of the file, or where no cut is found.
+        Stops near the end of the file, or at a window without a separator.
         """
         close, comma = separator.index(b"}") + 1, separator.index(b",") + 1
         while self._offset + 2 * PIECE_BYTES < self.source.stored_bytes:
@@ -171,7 +171,7 @@ class Envelope:
         self._drop(match.end())
 
     def _last_cut(self, separator: bytes | None) -> tuple[int, int] | None:
-        """Where the last whole event in the buffer ends that has another behind it, and where that begins."""
+        """End of the last event in the buffer that has a comma after it, and the offset after that comma."""
         if separator is not None:
             position = self._buffer.rfind(separator)
             if position > 0:
@@ -179,7 +179,7 @@ class Envelope:
         event_ends = boundaries(self._buffer)
         if event_ends.array_end >= 0 or len(event_ends.ends) < 2:
             return None
-        # The last end may be followed by the end of the array; the one before it has a comma behind.
+        # The last event may be followed by the end of the array; the event before it is followed by a comma.
         end = int(event_ends.ends[-2])
         return end, self._buffer.index(b",", end) + 1
 
@@ -190,8 +190,8 @@ class Envelope:
         if event_ends.array_end >= 0:
             events, tail = rest[: event_ends.array_end], rest[event_ends.array_end + 1 :]
         elif (last := _find_last(_LAST_EVENT_END, rest)) is not None:
-            # Quotes that are not escaped lead `boundaries` astray; the last event ends where the
-            # last bracket closes.
+            # `boundaries` finds no end of the array if quotes are not escaped; the last event then ends
+            # before the last closing bracket of an array.
             events, tail = rest[: last.start() + 1], rest[rest.index(b"]", last.start()) + 1 :]
         else:
             events, tail = rest[: int(event_ends.ends[-1])] if len(event_ends.ends) else b"", b""
@@ -214,7 +214,7 @@ class Envelope:
         self.warnings.append(self.cuts[-1])
 
     def _add_metadata(self, text: bytes, where: str) -> None:
-        """Adds the keys of a JSON object; where it is invalid, a warning instead."""
+        """Adds the keys of a JSON object to the metadata, or a warning if it is invalid."""
         if text.strip() in (b"{}", b"{", b"{ }"):
             return
         try:
@@ -239,7 +239,7 @@ def _find_last(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | Non
 
 
 def split_events(piece: bytes) -> list[bytes]:
-    """The events of a piece one by one, also where some are not valid JSON.
+    """The events of a piece one by one, even if some are not valid JSON.
 
     Args:
         piece: an array of events, with its brackets.
@@ -250,15 +250,15 @@ def split_events(piece: bytes) -> list[bytes]:
 
 
 def find_separator(buffer: bytes) -> bytes | None:
-    r"""The bytes from the end of one event into the beginning of the next, if they are the same throughout.
+    r"""The separator of events: the bytes from the end of one event to the beginning of the next.
 
     Args:
         buffer: begins with the first event.
 
     Returns:
-        such as ``\\n  },\\n  {``: a closing brace and an opening one with what is around them. A
-        line break in it makes it safe, since no JSON string holds one; a layout without line
-        breaks needs the first key in it as well: ``}, {"ph"``. None: the layout is not regular.
+        A closing and an opening brace with the bytes between and around them, such as ``\\n  },\\n  {``. A
+        separator with a line break is safe, since no JSON string holds one; in a layout without line
+        breaks the separator includes the first key as well: ``}, {"ph"``. None: no separator was found.
     """
     match = _first_gap(buffer)
     if match is None:
@@ -268,14 +268,14 @@ def find_separator(buffer: bytes) -> bytes | None:
     before, after_close, before_open, indent, key = match.groups()
     before = before[max(before.rfind(b"\n"), 0) :]  # some events have blank lines before the brace
     separator = before + b"}" + after_close + b"," + before_open + b"{"
-    # A brace at the margin of its own line, or a whole event on each line.
+    # With a line break between the events, the separator is safe without the first key.
     if b"\n" in before_open or b"\n" in after_close:
         return bytes(separator)
     return bytes(separator + indent + key)
 
 
 def _first_gap(buffer: bytes) -> re.Match[bytes] | None:
-    """The match of _BETWEEN_EVENTS that ends the first event."""
+    """The match of _BETWEEN_EVENTS at the end of the first event; None if there is none."""
     ends = boundaries(buffer).ends
     if len(ends) == 0:
         return None
@@ -292,7 +292,7 @@ class Boundaries:
 
     Attributes:
         ends: offset just after each whole event, ascending.
-        array_end: offset of the bracket that closes the array of events; -1 where it is not in the buffer.
+        array_end: offset of the bracket that closes the array of events; -1 if it is not in the buffer.
     """
 
     ends: npt.NDArray[np.int64]
@@ -300,15 +300,15 @@ class Boundaries:
 
 
 def boundaries(buffer: bytes) -> Boundaries:
-    """Follows quotes and brackets from the beginning of an event, or of the gap before it.
+    """Finds the ends of events by matching quotes and brackets.
 
     Args:
-        buffer: valid JSON from there on; what follows the end of the array does not matter.
+        buffer: begins with an event or the gap before an event; must be valid JSON up to the end of the array.
     """
     text = np.frombuffer(buffer, np.uint8)
     ends = [np.empty(0, np.int64)]
     open_brackets = open_quotes = 0
-    # Block by block: what is made of each byte takes forty, where all are brackets.
+    # Block by block: the arrays below take forty bytes for each byte of text if all are brackets.
     for low in range(0, len(text), _BLOCK_BYTES):
         part = text[low : low + _BLOCK_BYTES]
         quotes = np.flatnonzero(part == ord('"')) + low

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MISSING = int(np.iinfo(np.int64).min)
-"""Value (int64) in integer columns where the event lacks the field."""
+"""Value (int64) in integer columns for an event that lacks the field."""
 
 Columns = dict[str, Any]
 """Column name to array, list of strings, or number; see `decode`."""
@@ -64,7 +64,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     from_device: int = msgspec.field(default=MISSING, name="fromDevice")
     sequence: int = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
-    # Of waits and records of CUDA events (cuda_sync, cuda_event): -1 where Kineto does not know.
+    # Fields of cuda_sync and cuda_event (waits on and records of CUDA events): -1 if Kineto does not know.
     wait_on_stream: int = MISSING
     wait_on_record: int = msgspec.field(default=MISSING, name="wait_on_cuda_event_record_corr_id")
     wait_on_event: int = msgspec.field(default=MISSING, name="wait_on_cuda_event_id")
@@ -88,7 +88,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     collective_sequence: int = msgspec.field(default=MISSING, name=KINETO_KEYS["sequence"])
     source_rank: int = msgspec.field(default=MISSING, name=KINETO_KEYS["source_rank"])
     destination_rank: int = msgspec.field(default=MISSING, name=KINETO_KEYS["destination_rank"])
-    # Labels of graphed activities, as thence writes them. Other tools may use such words for anything.
+    # Labels of graphed activities, as thence writes them. Any type: other tools may use the same keys for anything.
     label_rule: Any = None
     label_confidence: Any = None
     label_detail: Any = None
@@ -101,7 +101,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     phase: Any = None
     lane: Any = None
     annotations: Any = None
-    # What tells that PyTorch or its tools annotated a graphed activity, beside name, module and collective.
+    # Arguments that show, like name, module and collective, that PyTorch or its tools annotated a graphed activity.
     annotated_stream: Any = None
     autograd_phase: Any = None
     module_fqn: Any = None
@@ -132,7 +132,7 @@ class Event(msgspec.Struct, gc=False):
     args: Args = NO_ARGS
 
 
-# Which table an event goes to. Lower-case names are of torch 1.12 and newer, the others older.
+# The table of an event, by its category. Lower-case names are of torch 1.12 and newer, the others are older.
 _GPU = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2, "Kernel": 0, "Memcpy": 1, "Memset": 2}
 _HOST = {
     "cpu_op": "op",
@@ -155,7 +155,7 @@ RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
 _UNPAIRED = ("B", "E")
 _WAITING = ("cuda_sync", "cuda_event")
 _FORWARD_BACKWARD = ("fwdbwd", "forward_backward", "fwd_bwd")
-# Numbers that an event's category gets: kinds of device activities first, then host categories.
+# Numbers of categories: kinds of device activities first, then host categories.
 _FIRST_HOST, _FLOW, _WAITS, _OTHER = 8, 100, 101, 102
 _NUMBERS = (
     _GPU
@@ -169,7 +169,7 @@ _lax = msgspec.json.Decoder(list[Event], strict=False)
 """Also accepts numbers written as text; about one sixth slower than `_strict`."""
 
 _NO_COLUMNS = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
-"""What events raise that cannot be columns; an int beyond 64 bits is found only when the columns are made."""
+"""Errors of events that cannot become columns; an int beyond 64 bits is found only when the columns are made."""
 
 
 class _Codes(dict[Any, int]):
@@ -181,7 +181,7 @@ class _Codes(dict[Any, int]):
 
 
 class _CategoryNumbers(dict[str, int]):
-    """Category -> its number in `_NUMBERS`; holds those that were looked up."""
+    """Category -> its number in `_NUMBERS`; its keys are the categories looked up so far."""
 
     def __missing__(self, category: str) -> int:
         number = self[category] = _NUMBERS.get(category, _OTHER)
@@ -193,19 +193,19 @@ def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
 
     Args:
         piece: a JSON array of events.
-        annotated: whether the file says that graphed activities are annotated; otherwise their arguments
-            must tell.
+        annotated: whether the file states that graphed activities are annotated; if not, annotations are
+            looked for only if the arguments of a graphed activity show one.
 
     Returns:
         ``names``, ``lanes`` and ``annotations``: the distinct names, (pid, tid) pairs, and annotations
-        of graphed activities, that other columns number.
+        of graphed activities, to which other columns refer by index.
         ``gpu.*``, ``host.*``, ``flow.*``: columns of the device, host and forward-backward flow rows.
-        ``collective.*``: columns of what describes a collective, with the ``gpu`` or ``host`` row.
+        ``collective.*``: columns that describe collectives, with the ``gpu`` or ``host`` row.
         ``joined.*``: labels of graphed activities that thence wrote, with their ``gpu`` row.
-        ``waiting.*``: what is said of calls that wait, and of events recorded or waited for.
-        ``thread.*``: named threads. ``categories``: those that occur.
-        ``events``, ``damaged``, ``timeless``, ``unpaired``: how many events there were, how many of
-        them could not be read, had no start, or were begin/end events, all of which are left out.
+        ``waiting.*``: facts about calls that wait, and about CUDA events that are recorded or waited for.
+        ``thread.*``: named threads. ``categories``: the categories that occur.
+        ``events``, ``damaged``, ``timeless``, ``unpaired``: number of all events, and of events that are
+        left out because they could not be read, had no start, or were begin/end events.
     """
     for decoder in (_strict, _lax):
         with suppress(*_NO_COLUMNS):
@@ -214,7 +214,7 @@ def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
 
 
 def _readable(events: list[Event], texts: list[bytes], damaged: int, *, annotated: bool) -> Columns:
-    """The columns of the events that can be columns: the others are found by halving, and count as damaged."""
+    """The columns of the events that can become columns; the others are found by bisection and count as damaged."""
     waiting = [(0, len(events))]
     kept: list[int] = []
     while waiting:
@@ -244,10 +244,10 @@ def _columns(
     """The columns of decoded events.
 
     Args:
-        events: decoded.
-        texts: their JSON, as an array or one by one.
+        events: decoded events.
+        texts: their JSON, as one array or one text for each event.
         damaged: number of events that could not be decoded.
-        annotated: as `decode` takes it.
+        annotated: as in `decode`.
     """
     categories = _CategoryNumbers()
     numbers = np.fromiter(
@@ -288,7 +288,7 @@ def _columns(
 
 
 def _told(events: Sequence[Event], node: np.ndarray[Any, Any]) -> bool:
-    """Whether the arguments of a graphed activity tell of an annotation."""
+    """Whether the arguments of any graphed activity show an annotation."""
     graphed = compress(events, node.astype(np.bool_).tolist())
     args = (event.args for event in graphed)
     return any(told != _SILENT for told in map(_TELLING, args))
@@ -296,15 +296,15 @@ def _told(events: Sequence[Event], node: np.ndarray[Any, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Complete:
-    """Complete events (phase X) with their times, and how many others there were among them.
+    """Complete events (phase X) with their times, and counts of the events left out.
 
     Attributes:
-        events: the complete ones.
-        row: place of each among all events.
-        number: of the category of each.
+        events: the complete events.
+        row: index of each complete event among all events.
+        number: category number of each complete event.
         start, duration: ns; the duration may be `NO_TIME_NS`.
-        timeless: number of events without a start time.
-        unpaired: how many begin or end something; torch.profiler writes no such events.
+        timeless: number of complete events without a start time.
+        unpaired: number of begin and end events; torch.profiler writes no such events.
     """
 
     events: list[Event]
@@ -322,7 +322,7 @@ class _Complete:
         wrong = (start == NO_TIME_NS) | (duration == NO_TIME_NS)
         if not wrong.any():
             return cls(events, np.arange(len(events)), number, start, duration, 0, 0)
-        # Only events without a duration can be of another phase; the rest need not be looked at.
+        # Only events without a time can be of another phase; the phase of the others need not be checked.
         phases = {row: events[row].ph for row in np.flatnonzero(wrong).tolist()}
         kept = np.array([phases.get(row, "X") == "X" for row in range(len(events))], np.bool_)
         timeless = int((kept & (start == NO_TIME_NS)).sum())
@@ -404,7 +404,7 @@ def _waiting(events: Sequence[Event]) -> Columns:
 
 
 def _coded_ids(events: Sequence[Event]) -> np.ndarray[Any, Any]:
-    """Ids as numbers; text, which other writers may use, by its checksum."""
+    """Ids as numbers; a text id, which other writers may use, becomes its checksum."""
     ids = (e.id if isinstance(e.id, int) else zlib.crc32(e.id.encode()) for e in events)
     return np.fromiter(ids, np.int64, len(events))
 
@@ -422,7 +422,7 @@ def _threads(events: Sequence[Event], lanes: _Codes) -> Columns:
 
 
 _COLLECTIVE_FIELDS = {name: name for name in KINETO_KEYS} | {"sequence": "collective_sequence"}
-"""Columns that describe a collective, and the field of `Args` of each."""
+"""Columns that describe a collective, and the field of `Args` for each."""
 
 
 def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
@@ -446,14 +446,14 @@ def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
 _JOINED = {
     "rule": "label_rule",
     "label": "graph_label",
-    "shown_in": "lane",  # a lane of its own, not the event's
+    "shown_in": "lane",  # the label's lane; the column "lane" is the event's (pid, tid)
     "detail": "label_detail",
     **{name: name for name in GRAPH_LABELS if name != "label"},
 }
 
 
 def _graph_label_columns(events: Sequence[Event]) -> Columns:
-    """Labels that thence joined to graphed activities, from a file that it wrote itself."""
+    """Labels of graphed activities from a file that thence wrote."""
     labelled = given(events, "args.label_rule")
     rows = [row for row in labelled if type(events[row].args.label_rule) is str]
     args = [events[row].args for row in rows]

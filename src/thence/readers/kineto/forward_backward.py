@@ -1,6 +1,6 @@
 """The forward op of each backward op.
 
-Kineto records this link in two ways: as a flow arrow between the two ops, which is exact, and by the
+Kineto records this link in two ways: as a flow arrow between the two ops, which is exact, and as the
 autograd sequence number of both ops together with the thread that ran the forward op. Traces written
 without flows have only the latter.
 """
@@ -29,17 +29,18 @@ def forward_rows(ops: dict[str, Any], flows: dict[str, Any], parent: npt.NDArray
         ops: columns of the host rows with a sequence number, in their order: row, rank, track (number
             of the thread in the order of the host table), start, sequence, forward_thread (0 for a
             forward op, else the autograd engine's number of the thread that ran it).
-        flows: columns of the forward-backward arrows: id, rank, track (-1 for a thread without host
+        flows: columns of the ends of forward-backward arrows: id, rank, track (-1 for a thread without host
             rows), time, is_start.
-        parent: parent row of every host row, `NO_ROW` at the top.
+        parent: parent row of every host row, `NO_ROW` for outermost rows.
 
     Returns:
-        int64 array, one per host row, `NO_ROW` where there is none.
+        int64 array with a value for each host row, `NO_ROW` if it has no forward op.
     """
     forward = np.full(len(parent), NO_ROW, np.int64)
     begins, ends = _by_flow(ops, flows)
     forward[ends] = begins
-    # An arrow ends at the op itself; the engine's range around it has the same sequence number.
+    # An arrow ends at the backward op itself; the autograd engine's range around it has the same sequence
+    # number and gets the same forward op.
     sequence = np.full(len(parent), NO_ROW, np.int64)
     sequence[ops["row"]] = ops["sequence"]
     around = parent[ends]
@@ -53,10 +54,10 @@ def forward_rows(ops: dict[str, Any], flows: dict[str, Any], parent: npt.NDArray
 
 
 def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
-    """Rows that arrows begin at, and the rows that they end at.
+    """The rows at which arrows begin, and the rows at which they end.
 
-    An end of an arrow is tied to the op that begins at its own time on its own thread, the
-    innermost if there are several.
+    Each end of an arrow is matched to the op that begins at the same time on the same thread, the
+    innermost op if there are several.
     """
     if not len(flows["id"]) or not len(ops["row"]):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -73,7 +74,7 @@ def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
 
 
 def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
-    """(track, time) as one number, ascending for the ops as these are sorted by track and start."""
+    """(track, time) as one number, for ops and flows; ascending for ops, which are sorted by track and start."""
     first = min(int(ops["start"].min()), int(flows["time"].min()))
     span = max(int(ops["start"].max()), int(flows["time"].max())) - first + 1
     start, time = ops["start"] - first, flows["time"] - first
@@ -87,16 +88,16 @@ def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
 
 
 def _once(keys: Rows, rows: Rows) -> tuple[Rows, Rows]:
-    """Keys that occur exactly once, and their rows; others name no arrow for certain."""
+    """Keys that occur exactly once, and their rows; other keys do not identify an arrow with certainty."""
     distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
     return distinct[counts == 1], rows[first[counts == 1]]
 
 
 def _by_sequence(ops: pl.DataFrame, wanted: pl.Series) -> pl.DataFrame:
-    """The last forward op with the same number before each wanted backward op.
+    """The last forward op with the same sequence number before each wanted backward op.
 
-    The numbers count per forward thread. Which thread the engine's number means is not written
-    down: it is the one that has most of the sequence numbers in question.
+    Each forward thread has its own sequence numbers. The file does not state which thread the autograd engine's
+    number stands for: the thread that has most of the wanted sequence numbers is taken.
     """
     backward = ops.filter(wanted).sort("start")
     forward = ops.filter(pl.col("forward_thread") == 0).sort("start")

@@ -1,4 +1,4 @@
-"""Tables of a trace from the joined columns of a Kineto file."""
+"""Builds the tables of a trace from the joined columns of a Kineto file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _SELDOM = ("kernel", "metadata")
-"""Columns of texts that most files have none of."""
+"""Text columns that are empty in most files."""
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -48,8 +48,8 @@ Arrays = dict[str, Any]
 def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     """Rows of `GPU` in the given order."""
     sorted_gpu = dict(zip(gpu, in_threads(lambda key: gpu[key][order], gpu), strict=True))
-    # Kineto writes graph and node 0 for what was launched eagerly; other exporters leave the graph out
-    # of the node's id, and then the first node of a graph is 0 too.
+    # Kineto writes graph 0 and node 0 for activities outside of graphs. Other exporters leave the graph out
+    # of the node's id, so the first node of a graph is 0 as well.
     graph = pl.Series(sorted_gpu["graph"])
     node = pl.Series(sorted_gpu["node"])
     node = node.set((node == 0) & (graph == 0), None)
@@ -75,7 +75,7 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
 
 
 def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
-    """With null for what is missing or cannot be true."""
+    """The values, with null for values that are missing or outside the possible range."""
     known = values >= low
     if high < np.iinfo(values.dtype).max:
         known &= values <= high
@@ -90,7 +90,7 @@ def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
 
 
 def _gathered(values: pl.Series, numbers: Array) -> pl.Series:
-    """The value of each number from 0 on; Polars would make int64 of other than its own row numbers."""
+    """The value at each index (all are 0 or more); uint32 is Polars' own index type, others it would copy to int64."""
     return values.gather(pl.Series(numbers.astype(np.uint32)))
 
 
@@ -170,7 +170,7 @@ def collective_frame(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.D
 
 
 def _row_after(file_rows: Array, order: Array) -> pl.Series:
-    """Where rows of the file stand in the sorted table."""
+    """Rows of the sorted table for rows in file order; null for negative rows."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     has_row = file_rows >= 0
@@ -180,13 +180,13 @@ def _row_after(file_rows: Array, order: Array) -> pl.Series:
 
 
 def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
-    """What the file says of calls that wait and of events, as `thence.model.waiting.SAID`.
+    """What the file records about calls that wait and about CUDA events, as `thence.model.waiting.SAID`.
 
-    Nothing where the file holds several ranks, whose correlation ids collide.
+    Empty if the file holds several ranks, because their correlation ids collide.
 
     Args:
-        waiting: columns of `thence.readers.kineto.events.decode`.
-        ranks: that used a device.
+        waiting: columns ``waiting.*`` of `thence.readers.kineto.events.decode`.
+        ranks: the ranks that used a device.
     """
     if len(ranks) != 1 or not len(waiting["correlation"]):
         return said_of_calls()
@@ -208,7 +208,7 @@ def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
 
 
 def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
-    """The last name given to each host thread: Kineto gives the process name first, the thread's own later."""
+    """The last name of each host thread: Kineto writes the process name first and the thread's own name later."""
     lane = threads["lane"][on_host]
     frame = THREADS.frame(
         {
@@ -224,7 +224,7 @@ def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame
 def graph_places(
     joined: Arrays, annotated: Written, gpu_order: Array
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Labels of graphed activities in the file, that thence wrote or else PyTorch, and warnings."""
+    """Labels of graphed activities in the file (written by thence, or else by PyTorch), and warnings."""
     if not len(joined["gpu"]):
         return annotated_places(annotated, lambda rows: _row_after(rows, gpu_order))
     columns = {
@@ -236,7 +236,7 @@ def graph_places(
     columns["lane"] = columns.pop("shown_in")
     rows = _row_after(joined["gpu"], gpu_order)
     labelled, rule = columns["label"].is_not_null(), columns["rule"]
-    # Rules that this version does not know, or that do not fit whether there is a label.
+    # Rules that this version does not know, or that contradict the presence or absence of a label.
     unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_GRAPH_REASONS))
     in_trace = pl.Series(["in_trace"]).new_from_index(0, len(rule))
     reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))

@@ -1,4 +1,4 @@
-"""What a Kineto file says of records that are missing, and what its reader left out or replaced."""
+"""Losses of a Kineto file: records that it reports as missing, and events that its reader left out or replaced."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["losses"]
 
 _LOG_LEVELS = ("ERROR", "WARNING")
-"""Keys of the metadata under which Kineto stores what it logged."""
+"""Keys of the metadata under which Kineto stores its log messages."""
 
 
 def losses(envelope: Envelope, counts: Mapping[str, Any], unusable: int) -> tuple[Loss, ...]:
     """The losses of one file.
 
     Args:
-        envelope: read to its end.
-        counts: events, damaged, timeless.
+        envelope: of the file, which is read to its end.
+        counts: numbers of events: events (all), damaged, timeless.
         unusable: device activities without a usable duration.
     """
     return tuple(_losses(envelope, counts, unusable))
@@ -45,7 +45,7 @@ def _losses(envelope: Envelope, counts: Mapping[str, Any], unusable: int) -> Ite
 
 
 def _logged(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Messages of the profiler about records that it lost."""
+    """The profiler's log messages about records that it lost."""
     for level in _LOG_LEVELS:
         messages = metadata.get(level)
         for message in messages if isinstance(messages, list) else [messages]:

@@ -21,12 +21,12 @@ _FACTS = (
 _HIP_CALL = re.compile(r"hip[A-Z]\w*")
 _BY_CATEGORY = ("mtia", "xpu", "privateuse1", "cuda")
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
-# As tensorboard_trace_handler names files for a worker that is called by its rank.
+# A file name by tensorboard_trace_handler, if the name of the worker is its rank.
 _RANK_AS_WORKER = re.compile(r"(\d{1,9})\.[\w-]+\.pt\.trace\.json")
 
 
 def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions and settings. Host names and job variables stay in the file."""
+    """Versions and settings; host names and job variables are left out."""
     result = {
         key: metadata[key] for key in _FACTS if isinstance(metadata.get(key), str | int | float)
     }
@@ -40,14 +40,15 @@ def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def accelerator(
     metadata: Mapping[str, Any], categories: Iterable[str], names: Iterable[str]
 ) -> dict[str, str]:
-    """What the program ran on, as the fact ``accelerator``: rocm, cuda, xpu, mtia or privateuse1.
+    """The platform that the program used, as the fact ``accelerator``: rocm, cuda, xpu, mtia or privateuse1.
 
-    Kineto for ROCm writes HIP's API calls under the category ``cuda_runtime``, so their names decide.
+    Kineto for ROCm writes HIP's API calls under the category ``cuda_runtime``, so rocm is recognised by the names
+    of the calls.
 
     Args:
         metadata: of the file.
-        categories: of its events.
-        names: of its events.
+        categories: of the file's events.
+        names: of the file's events.
     """
     hip = any(key.startswith("hip_") for key in metadata) or any(map(_HIP_CALL.fullmatch, names))
     prefixes = {category.partition("_")[0] for category in categories if "_" in category}
@@ -58,7 +59,7 @@ def accelerator(
 
 
 def rank_of(metadata: Mapping[str, Any], file_name: str) -> int | None:
-    """The rank that the trace names, or else its file name; None if neither does."""
+    """The rank stated in the trace, or else in its file name; None if neither states one."""
     rank = _mapping(metadata.get("distributedInfo")).get("rank")
     if isinstance(rank, int) and 0 <= rank < 1 << 31:
         return rank
@@ -83,7 +84,7 @@ def epoch_ns(metadata: Mapping[str, Any], earliest: int | None) -> int | None:
 def described_devices(
     metadata: Mapping[str, Any], used: Iterable[tuple[int, int]]
 ) -> tuple[Device, ...]:
-    """The devices in use, with what ``deviceProperties`` says of them.
+    """The devices in use, with their properties from ``deviceProperties``.
 
     Args:
         metadata: of the file.

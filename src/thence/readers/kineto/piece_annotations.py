@@ -15,7 +15,7 @@ __all__ = ["annotations_of_piece"]
 
 Array = np.ndarray[Any, Any]
 
-# What Kineto, its Python exporter and CUPTI's own exporter write themselves.
+# Arguments that Kineto, its Python exporter and the CUPTI exporter write themselves.
 _OF_KINETO = frozenset(
     (
         "External id", "queued", "device", "context", "stream", "correlation", "registers per thread",
@@ -29,7 +29,7 @@ _OF_KINETO = frozenset(
     )
 )  # fmt: skip
 _NUMBERS = frozenset(("grid", "block", "bytes", "device", "context", "queued", "cluster"))
-"""Of these, what is never text: an annotation of the same name took the place of Kineto's own."""
+"""Arguments of Kineto that are never text: a text under such a key is an annotation that replaced Kineto's value."""
 _BY_THENCE = "label_rule"
 _raw_events = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -44,18 +44,18 @@ _annotated = msgspec.json.Decoder(_Annotated)
 def annotations_of_piece(
     piece: bytes | bytearray | list[bytes], row: Array, lane: Array, graph: Array, node: Array
 ) -> tuple[Array, list[str]]:
-    """What was annotated to the device activities of a piece.
+    """The annotations of the device activities of a piece.
 
     Args:
-        piece: the events, as an array or one by one.
-        row: place in the piece of the event of each activity.
-        lane: number of the row of the viewer of each activity.
-        graph: id of its graph.
-        node: id of its node, 0 outside of graphs.
+        piece: the JSON of the events, as one array or one text for each event.
+        row: index in the piece of each activity's event.
+        lane: number of the viewer's row of each activity.
+        graph: graph id of each activity.
+        node: node id of each activity, 0 outside of graphs.
 
     Returns:
-        Of each activity the number of its annotation, -1 for none, and the different annotations: JSON
-        objects of all arguments that are not Kineto's own.
+        The index of each activity's annotation, -1 for none, and the distinct annotations: JSON objects of all
+        arguments that are not Kineto's own.
     """
     number = np.full(len(node), -1, np.int32)
     graphed = np.flatnonzero(node)
@@ -76,7 +76,7 @@ def annotations_of_piece(
 
 
 def _distinct(*columns: Array) -> tuple[Array, Array]:
-    """The first row of each different combination of values, ascending by these, and the number of every row's."""
+    """The first row of each distinct combination of values, in ascending order, and each row's combination number."""
     combination = np.zeros(len(columns[0]), np.int64)
     for values in columns:
         different, number = np.unique(values, return_inverse=True)
@@ -86,7 +86,7 @@ def _distinct(*columns: Array) -> tuple[Array, Array]:
 
 
 def _said(event: bytes) -> str | None:
-    """The annotation in an event as JSON, None where there is none."""
+    """The annotation in an event as JSON; None if there is none, or if thence wrote a label instead."""
     try:
         args = _annotated.decode(event).args
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

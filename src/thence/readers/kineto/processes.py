@@ -1,9 +1,9 @@
-"""The processes that decode pieces of a file: how many there are, how they are started, ended and asked.
+"""The processes that decode pieces of a file: their number, start and end, and the pipes to them.
 
-The first is started with ``python -m`` on `thence.readers.kineto.decoding`: unlike multiprocessing's spawn this
-does not import the caller's main module again, and unlike fork it is safe beside the threads of Polars. It has no
-threads itself, and forks the others. This module imports neither NumPy nor anything else that takes time, so that
-they start before the process that asks them has imported what it needs itself.
+The first process is started with ``python -m`` on `thence.readers.kineto.decoding`: unlike multiprocessing's spawn
+this does not import the caller's main module again, and unlike fork it is safe in a process in which Polars has
+started threads. The first process has no threads itself, and forks the others. This module imports neither NumPy nor
+anything else that takes time, so that the processes can start before the calling process has imported its modules.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 __all__ = ["BYTES_BEFORE_PROCESSES", "PIECE_BYTES", "Processes", "fitting"]
 
 PIECE_BYTES = 4 << 20
-"""Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the caches."""
+"""Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the CPU's caches."""
 BYTES_BEFORE_PROCESSES = 48 << 20
-"""JSON that is decoded here before other processes are started: below, starting costs more than it gains."""
+"""Bytes of JSON decoded in this process before others are started: for less, starting them costs more than it saves."""
 _MOST_PROCESSES = 16
-"""One process joins what all others decode: more would wait for it."""
+"""Maximum number of processes: one process joins the columns of all, so further processes would wait for it."""
 _PIPE_BYTES = 1 << 20
-"""Asked of the system for each pipe of columns: with its 64 KiB, threads take turns for every 64 KiB that arrive."""
-# glibc gives freed memory back to the system at once and fetches it again for the next piece, which
-# doubles the system time; these make it keep what one piece needs. Other systems ignore them. NumPy
-# would start a thread for each core, for algebra that is not done here.
+"""Capacity requested for each pipe of columns: with the default of 64 KiB, threads switch for every 64 KiB."""
+# glibc returns freed memory to the system at once and allocates it again for the next piece, which
+# doubles the system time; the MALLOC_ variables make it keep the memory that one piece needs. Other C libraries
+# ignore them. Without OPENBLAS_NUM_THREADS, NumPy would start a thread for each core, for linear algebra that is
+# not used here.
 _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
@@ -46,8 +47,8 @@ def fitting(expected_bytes: int, cores: int | None = None) -> int:
     """How many processes may decode a file.
 
     Args:
-        expected_bytes: how much JSON there will be, 0 where unknown: there are no more processes than pieces.
-        cores: how many may be used; None: all that this process may use.
+        expected_bytes: estimated size of the JSON, 0 if unknown: there are no more processes than pieces.
+        cores: how many cores may be used; None: all that this process may use.
     """
     processes = min(cores or _usable_cores(), _MOST_PROCESSES)
     return min(processes, -(-expected_bytes // PIECE_BYTES)) if expected_bytes else processes
@@ -61,11 +62,11 @@ def _usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Decoding processes, each asked over one pipe and answering on another.
+    """Decoding processes, each with a pipe for requests and a pipe for answers.
 
     Attributes:
         first: the process that forks the others, and waits for them.
-        pipes: questions and answers of each.
+        pipes: pipes to and from each process: requests, answers.
     """
 
     first: subprocess.Popen[bytes]
@@ -73,7 +74,7 @@ class Processes:
 
     @classmethod
     def start(cls, count: int) -> Processes:
-        """Starts so many, and does not wait until they are there."""
+        """Starts ``count`` processes, without waiting until they are ready."""
         pipes = [(os.pipe(), os.pipe()) for _ in range(count)]
         theirs = [end for asked, answered in pipes for end in (asked[0], answered[1])]
         try:
@@ -81,7 +82,7 @@ class Processes:
                 [sys.executable, "-m", "thence.readers.kineto.decoding", *map(str, theirs)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # Out of reach of Ctrl-C, which a terminal sends to all of its group, from the first moment on.
+                # A process group of its own from the start: a terminal sends Ctrl-C to all of its own group.
                 process_group=0,
                 pass_fds=theirs,
                 env=os.environ
@@ -97,20 +98,20 @@ class Processes:
         return cls(first, ours)
 
     def dismiss(self) -> None:
-        """Lets them end by themselves, once they have answered; does not wait for that."""
+        """Closes the pipes, so that the processes exit after their current piece; does not wait for their exit."""
         for pipe in (pipe for pair in self.pipes for pipe in pair):
-            with suppress(OSError):  # what was to be sent last reaches nobody
+            with suppress(OSError):  # buffered data for a process that has exited
                 pipe.close()
 
     def kill(self) -> None:
-        """Ends them, whatever they are doing."""
-        if self.first.poll() is None:  # else its number may be another's by now
+        """Kills the processes."""
+        if self.first.poll() is None:  # otherwise another process may have the same id by now
             os.killpg(self.first.pid, signal.SIGKILL)
         self.first.wait()
 
 
 def _widen(answers: BufferedReader) -> None:
-    """Makes a pipe hold more; one user's pipes may not be of any size together."""
+    """Enlarges the buffer of a pipe, unless that exceeds the system's limit for one user's pipes."""
     if sys.platform == "linux":
         with suppress(OSError):
             fcntl.fcntl(answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

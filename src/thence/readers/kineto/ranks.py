@@ -28,9 +28,9 @@ class Lanes:
     """The (pid, tid) pairs of a file as numbers.
 
     Attributes:
-        process, thread: of each lane; text without a number in it gets numbers below -1.
-        rank: of each lane; -1 until known.
-        warnings: what had to be assumed.
+        process, thread: number of each lane's pid and tid; a text without a number gets a number below -1.
+        rank: of each lane; -1 if unknown.
+        warnings: assumptions that were made about ranks.
     """
 
     process: npt.NDArray[np.int64]
@@ -40,12 +40,12 @@ class Lanes:
 
 
 def lanes_of(pairs: Sequence[tuple[Any, Any]], launching: Sequence[int], rank: int) -> Lanes:
-    """Numbers for the lanes of a file.
+    """Process, thread and rank of each lane of a file.
 
     Args:
         pairs: (pid, tid) as written.
         launching: lanes with API calls that launched device work.
-        rank: of the file, where it holds a single rank.
+        rank: of the file, used if it holds a single rank.
     """
     texts: dict[str, int] = {}
     tags, processes = (
@@ -99,7 +99,7 @@ def gpu_ranks(
         lanes: of the file.
         gpu: lane, device and correlation of the activities.
         launches: lane and correlation of the API calls.
-        fallback: rank for what can't be assigned, in a file of one rank the rank itself.
+        fallback: rank of all activities if there are no launches.
     """
     launching_ranks = np.unique(lanes.rank[launches["lane"]])
     if len(launching_ranks) <= 1:
@@ -109,8 +109,8 @@ def gpu_ranks(
     tagged: npt.NDArray[np.int32] = lanes.rank[gpu["lane"]]
     if (tagged >= 0).all():
         return tagged
-    # An activity belongs to the process that launched it; where several processes used its
-    # correlation id, to the process that owns most of the certain activities of its device.
+    # An activity belongs to the rank that launched it. If several ranks used its correlation id, it
+    # belongs to the rank that launched most of the other activities of its device.
     owners = (
         pl.DataFrame({"correlation": launches["correlation"], "rank": lanes.rank[launches["lane"]]})
         .unique()

@@ -1,4 +1,4 @@
-"""A Kineto file as the tables of a trace: columns of all pieces are joined, repaired, sorted and nested.
+"""Reads a Kineto file into the tables of a trace: the columns of all pieces are joined, repaired, sorted and nested.
 
 A lane is one (pid, tid) pair of the file; a track is a host thread in the order of the host table.
 """
@@ -60,7 +60,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
-        DamagedInput: nothing in it could be read.
+        DamagedInput: nothing in the file could be read.
     """
     begun = Begun.of(source)
     envelope, columns = begun.envelope, _decoded_columns(begun, progress)
@@ -141,10 +141,13 @@ def _table(columns: Arrays, name: str) -> Arrays:
 def _choose_device_and_stream(
     gpu: Arrays, lanes: list[tuple[Any, Any]], said: list[str], *, inline: bool
 ) -> Written:
-    """Where the arguments are silent, a lane is (device, stream); a moved one keeps its real stream aside.
+    """Sets the device and stream of each activity, in place.
+
+    They come from the arguments; an argument that is missing is replaced by the lane's pid (device) or tid (stream).
+    An activity that was moved to another lane has its real stream in the argument ``original_stream``.
 
     Returns:
-        what the file says of graphed activities.
+        Annotations and streams as written in the file.
     """
     lane_device = np.array([_lane_number(pid) for pid, _ in lanes], np.int64)
     lane_stream = np.array([_lane_number(tid) for _, tid in lanes], np.int64)
@@ -170,7 +173,7 @@ def _first_known(*choices: Array) -> Array:
 
 
 def _categories(host: Arrays, names: list[str]) -> Array:
-    """Index in HOST_CATEGORIES of each host row, told by category and, where it takes that, name."""
+    """Index in HOST_CATEGORIES of each host row, by its recorded category and, for some categories, its name."""
     recorded, name = host["category"], host["name"]
     numbers: Array = np.array([HOST_CATEGORIES.index(c) for c in RECORDED_CATEGORIES], np.uint8)
     result: Array = numbers[recorded]
@@ -188,14 +191,14 @@ def _categories(host: Arrays, names: list[str]) -> Array:
 
 
 def _distinct(numbers: Array, count: int) -> Array:
-    """Which numbers below a count occur, ascending; much faster than `np.unique` for many rows of few numbers."""
+    """The distinct numbers, all below ``count``, ascending; much faster than `np.unique` for many rows."""
     occurs = np.zeros(count, np.bool_)
     occurs[numbers] = True
     return np.flatnonzero(occurs)
 
 
 def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
-    """Which names are of ranges of the user that were recorded as operators."""
+    """A mask of the names that are a user's ranges, recorded as operators."""
 
     def used(rows: Array) -> list[str]:
         return [names[i] for i in _distinct(host["name"][rows], len(names)).tolist()]
@@ -208,7 +211,7 @@ def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
 
 
 def _launches(host: Arrays, gpu: Arrays, lanes: list[tuple[Any, Any]]) -> Arrays:
-    """Lane and correlation of the API calls that something on a device came from; none where one process made all."""
+    """Lane and correlation of the API calls that launched device work; empty if one process made all API calls."""
     calls: Array = IS_API_CALL[host["category"]]
     lane = host["lane"][calls]
     if len({lanes[number][0] for number in _distinct(lane, len(lanes)).tolist()}) < 2:
@@ -247,11 +250,11 @@ def _gpu_order(gpu: Arrays) -> Array:
 
 
 def _used_devices(gpu: Arrays, order: Array) -> set[tuple[int, int]]:
-    """Rank and device of every device that did something.
+    """Rank and device of every device that has activities.
 
     Args:
         gpu: columns of the file.
-        order: of `_gpu_order`, in which the rows of a device follow each other.
+        order: from `_gpu_order`, in which the rows of a device are contiguous.
     """
     rank, device = gpu["rank"][order], gpu["device"][order]
     first = np.ones(len(order), np.bool_)
@@ -260,7 +263,7 @@ def _used_devices(gpu: Arrays, order: Array) -> set[tuple[int, int]]:
 
 
 def _host_order(host: Arrays, lanes: Lanes) -> Array:
-    """By rank, process and thread, then as rows nest."""
+    """Row numbers sorted by rank, process and thread, then by start with outer rows before inner rows."""
     track = np.lexsort((lanes.thread, lanes.process, lanes.rank))
     position = np.empty(len(track), np.uint16 if len(track) <= 1 << 16 else np.int64)
     position[track] = np.arange(len(track))

@@ -1,9 +1,9 @@
 """Lenient decoding of pieces that strict decoding rejects.
 
 A piece is rejected if one of its events is not valid JSON or has a field of another type than Kineto
-documents. Its events are then decoded one by one: those that strict decoding takes give what they give in any
-other piece, unusual field types of the others are converted or dropped, known kinds of broken JSON are
-repaired, and events that remain unreadable are counted.
+documents. Its events are then decoded one by one. An event that strict decoding accepts gives the same result
+as in any other piece. In other events, values of unusual types are converted or dropped, and known kinds of
+broken JSON are repaired; events that remain unreadable are counted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["decode_leniently"]
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 _UNSIGNED = ("graph", "node")
-_OF_ANY_SIZE = ("pid", "tid")  # numbers of lanes are made of them, whatever they are
+_OF_ANY_SIZE = ("pid", "tid")  # (pid, tid) pairs are only numbered, so their values are not limited
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
-"""May be an integer beyond 64 bits, which strict decoding takes and no column holds."""
+"""Possibly an integer beyond 64 bits, which strict decoding accepts but no column can hold."""
 
-# Bare numbers that JSON does not have; Kineto wrote inf for blocks per SM, Python's json writes NaN.
+# Bare non-finite numbers, which JSON does not have; Kineto wrote inf for blocks per SM, Python's json writes NaN.
 _NO_NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:inf|infinity|nan)\b", re.IGNORECASE)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _QUOTE_OR_BRACKET = re.compile(rb"\\.|[\"\[\]{}]", re.DOTALL)
-# What follows the quote that ends a string, inside an object and inside an array.
+# The text that may follow the closing quote of a string, inside an object and inside an array.
 _AFTER_STRING = re.compile(rb"\s*(?::|[}\]]|,\s*\"[^\"\n]*\"\s*:)")
 _AFTER_ITEM = re.compile(rb"\s*(?:\]|,\s*[\"\[{\d-])")
 
@@ -43,12 +43,12 @@ def decode_leniently(
     """The events of a piece, one by one.
 
     Args:
-        piece: what should have been a JSON array of events.
-        event_type: struct of an event; fields of another type than it says get their default.
-        args_type: struct of the arguments, treated alike.
+        piece: a JSON array of events, possibly broken.
+        event_type: struct of an event; a field whose value cannot be converted to its type gets its default.
+        args_type: struct of the arguments, treated in the same way.
 
     Returns:
-        the events that could be read, the text of each, and how many could not.
+        The events that could be read, the text of each, and the number of events that could not be read.
     """
     events, texts, damaged = [], [], 0
     strict = msgspec.json.Decoder(event_type)
@@ -76,7 +76,7 @@ def decode_leniently(
 
 
 def _split(piece: bytes) -> list[bytes]:
-    """The events of a piece: exactly where it is valid JSON, else where events seem to begin."""
+    """The texts of the events of a piece: split exactly if it is valid JSON, else where events seem to begin."""
     try:
         return [bytes(raw) for raw in _elements.decode(piece)]
     except (msgspec.MsgspecError, RecursionError):
@@ -84,7 +84,7 @@ def _split(piece: bytes) -> list[bytes]:
 
 
 class _Times(msgspec.Struct):
-    """Times stay text, as in the strict decoding: see times.py."""
+    """The times of an event, which stay text as in strict decoding: see times.py."""
 
     ts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     dur: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -95,7 +95,7 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _fields(text: bytes) -> tuple[dict[str, Any], dict[str, msgspec.Raw]] | None:
-    """The fields of an event, and its times as they stand there."""
+    """The fields of an event, and its times as text; None if the event cannot be read."""
     for candidate in _candidates(text):
         try:
             decoded = msgspec.json.decode(candidate)
@@ -109,7 +109,7 @@ def _fields(text: bytes) -> tuple[dict[str, Any], dict[str, msgspec.Raw]] | None
 
 
 def _candidates(text: bytes) -> Iterator[bytes]:
-    """The event as it stands, then mended more and more."""
+    """The text of an event: unchanged, then with more and more repairs."""
     yield text
     text = text.decode("utf-8", "replace").encode()
     text = _CONTROL.sub(b" ", _NO_NUMBER.sub(b" null", text))
@@ -118,9 +118,9 @@ def _candidates(text: bytes) -> Iterator[bytes]:
 
 
 def _with_inner_quotes_escaped(text: bytes) -> bytes:
-    """Kineto before July 2026 did not escape quotes inside strings; here they are.
+    """The text with quotes inside strings escaped, which Kineto before July 2026 did not do.
 
-    A quote ends the string that it stands in only where what follows can follow a string.
+    A quote ends its string only if the text after the quote may follow a string.
     """
     result, copied = [], 0
     in_string, brackets = False, [b"{"]
@@ -145,7 +145,7 @@ def _with_inner_quotes_escaped(text: bytes) -> bytes:
 
 
 def _fitting(values: dict[str, Any], struct: type[Any]) -> dict[str, Any]:
-    """The values that a field of the struct can take, by the field's Python name."""
+    """The values that fit a field of the struct, converted to its type, by the field's Python name."""
     result = {}
     for info in msgspec.structs.fields(struct):
         value = values.get(info.encode_name)

@@ -1,4 +1,4 @@
-"""What tells a Kineto file: its name in a directory, and its first bytes."""
+"""Recognises a Kineto file by its name in a directory and by its first bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["NAME", "PATTERNS", "sniff"]
 
 NAME = "torch.profiler (Kineto JSON)"
 PATTERNS = ("*.json", "*.json.gz")
-"""Files of a directory that may be Kineto traces."""
+"""Globs of the files of a directory that may be Kineto traces."""
 
 _FIRST_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
 )
-# jax.profiler writes a JSON for viewers beside its xplane.pb, in which most of the facts are missing.
+# jax.profiler writes, next to its xplane.pb, a JSON for viewers that lacks most of the data.
 _OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
 
 

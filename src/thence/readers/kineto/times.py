@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["NO_TIME_NS", "nanoseconds", "possible"]
 
 _WIDEST = 19
-"""Characters of a number with a point that fits int64 whatever its digits are."""
+"""Maximum characters of a number with a decimal point whose digits fit int64, whatever they are."""
 
 NO_TIME_NS = int(np.iinfo(np.int64).min)
 """Value (int64) for a time that is absent or not a number."""
 
 
 def nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """Microseconds in decimal notation, such as ``4338138103542.675``, in whole nanoseconds.
+    """Converts microseconds in decimal notation, such as ``4338138103542.675``, to whole nanoseconds.
 
-    No float is involved: at 4e12 us a double could still hold the nanosecond, but at the 1.7e15 us
-    of traces from before torch 2.4 it steps by 250 ns. Digits after the third decimal, which only
-    foreign writers produce, are rounded half to even.
+    No float is involved: at 4e12 us a double still resolves a nanosecond, but at the 1.7e15 us of traces
+    from before torch 2.4 its resolution is 250 ns. Digits after the third decimal, which only other
+    writers than Kineto produce, are rounded half to even.
 
     Args:
         texts: bytes-like objects, one per number.
 
     Returns:
-        int64 array; `NO_TIME_NS` where the text is no finite number that fits.
+        int64 array; `NO_TIME_NS` for a text that is not a finite number in the range of int64.
     """
     if not texts:
         return np.empty(0, np.int64)
@@ -44,8 +44,8 @@ def nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:
         ends = np.flatnonzero(characters == ord("\n"))
         widths = np.diff(ends, prepend=-1) - 1
         points = np.flatnonzero(characters == ord("."))
-        # Kineto writes exactly three decimals, or, before torch 2.0, none: then the digits without
-        # the points are the number wanted, and NumPy parses all of them in one go.
+        # Kineto writes exactly three decimals, so the digits without the point are nanoseconds, or, before
+        # torch 2.0, no decimals. NumPy parses all such numbers in one call.
         if widths.min() > 0 and widths.max() <= _WIDEST:
             if len(points) == len(texts) and bool((ends - points == 4).all()):
                 return _parsed(joined.replace(b".", b""))
@@ -69,12 +69,12 @@ def _one_by_one(texts: Sequence[bytes]) -> npt.NDArray[np.int64]:
 
 
 def _exact(text: bytes) -> int:
-    """Microseconds as text in ns, rounded half to even; `NO_TIME_NS` if it is no finite number that fits."""
+    """A text in microseconds as ns, rounded half to even; `NO_TIME_NS` if it is not a finite number in range."""
     try:
         value = Decimal(text.decode("ascii", "replace").strip('"'))
     except InvalidOperation:
         return NO_TIME_NS
-    # The exponent is looked at before any arithmetic: 1e999999999 must not become an integer.
+    # The exponent is checked before any arithmetic: 1e999999999 must not become an integer.
     if not value.is_finite() or value.adjusted() > 15:
         return NO_TIME_NS
     rounded = int((value * 1000).to_integral_value())
@@ -82,6 +82,6 @@ def _exact(text: bytes) -> int:
 
 
 def possible(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The times, with `NO_TIME_NS` for what no clock shows: see `LATEST_NS`."""
+    """The times, with `NO_TIME_NS` for times that no clock shows: see `LATEST_NS`."""
     impossible = (values > LATEST_NS) | (values < -LATEST_NS)
     return np.where(impossible, NO_TIME_NS, values) if impossible.any() else values
