@@ -1,4 +1,4 @@
-"""Kernels, memory copies and memsets of an export; copies and memsets are named as Kineto names them."""
+"""Kernels, memory copies and memsets of an export; copies and memsets get the names that Kineto gives them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DIRECTIONS = {
 }  # fmt: skip
 """Labels of ENUM_CUDA_MEMCPY_OPER and Kineto's abbreviations of them; other labels are shown unchanged."""
 
-# The enums of the exporter schema reference, for exports from before 2022 that lack their tables.
+# Enums from the exporter schema reference, for exports from before 2022, which lack the enum tables.
 _COPY_KINDS = ("Unknown", *_DIRECTIONS)
 _MEMORY_KINDS = (
     *("Pageable", "Pinned", "Device", "Array", "Managed"),
@@ -52,10 +52,10 @@ def set_name(kind: str | None) -> str:
 
 
 def activities(store: Store) -> tuple[pl.DataFrame, list[str], list[Loss]]:
-    """Every device activity of an export, warnings, and the losses among them.
+    """Every device activity of an export, warnings, and losses of activities.
 
     Returns:
-        columns of `GPU` as far as the export tells them, with ``process`` instead of rank; in no
+        The columns of `GPU` that the export provides, with ``process`` instead of rank; in no
         particular order.
 
     Raises:
@@ -158,7 +158,7 @@ def _labels(store: Store, table: str, default_labels: tuple[str, ...]) -> dict[i
 
 def _common(frame: pl.DataFrame) -> pl.DataFrame:
     node = pl.when(pl.col("graphNodeId") >= 0).then(pl.col("graphNodeId")).cast(pl.UInt64)
-    # A node id is the graph's id and the node's number within it, 32 bits each.
+    # A node id is the graph's id (high 32 bits) and the node's number in the graph (low 32 bits).
     graph = bounded("graphId", 32) if "graphId" in frame.columns else pl.lit(None, pl.Int64)
     optional = {
         "grid": pl.Array(pl.UInt32, 3), "block": pl.Array(pl.UInt32, 3), "registers": pl.Int32(),

@@ -1,8 +1,8 @@
-"""The ``cuda_gpu_trace`` report of ``nsys stats`` as CSV, called ``gputrace`` before 2022.
+"""Reader of the ``cuda_gpu_trace`` report of ``nsys stats`` as CSV, called ``gputrace`` before 2022.
 
-The columns differ by version in wording and units: ``Start (ns)``, ``Start(nsec)``, ``Start (sec)``,
-``Bytes (MB)``; units follow the options of ``nsys stats``. A CSV holds no host ranges and no
-processes: one file is one rank, and what launched its activities is unknown.
+Column names and units differ between versions: ``Start (ns)``, ``Start(nsec)``, ``Start (sec)``,
+``Bytes (MB)``; the options of ``nsys stats`` determine the units. A CSV holds no host ranges and no
+processes: one file is one rank, and the launches of its activities are unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATTERNS: tuple[str, ...] = ()
 _HEADER = re.compile(
     rb'^"?Start ?\([a-z]+\)"?,"?Duration ?\([a-z]+\)"?,"?CorrId"?,.*Name"?\r?$', re.MULTILINE
 )
-_SYNONYMS = {"Stream": "Strm"}  # as other reports of nsys, and people, head it
+_SYNONYMS = {"Stream": "Strm"}  # heading in other reports of nsys and in edited files
 _UNIT = re.compile(r"^(?P<name>.*?) ?\((?P<unit>[A-Za-z/]+)\)$")
 _NS = {
     "ns": 1, "nsec": 1, "us": 10**3, "usec": 10**3, "ms": 10**6, "msec": 10**6, "s": 10**9, "sec": 10**9,
@@ -57,7 +57,7 @@ _DIRECTION_LABELS = {
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file that begins like this is such a report."""
+    """Whether a file that begins like this is a cuda_gpu_trace report."""
     return _HEADER.search(head) is not None
 
 
@@ -69,7 +69,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
-        DamagedInput: it cannot be read.
+        DamagedInput: the report cannot be read.
+        UnknownFormat: the table lacks columns of cuda_gpu_trace.
     """
     frame, units = _table(source)
     progress(source.consumed)
@@ -117,7 +118,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
 
 
 def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
-    """All cells as text, columns without their units, and the unit of each."""
+    """All cells as text, with the units removed from the column names; and the unit of each column."""
     parts = []
     size = 0
     while part := source.read(1 << 22):
@@ -135,7 +136,7 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
             source.name, f"cannot be read whole: {source.damage or 'it has no header'}"
         )
     try:
-        # nsys stats prints lines of its own around a report: what follows an empty line is not part of it.
+        # nsys stats prints other lines around a report: text after an empty line is not part of it.
         empty = _EMPTY_LINE.search(data, header.end())
         body = memoryview(data)[header.start() : empty.start() if empty else len(data)]
         _check_rows(data, header[0].count(b","), source.name)
@@ -160,10 +161,10 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
 
 
 def _check_rows(data: bytes, commas: int, name: str) -> None:
-    """Refuses tables most of whose rows lack most cells: each cell takes memory, also where it is not there.
+    """Refuses a large table in which most rows lack most cells: an absent cell takes memory like any other.
 
     Raises:
-        DamagedInput: it is one.
+        DamagedInput: more than half of the cells are absent.
     """
     rows = data.count(b"\n")
     if rows > _FEW_ROWS and data.count(b",") < rows * commas // 2:
@@ -173,7 +174,7 @@ def _check_rows(data: bytes, commas: int, name: str) -> None:
 def _scaled(
     frame: pl.DataFrame, column: str, units: dict[str, str], factors: dict[str, int], path: str
 ) -> pl.Series:
-    """Numbers with a unit as integers of the smallest unit (ns, bytes); null where a cell is no number."""
+    """Numbers with a unit as integers of the smallest unit (ns, bytes); null if a cell is not a number."""
     factor = factors.get(units.get(column, ""))
     if factor is None:
         raise DamagedInput(
@@ -202,7 +203,7 @@ def _scaled(
 def _sizes(
     frame: pl.DataFrame, units: dict[str, str], path: str
 ) -> tuple[dict[str, pl.Series], str | None]:
-    """Sizes in bytes if the report gives bytes, else none, and the unit: other units are rounded."""
+    """Columns of sizes in bytes, and None; no columns and the unit if that is not bytes, as sizes are then rounded."""
     columns = {"bytes": ("Bytes",), "shared_memory": ("StcSMem", "DymSMem")}
     used = [c for names in columns.values() for c in names if c in frame.columns]
     coarse = next((units[c] for c in used if units.get(c) in _BYTES and units[c] != "B"), None)
@@ -233,7 +234,7 @@ def _triple(frame: pl.DataFrame, prefix: str) -> pl.Series:
 
 
 def _names(frame: pl.DataFrame) -> dict[str, pl.Series]:
-    """Kind and name, copies named as in the SQLite export."""
+    """Columns kind and name; copies and memsets are named as for the SQLite export."""
     kinds = [c if c in frame.columns else None for c in ("SrcMemKd", "DstMemKd")]
     cells = frame.select("Name", *(pl.col(c) if c else pl.lit(None, pl.String).alias(f"no {i}")
                                    for i, c in enumerate(kinds)))  # fmt: skip
@@ -262,7 +263,7 @@ def _kind_and_name(
 
 
 def _devices(frame: pl.DataFrame, device: pl.Series, rank: int) -> tuple[Device, ...]:
-    """``NVIDIA H200 (0)`` is the device 0 and its name."""
+    """The devices: a cell ``NVIDIA H200 (0)`` holds the name and number of device 0."""
     named = frame.select(name=pl.col("Device").str.extract(r"^(.*?) ?\(\d+\)\s*$"))
     named = named.with_columns(device=device).unique("device", keep="first").sort("device")
     return tuple(Device(rank, number, name) for name, number in named.rows())

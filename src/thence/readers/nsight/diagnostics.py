@@ -1,4 +1,4 @@
-"""What Nsight Systems says of its own recording: errors, and records that it lost."""
+"""Losses that Nsight Systems reports in the diagnostics of its recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST = 20
 
 
 def diagnosed(store: Store) -> tuple[Loss, ...]:
-    """Warnings and errors of the recording that say that records are missing.
+    """Losses for the recording's warnings and errors that report missing records; at most the 20 most frequent.
 
     Raises:
         DamagedInput: the table cannot be read.

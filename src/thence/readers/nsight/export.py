@@ -1,4 +1,4 @@
-"""Reader of ``.nsys-rep`` reports: ``nsys`` exports them to SQLite once, into the user's cache."""
+"""Reader of ``.nsys-rep`` reports: ``nsys`` exports each report to SQLite once, into the user's cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["NAME", "PATTERNS", "cache_file", "cache_folder", "read", "sniff_arch
 
 NAME = "Nsight Systems report (.nsys-rep)"
 PATTERNS = ("*.nsys-rep", "*.qdrep")
-"""Reports; where a directory also holds the export of one, the export is read instead."""
+"""Globs of reports; if a directory also holds the export of a report, the export is read instead."""
 
 _POLL_S = 0.2
 
@@ -43,11 +43,11 @@ def read(
     Args:
         name: path of the report.
         progress: called with the bytes that nsys has written to the export so far.
-        expansion: of no use here.
+        expansion: unused.
 
     Raises:
         InputError: the report cannot be opened.
-        MissingRequirement: there is no nsys to export it.
+        MissingRequirement: nsys is not installed or cannot be started, or the cache cannot be written.
         DamagedInput: nsys cannot export it.
     """
     from thence.readers.nsight import sqlite
@@ -61,7 +61,7 @@ def read(
 
 
 def cache_file(name: str) -> Path:
-    """Where the export of a report is kept: in the user's cache, by path, size and time of change.
+    """Path of the export of a report in the user's cache, which depends on the report's path, size and mtime.
 
     Raises:
         InputError: the report cannot be opened.
@@ -69,7 +69,7 @@ def cache_file(name: str) -> Path:
     try:
         path = Path(name).resolve(strict=True)
         state = path.stat()
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+    except (OSError, RuntimeError) as error:  # RuntimeError: circular links, before Python 3.13
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(name, f"cannot be opened ({reason})") from error
     identity = f"{path}\0{state.st_size}\0{state.st_mtime_ns}"
@@ -78,13 +78,13 @@ def cache_file(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """The user's folder for what thence can make again; it need not be there.
+    """The user's folder for files that thence can recreate; it need not exist.
 
     Raises:
-        RuntimeError: the user has no home.
+        RuntimeError: the user has no home directory.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a relative path is to be ignored.
+    # By the XDG specification, a relative path is ignored.
     cache = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     return cache / "thence"
 
@@ -131,7 +131,7 @@ def _run(command: list[str], name: str, output_path: Path, progress: Callable[[i
                 time.sleep(_POLL_S)
                 progress(output_path.stat().st_size if output_path.is_file() else 0)
         finally:
-            child.kill()  # does nothing where it has ended
+            child.kill()  # does nothing if it has ended
             child.wait()
         output.seek(0)
         lines = output.read(1 << 16).decode("utf-8", "replace").strip().splitlines()

@@ -1,4 +1,4 @@
-"""The ``parquetdir`` and ``arrowdir`` exports: a folder with one file per table."""
+"""Reader of the ``parquetdir`` and ``arrowdir`` exports: a folder with one file per table."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
 
     Args:
         name: path of the directory.
-        progress: called with the bytes read so far: all of them, at the end.
-        expansion: how much larger than it is stored a table may be.
+        progress: called once, at the end, with the number of bytes of all files.
+        expansion: how much larger than its stored size a table may be.
 
     Raises:
         DamagedInput: a table cannot be read.
@@ -60,18 +60,18 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
 
 @dataclass
 class Folder:
-    """One folder of tables, read when asked for. Tables outside `READABLE` are not even listed."""
+    """One folder of tables, each read on demand. Tables outside `READABLE` are not even listed."""
 
     name: str
     _paths: dict[str, Path]
     _frames: dict[str, pl.LazyFrame] = field(default_factory=dict)
 
     def columns(self, table: str) -> frozenset[str]:
-        """Names of the columns of a table; none where there is no such table."""
+        """Names of the columns of a table; empty if there is no such table."""
         return frozenset(self._schema(table))
 
     def frame(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
-        """Columns of a table: integers as Int64, texts as Categorical; absent ones are null.
+        """Columns of a table: integers as Int64, texts as Categorical; absent columns are null.
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -80,7 +80,7 @@ class Folder:
         there = self._schema(table)
         if not there:
             return pl.DataFrame(schema=schema)
-        # Ids are unsigned in some versions: bits stay as they are, as in SQLite.
+        # Ids are unsigned in some versions: the cast keeps their bits, as SQLite does.
         wrap = {c: there.get(c) == pl.UInt64 for c in schema}
         return self._collected(
             table,
@@ -142,15 +142,15 @@ class Folder:
             else:
                 with path.open("rb") as stream:
                     is_file = stream.read(len(_ARROW_FILE)) == _ARROW_FILE
-                # nsys writes the stream format; the file format is accepted as well. Of a path with
-                # brackets, only the reader of the file format would follow a pattern.
+                # nsys writes the stream format; the file format is accepted as well. read_ipc would take
+                # brackets in a path for a glob pattern, so it gets an opened file; read_ipc_stream would not.
                 with path.open("rb") as stream:
                     whole = pl.read_ipc(stream) if is_file else pl.read_ipc_stream(path)
                 self._frames[table] = whole.lazy()
         return self._frames[table]
 
     def _parquet(self, path: Path) -> pl.LazyFrame:
-        # A pattern would be followed: the name is taken as it is.
+        # glob=False: characters of a glob in the path are taken literally.
         frame = pl.scan_parquet(path, glob=False)
         rows = frame.select(pl.len()).collect().item()
         if rows > MAX_ROWS:

@@ -2,9 +2,9 @@
 
 NCCL describes its payloads by schemas (nccl/src/include/nvtx_payload_schemas.h). nsys exports a
 payload as JSON (``jsonText``) with --include-json=true, or as bytes (``binaryData``) with
---include-blobs=true. Bytes are decoded by the exported schema if their length fits it: before the payload
-stands a header of schema id and size (16 bytes), or of these and a pointer (24 bytes); see
-nvtxPayloadData_t in nvToolsExtPayload.h.
+--include-blobs=true. The bytes are a header and the payload. The header holds schema id and size (16 bytes), or
+schema id, size and a pointer (24 bytes); see nvtxPayloadData_t in nvToolsExtPayload.h. The payload is decoded
+by the exported schema if its length is the size in the header.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLLECTIVE_NAMES = {
     "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all", "ncclGather": "gather",
     "ncclScatter": "scatter", "ncclSend": "send", "ncclRecv": "recv",
 }  # fmt: skip
-"""NCCL calls that move data, and the names of these collectives in thence."""
+"""NCCL calls that move data, and thence's names of their collectives."""
 
 _FIELDS = {
     "communicator": "NCCL communicator ID",
@@ -49,7 +49,7 @@ class Described:
     """Payloads of NCCL's ranges.
 
     Attributes:
-        payloads: row (in NVTX_EVENTS), and of `_FIELDS` those that are known, Int64.
+        payloads: row (in NVTX_EVENTS) and the columns of `_FIELDS`, Int64; null if unknown.
     """
 
     payloads: pl.DataFrame
@@ -92,7 +92,7 @@ class Described:
 
 
 def described(store: Store) -> Described:
-    """The decoded payloads of an export; an empty table where it holds none.
+    """The decoded payloads of an export; an empty table if it holds none.
 
     Raises:
         DamagedInput: a table cannot be read.
@@ -108,7 +108,7 @@ def described(store: Store) -> Described:
 
 
 def _from_json(payloads: pl.DataFrame) -> pl.DataFrame:
-    """Numbers by key, searched in the JSON text, because the nesting of keys differs between versions."""
+    """The fields, found by searching the JSON text for their keys, whose nesting differs between versions."""
     return payloads.select(
         "row",
         *(

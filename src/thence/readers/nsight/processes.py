@@ -25,8 +25,8 @@ class Ranks:
     """Ranks of the processes.
 
     Attributes:
-        of_process: process id to rank, for those that used a device.
-        warnings: what had to be assumed.
+        of_process: process id to rank, for processes that used a device.
+        warnings: assumptions that were made about ranks.
     """
 
     of_process: Mapping[int, int]
@@ -49,7 +49,8 @@ def ranks(
     """The rank of each process that used a device.
 
     Sources in order of preference: the names of XLA's launching threads, NCCL's communicators, and, for
-    a single process, the file name. If a rank is missing or occurs twice, processes are numbered by id.
+    a single process, the file name. If a rank is missing or occurs twice, processes are numbered in the order of
+    their ids.
 
     Args:
         used: ids of the processes that used a device.
@@ -103,7 +104,7 @@ def devices(store: Store, gpu: pl.DataFrame) -> tuple[Device, ...]:
 
     Args:
         store: the export.
-        gpu: with rank and device, the number that CUDA gives it.
+        gpu: columns rank and device, which is CUDA's device number.
     """
     numbers = ("id", "cuDevice", "totalMemory", "smCount", "computeMajor", "computeMinor")
     frame = store.frame("TARGET_INFO_GPU", numbers, ("name",))

@@ -44,7 +44,7 @@ _COLUMNS = (
     *("textId", "domainId", "rangeId"),
 )
 _DRIVER = 1  # ENUM_NSYS_EVENT_CLASS: 0 is the CUDA runtime, 1 the driver
-_CALL_VERSION = r"^(cuda\w+?)_v\d{4,5}$"  # cudaLaunchKernel_v7000: the version of the call's shape
+_CALL_VERSION = r"^(cuda\w+?)_v\d{4,5}$"  # cudaLaunchKernel_v7000: version of the signature
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
 _THREAD_BITS = 24
 _PLACE = (1 << 48) - 1  # process and thread in a serialised GlobalId, see `store.process_of`
@@ -58,17 +58,17 @@ _KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
 def host_ranges(
     store: Store, of_nvtx: pl.DataFrame, ranks: Ranks
 ) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
-    """All host ranges of an export in the order of `HOST`, the threads, and warnings.
+    """All host ranges of an export in the order of `HOST`, their threads, and warnings.
 
     Args:
         store: the export.
         of_nvtx: `Nvtx.ranges`.
         ranks: rank of each process that used a device. API calls of other processes launched no device
-            work; their correlation ids are dropped, as they could equal those of these processes.
+            work; their correlation ids are dropped, because they may equal ids of processes that did.
 
     Returns:
-        columns of `HOST` as far as the export tells them, and nvtx, the row in of_nvtx; rank, process
-        and thread of every thread that has some, in order.
+        The columns of `HOST` that the export provides, and nvtx, the row in ``of_nvtx``; then rank, process
+        and thread of every thread that has ranges, sorted; then warnings.
 
     Raises:
         DamagedInput: a table cannot be read.
@@ -123,11 +123,11 @@ def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], l
 
 @dataclass(frozen=True)
 class _RangesByKind:
-    """Some ranges; what many of them have in common (thread, category, name) is stored once.
+    """Some ranges, with each distinct combination of thread, category and name stored once, as a kind.
 
     Attributes:
-        frame: columns of `_RANGE`: kind is a row of kinds, nvtx one of `Nvtx.ranges`; times in ns.
-        kinds: columns of `_KIND`: place is process and thread, of 24 bits each.
+        frame: columns of `_RANGE`: kind is a row of ``kinds``, nvtx a row of `Nvtx.ranges`; times in ns.
+        kinds: columns of `_KIND`: place holds process and thread, 24 bits each.
     """
 
     frame: pl.DataFrame
@@ -135,7 +135,7 @@ class _RangesByKind:
 
     @classmethod
     def of(cls, frame: pl.DataFrame) -> _RangesByKind:
-        """Ranges with the columns of both; correlation and nvtx may be absent."""
+        """The ranges of a frame with the columns of `_KIND` and `_RANGE`; correlation and nvtx may be absent."""
         kinds = frame.select(pl.col(c).cast(dtype) for c, dtype in _KIND.items())
         first, of = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
         return cls(
@@ -175,7 +175,7 @@ def _overhead(store: Store) -> pl.DataFrame:
 
 
 def _nested(ranges: _RangesByKind, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The ranges in order, with the columns of `HOST` that are known; and the threads."""
+    """The ranges in the order of `HOST`, with the columns of `HOST` that the export provides; and the threads."""
     kinds = ranges.kinds.select(
         "category", "name",
         process=pl.col("place") // (1 << _THREAD_BITS), thread=pl.col("place") % (1 << _THREAD_BITS),
@@ -212,10 +212,10 @@ class Nvtx:
     """The NVTX ranges and thread names of an export.
 
     Attributes:
-        ranges: start, duration (ns), process, thread, name, domain (name; null is the default one),
+        ranges: start, duration (ns), process, thread, name, domain (name; null for the default domain),
             category and row (in NVTX_EVENTS, from 0).
         threads: names of threads: process, thread, name.
-        warnings: what had to be assumed.
+        warnings: repairs and assumptions.
     """
 
     ranges: pl.DataFrame
@@ -226,7 +226,7 @@ class Nvtx:
 def nvtx(store: Store) -> Nvtx:
     """The NVTX ranges of an export.
 
-    Ranges that were open when recording ended last until the last time that any range has.
+    A range that was open when recording ended is given the latest start or end of any range as its end.
 
     Raises:
         DamagedInput: the table cannot be read.
@@ -259,9 +259,9 @@ def nvtx(store: Store) -> Nvtx:
 
 
 def _events_with_names(store: Store) -> pl.DataFrame:
-    """Events with row and name: the text of the event itself, or its registered string."""
+    """Events with row and name; the name is the text of the event itself, or its registered string."""
     events = store.frame("NVTX_EVENTS", _COLUMNS, ("text",)).with_row_index("row")
-    # Exports write the id 0 as null: the domain 0 is the default one, the string 0 a string like any.
+    # Exports write the id 0 of the default domain as null. In StringIds, 0 is the id of an ordinary string.
     domain = pl.col("domainId").fill_null(0)
     texts = store.strings(events["textId"])
     joined = events.with_columns(domain, pl.col("row").cast(pl.Int64)).join(
@@ -282,7 +282,7 @@ def _end_open_ranges(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
 
 
 def _categories(ranges: pl.DataFrame) -> pl.Expr:
-    """Category of each range: by its library's domain, as an operator that torch emits, else by name."""
+    """Category of each range: framework for a library's domain, op for an operator's name, else by its name."""
     names = ranges["name"].unique()
     categories = pl.DataFrame(
         {"name": names, "told": [category_of("range", str(name)) for name in names]},

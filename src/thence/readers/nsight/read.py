@@ -1,9 +1,9 @@
-"""An Nsight Systems export as the tables of a trace.
+"""Reads an Nsight Systems export into the tables of a trace.
 
-Nodes of CUDA graphs: nsys records their creation as CUDA_GRAPH_NODE_EVENTS. Instantiating a graph clones
-its nodes; a clone names the node that it was made of (``originalGraphNodeId``). The time and thread of
-the first node's creation lie inside the ranges that were open then, such as the XLA thunk that recorded
-the command.
+nsys records the creation of CUDA graph nodes in CUDA_GRAPH_NODE_EVENTS. Instantiating a graph clones its nodes;
+the record of a clone names its original node (``originalGraphNodeId``). The ranges that were open on the same
+thread when the original node was created, such as the XLA thunk that recorded the command, show where the node
+comes from.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from thence.readers.nsight.store import Store
 __all__ = ["tables_of"]
 
-_MOST_CLONE_STEPS = 8  # of clones: child graphs make two or three
+_MOST_CLONE_STEPS = 8  # from a clone to the first node; child graphs take two or three
 
 
 def tables_of(store: Store) -> Tables:
@@ -98,7 +98,7 @@ def tables_of(store: Store) -> Tables:
 
 
 def _sorted_activities(gpu: pl.DataFrame) -> pl.DataFrame:
-    """Activities by rank, device, start and stream."""
+    """The activities sorted by rank, device, start and stream."""
     track = numbered(*gpu.select(pl.col("rank", "device").cast(pl.Int64)))
     stream = gpu["stream"].to_numpy()
     order = in_order(track, gpu["start"].to_numpy(), lambda rows: [stream[rows]])
@@ -109,7 +109,7 @@ def _sorted_activities(gpu: pl.DataFrame) -> pl.DataFrame:
 
 
 def _conformed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame's columns that the table has; the others are null, and take no room until used."""
+    """The frame with exactly the columns of a table; absent columns are null, and take no memory until used."""
     return frame.select(
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
         for c, dtype in table.schema.items()
@@ -157,7 +157,7 @@ def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.N
         pl.col("graphNodeId").cast(pl.UInt64, strict=False).alias("node"),
         pl.col("originalGraphNodeId").cast(pl.UInt64, strict=False).alias("original"),
     )
-    # A clone is recorded twice: when it is made, and again with the node that it was made of.
+    # A clone is recorded twice: without its original node when it is made, and again with its original node.
     events = frame.drop_nulls(["start", "node", "process"]).sort("original", nulls_last=True)
     events = _created_as_original(
         events.unique(["process", "node"], keep="first", maintain_order=True)
@@ -171,7 +171,7 @@ def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.N
 
 
 def _created_as_original(events: pl.DataFrame) -> pl.DataFrame:
-    """Replaces time and thread of each node's creation by those of the node that it was cloned from."""
+    """Replaces the time and thread of a clone's creation by those of the first node in its chain of clones."""
     moments = events.select(
         "process", pl.col("node").alias("original"), pl.col("start").alias("began"),
         pl.col("thread").alias("on"), pl.col("original").alias("further"),

@@ -1,6 +1,6 @@
-"""Reader of Nsight Systems SQLite exports, and such an export as a `Store`.
+"""Reader of Nsight Systems SQLite exports, and a `Store` for such an export.
 
-Plain files are read in place; gzipped ones are decompressed to a temporary file first. The database is
+Plain files are read in place; gzipped files are decompressed to a temporary file first. The database is
 opened read-only and never written to.
 
 Tables are decoded from their pages (`thence.readers.nsight.sqlite_pages`), a few megabytes at a time, in
@@ -39,7 +39,7 @@ __all__ = ["MAGIC", "NAME", "PATTERNS", "Database", "opened", "read", "sniff"]
 
 NAME = f"{EXPORT} (SQLite)"
 PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
-"""Files of a directory that may be exports."""
+"""Globs of the files of a directory that may be exports."""
 _MAX_UNPACKED = 64 << 30
 """Largest decompressed size of a gzipped export, in bytes."""
 _CHUNK = 1 << 22
@@ -47,9 +47,9 @@ _CHUNK_ROWS = 1 << 18
 _CHUNK_BYTES = 1 << 22
 _THREADS = 4
 _IDS_AT_ONCE = 500  # SQLite allows 999 parameters in versions before 3.32
-_ABSENT = -(1 << 63) + 1  # no time, id or size has this value
+_ABSENT = -(1 << 63) + 1  # stands for null: no time, id or size has this value
 _STEPS_AT_ONCE = 1 << 20  # of SQLite's virtual machine: about 10 ms
-_STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes 6 bytes at least, and each column of it 3 steps
+_STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes at least 6 bytes, and 3 steps for each column
 _DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
 _NSIGHT_TABLES = (
     "CUPTI_ACTIVITY_KIND_KERNEL",
@@ -74,8 +74,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
-        DamagedInput: it cannot be read, or the disk has no room for its decompressed content.
-        UnknownFormat: it is a database of another program.
+        DamagedInput: the export cannot be read, or the disk has no room for its decompressed content.
+        UnknownFormat: the file is a database of another program.
     """
     if source.plain:
         tables = _read(source.name, source.name)
@@ -121,7 +121,7 @@ def _decompress(source: Source, path: Path, progress: Callable[[int], None]) -> 
 
 @contextmanager
 def opened(path: str, name: str) -> Iterator[Database]:
-    """A database, read only and without locks: another program may have it open.
+    """A database, opened read-only and without locks, because another program may have it open.
 
     Args:
         path: of the plain file.
@@ -129,9 +129,9 @@ def opened(path: str, name: str) -> Iterator[Database]:
 
     Raises:
         DamagedInput: the database cannot be read.
-        UnknownFormat: it is none of Nsight Systems.
+        UnknownFormat: it is a database of another program.
     """
-    # immutable: no lock, no journal and no -shm file, so that read-only folders work as well.
+    # immutable: SQLite creates no lock, journal or -shm file, so that read-only folders work as well.
     address = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
     try:
         size, pages = Path(path).stat().st_size, _pages(path)
@@ -175,11 +175,11 @@ def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """One table.
+    """Columns and root page of one table.
 
     Attributes:
         columns: names, in the order of a record's values.
-        root: number of its first page; 0 where only SQLite knows what its records mean.
+        root: number of the table's root page; 0 if the table has to be read with SQLite.
     """
 
     columns: tuple[str, ...]
@@ -187,9 +187,10 @@ class _Layout:
 
 
 def _layout(connection: sqlite3.Connection, table: str, root: object) -> _Layout:
-    """Source: https://www.sqlite.org/pragma.html#pragma_table_xinfo."""
+    """The layout of a table. Source: https://www.sqlite.org/pragma.html#pragma_table_xinfo."""
     rows = connection.execute(f"pragma table_xinfo({table})").fetchall()
-    # Records lack the row's own number, columns that are computed, and columns that were added later.
+    # Records lack the values of an integer primary key, of generated columns, and of columns that were added
+    # later with a default: a table with such columns is left to SQLite.
     plain = isinstance(root, int) and all(
         default is None and not key and not hidden for *_, default, key, hidden in rows
     )
@@ -207,12 +208,12 @@ class Database:
     _layouts: dict[str, _Layout] = field(default_factory=dict)
 
     def columns(self, table: str) -> frozenset[str]:
-        """Names of the columns of a table; none where there is no such table."""
+        """Names of the columns of a table; empty if there is no such table."""
         layout = self._layouts.get(table)
         return frozenset(layout.columns if layout else ())
 
     def frame(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
-        """Columns of a table: integers as Int64, texts as Categorical; absent ones are null.
+        """Columns of a table: integers as Int64, texts as Categorical; absent columns are null.
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -298,12 +299,12 @@ class Database:
         return frame.unique("id", keep="first").with_columns(pl.col("value").cast(pl.Categorical()))
 
     def _rows(self, table: str, columns: Sequence[str]) -> list[pl.DataFrame]:
-        """Columns of integers, read with SQLite."""
+        """Integer columns of a table, read with SQLite, in parts of `_CHUNK_ROWS` rows."""
         chosen = ", ".join(f'ifnull("{column}", {_ABSENT})' for column in columns)
         cursor = self._connection.execute(f"select {chosen} from {table}")  # noqa: S608 - one of READABLE
         dtype = np.dtype([(column, np.int64) for column in columns])
         parts = []
-        # No Python code runs for a row.
+        # np.fromiter reads the cursor without running Python code for each row.
         while len(part := np.fromiter(itertools.islice(cursor, _CHUNK_ROWS), dtype)):
             frame = pl.DataFrame({c: np.ascontiguousarray(part[c]) for c in columns})
             parts.append(
@@ -322,7 +323,7 @@ class Database:
         return pl.concat([empty, *series]).alias(column)
 
     def _text_rows(self, table: str, column: str) -> list[pl.Series]:
-        """A column of texts, read with SQLite."""
+        """A text column, read with SQLite, in parts of `_CHUNK_ROWS` rows."""
         parts = []
         cursor = self._connection.execute(f'select cast("{column}" as text) from {table}')  # noqa: S608 - one of READABLE
         while chunk := list(itertools.islice(cursor, _CHUNK_ROWS)):
@@ -331,7 +332,7 @@ class Database:
         return parts
 
     def _any_value(self, table: str, columns: Sequence[str]) -> bool:
-        """Whether any of the columns has a value that is not null; True where that is not known."""
+        """Whether any of the columns has a value that is not null; True if that is unknown."""
         if not columns:
             return False
         non_null_parts = self._decoded(
@@ -342,12 +343,12 @@ class Database:
     def _decoded(
         self, table: str, columns: Sequence[str], work: Callable[[Records, list[int]], Part]
     ) -> list[Part] | None:
-        """Applies a function to the decoded rows, part by part; None where SQLite has to read them.
+        """Applies a function to the decoded rows, part by part; None if the table has to be read with SQLite.
 
         Args:
-            table: its name.
-            columns: columns to decode; those before them in a record are decoded as well.
-            work: function of the rows and the position of each of the columns in a record.
+            table: name of the table.
+            columns: columns to decode; the columns before them in a record are decoded as well.
+            work: function of the rows and of the position of each column in a record.
         """
         layout, pages = self._layouts[table], self._pages
         if pages is None or not layout.root:

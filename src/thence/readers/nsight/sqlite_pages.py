@@ -1,10 +1,10 @@
-"""The pages of an SQLite file, read without SQLite, many at a time.
+"""Reads the pages of an SQLite file without SQLite, many at a time.
 
 SQLite returns rows one by one, which would take longer than all other work on an export. `PageFile`
 finds the leaf pages of a table; `thence.readers.nsight.sqlite_records` decodes their cells. Anything
-out of the ordinary raises `Unusual`, and the caller reads the table with SQLite, which then decides
-whether the file is damaged. Only cycles in the page tree are detected here (`Damaged`), because SQLite
-would follow them for hours.
+unusual raises `Unusual`, and the caller reads the table with SQLite, which then decides whether the file
+is damaged. Only a page that is used twice is reported here (`Damaged`), because SQLite would follow cycles in
+the page tree for hours.
 Source: https://www.sqlite.org/fileformat2.html, sections 1.3 (file header) and 1.6 (b-tree pages and cells).
 """
 
@@ -30,11 +30,11 @@ _UTF8 = 1
 _INTERIOR, _LEAF = 5, 13  # table b-tree pages; index pages hold tables WITHOUT ROWID
 _INTERIOR_HEADER, _LEAF_HEADER = 12, 8
 _MAX_DEPTH = 20  # BTCURSOR_MAX_DEPTH of SQLite
-_PADDING = 8  # so that eight bytes can be read at any place
+_PADDING = 8  # bytes after the pages, so that eight bytes can be read at any offset
 
 
 class Unusual(Exception):
-    """The table has to be read with SQLite. Never raised out of the package."""
+    """The table has to be read with SQLite. Never leaves the package."""
 
 
 class Damaged(ValueError):
@@ -43,7 +43,7 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True)
 class PageFile:
-    """A database as pages.
+    """The pages of a database file.
 
     Attributes:
         path: of the file.
@@ -64,7 +64,7 @@ class PageFile:
         """The pages of a file, by its header.
 
         Raises:
-            Unusual: the header is none that SQLite writes.
+            Unusual: the header is not one that SQLite writes.
             OSError: the file cannot be read.
         """
         with Path(path).open("rb") as stream:
@@ -96,7 +96,7 @@ class PageFile:
             if seen[level].any() or len(np.unique(level)) < len(level):
                 raise Damaged("some of its pages are used twice")
             seen[level] = True
-            # All leaves of a b-tree have the same depth: the first page gives the type of its level.
+            # All leaves of a b-tree have the same depth: the first page of a level gives the type of all its pages.
             kind = self.read(level[:1], 0)[0]
             if kind == _LEAF:
                 return level
@@ -108,7 +108,7 @@ class PageFile:
     def read(
         self, numbers: npt.NDArray[np.int64], padding: int = _PADDING
     ) -> npt.NDArray[np.uint8]:
-        """Pages one after the other, followed by zero bytes of padding.
+        """The bytes of pages, concatenated and followed by zero bytes of padding.
 
         Args:
             numbers: of the pages, from 1 to `count`.
@@ -136,17 +136,17 @@ class PageFile:
         return data
 
     def leaf_pages(self, numbers: npt.NDArray[np.int64]) -> Pages:
-        """Leaf pages with the places of their cells.
+        """Leaf pages with the offsets of their cells.
 
         Raises:
-            Unusual: one of them is no leaf, or its cells lie outside it.
-            OSError: they cannot be read.
+            Unusual: a page is not a leaf, or its cells are outside of the page.
+            OSError: the file cannot be read.
         """
         data = self.read(numbers)
         return Pages(data, self.size, self.usable, self._cells(data, len(numbers), _LEAF))
 
     def _children(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Pages below interior pages: one in each cell, and the last in the page's header."""
+        """Numbers of the child pages of interior pages: one in each cell, and the last in the page's header."""
         data = self.read(numbers)
         cells = self._cells(data, len(numbers), _INTERIOR)
         pages = data[: len(numbers) * self.size].reshape(len(numbers), self.size)
@@ -169,7 +169,7 @@ class PageFile:
             raise Unusual("page header")
         offsets = table[:, header : header + 2 * most].view(">u2").astype(np.int64)
         there = np.arange(most) < counts[:, None]
-        # Cells lie after the array of their offsets; the smallest cell of either type has four bytes.
+        # Cells come after the array of their offsets; the smallest cell of either type has four bytes.
         low, high = header + 2 * counts[:, None], self.usable - 4
         if (((offsets < low) | (offsets > high)) & there).any():
             raise Unusual("cell offsets")
@@ -184,13 +184,13 @@ def _uint16(pages: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Pages:
-    """Pages of one type, stored one after the other.
+    """Concatenated pages of one type.
 
     Attributes:
         data: uint8 array: the pages and `_PADDING` bytes.
         size: bytes of one page.
-        usable: bytes of it that SQLite uses; the rest belongs to extensions.
-        cells: offset in data of every cell, page by page, in the order of the pages' keys.
+        usable: bytes of a page that SQLite uses; the rest belongs to extensions.
+        cells: offset in ``data`` of every cell, page by page, in the order of keys within a page.
     """
 
     data: npt.NDArray[np.uint8]

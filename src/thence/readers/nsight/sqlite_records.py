@@ -1,8 +1,8 @@
-"""Rows of SQLite's leaf pages decoded to columns, many pages at a time.
+"""Decodes the rows in SQLite's leaf pages to columns, many pages at a time.
 
-A cell is the size of its record, the row id, and the record: a header with the type of each value,
+A cell holds the size of its record, the row id, and the record. A record is a header with the type of each value,
 then the values. The rows of one table have few different headers, so each distinct header is parsed
-once (`_Shapes`) and gives the offset and size of each value for all rows that have it.
+once (`_Shapes`) and gives the offset and size of each value for all rows with this header.
 Source: https://www.sqlite.org/fileformat2.html, sections 1.6 (cells) and 2.1 (records).
 """
 
@@ -28,18 +28,18 @@ __all__ = ["Records"]
 
 _NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13
 _INTEGER_BYTES = np.array([0, 1, 2, 3, 4, 6, 8, -1, 0, 0, -1, -1], np.int64)
-"""Bytes of a value by its type, where that is null or an integer."""
-_CONTINUED = np.uint64(0x8080808080808080)  # the bit of each byte that says: more of this number
-_GATHER = np.uint64(0x0102040810204080)  # times bits 0, 8, ... 56: the same bits in bits 56 to 63
-_MAX_HEADER = 127  # bytes; a longer one has a size of two bytes
-_MAX_TYPE_BYTES = 3  # values of up to a megabyte
+"""Size in bytes of a value by its serial type; -1 for types that are neither null nor an integer."""
+_CONTINUED = np.uint64(0x8080808080808080)  # the continuation bit of each byte of a varint
+_GATHER = np.uint64(0x0102040810204080)  # multiplying moves bits 0, 8, ... 56 to bits 56 to 63
+_MAX_HEADER = 127  # bytes; the size of a longer header is a varint of two bytes
+_MAX_TYPE_BYTES = 3  # of a varint: enough for the type of a value of up to a megabyte
 
 
 def _varint_lengths() -> tuple[Int64, Int64]:
     """Lookup tables from the continuation bits of eight bytes (first byte highest) to lengths in bytes.
 
-    The first table has the length of the varint at the first byte, the second that of the two varints
-    there together; 0 where they do not end within the eight bytes.
+    The first table holds the length of the varint at the first byte, the second table the total length of
+    the first two varints; 0 if they do not end within the eight bytes.
     """
     first, both = np.zeros(256, np.int64), np.zeros(256, np.int64)
     for bits in range(256):
@@ -59,10 +59,10 @@ class Records:
 
     Args:
         pages: leaf pages of a table.
-        columns: how many columns to decode, from the first.
+        columns: number of columns to decode, from the first.
 
     Raises:
-        Unusual: a record is damaged, very long, or its row has a very large number.
+        Unusual: a record is damaged or very long, or its row id is very large.
     """
 
     def __init__(self, pages: Pages, columns: int) -> None:
@@ -71,7 +71,7 @@ class Records:
         self._words = np.ndarray(len(pages.data) - 7, ">u8", pages.data, strides=(1,))
         self._begin, self._local = self._records(pages)
         self._shapes = self._parsed(columns)
-        # Of each shape, how much of its shortest record is in the page.
+        # For each shape, the minimum over its records of the bytes that are in the leaf page.
         self._shortest = np.full(len(self._shapes.types), pages.size, np.int64)
         np.minimum.at(self._shortest, self._shapes.of, self._local)
 
@@ -79,10 +79,10 @@ class Records:
         return len(self._begin)
 
     def integers(self, column: int) -> tuple[Int64, npt.NDArray[np.bool_] | None]:
-        """Values of a column, and which of them are null (None: none).
+        """Values of a column, and a mask of the null values; None for the mask if no value is null.
 
         Raises:
-            Unusual: a value is no integer, or does not lie in the page.
+            Unusual: a value is not an integer, or not in the leaf page.
         """
         shapes = self._shapes
         types, offsets = shapes.types[:, column], shapes.offsets[:, column]
@@ -98,7 +98,7 @@ class Records:
             return constant[shapes.of], nulls
         self._check(offsets + size)
         # Read the eight bytes that end with the value (the page header guarantees that eight exist),
-        # then shift left and right to drop the bytes before it and to extend its sign.
+        # then shift left and right to drop the bytes before the value and to extend its sign.
         start = np.take(offsets + size - 8, shapes.of)
         start += self._begin
         values = self._words[start].astype(np.int64)
@@ -117,17 +117,17 @@ class Records:
         return values, nulls
 
     def nulls(self, column: int) -> npt.NDArray[np.bool_]:
-        """Which rows have no value in a column."""
+        """A mask of the rows that are null in a column."""
         null: npt.NDArray[np.bool_] = self._shapes.types[:, column] == _NULL
         return null[self._shapes.of]
 
     def texts(self, column: int) -> tuple[npt.NDArray[np.intp], list[bytes]]:
-        """A text column: for each row the index of its text (-1 where null), and the texts.
+        """A text column: for each row the index of its text (-1 for null), and the texts.
 
         Equal texts may be listed several times, but far fewer times than there are rows.
 
         Raises:
-            Unusual: a value is no text, or does not lie in the page.
+            Unusual: a value is not text, or not in the leaf page.
         """
         shapes = self._shapes
         types, offsets = shapes.types[:, column], shapes.offsets[:, column]
@@ -140,7 +140,7 @@ class Records:
         start += self._begin
         numbers = np.full(len(self), -1, np.intp)
         texts: list[bytes] = []
-        # Texts that take equally many words of eight bytes are compared together.
+        # Texts that take the same number of 8-byte words are compared together.
         count = (length + 7) // 8
         for words in np.unique(count[length >= 0]).tolist():
             rows = np.flatnonzero((count == words) & (length >= 0))
@@ -158,7 +158,7 @@ class Records:
         """Raises `Unusual` if a value continues on an overflow page.
 
         Args:
-            ends: end of the value within the record, by header.
+            ends: end of the value within the record, for each shape.
         """
         if (ends > self._shortest).any():
             raise Unusual("beyond the page")
@@ -176,7 +176,7 @@ class Records:
         return distinct(parts)
 
     def _records(self, pages: Pages) -> tuple[Int64, Int64]:
-        """Offset of each record in the data, and how many of its bytes are in the leaf page."""
+        """Offset of each record in the data, and the number of its bytes that are in the leaf page."""
         head = self._words[pages.cells].astype(np.uint64)
         bits = (((head & _CONTINUED) >> np.uint64(7)) * _GATHER) >> np.uint64(56)
         length = np.take(_FIRST_LENGTH, bits.view(np.int64))
@@ -241,7 +241,7 @@ def _bytes_of(types: Int64) -> Int64:
 
 
 def _short_varint(data: npt.NDArray[np.uint8], start: Int64) -> tuple[Int64, Int64]:
-    """Values of varints of up to three bytes, and the offset after each.
+    """Values of varints of up to three bytes, and the offset after each varint.
 
     Raises:
         Unusual: a varint is longer.
@@ -275,7 +275,7 @@ class _Shapes:
 
     Attributes:
         of: index of the header of each record.
-        types: serial type by header and column; null (0) where the record is too short for the column.
+        types: serial type by header and column; null (0) if the record is too short for the column.
         offsets: bytes from the beginning of the record to each value, by header and column.
     """
 

@@ -1,13 +1,13 @@
 """The interface through which an Nsight Systems export is read, and helpers for its columns.
 
 `Store` is the interface; `thence.readers.nsight.sqlite` and `thence.readers.nsight.folder` implement it.
-The helpers look up names by the ids of their texts, find distinct rows and sort rows without copying
-more than one column at a time, and drop or repair times that cannot be true.
+The helpers look up names by the ids of their texts, find distinct rows, sort rows without copying
+more than one column at a time, and drop or repair impossible times.
 
 Table schemas differ between versions of nsys: tables and columns come and go, and a table without rows
-is not exported at all. A column that is absent therefore reads as null.
-Only the tables in `READABLE` can be asked for. The others, ``TARGET_INFO_SYSTEM_ENV`` and
-``ANALYSIS_*`` among them, hold the environment variables of the traced program, which may be secret.
+is not exported at all. An absent column is therefore read as null.
+Only the tables in `READABLE` are read. Other tables, such as ``TARGET_INFO_SYSTEM_ENV`` and ``ANALYSIS_*``,
+hold the environment variables of the traced program, which may be secret.
 Source of the names: the exporter schema reference of the Nsight Systems user guide.
 """
 
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 EXPORT = "Nsight Systems export"
-"""Name of the format, whatever it was exported to."""
+"""Name of the format, for all file types of exports."""
 _SLOT_BITS = 14  # tables of this size stay in the processor's cache
 _HASH_ROUNDS = 8
 _BLOCK_ROWS = 1 << 17
@@ -82,7 +82,7 @@ READABLE = frozenset(
 )
 """Every table that thence reads."""
 PAYLOADS = {"row": pl.Int64(), "binary": pl.Binary(), "json": pl.String()}
-"""Schema of payloads: row of NVTX_EVENTS, from 0, and its payload as bytes or as JSON, or both."""
+"""Schema of payloads: row of NVTX_EVENTS (from 0), and the payload of the event as bytes, as JSON, or both."""
 
 
 class Store(Protocol):
@@ -93,10 +93,10 @@ class Store(Protocol):
         """The input as the user named it."""
 
     def columns(self, table: str) -> frozenset[str]:
-        """Names of the columns of a table; none where there is no such table."""
+        """Names of the columns of a table; empty if there is no such table."""
 
     def frame(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
-        """Columns of a table: integers as Int64, texts as Categorical; absent ones are null.
+        """Columns of a table: integers as Int64, texts as Categorical; absent columns are null.
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -110,8 +110,8 @@ class Store(Protocol):
         The whole table is never in memory at once. Several parts may be processed concurrently.
 
         Args:
-            table: its name.
-            integers: columns, as for `frame`.
+            table: name of the table.
+            integers: names of integer columns, as for `frame`.
             work: pure function of the columns of some consecutive rows.
 
         Raises:
@@ -144,11 +144,11 @@ def thread_of(global_id: pl.Expr) -> pl.Expr:
 
 
 def names(store: Store, *ids: pl.Series) -> pl.Series:
-    """Name of each row (Categorical): the text of the first of its ids that has one, or `UNNAMED`.
+    """Name of each row (Categorical): the text of the first of its ids that has a text, or `UNNAMED`.
 
     Args:
         store: the export.
-        ids: rows of StringIds, Int64, at least one column.
+        ids: columns of ids in StringIds, Int64; at least one column.
 
     Raises:
         DamagedInput: the texts cannot be read.
@@ -179,16 +179,16 @@ def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
 
 
 def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
-    """Row numbers of the distinct rows, and the index of its distinct row for every row.
+    """Row numbers of the distinct rows, and for every row the index of its distinct row.
 
-    Rows are compared without sorting, which is fast where few of many rows are distinct. Where more
-    than a quarter of the rows are distinct, some of the rows returned may be equal.
+    Rows are compared without sorting, which is fast if few of many rows are distinct. If more
+    than a quarter of the rows are distinct, some of the returned rows may be equal.
 
     Args:
         words: columns of the rows, at least one array of shape (n,).
 
     Returns:
-        row numbers, shape (m,), and for each row an index from 0 to m - 1, shape (n,).
+        Row numbers, shape (m,), and for each row an index from 0 to m - 1, shape (n,).
     """
     rows = len(words[0])
     if rows <= _BLOCK_ROWS:
@@ -261,7 +261,7 @@ def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
         columns: Int64, at least one; few distinct combinations are expected.
 
     Returns:
-        uint16 array of shape (n,); int64 where there are over 65,536 combinations.
+        uint16 array of shape (n,); int64 if there are over 65,536 combinations.
     """
     first, number_of_row = distinct_values(*columns)
     distinct_rows = pl.DataFrame(
@@ -291,7 +291,7 @@ def gathered(columns: dict[str, pl.Series], order: npt.NDArray[np.intp]) -> None
     """Reorders every column in place, one after the other, so that only one large copy exists."""
     rows = pl.Series(order.astype(np.uint32))
     for name in list(columns):
-        # Gathering from many pieces takes four times as long.
+        # Gathering from many chunks takes four times as long.
         columns[name] = columns[name].rechunk().gather(rows)
 
 
@@ -300,9 +300,9 @@ class Timed:
     """Rows with a duration.
 
     Attributes:
-        frame: the rows with a start; duration (ns) instead of an end.
-        lost: how many had no start.
-        unusable: how many had no end, or one before their start: they have the duration 0.
+        frame: the rows with a possible start; duration (ns) instead of end.
+        lost: number of rows left out because they had no start, or an impossible start.
+        unusable: number of rows with duration 0 because their end was missing, impossible or before their start.
     """
 
     frame: pl.DataFrame
@@ -324,7 +324,7 @@ class Timed:
 
 
 def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
-    """The rows that have a start, with a duration (ns) instead of an end; and warnings.
+    """The rows that have a possible start, with duration (ns) instead of end; and warnings.
 
     Args:
         frame: columns start and end, ns.
@@ -335,7 +335,7 @@ def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
 
 
 def with_durations(frame: pl.DataFrame) -> Timed:
-    """The rows that have a start, with a duration (ns) instead of an end, and counts of repairs.
+    """The rows that have a possible start, with duration (ns) instead of end, and counts of lost and repaired rows.
 
     Args:
         frame: columns start and end, ns.
@@ -360,5 +360,5 @@ def left_out(parts: Sequence[Timed], what: str) -> list[str]:
 
 
 def bounded(column: str, bits: int) -> pl.Expr:
-    """The column, null where it is negative or does not fit the bits."""
+    """The column, with null for values that are negative or do not fit in ``bits`` bits."""
     return pl.when(pl.col(column).is_between(0, (1 << bits) - 1)).then(pl.col(column)).alias(column)

@@ -1,9 +1,10 @@
-"""What an export says of calls that wait, and of events recorded and waited for.
+"""Facts in an export about calls that wait, and about CUDA events that are recorded and waited for.
 
 CUPTI_ACTIVITY_KIND_SYNCHRONIZATION holds waits of hosts and streams, CUPTI_ACTIVITY_KIND_CUDA_EVENT the records
-of events. A wait is for the record with the same process, eventId and eventSyncId; a wait without one waits
-for an event that was never recorded. nsys 2025.3 writes cudaStreamSynchronize with the type of
-cudaStreamWaitEvent and no event, so types are not read: the call with the row's correlation id tells what it is.
+of events. A wait is for the record with the same process, eventId and eventSyncId; if the export lists records but
+not this one, the event was never recorded. nsys 2025.3 writes cudaStreamSynchronize with the type of
+cudaStreamWaitEvent and no event, so the type of a row is not read: the API call with the row's correlation id
+determines the kind of the wait.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 _RECORDS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 _COLUMNS = ("globalPid", "correlationId", "deviceId", "streamId", "eventId", "eventSyncId")
 _NONE = (1 << 32) - 1
-"""What the exporter writes where there is no stream, event or record."""
+"""Value that the exporter writes if there is no stream, event or record."""
 
 
 def said_of_waiting(store: Store, ranks: Ranks) -> pl.DataFrame:
-    """What an export says of its calls, as `thence.model.waiting.SAID`.
+    """The facts that an export records about API calls, as `thence.model.waiting.SAID`.
 
     Raises:
         DamagedInput: a table cannot be read.

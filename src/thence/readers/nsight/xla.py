@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["with_compilation", "with_programs"]
 
 _COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
-"""HLO op of a thunk that launches a CUDA graph made by XLA (a command buffer); not an instruction."""
+"""HLO op of a thunk that launches a CUDA graph made by XLA (a command buffer); it is not an HLO instruction."""
 
 
 def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
@@ -69,16 +69,16 @@ def with_programs(
     """The tables with programs, and each activity's program, HLO instruction and iteration.
 
     One thunk launches everything that XLA put into a CUDA graph (a command buffer). The instruction of
-    such an activity is that of the thunk that was open when the activity's graph node was created.
+    such an activity is the instruction of the thunk that was open when the activity's graph node was created.
 
     Args:
-        tables: gpu and host.
+        tables: with gpu and host.
         domain: NVTX domain of each host row.
-        launch: host row that launched each activity, `NO_ROW` where unknown.
-        created: host row around the creation of its graph node, `NO_ROW` where there is none.
+        launch: host row that launched each activity, `NO_ROW` if unknown.
+        created: host row around the creation of each activity's graph node, `NO_ROW` if there is none.
 
     Returns:
-        the tables, and warnings; the tables unchanged where no host range is a thunk or program of XLA.
+        The tables, unchanged if no host range is a thunk or program of XLA; and warnings.
     """
     host = tables.host
     names = _names(host["name"], domain)
@@ -136,9 +136,9 @@ class _ActivitiesByThunk:
 
     Attributes:
         thunks: one row per thunk, program and device: rank, device, thunk, recorded, module (host rows),
-            start, end and group, its number.
+            start, end and group (the number of the row).
         modules: one row per program and device: rank, device, module, start, end.
-        group: of each activity; null outside XLA's programs.
+        group: group in ``thunks`` of each activity; null outside XLA's programs.
     """
 
     thunks: pl.DataFrame
@@ -162,9 +162,9 @@ class _ActivitiesByThunk:
     def projection(
         self, rank: int, names: pl.DataFrame, host: pl.DataFrame
     ) -> tuple[Projection, Launchers]:
-        """One rank's thunks and programs in the shape of the nsys-jax reader.
+        """One rank's thunks and programs in the tables of the nsys-jax reader.
 
-        That reader finds the device from the launching thread. Here the device is known, so the column
+        That reader derives the device from the launching thread. Here the device is known, so the column
         thread holds the device number.
         """
         lasting = (pl.col("end") - pl.col("start")).alias("duration")
