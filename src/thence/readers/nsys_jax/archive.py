@@ -1,10 +1,10 @@
-"""An nsys-jax archive as named members: a zip file, or the directory it was unpacked into.
+"""Access to the members of an nsys-jax archive: a zip file, or the directory into which it was unpacked.
 
 Members are read into memory and never extracted to disk. Their names are checked nevertheless, because
-they are shown and compared. The size of each member and the total that is read are limited, so that a
+they are shown and compared. The size of each member and the total size that is read are limited, so that a
 small malicious file cannot fill the memory.
 
-`parquet_frame`, `csv_frame`, `renamed` and `as_int64` turn members into frames; every failure becomes a
+`parquet_frame`, `csv_frame`, `renamed` and `as_int64` turn members into frames; they raise every failure as
 `DamagedInput`.
 """
 
@@ -44,19 +44,19 @@ __all__ = [
 
 NAME = "nsys-jax archive"
 PATTERNS = ("*.zip",)
-"""Files of a directory that may be archives; an unpacked archive is a directory itself."""
+"""Globs of the files of a directory that may be archives; an unpacked archive is a directory itself."""
 
 _DAMAGED_PARQUET = (PolarsError, PanicException, OSError, ValueError, UnicodeError, MemoryError)
 TRACE = "nvtx_gpu_proj_trace/trace.parquet"
-"""The member that makes an archive one of nsys-jax; a folder of one file per rank when combined."""
+"""The member by which an nsys-jax archive is recognised; in a combined archive, a folder with a file for each rank."""
 _MAX_MEMBER: Bytes = 2 << 30
-"""Largest member that is read, unpacked; a trace.parquet of 10 million rows has some 400 MB."""
+"""Maximum unpacked size of a member; a trace.parquet of 10 million rows has some 400 MB."""
 _MAX_TOTAL: Bytes = 8 << 30
-"""Most bytes that are read from one archive, unpacked."""
+"""Maximum unpacked bytes that are read from one archive."""
 _MAX_MEMBERS = 1_000_000
-"""Most members an archive may list."""
+"""Maximum number of members that an archive may list."""
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others unpack without a bound
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others unpack without a size limit
 _ENCRYPTED = 1
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError,
            IndexError, struct.error, OverflowError)  # fmt: skip
@@ -83,11 +83,11 @@ class Archive:
     Attributes:
         name: the path as the user named it.
         sizes: unpacked size in bytes of every member, by its name with forward slashes.
-        max_member: largest member that is read.
-        max_total: most bytes that are read altogether, members read twice counted twice.
-        expansion: how much larger than a zip file its members may be, altogether.
-        stored_bytes: size of the zip file; of a directory None, because it is not compressed.
-        skipped: members that were left out of `sizes`, with the reason; links, for instance.
+        max_member: maximum unpacked bytes of a member.
+        max_total: maximum unpacked bytes that are read in total; a member that is read twice counts twice.
+        expansion: how much larger than the zip file its members may be in total.
+        stored_bytes: size of the zip file; None for a directory, because it is not compressed.
+        skipped: members that were left out of `sizes`, such as links, with the reason.
         read_bytes: unpacked bytes read so far.
     """
 
@@ -112,7 +112,7 @@ class Archive:
 
         Raises:
             InputError: the path cannot be opened.
-            DamagedInput: it is no zip file, or lists members outside its folder.
+            DamagedInput: the file is not a zip file, or lists members that are encrypted or outside its folder.
         """
         if Path(name).is_dir():
             sizes, skipped = _directory_members(name)
@@ -126,7 +126,7 @@ class Archive:
 
         Raises:
             KeyError: there is no such member.
-            DamagedInput: it is damaged, encrypted, or larger than what is accepted.
+            DamagedInput: the member is damaged, cannot be read, or exceeds one of the size limits.
         """
         size = self.sizes[member]
         if self.stored_bytes is not None:
@@ -157,10 +157,10 @@ class Archive:
             with (Path(self.name) / member).open("rb") as stream:
                 return stream.read(size)
         with zipfile.ZipFile(self.name) as archive, archive.open(member) as packed:
-            return packed.read(size + 1)  # one more than listed: reads to the end, checks the CRC
+            return packed.read(size + 1)  # one byte more: the CRC is checked at the end
 
     def variants(self, member: str) -> dict[str, str]:
-        """Where a combined archive keeps a member of its inputs: stem of the input to member name."""
+        """The copies of a member in a combined archive: stem of the rank's input -> name of the copy."""
         prefix = f"{member}/"
         return {
             name.removeprefix(prefix): name
@@ -169,11 +169,11 @@ class Archive:
         }
 
     def of(self, member: str, stem: str | None) -> str | None:
-        """The name of a member as one rank has it; None if the archive lacks it.
+        """The name of one rank's copy of a member; None if the archive lacks it.
 
         Args:
-            member: its name in a single rank's archive.
-            stem: of the rank's input in a combined archive; None in a single rank's.
+            member: name of the member in the archive of a single rank.
+            stem: stem of the rank's input in a combined archive; None in the archive of a single rank.
         """
         variant = f"{member}/{stem}"
         if stem is not None and variant in self.sizes:
@@ -196,7 +196,7 @@ def _directory_members(name: str) -> tuple[dict[str, Bytes], list[str]]:
 
 
 def _files(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below a directory that is no directory, links included and not followed."""
+    """Everything below a directory except directories; links are included and not followed."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -214,7 +214,7 @@ def _files(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def _zip_members(name: str) -> dict[str, Bytes]:
-    """Unpacked size of each member as listed; raises `DamagedInput` for unsafe names and encryption."""
+    """Unpacked size of each member as listed; raises `DamagedInput` for unsafe names, encryption and rare methods."""
     try:
         with zipfile.ZipFile(name) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
@@ -245,7 +245,7 @@ def parquet_frame(data: bytes, path: str, expansion: Expansion = DEFAULT) -> pl.
     """The frame in a Parquet file.
 
     Raises:
-        DamagedInput: it is none, is damaged, or claims more than `MAX_ROWS` rows, or than its size allows.
+        DamagedInput: the data is not Parquet, is damaged, or claims more rows than `MAX_ROWS` or than the cap allows.
     """
     try:
         scanned = pl.scan_parquet(io.BytesIO(data))
@@ -268,7 +268,7 @@ def csv_frame(data: bytes, path: str) -> pl.DataFrame:
     """The frame in a CSV file with a header.
 
     Raises:
-        DamagedInput: it is none.
+        DamagedInput: the data is not a CSV table.
     """
     try:
         return pl.read_csv(data, infer_schema_length=10_000, truncate_ragged_lines=False)
@@ -279,15 +279,15 @@ def csv_frame(data: bytes, path: str) -> pl.DataFrame:
 
 
 def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) -> pl.DataFrame:
-    """The wanted columns under the names used here; the first spelling that exists is taken.
+    """The wanted columns of a frame, renamed; the first spelling that exists is taken.
 
     Args:
-        frame: as the producer wrote it.
-        names: name here to its possible spellings there; an empty spelling makes it optional.
+        frame: as the profiler wrote it.
+        names: new name -> possible names in the frame; an empty name makes the column optional (null if absent).
         path: for messages.
 
     Raises:
-        DamagedInput: a column that is needed is missing.
+        DamagedInput: a required column is missing.
     """
     chosen = []
     for name, spellings in names.items():
@@ -301,10 +301,10 @@ def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) 
 
 
 def as_int64(frame: pl.DataFrame, columns: Sequence[str], path: str) -> pl.DataFrame:
-    """The columns as int64, whatever number type pandas gave them; NaN becomes null.
+    """The frame with the columns as Int64, whatever number type pandas gave them; NaN becomes null.
 
     Raises:
-        DamagedInput: a column holds no whole numbers.
+        DamagedInput: a column cannot be converted.
     """
     try:
         floats = [c for c in columns if frame.schema[c].is_float()]

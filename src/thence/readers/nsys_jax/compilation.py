@@ -1,8 +1,8 @@
-"""Host NVTX ranges of an archive, reduced to compilation, as host ranges of category compile.
+"""Selects the host NVTX ranges of an archive that are part of compilation, as host ranges of category compile.
 
-Kept are the XlaCompile ranges, what runs inside them on their thread, and what other threads do
-meanwhile: XLA compiles with a pool of threads, whose ranges begin with no parent. Ranges of other
-libraries (cuBLAS, NCCL) are left out, so their time counts as that of the XLA range around them.
+These are the XlaCompile ranges, XLA's ranges inside them on the same thread, and XLA's ranges on other threads
+during an XlaCompile range: XLA compiles with a thread pool, on whose threads the outermost ranges have no parent.
+Ranges of other libraries (cuBLAS, NCCL) are left out, so their time counts as time of the XLA range around them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _OF_XLA = r"^(?:TSL:)?(?:Xla|Thunk:#)"
 def compile_ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
     """Compile ranges with columns name, start, duration (ns), process, thread and parent (row).
 
-    Rows are sorted by process, thread and start. Parents are those on the same thread; a worker's
-    outermost range has none. Where the table lacks process ids, process is null.
+    Rows are sorted by process, thread and start. A parent is on the same thread; the outermost range of
+    a worker thread has none. If the table lacks process ids, process is null.
 
     Args:
         frame: content of report_nvtx_pushpop_trace, as Parquet or CSV.
@@ -60,7 +60,7 @@ def compile_ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
     )
     ranges, parent = _nested(ranges)
     kept = _in_compilation(ranges, parent)
-    numbers = np.full(ranges.height + 1, NO_ROW, np.int64)  # the last one stands for no parent
+    numbers = np.full(ranges.height + 1, NO_ROW, np.int64)  # the last element is for no parent
     numbers[np.flatnonzero(kept)] = np.arange(kept.sum())
     parents = pl.Series(numbers[parent[kept]], dtype=pl.Int64)
     return ranges.filter(pl.Series(kept)).select(
@@ -74,7 +74,7 @@ def compile_ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
 
 
 def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.int64]]:
-    """The ranges in order, and the parent of each."""
+    """The ranges sorted by process, thread and start, and the parent of each."""
     track = ranges.select(pl.struct("process", "thread").rank("dense")).to_series().to_numpy()
     category = np.full(ranges.height, HOST_CATEGORIES.index("compile"), np.uint8)
     start = ranges["start"].to_numpy()
@@ -85,7 +85,7 @@ def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.int64]]:
 
 
 def _in_compilation(ranges: pl.DataFrame, parent: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Ranges below an XlaCompile, and those of other threads that lie inside one in time."""
+    """A mask of the ranges below an XlaCompile, and of ranges of other threads that lie inside one in time."""
     is_compile: npt.NDArray[np.bool_] = ranges["name"].str.contains(_COMPILE).to_numpy()
     rows = np.arange(ranges.height)
     below: npt.NDArray[np.bool_] = chain_to(parent, rows, is_compile) >= 0
@@ -94,8 +94,8 @@ def _in_compilation(ranges: pl.DataFrame, parent: npt.NDArray[np.int64]) -> npt.
     compiles = np.flatnonzero(is_compile)
     if len(compiles) == 0:
         return below
-    # The XlaCompile that ends last among those that began before a range: if any contains it, so
-    # does that one. Ranges of threads that compile on their own are below one anyway.
+    # Of the XlaCompile ranges that began before an outermost range, it is enough to check the one that ends last:
+    # if any of them contains the range, so does that one. A range below an XlaCompile is in the mask anyway.
     longest = longest_begun(start[compiles], end[compiles], start[top])
     during = (longest != NO_ROW) & (end[compiles[longest]] >= end[top])
     result: npt.NDArray[np.bool_] = below | (during & ~is_compile[top])

@@ -1,6 +1,6 @@
 """Thunks and program executions of one rank as rows of the tables gpu and programs.
 
-XLA's own names of threads and devices tell which device each launching thread uses (`launchers`).
+The names that XLA gives to threads and devices show on which device each thread launches (`launchers`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def device_tables(
 ) -> tuple[Tables, list[str]]:
     """The tables gpu and programs of one rank, and warnings.
 
-    A program is identified by its fingerprint (equal on all ranks that compiled the same), else by
-    name and number, ``jit_step.12``. Programs without a number are those that the autotuner times:
-    their identity is null. ``execution`` counts by identity, ``iteration`` by instruction within
-    one execution.
+    A program is identified by its fingerprint (equal on all ranks that compiled the same program), else by
+    name and number, ``jit_step.12``. Programs without a number are programs that the autotuner measures:
+    their identity is null. ``execution`` counts the executions of an identity on a device, ``iteration`` the
+    occurrences of an instruction within one execution.
 
     Args:
-        projected: what the GPU did.
-        devices: which thread launches on which device.
+        projected: thunks and program executions, with times on the device.
+        devices: the device on which each thread launches.
         modules: HLO modules by XLA's module number.
     """
     devices, assumed = _by_thread_order(projected.modules, devices)
@@ -106,7 +106,7 @@ def _programs(rows: pl.DataFrame, modules: Mapping[int, HloModule], rank: int) -
         .join(identities, on="id", how="left", maintain_order="left")
         .with_columns(program=pl.coalesce("fingerprint", named), rank=pl.lit(rank, pl.Int32))
         .with_columns(
-            # Without an identity the name has to do.
+            # Executions of programs without an identity are counted by name.
             execution=order.over(
                 "device", "program", pl.when(pl.col("program").is_null()).then("name")
             )
@@ -116,15 +116,16 @@ def _programs(rows: pl.DataFrame, modules: Mapping[int, HloModule], rank: int) -
 
 
 def _by_thread_order(executions: pl.DataFrame, launching: Launchers) -> tuple[Launchers, list[str]]:
-    """The device of each launching thread where no thread is named after one, and what that assumes.
+    """The launchers, with devices assumed by the order of thread ids if no thread's name states one; and warnings.
 
-    Archives of 2024 name none. nsys-jax assumed then that one thread launches on each device, and that the
-    order of their ids is that of the local devices, program by program. A program that ran on one device
-    alone may have been launched by the main thread, so the program with the most threads decides.
+    In archives of 2024 no thread's name states a device. nsys-jax then assumed, for each program, that one thread
+    launches on each device, and that the threads in the order of their ids belong to the local devices in their
+    order. A program that ran on only one device may have been launched by the main thread, so the device of a
+    thread is taken from the program with the most threads.
 
     Args:
         executions: of programs, with id, process and thread.
-        launching: as the names tell.
+        launching: launchers by the names of threads.
     """
     pairs = executions.filter(pl.col("id").is_not_null()).select("id", "process", "thread").unique()
     several = pairs.group_by("id").len("threads").filter(pl.col("threads") > 1)
@@ -164,7 +165,7 @@ def _by_thread_order(executions: pl.DataFrame, launching: Launchers) -> tuple[La
 
 
 def _on_devices(rows: pl.DataFrame, devices: Launchers) -> pl.DataFrame:
-    """Adds the device; a thread that no name maps drives the first one, as in single-device launches."""
+    """Adds the device; a thread without a known device gets the first device, as in single-device launches."""
     places = pl.DataFrame(
         [(process, thread, device) for (process, thread), device in devices.devices.items()],
         schema={"process": pl.Int64, "thread": pl.Int64, "device": pl.Int32},
@@ -199,12 +200,12 @@ class Launchers:
     """Threads and the devices they launch on.
 
     Attributes:
-        rank: of the process: XLA's process number, 0 where nothing says it.
-        process: process id of the launching threads, 0 where unknown.
-        devices: (process id, thread id) to device, XLA's local number within the process.
-        properties: device to what is known about it.
-        warnings: what had to be assumed.
-        rank_stated: whether something says the rank.
+        rank: of the process: XLA's process number, 0 if unknown.
+        process: process id of the launching threads, 0 if unknown.
+        devices: (process id, thread id) -> device, XLA's local number within the process.
+        properties: device -> its known properties.
+        warnings: assumptions that were made.
+        rank_stated: whether the name of a thread or device states the rank.
     """
 
     rank: int = 0
@@ -216,15 +217,15 @@ class Launchers:
 
     @property
     def first(self) -> int:
-        """The device that threads without a mapping of their own are taken to launch on."""
+        """The device assumed for launches of threads that are not in `devices`."""
         return min([*self.devices.values(), *([] if self.devices else self.properties)], default=0)
 
 
 def launchers(threads: pl.DataFrame | None, devices: pl.DataFrame | None) -> Launchers:
-    """From the archive's thread and device metadata, either of which may be missing.
+    """The launchers by the archive's thread and device metadata, either of which may be missing.
 
-    Threads named ``XlaLauncher:#global=G,local=L,process=P,slice=S#`` tell their device and rank;
-    NVTX names of devices (``Xla:#global=...#``) tell the same where no thread does.
+    The name of a thread ``XlaLauncher:#global=G,local=L,process=P,slice=S#`` states its device and rank. NVTX
+    names of devices (``Xla:#global=...#``) state the rank if no thread does, and the local number of a device.
     """
     places: dict[tuple[int, int], int] = {}
     ranks: list[int] = []

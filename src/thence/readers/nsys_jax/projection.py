@@ -1,12 +1,11 @@
-"""NVTX ranges projected on the GPU, in the three shapes that nsys has written, as thunks and programs.
+"""Thunks and programs from NVTX ranges projected on the GPU, in the three layouts that nsys has written.
 
-1. up to nsys 2024.4: columns ``Projected Start``, ``Orig Start``, ..., the domain inside the name.
+1. up to nsys 2024.4: columns ``Projected Start``, ``Orig Start``, ..., the domain is part of the name.
 2. 2024.5 to 2025: columns ``Text``, ``Start``, ``End``, ...; no domain, no host times.
 3. from 2026.1: as 2, with a column ``Domain``.
 
-Rules (those of nsys-jax, generalised): of nested Thunk ranges only the innermost ran anything, and
-a thunk is part of the innermost XlaModule range around it, whatever other ranges (NCCL, user) lie
-between.
+Rules (those of nsys-jax, generalised): of nested Thunk ranges only the innermost launched work, and a thunk is
+part of the innermost XlaModule range around it, whatever other ranges (NCCL, user) are between them.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ class Projection:
 
     Attributes:
         thunks: leaf thunks: hlo (instruction), start, duration (ns), process, thread, and module
-            (row in modules; null where recording began inside a program).
-        modules: executions of programs: name, id (null for the autotuner's), start, duration,
-            launch, launch_duration (ns; null where the shape lacks host times), process, thread.
+            (row in ``modules``; null if recording began inside the program).
+        modules: executions of programs: name, id (null for programs of the autotuner), start, duration,
+            launch, launch_duration (ns; null if the layout lacks host times), process, thread.
         unreadable: rows of thunks or programs that were left out because they have no times.
     """
 
@@ -87,7 +86,7 @@ def projection(frame: pl.DataFrame, path: str) -> Projection:
     """Thunks and programs from the content of trace.parquet.
 
     Args:
-        frame: as read, in one of the three shapes.
+        frame: as read, in one of the three layouts.
         path: for messages.
 
     Raises:
@@ -107,7 +106,7 @@ def projection(frame: pl.DataFrame, path: str) -> Projection:
 
 
 def _ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
-    """One shape for the three: name, start, duration, launch, process, thread, range and parent."""
+    """The ranges of any layout, with the columns name and `_NUMBERS`."""
     if "Projected Start" in frame.columns:
         ranges = renamed(frame, _CLASSIC, path)
     else:
@@ -120,7 +119,7 @@ def _ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
         pl.col("thread").fill_null(0),
         pl.col("process").fill_null(0),
     )
-    # Rows without a number are sums over whole threads, not ranges.
+    # Rows without a range id are sums over whole threads, not ranges.
     return ranges.filter(pl.col("range").is_not_null()).unique(
         "range", keep="first", maintain_order=True
     )
@@ -138,9 +137,9 @@ def _placed(named: pl.DataFrame, unreadable: int) -> Projection:
     inner[outer[is_thunk[outer]]] = False
     module = chain_to(parent, parent[thunks], is_module)
     leaf = inner[thunks]
-    # Autotuning runs inside a compile range, and modules nest: only those with thunks ran something.
+    # Autotuning runs inside a compile range, and modules nest: only modules that have thunks of their own are kept.
     used = np.unique(module[leaf & (module >= 0)])
-    numbers = np.full(named.height + 1, NO_ROW, np.int64)  # the last one stands for no module
+    numbers = np.full(named.height + 1, NO_ROW, np.int64)  # the last element is for no module
     numbers[used] = np.arange(len(used))
     place = pl.Series("module", numbers[module[leaf]], pl.Int64)
     columns = ("start", "duration", "process", "thread")
@@ -155,7 +154,7 @@ def _placed(named: pl.DataFrame, unreadable: int) -> Projection:
 
 
 def _parent_rows(ids: npt.NDArray[np.int64], parents: pl.Series) -> npt.NDArray[np.int64]:
-    """Row of each range's parent; links that would make a cycle are cut."""
+    """Row of each range's parent, with cycles and deep nesting cut by `bounded_nesting`."""
     rows = pl.DataFrame({"range": ids, "row": np.arange(len(ids), dtype=np.int64)})
     wanted = pl.DataFrame({"range": parents})
     parent_row = wanted.join(rows, on="range", how="left", maintain_order="left")["row"]
@@ -169,11 +168,11 @@ def bounded_nesting(parent: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     Real ranges nest some 20 deep; a chain of a million would take too long to walk.
 
     Args:
-        parent: parent row of every row, `NO_ROW` at the top.
+        parent: parent row of every row, `NO_ROW` for outermost rows.
     """
     far = parent.copy()
     for _ in range(_LEVELS_LOG2):
-        far = np.where(far >= 0, far[far], NO_ROW)  # doubles the distance each time
+        far = np.where(far >= 0, far[far], NO_ROW)  # doubles the distance to the ancestor
         if not (far >= 0).any():
             return parent
     return np.where(far >= 0, NO_ROW, parent)

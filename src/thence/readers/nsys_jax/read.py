@@ -1,4 +1,4 @@
-"""An nsys-jax archive as the tables of a trace."""
+"""Reads an nsys-jax archive into the tables of a trace."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ _NO_STREAM = (
 def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one archive: of one rank, or of several combined by nsys-jax-combine.
 
-    GPU rows are leaf thunks. Only the projected ranges (trace.parquet) are required. For every other
-    member that is missing there is a warning, and what it would have contained is absent.
+    GPU rows are leaf thunks. Only the projected ranges (trace.parquet) are required. Each other member that is
+    missing causes a warning, and its data is absent from the tables.
 
     Args:
         name: path of a zip file or a directory.
         progress: called with the number of unpacked bytes read so far.
-        expansion: how much larger than it is stored its content may be.
+        expansion: how much larger than its stored size the content may be.
 
     Raises:
         InputError: the path cannot be opened.
-        DamagedInput: it is no archive, lacks trace.parquet, or a member cannot be read.
+        DamagedInput: the path is not an archive, lacks trace.parquet, or a member cannot be read.
     """
     archive = Archive.open(name, expansion=expansion)
     stems: list[str | None] = [*sorted(archive.variants(TRACE))]
@@ -99,7 +99,7 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
 
 
 def _rank(archive: Archive, stem: str | None, modules: dict[int, HloModule]) -> Tables:
-    """The tables of one rank's members."""
+    """The tables of one rank, from its members of the archive."""
     label = archive.name if stem is None else f"{archive.name} ({stem})"
     member = archive.of(TRACE, stem)
     if member is None:  # pragma: no cover - stems come from this very member
@@ -144,7 +144,7 @@ def _optional(
 
 
 def _parquet_members(archive: Archive) -> list[str]:
-    """The Parquet members that `read` will read, of all ranks."""
+    """Names of the Parquet members, of all ranks, that `read` reads."""
     wanted = (TRACE, _PUSHPOP[0], _THREADS, _DEVICES)
     return [m for m in archive.sizes if m in wanted or m.rpartition("/")[0] in wanted]
 
@@ -204,7 +204,7 @@ def _devices(gpu: pl.DataFrame, launching: Launchers) -> tuple[Device, ...]:
 def _threads(
     threads: pl.DataFrame | None, host: pl.DataFrame, rank: int, path: str
 ) -> pl.DataFrame:
-    """Names of the threads that compiled, and of those that launch."""
+    """Names of the threads that have compile ranges, and of the launching threads."""
     if threads is None or not {"Name", "PID", "TID"} <= set(threads.columns):
         return THREADS.empty()
     named = renamed(threads, {"process": ("PID",), "thread": ("TID",), "name": ("Name",)}, path)
