@@ -192,7 +192,7 @@ def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes] | No
 
 
 class _Probe:
-    """A child process that reads tables as a test; None for the child if it could not be started."""
+    """A child process that reads tables as a test, or no child if it could not be started."""
 
     def __init__(
         self,

@@ -279,7 +279,7 @@ def _read_one(
 def _read_url(
     name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None
 ) -> Tables:
-    """As `_read_one`, for a URL: reads a file as a stream or, if its reader needs a path, a temporary local copy."""
+    """As `_read_one`, for a URL: a file is read as a stream or, if its reader needs a path, from a temporary copy."""
     copied = name.endswith((*_REPORTS, *_ON_DISK)) or is_folder(name)
     if not copied:
         return _read_file(name, progress, expansion, cores)

@@ -190,7 +190,7 @@ class Envelope:
         if event_ends.array_end >= 0:
             events, tail = rest[: event_ends.array_end], rest[event_ends.array_end + 1 :]
         elif (last := _find_last(_LAST_EVENT_END, rest)) is not None:
-            # `boundaries` finds no end of the array if quotes are not escaped; the last event then ends
+            # `boundaries` may miss the end of the array if quotes are not escaped; the last event then ends
             # before the last closing bracket of an array.
             events, tail = rest[: last.start() + 1], rest[rest.index(b"]", last.start()) + 1 :]
         else:

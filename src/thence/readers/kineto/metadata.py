@@ -42,8 +42,8 @@ def accelerator(
 ) -> dict[str, str]:
     """The platform that the program used, as the fact ``accelerator``: rocm, cuda, xpu, mtia or privateuse1.
 
-    Kineto for ROCm writes HIP's API calls under the category ``cuda_runtime``, so rocm is recognised by the names
-    of the calls.
+    Kineto for ROCm writes HIP's API calls under the category ``cuda_runtime``, so rocm is also recognised by the
+    names of the calls.
 
     Args:
         metadata: of the file.

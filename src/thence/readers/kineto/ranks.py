@@ -99,7 +99,7 @@ def gpu_ranks(
         lanes: of the file.
         gpu: lane, device and correlation of the activities.
         launches: lane and correlation of the API calls.
-        fallback: rank of all activities if there are no launches.
+        fallback: rank of all activities if ``launches`` is empty, as it is for a file of one process.
     """
     launching_ranks = np.unique(lanes.rank[launches["lane"]])
     if len(launching_ranks) <= 1:
