@@ -31,8 +31,8 @@ MAX_ROWS = 50_000_000
 
 ARROW_ENDING = ".arrow"
 """Suffix of paths that are read as Arrow, as a file or a stream; all other paths are Parquet."""
-# Exit codes of the child: a table is larger than the cap; all tables were read (0), polars cannot be imported
-# in the child (3), or reading raised an exception, which reading in this process raises too (4).
+# Exit codes of the child. 6: a table is larger than the cap. 0: all tables were read. 3: polars cannot be imported
+# in the child. 4: reading raised an exception, which reading in this process raises too.
 _LARGE = 6
 _EXPECTED = (0, 3, 4)
 _PATIENCE_S = 300

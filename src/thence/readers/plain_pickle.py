@@ -147,7 +147,7 @@ class _Stack:
             values.append(_MARK)
         elif name == "DUP":
             values.append(values[-1])
-            # Each copy may double the value: the limit keeps it from growing far beyond the size of the file.
+            # A copy may be of the whole value so far: the limit keeps the value from outgrowing the file.
             self._copies += 1
             if self._copies > _MOST_COPIES:
                 self.refusal = "the pickle copies values too often"

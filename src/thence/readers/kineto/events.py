@@ -132,7 +132,8 @@ class Event(msgspec.Struct, gc=False):
     args: Args = NO_ARGS
 
 
-# The table of an event, by its category. Lower-case names are of torch 1.12 and newer, the others are older.
+# Kinds of device activities and host categories, by the category of the event. Lower-case names are of torch 1.12
+# and newer, the others are older.
 _GPU = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2, "Kernel": 0, "Memcpy": 1, "Memset": 2}
 _HOST = {
     "cpu_op": "op",

@@ -90,7 +90,10 @@ def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
 
 
 def _gathered(values: pl.Series, numbers: Array) -> pl.Series:
-    """The value at each index (all are 0 or more); uint32 is Polars' own index type, others it would copy to int64."""
+    """The value at each index (0 or more).
+
+    The indices are converted to uint32, the type of Polars' own row numbers; Polars would convert others to int64.
+    """
     return values.gather(pl.Series(numbers.astype(np.uint32)))
 
 

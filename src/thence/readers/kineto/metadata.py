@@ -21,7 +21,7 @@ _FACTS = (
 _HIP_CALL = re.compile(r"hip[A-Z]\w*")
 _BY_CATEGORY = ("mtia", "xpu", "privateuse1", "cuda")
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
-# A file name by tensorboard_trace_handler, if the name of the worker is its rank.
+# File names that tensorboard_trace_handler writes if the name of the worker is its rank.
 _RANK_AS_WORKER = re.compile(r"(\d{1,9})\.[\w-]+\.pt\.trace\.json")
 
 

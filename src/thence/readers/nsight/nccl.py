@@ -70,7 +70,7 @@ class Described:
         """Rows of `COLLECTIVES` by host range; attribution adds the kernels that the ranges launched.
 
         Args:
-            ranges: the NVTX ranges: host (row there), name, domain and row (in NVTX_EVENTS).
+            ranges: the NVTX ranges: host (row in the host table), name, domain and row (in NVTX_EVENTS).
         """
         names = pl.col("name").cast(pl.String)
         calls = (

@@ -107,7 +107,8 @@ class Store(Protocol):
     ) -> list[Part]:
         """Applies a function to each part of a table and returns the results in table order.
 
-        The whole table is never in memory at once. Several parts may be processed concurrently.
+        A large SQLite table is passed in several parts, which may be processed concurrently, so that it need not be
+        in memory as a whole. A table of a folder is passed as one part.
 
         Args:
             table: name of the table.
