@@ -1,22 +1,22 @@
-"""In-kernel profiles: where the cycles of a kernel go, range by range, in true nanoseconds.
+"""In-kernel profiles: the time that each range inside a kernel takes, in true nanoseconds.
 
     profile = thence.inside.open("gemm.npz")          # a buffer and its description
     profile.summary()                                 # count, total, percentiles of every range
     profile.write("gemm.pftrace")                     # a track per SM, block and warpgroup
 
-The object that `open` returns is in `thence.profile`, above the analyses and writers that it calls.
+`open` returns a `thence.profile.Inside`; its module is there because it imports the analyses and writers.
 
-description.py  what a buffer holds: layout, names, launch
-formats/        one module for each layout: words -> columns
+description.py  description of a buffer: layout, names, launch
+formats/        one decoder module for each layout: words -> columns
 clocks.py       cycles and wrapped timers -> ns
-matching.py     enters and exits -> ranges
-decoding.py     all of it: a buffer -> traces, ranges, events
-files.py        buffers on disk
-launches.py     buffers of launches on their devices
+matching.py     pairs of enter and exit events -> ranges
+decoding.py     the whole decoding: a buffer -> traces, ranges, events
+files.py        reads and writes buffers on disk
+launches.py     allocates device buffers for launches and reads them back
 cuda.py, thence_inside.cuh, triton.py, pallas_kernels.py, mosaic.py
-                what makes kernels write buffers; imported by name: ``from thence.inside import cuda``
+                instrument kernels to write buffers; imported by name: ``from thence.inside import cuda``
 
-Names are imported when they are first used.
+The names in ``__all__`` are imported lazily, on first use.
 """
 
 from __future__ import annotations

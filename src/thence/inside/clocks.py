@@ -1,4 +1,4 @@
-"""From counters to nanoseconds: rates of SM clocks, and starts of traces on one clock.
+"""Conversion from counters to nanoseconds: rates of SM clocks, and starts of traces on a common clock.
 
 The SM clock rate differs between SMs and over time (1.94 to 1.98 GHz within one kernel on an H200). A
 trace that recorded both clocks at its start and end is therefore converted by the rate between these two
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["SOURCES", "Clocks", "clocks_of", "precision_of", "unwrapped"]
 
 _ASSUMED_GHZ = 1.98
-"""Highest SM clock of H100 SXM and H200, taken where nothing better is known."""
+"""Highest SM clock of H100 SXM and H200, used where the rate is not known."""
 
 SOURCES = ("timer", "measured", "given", "neighbours", "estimated", "assumed")
 """Where the rate of a trace's clock comes from. timer: its events are in ns already. measured: from
 its own two samples of both clocks. given: by the caller. neighbours: the median of the buffer's
-measured traces, for one that never finished or is shorter than the timer's steps allow. estimated:
+measured traces, for a trace that never finished or is too short for the timer's resolution. estimated:
 from the clocks at the starts of successive blocks on one SM. assumed: `_ASSUMED_GHZ`."""
 _TIMER, _MEASURED, _GIVEN, _NEIGHBOURS, _ESTIMATED, _ASSUMED = range(6)
 
 _TIMER_STEP_NS = 32
-"""%globaltimer's step on an H200."""
+"""Resolution of %globaltimer on an H200."""
 _LENGTHS_THAT_SHOW_A_STEP = 3
 _SHORT_NS = 32 * _TIMER_STEP_NS
 _LEAST_SPAN_NS = 100 * _TIMER_STEP_NS
 _MOST_SPAN_NS = 1_000_000_000
-"""Up to here the low word of an SM clock has not come round, at 4 GHz."""
+"""Longest span in which the low word of an SM clock cannot wrap, at up to 4 GHz."""
 _LEAST_GHZ, _MOST_GHZ = 0.1, 4.0
 _WRAP = 1 << 32
 
@@ -51,10 +51,10 @@ class Clocks:
     """Start and clock rate of each trace; arrays of shape (traces,).
 
     Attributes:
-        start_ns: when each began, on one clock for all.
-        ghz: cycles in a nanosecond; 1 where events are in ns.
-        sm_ghz: the same of the SM clock, also where events are in ns; NaN where it is not known.
-        source: of `SOURCES`, as number.
+        start_ns: start of each trace, on one clock for all traces.
+        ghz: counter steps in a nanosecond: the SM clock's rate, or 1 where events are in ns.
+        sm_ghz: rate of the SM clock, also where events are in ns; NaN where not known.
+        source: index into `SOURCES`.
         notes: what was estimated or assumed, as sentences.
     """
 
@@ -69,11 +69,11 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
     """Rates and starts of all traces.
 
     Args:
-        columns: of one buffer.
+        columns: columns of one buffer.
         clock_ghz: rate for traces that did not measure it.
 
     Raises:
-        UsageError: ``clock_ghz`` is no rate that a clock can have.
+        UsageError: ``clock_ghz`` is outside the range of possible clock rates.
     """
     if clock_ghz is not None and not _LEAST_GHZ <= clock_ghz <= _MOST_GHZ:
         raise UsageError(
@@ -99,7 +99,7 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
 
 
 def precision_of(columns: Columns) -> list[str]:
-    """A sentence where traces are so short that the timer's steps blur their clocks' rates."""
+    """A note if the traces are so short that the timer's resolution makes their clock rates inaccurate."""
     measured = columns.in_cycles & (columns.total_ns > 0) & (columns.total_cycles > 0)
     lasted = columns.total_ns[measured]
     if len(np.unique(lasted)) < _LENGTHS_THAT_SHOW_A_STEP:
@@ -119,8 +119,8 @@ def _measured(columns: Columns) -> tuple[Float64, npt.NDArray[np.uint8]]:
     rate = np.full(len(columns.trace), np.nan)
     has_samples = (columns.total_ns > 0) & (columns.total_cycles > 0)
     rate[has_samples] = columns.total_cycles[has_samples] / columns.total_ns[has_samples]
-    # In a short trace the resolution of the timer dominates the error of the rate. The median rate is
-    # better, unless the trace differs from it by more than one timer step explains.
+    # In a short trace the timer's resolution dominates the error of the rate. The median rate is more
+    # accurate, unless the trace differs from it by more than one timer step.
     long = has_samples & (columns.total_ns >= _SHORT_NS)
     source = np.full(len(rate), _MEASURED, np.uint8)
     if long.any():
@@ -136,7 +136,7 @@ def _measured(columns: Columns) -> tuple[Float64, npt.NDArray[np.uint8]]:
 def _rate_for_unmeasured(
     columns: Columns, start: Int64, rate: Float64, given: float | None
 ) -> tuple[float, int]:
-    """One rate for all traces that have none of their own, and where it comes from."""
+    """The rate for all traces without a rate of their own, and its index into `SOURCES`."""
     if given is not None:
         return given, _GIVEN
     measured: Float64 = rate[~np.isnan(rate)]
@@ -162,7 +162,10 @@ def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
 
 
 def _successive_blocks(columns: Columns, start: Int64) -> float | None:
-    """Cycles in a ns between the first and the last start on each SM, over all SMs; None where too short."""
+    """The median over all SMs of the clock rate in GHz between the first and the last start on each SM.
+
+    None if the starts are too close together on every SM, or the rate is not plausible.
+    """
     usable = (columns.clock >= 0) & (columns.sm >= 0) & (columns.timer_bits > 0)
     rows = np.flatnonzero(usable)
     if len(rows) < 2:
@@ -181,7 +184,7 @@ def _successive_blocks(columns: Columns, start: Int64) -> float | None:
 
 
 def unwrapped(low: Int64) -> Int64:
-    """Times whose low 32 bits are given, less than 2.1 s from the median one.
+    """64-bit times from their low 32 bits, each taken to be less than 2.1 s from the median time.
 
     Args:
         low: ns, each from 0 to 2^32 - 1, shape (n,).
@@ -204,7 +207,7 @@ def _signed(difference: Int64) -> Int64:
 
 
 def _starts_by_sm_clock(columns: Columns, ghz: Float64) -> Int64:
-    """Starts on each SM by its own clock, the earliest at 0."""
+    """Starts of traces in ns by the clock of their SM; 0 is the earliest start on each SM."""
     start = np.zeros(len(columns.trace), np.int64)
     for sm in np.unique(columns.sm):
         rows = np.flatnonzero((columns.sm == sm) & (columns.clock >= 0))

@@ -1,7 +1,7 @@
-"""The columns, per trace and per event, that every layout of in-kernel events is decoded to.
+"""The columns, per trace and per event, into which every layout of in-kernel events is decoded.
 
-A trace is the sequence of events of one warp, warpgroup or block. Its counter runs from 0 at the
-trace's start, in cycles or nanoseconds; what these are on a common clock is worked out in clocks.py.
+A trace is the sequence of events of one warp, warpgroup or block. Its counter is 0 at the trace's start
+and counts cycles or nanoseconds; clocks.py converts it to a clock that all traces share.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ ENTER, EXIT, INSTANT, IGNORED = 0, 1, 2, 3
 
 STATES = ("complete", "unfinished", "overflow", "damaged")
 """Completeness of a trace. unfinished: its end was not written. overflow: events were dropped.
-damaged: its clock runs backwards, or its events do not fit its header."""
+damaged: its clock runs backwards, or its events contradict its header."""
 COMPLETE, UNFINISHED, OVERFLOW, DAMAGED = range(4)
 
 UNKNOWN = -1
-"""Value in integer columns for what the layout does not record."""
+"""Value in integer columns of quantities that the layout does not record."""
 
 _WRAP = 1 << 32
 
@@ -61,27 +61,27 @@ class Columns:
     """Traces and their events.
 
     Attributes:
-        trace: number of each trace in the buffer; shape (traces,) like all down to ``state``.
-        block: linear index of its block, x fastest, as CUDA counts.
-        index: of the trace within its block.
-        sm: multiprocessor it ran on; `UNKNOWN` where the layout does not say.
-        count: events that are kept.
-        dropped: events that found no room, or were overwritten.
-        timer: %globaltimer at the trace's start in ns, as far as ``timer_bits`` go.
-        clock: SM clock at the start, its low 32 bits; `UNKNOWN` where there is none.
-        total_ns: from start to end by %globaltimer; `UNKNOWN` where there is no end.
-        total_cycles: the same by the SM clock.
+        trace: number of each trace in the buffer; arrays up to ``state`` have the shape (traces,).
+        block: linear index of the trace's block, x fastest, as in CUDA.
+        index: index of the trace within its block.
+        sm: multiprocessor that the trace ran on; `UNKNOWN` where the layout does not record it.
+        count: number of events that are kept.
+        dropped: number of events that did not fit, or were overwritten.
+        timer: the low ``timer_bits`` bits of %globaltimer at the trace's start, in ns.
+        clock: low 32 bits of the SM clock at the start; `UNKNOWN` where not recorded.
+        total_ns: ns from start to end by %globaltimer; `UNKNOWN` where there is no end.
+        total_cycles: cycles from start to end by the SM clock; `UNKNOWN` likewise.
         in_cycles: whether the counter of the events counts cycles, else ns.
-        state: of `STATES`, as number.
-        name: id of each event's name; shape (events,) like all that follow, trace after trace.
+        state: index into `STATES`.
+        name: id of each event's name; arrays from here on have the shape (events,), trace after trace.
         kind: `ENTER`, `EXIT`, `INSTANT` or `IGNORED`.
-        counter: since the trace's start, cycles or ns.
+        counter: cycles or ns since the trace's start.
         timer_bits: 64, or 32 where only the low word was recorded, or 0 where times are comparable only
             within one SM.
         scope: what a trace is: block, warpgroup, warp, group, or trace where the layout does not say.
-        overhead_cycles: what recording one event takes, where the layout's own rule says; else None.
-        absent: traces that were never written.
-        warnings: what could not be read, as sentences.
+        overhead_cycles: cycles for recording one event, by the layout's own rule; None if it has none.
+        absent: number of traces that were never written.
+        warnings: data that could not be read, as sentences.
     """
 
     trace: Int64
@@ -106,7 +106,7 @@ class Columns:
     warnings: list[str] = field(default_factory=list)
 
     def part(self, low: int, high: int) -> Columns:
-        """The traces from one number up to another, with their events."""
+        """The traces from ``low`` up to, not including, ``high``, with their events."""
         first = self.first
         traces, events = slice(low, high), slice(int(first[low]), int(first[high]))
         of_traces = {name: getattr(self, name)[traces] for name in _OF_TRACES}
@@ -115,7 +115,7 @@ class Columns:
 
     @property
     def first(self) -> Int64:
-        """Where the events of each trace begin, and after the last where all end; shape (traces + 1,)."""
+        """Index of the first event of each trace, then the number of all events; shape (traces + 1,)."""
         return starts_of(self.count)
 
 
@@ -138,10 +138,10 @@ def as_words(buffer: Any, path: str) -> Words:
 
     Args:
         buffer: array of 32- or 64-bit integers or of bytes, any shape; or bytes.
-        path: named in errors.
+        path: name of the buffer in errors.
 
     Raises:
-        DamagedInput: it is none of these.
+        DamagedInput: the buffer is none of these.
     """
     if isinstance(buffer, bytes | bytearray | memoryview):
         buffer = np.frombuffer(buffer, np.uint8)
@@ -156,11 +156,11 @@ def as_words(buffer: Any, path: str) -> Words:
 
 
 def pairs_of(table: Words, count: Int64) -> tuple[Words, Words]:
-    """First and second words of the pairs that each row begins with, row after row.
+    """First words and second words of the first pairs of each row, row after row.
 
     Args:
         table: words of each trace, shape (n, 2 * k or 2 * k + 1).
-        count: pairs that are wanted of each row, at most k.
+        count: number of pairs to take from each row, at most k.
     """
     pairs = table[:, : table.shape[1] // 2 * 2].view("<u8")
     if len(count) and int(count.min()) == pairs.shape[1]:
@@ -175,14 +175,15 @@ def pairs_of(table: Words, count: Int64) -> tuple[Words, Words]:
 def counted_from_start(low: Words, first: Words, count: Int64, total: Int64) -> Int64:
     """Counters of all events since the start of their traces, from low words that may have wrapped.
 
-    A trace whose total is known and below 2^32 has no wraps. Any other has one wherever the low word
-    is smaller than before: neighbouring events are less than 2^32 apart (2.2 s at 1.98 GHz).
+    A trace whose total is known and below 2^32 has no wraps. In any other trace, the counter wrapped
+    wherever the low word is smaller than at the event before: this assumes that neighbouring events
+    are less than 2^32 apart (2.2 s at 1.98 GHz).
 
     Args:
         low: low 32 bits of the counter at each event.
-        first: the same at the start of each trace.
-        count: events of each trace.
-        total: what the counter advanced in the whole trace; `UNKNOWN` where that is not known.
+        first: low 32 bits of the counter at the start of each trace.
+        count: number of events of each trace.
+        total: advance of the counter over the whole trace; `UNKNOWN` where not known.
     """
     since = low - np.repeat(first, count)
     long = (total < 0) | (total >= _WRAP)

@@ -8,8 +8,9 @@ r"""In-kernel profiles of CUDA C++ kernels: CuPy RawKernel, NVRTC, nvcc, PyTorch
     kernel((grid,), (256,), (x, y, *launch.arguments))
     profile.save("scale.npz")                        # then: thence inside scale.npz
 
-``thence_inside.cuh`` says how a kernel is instrumented. `Profile` finds the names in the source,
-sizes the buffers, and asks the device whether they fit before anything is launched.
+The comment at the top of ``thence_inside.cuh`` describes how to instrument a kernel. `Profile` finds the
+names in the source, computes the sizes of the buffers, and checks before a launch that they fit on the
+device.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["HEADER", "SCOPES", "Profile", "event_overhead", "names_in"]
 
 HEADER = Path(__file__).with_name("thence_inside.cuh")
-"""The header, for compilers that take an include folder."""
+"""Path of the header, for compilers that take an include folder."""
 
 SCOPES = {"block": 1, "warpgroup": 2, "warp": 3}
 """Scopes of a trace, and their numbers in the records."""
 
 _SCOPE_THREADS = {"block": 1024, "warpgroup": 128, "warp": 32}
 _STATIC_SHARED_BYTES = 48 * 1024
-"""Most shared memory that a kernel can declare; more must be dynamic (CUDA programming guide)."""
+"""Most static shared memory that a kernel can declare; more must be dynamic (CUDA programming guide)."""
 
 _NAMED = re.compile(r'\bTHENCE_(?:RANGE|BEGIN|END|INSTANT)\s*\(\s*"((?:[^"\\\n]|\\.)*)"\s*\)')
 _OWN_STAGING = re.compile(r"\bTHENCE_KERNEL_IN\s*\(")
@@ -50,7 +51,7 @@ _MOST_NAMES = 1 << 28
 
 
 def names_in(source: str) -> tuple[str, ...]:
-    """Names in ``THENCE_RANGE("...")`` and its like, each once, in order of appearance.
+    """Names in ``THENCE_RANGE("...")`` and the other macros, each once, in order of appearance.
 
     Raises:
         UsageError: a name has a backslash or a control character.
@@ -64,9 +65,9 @@ class Profile(Launches):
     """An instrumented kernel: its source with the header, and its launches.
 
     Attributes:
-        source: what to compile: definitions, header, and the kernel's own source.
-        names: of ranges and instants; the place of a name is its id.
-        launches: in the order in which `launch` was called.
+        source: the source to compile: definitions, header, and the kernel's own source.
+        names: names of ranges and instants; the index of a name is its id.
+        launches: the launches, in the order in which `launch` was called.
     """
 
     def __init__(  # noqa: PLR0913 - options, by keyword
@@ -85,22 +86,23 @@ class Profile(Launches):
         """Prepare a kernel's source.
 
         Args:
-            source: CUDA C++ that takes ``THENCE_PARAMETERS`` last and begins with
-                ``THENCE_KERNEL();``.
-            block: threads of a block, as launched: it sizes the shared memory.
-            scope: whose first thread records: "block", "warpgroup" (128 threads) or "warp".
-            capacity: events that fit into one trace; a range has two. Later ones are counted only.
-            kernel: its name, for the report.
+            source: CUDA C++ source of a kernel whose last parameters are ``THENCE_PARAMETERS`` and
+                whose first statement is ``THENCE_KERNEL();``.
+            block: threads of a block at launch; determines the size of the shared memory.
+            scope: the thread group whose first thread records: "block", "warpgroup" (128 threads)
+                or "warp".
+            capacity: events that fit into one trace; a range has two. Further events are only counted.
+            kernel: name of the kernel, for the report.
             names: further names, of ranges in files that the source includes.
-            staged: events wait in shared memory. False: they go straight to global memory, for
-                kernels that have no shared memory left or record more than some dozens of events,
-                which would all be copied at the end.
+            staged: events are staged in shared memory and copied at the end of the kernel. False:
+                they are written to global memory directly, for kernels that have no shared memory
+                left or that record more than some dozens of events.
             shared_bytes_used: shared memory of the kernel itself, static and dynamic.
-            overhead_cycles: what recording one event takes. None: measured with CuPy where that
-                is installed, once for each device.
+            overhead_cycles: cycles for recording one event. None: measured once for each device, if
+                CuPy is installed.
 
         Raises:
-            UsageError: a number is out of range, or a name cannot be one.
+            UsageError: a number is out of range, or a name is not allowed.
         """
         super().__init__()
         if scope not in SCOPES:
@@ -114,13 +116,13 @@ class Profile(Launches):
         self._staged, self._shared_bytes_used = staged, shared_bytes_used
         self._own_staging = bool(_OWN_STAGING.search(source))
         self._overhead_cycles = overhead_cycles
-        shape = self.describe(1)  # refuses a block that cannot be
+        shape = self.describe(1)  # raises for an impossible block
         self._check_static(shape)
         self.source = f"{self.definitions}{HEADER.read_text()}\n#line 1\n{source}"
 
     @property
     def definitions(self) -> str:
-        """The lines that must stand before the header is included."""
+        """The preprocessor definitions that must precede the header."""
         names = ", ".join(f'"{name}"' for name in self.names)
         threads = int(np.prod(self._block))
         defined = {
@@ -134,9 +136,9 @@ class Profile(Launches):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that the events of one block take; 0 where they are not staged.
+        """Bytes of shared memory that the events of one block take; 0 where they are not staged.
 
-        A kernel with ``THENCE_KERNEL_IN(pointer)`` is launched with so much more dynamic memory.
+        Launch a kernel that uses ``THENCE_KERNEL_IN(pointer)`` with this much more dynamic memory.
         """
         return self.describe(1).shared_bytes if self._staged else 0
 
@@ -144,7 +146,7 @@ class Profile(Launches):
         """The description of the buffer of a launch with ``grid``.
 
         Raises:
-            UsageError: CUDA launches no such grid.
+            UsageError: the grid is larger than CUDA allows, or a dimension is below 1.
         """
         threads = int(np.prod(self._block))
         traces = 1 if self._scope == "block" else -(-threads // _SCOPE_THREADS[self._scope])
@@ -162,14 +164,14 @@ class Profile(Launches):
     def launch(self, grid: int | Sequence[int], arrays: str = "cupy") -> Launch:
         """A zeroed buffer on the current device for one launch with ``grid``.
 
-        Blocks beyond ``grid`` record nothing, should the kernel be launched with more.
+        If the kernel is launched with more blocks than ``grid``, the further blocks record nothing.
 
         Args:
             grid: blocks, one to three dimensions.
-            arrays: "cupy" or "torch": whose memory, and whose current device.
+            arrays: "cupy" or "torch": the library that allocates the buffer, on its current device.
 
         Raises:
-            UsageError: it does not fit into the device's shared or global memory.
+            UsageError: the events do not fit into the device's shared or global memory.
             MissingRequirement: the library is not installed, or sees no GPU.
         """
         library = arrays_of(arrays)
@@ -220,12 +222,12 @@ extern "C" __global__ void thence_calibration(THENCE_PARAMETERS) {
 def event_overhead(repeats: int = 5, *, staged: bool = True) -> float:
     """Cycles that recording one event takes on the current device, measured with CuPy.
 
-    The median distance of two events without work between them, in a loop of the last of ``repeats``
-    launches: its instructions are in the cache by then.
+    This is the median distance of two events without work between them, in a loop. Only the last of
+    ``repeats`` launches counts, when the kernel's instructions are in the instruction cache.
 
     Args:
-        repeats: launches.
-        staged: events go to shared memory, else to global memory.
+        repeats: number of launches.
+        staged: whether events go to shared memory, else to global memory.
 
     Raises:
         MissingRequirement: CuPy is not installed, or sees no GPU.
@@ -238,7 +240,7 @@ def event_overhead(repeats: int = 5, *, staged: bool = True) -> float:
         launch = profile.launch(1)
         kernel((1,), (32,), launch.arguments)
     clocks = launch.words()[HEADER_WORDS + 1 :: 2]
-    return float(np.median(clocks[1::2] - clocks[::2]))  # uint32: a wrap of the clock is none
+    return float(np.median(clocks[1::2] - clocks[::2]))  # correct across a wrap: uint32 subtraction
 
 
 @functools.cache
@@ -250,5 +252,5 @@ def _overhead_on(device: int, *, staged: bool) -> float:
 
 
 def _measured_overhead(device: int, *, staged: bool) -> float | None:
-    """The overhead on a device, or None where there is no CuPy to measure it with."""
+    """The overhead on a device, or None where CuPy, which measures it, is not installed."""
     return _overhead_on(device, staged=staged) if importlib.util.find_spec("cupy") else None

@@ -1,4 +1,4 @@
-"""Decodes a buffer of in-kernel events, of any layout, to traces, ranges and events in nanoseconds."""
+"""Decodes a buffer of in-kernel events of any layout into traces, ranges and events in nanoseconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Decoded", "decode"]
 
 _EVENT_KINDS = ("enter", "exit", "instant")
-"""Kinds of events in `Decoded.events`; ranges are of the kinds range and instant."""
+"""Kinds of events in `Decoded.events`; the kinds in `Decoded.ranges` are range and instant."""
 
 _READERS: Mapping[str, Reader] = {
     "thence": thence.read,
@@ -56,20 +56,21 @@ class Decoded:
     """The decoded buffer of one launch of a kernel.
 
     Attributes:
-        description: of the buffer.
+        description: description of the buffer.
         traces: one row for each warp, warpgroup or block that was traced: trace, block, index, sm
             (null: not recorded), start_ns, end_ns, events, dropped, clock_ghz, clock_source (of
             `thence.inside.clocks.SOURCES`), state (of `thence.inside.columns.STATES`).
         ranges: one row for each range or instant, by trace and start: trace, block, index, sm, name,
             kind (range, instant), start_ns, duration_ns, net_ns (Float64), depth, closed.
-            start_ns and duration_ns are as recorded; net_ns is the duration less what recording the
-            events in it took. closed is false for ranges that nothing closed: they end with their trace.
-        overhead_cycles: what recording an event takes, as subtracted in net_ns; 0 where not known.
+            start_ns and duration_ns are as recorded; net_ns is the duration minus the time for
+            recording the events in the range. closed is false for ranges without an exit event: they
+            end with their trace.
+        overhead_cycles: cycles for recording one event, as subtracted in net_ns; 0 where not known.
         timer_bits: bits of %globaltimer that start_ns is based on: 64; 32, where start_ns is known up to
             a multiple of 2^32 ns; or 0, where start_ns is comparable only within one SM.
         scope: what a trace is: block, warpgroup, warp, group, or trace where the layout does not say.
         notes: what was estimated or assumed, as sentences.
-        warnings: what could not be read or fits nowhere, as sentences.
+        warnings: data that could not be read or belongs to no range, as sentences.
     """
 
     description: Description
@@ -111,18 +112,18 @@ def decode(
     clock_ghz: float | None = None,
     path: str = "the buffer",
 ) -> Decoded:
-    """Traces and ranges of a buffer.
+    """Decodes a buffer into traces and ranges.
 
     Args:
-        buffer: as the kernel left it: an array of 32- or 64-bit integers or of bytes on the host,
-            any shape, or bytes.
-        description: its layout, names and launch.
+        buffer: the buffer as the kernel wrote it: an array of 32- or 64-bit integers or of bytes on
+            the host, any shape, or bytes.
+        description: layout, names and launch of the buffer.
         clock_ghz: SM clock for traces that did not measure it themselves.
-        path: named in errors and warnings.
+        path: name of the buffer in errors and warnings.
 
     Raises:
-        DamagedInput: the buffer is not what the description says, or nothing can be read of it.
-        UsageError: ``clock_ghz`` is no rate that a clock can have.
+        DamagedInput: the buffer does not match its description, or nothing in it can be read.
+        UsageError: ``clock_ghz`` is outside the range of possible clock rates.
     """
     columns = _READERS[description.flavour](as_words(buffer, path), description, path)
     columns.sm = np.where(columns.sm < _MOST_SMS, columns.sm, UNKNOWN)
@@ -145,7 +146,7 @@ def decode(
 
 
 def _overhead(columns: Columns, description: Description) -> tuple[float, list[str]]:
-    """Cycles that recording an event takes, and a sentence about them."""
+    """Cycles that recording an event takes, and notes about them as sentences."""
     if description.overhead_cycles is not None:
         cycles = max(description.overhead_cycles, 0.0)
         return cycles, [f"{_net_time_note(cycles)}, as measured on the device"] if cycles else []
@@ -171,7 +172,7 @@ def _net_time_note(cycles: float) -> str:
 
 
 def _ends(columns: Columns, clocks: Clocks) -> Int64:
-    """End of each trace, ns: as recorded, or that of its last event if that is later or there is no end."""
+    """End of each trace in ns: the recorded end, or the last event if it is later or no end was recorded."""
     last = np.zeros(len(columns.trace), np.int64)
     filled = np.flatnonzero(columns.count)
     last[filled] = columns.counter[columns.first[1:][filled] - 1]

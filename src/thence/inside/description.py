@@ -1,7 +1,7 @@
 """Description of a buffer written inside a kernel: its layout, the names of its ranges, the launch.
 
-A buffer cannot be decoded without it. The description is stored with the buffer as JSON: one object with
-the fields of `Description` and ``"format": "thence.inside", "version": 1``.
+A buffer cannot be decoded without its description. The description is stored with the buffer as JSON: one
+object with the fields of `Description` and ``"format": "thence.inside", "version": 1``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ FLAVOURS = (
     "mirage",
     "proton",
 )
-"""Layouts that can be decoded. mosaic: JAX Mosaic GPU since jax 0.8; mosaic-2024: before, whose
-header counts its own three words. flashinfer: tags with block and SM; flashinfer-old: tags with
-block and group; mirage: the same with a number for each event. proton: Triton's instrumentation."""
+"""Layouts that can be decoded. mosaic: JAX Mosaic GPU since jax 0.8. mosaic-2024: JAX Mosaic GPU before
+jax 0.8, where the word count in a trace's header includes the three words of the header. flashinfer: tags
+with block and SM. flashinfer-old: tags with block and group. mirage: tags with block, group and a number
+for each event. proton: Triton's instrumentation."""
 
 _EVENT_WORDS = 2
 _MOSAIC_HEADER_WORDS = 3
@@ -52,9 +53,9 @@ class Limits:
     """Limits of a device.
 
     Attributes:
-        shared_memory_bytes: of one block, with opt-in (227 KiB on an H200).
-        global_memory_bytes: that may be allocated.
-        threads_per_block: 1024 on every CUDA device so far.
+        shared_memory_bytes: most shared memory of one block, with opt-in (227 KiB on an H200).
+        global_memory_bytes: global memory that is free to allocate.
+        threads_per_block: most threads of one block; 1024 on every CUDA device so far.
     """
 
     shared_memory_bytes: int
@@ -67,21 +68,22 @@ class Description:
     """A buffer's layout, names and launch.
 
     Attributes:
-        names: of ranges and instants; the place of a name is its id. Those without one are shown as
-            numbers.
+        names: names of the ranges and instants; the index of a name is its id. Ids without a name are
+            shown as numbers.
         grid: blocks in x, y, z.
         block: threads in x, y, z.
         traces_per_block: warps or warpgroups of a block that are traced, or 1.
         capacity: events that fit into one trace.
         kernel: name of the kernel; empty when unknown.
-        flavour: of `FLAVOURS`.
-        device: index of the device that it ran on.
-        overhead_cycles: what recording one event takes, where it was measured; None where not.
-        words_per_trace: words (4 bytes) of one trace where the layout leaves some over; None where
-            header and capacity say it.
-        launch: further facts of the launch, as JSON values. In Unix time in ns: host_ns, when
-            its buffer was made, before it; taken_ns, when that was read, after it; next_ns and
-            previous_ns, the same of the buffer after and before. pid: of its process.
+        flavour: the layout, one of `FLAVOURS`.
+        device: index of the device that the kernel ran on.
+        overhead_cycles: cycles for recording one event, where measured; else None.
+        words_per_trace: words (4 bytes) of one trace where the layout has unused words at its end; None
+            where header and capacity give the size.
+        launch: further facts of the launch, as JSON values. host_ns: when the buffer was made, before
+            the launch. taken_ns: when the buffer was read, after the launch. next_ns: host_ns of the
+            next launch's buffer. previous_ns: taken_ns of the buffer before. All four in ns of Unix
+            time. pid: id of the launching process.
     """
 
     names: tuple[str, ...] = ()
@@ -150,15 +152,15 @@ class Description:
         return 4 * _EVENT_WORDS * self.capacity * self.traces_per_block
 
     def check(self, limits: Limits, *, staged: bool = True, shared_bytes_used: int = 0) -> None:
-        """Whether a launch with this buffer is possible, asked before it.
+        """Checks before a launch that the device has room for this buffer.
 
         Args:
-            limits: of the device.
-            staged: events go through shared memory; otherwise they need none.
-            shared_bytes_used: shared memory that the kernel takes for itself, per block.
+            limits: limits of the device.
+            staged: events are staged in shared memory; otherwise they need none.
+            shared_bytes_used: shared memory that the kernel itself uses, per block.
 
         Raises:
-            UsageError: it is not; the message says what to make smaller, and how small.
+            UsageError: the launch is not possible; the message states what to reduce, and to what size.
         """
         if self.threads > limits.threads_per_block:
             raise UsageError(
@@ -197,16 +199,16 @@ class Description:
 
     @classmethod
     def from_json(cls, values: Any, path: str = "the description") -> Description:
-        """The description of JSON values.
+        """The description from decoded JSON values.
 
         Args:
-            values: as `to_json` makes them, or the attributes of a Mosaic ``ProfilerSpec``:
+            values: the output of `to_json`, or the attributes of a Mosaic ``ProfilerSpec``:
                 ``{"names": {name: id}, "entries": words of a trace, "grid", "block"}``, and
-                ``"scope": "warp"`` where a trace is a warp's and not a warpgroup's.
-            path: named in errors.
+                ``"scope": "warp"`` where a trace belongs to a warp instead of a warpgroup.
+            path: name of the input in errors.
 
         Raises:
-            DamagedInput: a field is missing, has another type or makes no sense.
+            DamagedInput: a field is missing, has another type or has an impossible value.
         """
         try:
             if isinstance(values, dict) and "format" not in values and "entries" in values:
@@ -229,10 +231,10 @@ class Description:
 
     @classmethod
     def from_bytes(cls, text: bytes, path: str = "the description") -> Description:
-        """The description of a JSON text; see `from_json`.
+        """The description from JSON text; see `from_json`.
 
         Raises:
-            DamagedInput: it is no JSON, or no description.
+            DamagedInput: the text is not JSON, or not a description.
         """
         try:
             values = msgspec.json.decode(text)

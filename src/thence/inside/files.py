@@ -1,7 +1,7 @@
-"""Buffers of in-kernel events on disk, with their descriptions.
+"""Reads and writes buffers of in-kernel events with their descriptions.
 
 name.npz           arrays ``buffer`` (uint32) and ``description`` (uint8: the JSON in UTF-8)
-name.npy           the buffer alone, with its description in name.json beside it
+name.npy           only the buffer; its description is in name.json in the same folder
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _ARRAY_HEADER_BYTES = 1 << 16
 
 _DAMAGE = (
     ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError,
-    # What zipfile and NumPy raise of a member without a name, fields cut short and an unclosed header.
+    # Raised by zipfile and NumPy for a member without a name, truncated fields and an unclosed header.
     IndexError, struct.error, OverflowError, SyntaxError, tokenize.TokenError, RecursionError, TypeError,
-    SystemError,  # of Python 3.12's tokenizer, which NumPy asks about a header with a null byte
+    SystemError,  # raised by Python 3.12's tokenizer when NumPy parses a header with a null byte
 )  # fmt: skip
 
 
 def save(path: str | os.PathLike[str], buffer: Any, description: Description) -> None:
-    """Writes a buffer and its description to one file, whole or not at all.
+    """Writes a buffer and its description atomically to one file.
 
     Args:
-        path: ending in .npz; replaced if it exists.
+        path: file name ending in .npz; the file is replaced if it exists.
         buffer: array of 32- or 64-bit integers on the host.
-        description: of the buffer.
+        description: description of the buffer.
 
     Raises:
-        InputError: it cannot be written there, or has another ending.
-        DamagedInput: the buffer is no array of such integers.
+        InputError: ``path`` cannot be written, or has another ending.
+        DamagedInput: the buffer is not an array of such integers.
     """
     target = Path(path)
     if target.suffix != ".npz":
@@ -68,14 +68,14 @@ def save(path: str | os.PathLike[str], buffer: Any, description: Description) ->
 
 
 def save_each(path: str | os.PathLike[str], parts: Iterable[tuple[Any, Description]]) -> list[Path]:
-    """Writes buffers with their descriptions: into ``path`` if there is one, else into ``path-0``, ``path-1`` ...
+    """Writes buffers with their descriptions: one buffer into ``path``, several into ``path-0``, ``path-1`` ...
 
     Args:
-        path: ending in .npz.
-        parts: buffer and description of each.
+        path: file name ending in .npz.
+        parts: pairs of a buffer and its description.
 
     Raises:
-        InputError, DamagedInput: as `save`.
+        InputError, DamagedInput: as in `save`.
     """
     first, several = Path(path), list(parts)
     paths = [first]
@@ -90,12 +90,12 @@ def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:
     """A buffer and its description.
 
     Args:
-        path: .npz, or .npy with the description in a .json beside it.
+        path: an .npz file, or an .npy file whose description is in a .json file next to it.
 
     Raises:
-        UnknownFormat: neither of these.
-        InputError: it is not there, or its description is not.
-        DamagedInput: it cannot be read.
+        UnknownFormat: the file is neither of these.
+        InputError: the file or its description does not exist.
+        DamagedInput: the file or its description cannot be parsed.
     """
     file = Path(path)
     name = str(file)
@@ -120,10 +120,14 @@ def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:
 
 
 def found(inputs: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """The buffers that inputs name: files, what globs match, of folders all .npz and described .npy.
+    """The buffer files that inputs refer to.
+
+    Args:
+        inputs: files, globs, or folders; of a folder, all .npz files and the .npy files that have a
+            description.
 
     Raises:
-        InputError: a folder or a glob has none.
+        InputError: a folder or a glob has no such file.
     """
     names = [os.fspath(given) for given in inputs]
     files = [Path(name) for name in expand(names, _PATTERNS)]
@@ -175,14 +179,15 @@ def _from_npy(file: Path) -> tuple[Words, Description]:
 
 
 def _check_header(file: Path) -> None:
-    """NumPy makes room for a header before it reads it, and four bytes of the file say how long it is.
+    """Checks the header length that an .npy file gives: NumPy allocates this much before it reads the header.
 
     Raises:
-        DamagedInput: it is longer than the file.
+        DamagedInput: the header would be longer than the file.
     """
     with file.open("rb") as stream:
         begin = stream.read(12)
-    # Version 1 has two bytes for it: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+    # The length has 4 bytes, in version 1 only 2:
+    # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     length = int.from_bytes(begin[8:12], "little") if begin[6:7] > b"\x01" else 0
     if length > file.stat().st_size:
         raise DamagedInput(

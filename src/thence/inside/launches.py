@@ -1,8 +1,8 @@
 """Launches of instrumented kernels: the buffer of each launch on its device, and its description.
 
 Each launch gets a zeroed buffer of its own on the current device of CuPy or PyTorch, so that events of
-different launches and devices do not mix. Copying the buffer and waiting for the device happen only when
-the events are read.
+different launches and devices do not mix. Only reading the events waits for the device and copies the
+buffer to the host.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Arrays(Protocol):
         """A zeroed array of ``words`` 32-bit words on the current device."""
 
     def words(self, array: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        """The array's words on the host, after the work that was queued before."""
+        """The array's words on the host; waits for the work that was queued on the device before."""
 
     def limits(self) -> Limits:
         """Limits of the current device."""
@@ -115,7 +115,7 @@ class _Torch:
     def limits(self) -> Limits:
         properties = self._torch.cuda.get_device_properties(self._torch.cuda.current_device())
         free, _ = self._torch.cuda.mem_get_info()
-        # Older PyTorch does not tell the opt-in limit; then that of every device since 2010 holds.
+        # Older PyTorch lacks the opt-in limit; then use 48 KiB, which every device since 2010 has.
         shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
         return Limits(shared_memory_bytes=int(shared), global_memory_bytes=int(free))
 
@@ -130,10 +130,10 @@ _LIBRARIES: dict[str, Callable[[], Arrays]] = {"cupy": _CuPy, "torch": _Torch}
 
 
 def arrays_of(library: str) -> Arrays:
-    """The device memory of ``"cupy"`` or ``"torch"``.
+    """Access to device memory through ``"cupy"`` or ``"torch"``.
 
     Raises:
-        UsageError: another name.
+        UsageError: ``library`` is another name.
         MissingRequirement: the library is not installed, or sees no GPU.
     """
     if library not in _LIBRARIES:
@@ -143,12 +143,13 @@ def arrays_of(library: str) -> Arrays:
 
 
 class Launch:
-    """One launch: its buffer on the device, later its events.
+    """One launch: its buffer on the device, and the events in the buffer afterwards.
 
-    Make it right before the kernel is launched: its moment finds the launch in a trace.
+    Create it right before the kernel is launched: the time of creation locates the launch in a trace
+    of the program.
 
     Attributes:
-        arguments: what the kernel takes after its own arguments.
+        arguments: arguments to pass to the kernel after its own.
         buffer: the device array, of 32-bit words; None once the words are on the host.
     """
 
@@ -172,7 +173,7 @@ class Launch:
 
     @property
     def description(self) -> Description:
-        """Layout, names and launch, with the cycles that recording an event takes."""
+        """Layout, names and launch. The first access measures ``overhead_cycles`` if it is not given."""
         if self._described.overhead_cycles is None:
             self._described = dataclasses.replace(
                 self._described, overhead_cycles=self._overhead(self._described.device)
@@ -184,7 +185,7 @@ class Launch:
     def words(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """The buffer as uint32 words on the host. The first call waits for the device."""
         if self._words is None:
-            # A buffer may end in a record that takes what no trace has room for.
+            # Triton's buffers end in a spare record, to which blocks beyond the grid write.
             self._words = self._arrays.words(self.buffer)[: self._described.words]
             self._facts |= launch_facts("taken_ns")
             self.buffer = None
@@ -193,7 +194,7 @@ class Launch:
 
     def decode(self) -> Decoded:
         """Traces, ranges and events in nanoseconds; see `thence.inside.decoding`."""
-        from thence.inside.decoding import decode  # needs Polars: not while a program begins
+        from thence.inside.decoding import decode  # imports Polars: not at the start of a program
 
         return decode(self.words(), self.description)
 
@@ -208,7 +209,7 @@ class Launches:
     """The launches of one instrumented kernel.
 
     Attributes:
-        launches: in the order in which `launch` was called.
+        launches: the launches, in the order in which `launch` was called.
     """
 
     def __init__(self) -> None:
@@ -242,22 +243,23 @@ class Launches:
 
 
 def launch_facts(moment: str) -> dict[str, Any]:
-    """Facts that identify a launch among others of its kernel in a trace recorded at the same time.
+    """Facts that identify a launch among the launches of its kernel in a trace recorded at the same time.
 
     Args:
-        moment: what to call the time by now: "host_ns" before the launch, "taken_ns" after it.
+        moment: key for the current time: "host_ns" before the launch, "taken_ns" after it.
 
     Returns:
-        Unix time in ns (CLOCK_REALTIME, as CUPTI's times) under ``moment``, and "pid".
+        The current Unix time in ns (CLOCK_REALTIME, like CUPTI's times) under ``moment``, and the
+        process id under "pid".
     """
     return {moment: time.time_ns(), "pid": os.getpid()}
 
 
 def three(dimensions: int | Sequence[int], what: str) -> Triple:
-    """One to three dimensions as three.
+    """One to three dimensions, filled up to three with 1.
 
     Raises:
-        UsageError: there are more, or one is below 1.
+        UsageError: there are none or more than three dimensions, or one is below 1.
     """
     given = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):

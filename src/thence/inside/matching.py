@@ -1,4 +1,4 @@
-"""Matches enter and exit events to ranges, without a Python loop over events."""
+"""Matches enter and exit events into ranges, without a Python loop over the events."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Matches:
     """Ranges among the events of all traces.
 
     Attributes:
-        begin: event that opens each range, ascending; shape (ranges,).
-        end: event that closes it, -1 where none does.
-        depth: ranges that are open around it.
-        stray: exits without an enter.
+        begin: index of the event that opens each range, ascending; shape (ranges,).
+        end: index of the event that closes each range; -1 for a range without an exit.
+        depth: number of ranges that are open around each range.
+        stray: indices of the exits without an enter.
         level: nesting level of every event; for instants, the number of ranges open around it.
     """
 
@@ -45,13 +45,14 @@ class Matches:
 def match(kind: UInt8, name: Numbers, count: Int64) -> Matches:
     """The ranges of all traces.
 
-    Ranges nest as brackets do. In a trace where an exit then closes a range of another name (an
-    exit was left out, or ranges cross), each name is matched by itself instead.
+    Enters and exits are paired like nested brackets. In a trace where an exit is thereby paired with
+    the enter of another name (an exit was left out, or ranges cross), or an exit has no enter, the
+    events of each name are matched separately instead.
 
     Args:
-        kind: of each event, trace after trace.
+        kind: kind of each event, trace after trace.
         name: id of each event's name.
-        count: events of each trace.
+        count: number of events of each trace.
     """
     partner, level, stray = _brackets(kind, count)
     begin = np.flatnonzero(kind == ENTER)
@@ -90,10 +91,10 @@ def _brackets(kind: UInt8, count: Int64) -> tuple[Int64, npt.NDArray[np.int32], 
 def _without_strays(
     depth: npt.NDArray[np.int32], step: npt.NDArray[np.int8], count: Int64
 ) -> tuple[npt.NDArray[np.int32], Mask]:
-    """Depths with exits that have no enter left out, and a mask of these exits."""
+    """Depths when exits without an enter are left out, and a mask of these exits."""
     number = np.repeat(np.arange(len(count), dtype=np.int64), count)
     apart = 2 * len(depth) + 2
-    # Shift each trace far below the one before, so that the running minimum starts anew at each trace.
+    # Shift each trace far below the previous one, so that the running minimum starts anew at each trace.
     lowest = np.minimum.accumulate(depth - number * apart) + number * apart
     lowest = np.minimum(lowest, 0).astype(np.int32)
     earlier = np.roll(lowest, 1)
@@ -103,7 +104,7 @@ def _without_strays(
 
 
 def _levels(level: npt.NDArray[np.int32], pairable: Mask | None) -> Any:
-    """Events of each level in their order."""
+    """Yields the events of each level in their order; all deeper levels together, sorted by level."""
     deepest = int(level.max(initial=-1))
     for number in range(min(deepest + 1, _LEVELS_ONE_BY_ONE)):
         chosen = level == number
@@ -115,10 +116,10 @@ def _levels(level: npt.NDArray[np.int32], pairable: Mask | None) -> Any:
 
 
 def _pair(kind: UInt8, rows: Int64, partner: Int64) -> None:
-    """Ties each enter to the event after it on its level, if that is an exit.
+    """Pairs each enter with the next event on its level, if that event is an exit.
 
-    On one level of one trace enters and exits take turns; only the last enter may have no exit, and
-    what follows it is the first enter of another trace or level.
+    On one level of one trace, enters and exits alternate. Only the last enter may lack an exit; the
+    event after it is then the first enter of another trace or level.
     """
     closes = kind[rows] == EXIT
     opens = np.flatnonzero(~closes[:-1] & closes[1:])
@@ -126,7 +127,7 @@ def _pair(kind: UInt8, rows: Int64, partner: Int64) -> None:
 
 
 def _events_of_traces(events: Int64, count: Int64) -> Int64:
-    """All events of the traces that some events belong to, in order."""
+    """All events of the traces to which the given events belong, in order."""
     first = starts_of(count)
     traces = np.unique(np.searchsorted(first, events, side="right") - 1)
     sizes = count[traces]
@@ -137,7 +138,7 @@ def _events_of_traces(events: Int64, count: Int64) -> Int64:
 def _by_name(
     kind: UInt8, name: Numbers, count: Int64, rows: Int64, partner: Int64, stray: Mask
 ) -> None:
-    """Matches the events of some traces anew, each name of each trace by itself."""
+    """Matches the events ``rows`` again, separately for each trace and name."""
     trace = np.searchsorted(starts_of(count), rows, side="right") - 1
     order = np.lexsort((name[rows], trace))
     events = rows[order]

@@ -4,19 +4,19 @@
     from thence.inside import mosaic
 
     spec = mosaic.ProfilerSpec(capacity=64)
-    with mlir.make_ir_context(), ir.Location.unknown():     # as as_gpu_kernel wants it
+    with mlir.make_ir_context(), ir.Location.unknown():     # as_gpu_kernel requires both
         kernel = mgpu.as_gpu_kernel(body, grid, block, inputs, outputs, scratch, prof_spec=spec)
     y = kernel(x); jax.effects_barrier()
     spec.save("kernel.npz")                                 # every execution
 
-The ranges are those of ``with ctx.named_region("load"):`` in ``body``, as with JAX's own profiler.
-What differs is the record (see ``thence_inside.cuh``): both clocks, in 64 bits, at start and end of
-each trace, so that cycles become true nanoseconds; events that find no room are dropped and counted;
-no barrier at the end.
+The ranges are the ``with ctx.named_region("load"):`` blocks in ``body``, as with JAX's own profiler.
+The records differ from JAX's (see ``thence_inside.cuh``): they have both clocks, in 64 bits, at the
+start and end of each trace, so that cycles become true nanoseconds; events that do not fit are
+dropped and counted; there is no barrier at the end.
 
-JAX's launch code makes a ``jax.experimental.mosaic.gpu.profiler.OnDeviceProfiler`` whatever spec it
-is given. The first `ProfilerSpec` therefore puts a function in that name's place, which makes an
-`OnDeviceProfiler` of ours for a spec of ours and JAX's for every other.
+JAX's launch code creates a ``jax.experimental.mosaic.gpu.profiler.OnDeviceProfiler`` for any spec that
+it is given. The first `ProfilerSpec` therefore replaces this class by a function that creates the
+`OnDeviceProfiler` of this module for a `ProfilerSpec` of this module, and JAX's for any other spec.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _MAGIC = 0x7E4CE001
 _ENTER, _EXIT = 0, 1 << 30
 _MOST_NAMES = 1 << 28
 
-# $0 this thread records, $1 address of the record, $2 block, $3 trace in the block, $4 scope,
-# $5 capacity. The ends stay zero until the trace has finished.
+# $0 whether this thread records, $1 address of the record, $2 block, $3 trace in the block, $4 scope,
+# $5 capacity. The end times are zero until the trace has finished.
 _BEGIN = f"""{{
 .reg .b64 t, c; .reg .b32 s, m, z;
 mov.b32 m, {_MAGIC};
@@ -66,15 +66,15 @@ mov.u32 s, %smid;
 @$0 st.global.b64 [$1+56], 0;
 }}"""
 
-# $0 this thread records and there is room, $1 address in shared memory, $2 tag
+# $0 whether this thread records and there is room, $1 address in shared memory, $2 tag
 _EVENT = """{
 .reg .b32 c;
 mov.u32 c, %clock;
 @$0 st.shared.v2.b32 [$1], {$2, c};
 }"""
 
-# $0 this thread records, $1 address of the record, $2 of its events in shared memory, $3 events
-# stored, $4 events dropped
+# $0 whether this thread records, $1 address of the record, $2 address of its events in shared memory,
+# $3 events stored, $4 events dropped
 _END = f"""{{
 .reg .pred p; .reg .b64 t, c, from, to; .reg .b32 i, a, b;
 mov.u64 t, %globaltimer;
@@ -105,8 +105,8 @@ class ProfilerSpec:
     """An argument for ``as_gpu_kernel(prof_spec=...)`` that makes the kernel write records of thence.
 
     Attributes:
-        interned_names: name -> number of the ranges, filled as the kernel is lowered.
-        dump_path: folder in which JAX opens a file for each execution; it is removed.
+        interned_names: maps each range's name to its number; filled while the kernel is lowered.
+        dump_path: folder in which JAX opens a file for each execution; `dump` removes the file.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class ProfilerSpec:
 
         Args:
             capacity: events that fit into a trace; a range has two, and JAX adds ranges of its own.
-            scope: whose first thread records: "warpgroup" or "warp".
-            kernel: its name, for the report.
-            overhead_cycles: what recording an event takes, where it is known.
+            scope: the thread group whose first thread records: "warpgroup" or "warp".
+            kernel: name of the kernel, for the report.
+            overhead_cycles: cycles for recording one event, where known.
 
         Raises:
             UsageError: a number is out of range.
@@ -151,7 +151,7 @@ class ProfilerSpec:
         """Warps or warpgroups of a block.
 
         Raises:
-            UsageError: the block does not consist of whole ones.
+            UsageError: the block does not consist of whole warps or warpgroups.
         """
         threads = math.prod(block)
         if threads % self.scope_threads:
@@ -184,7 +184,7 @@ class ProfilerSpec:
             )
         return save_each(path, self.executions)
 
-    # What JAX's launch code asks of a spec.
+    # The methods that JAX's launch code calls on a spec.
 
     def jax_buffer_type(self, grid: Sequence[int], block: Sequence[int]) -> Any:
         """Shape and type of the buffer as an output of the kernel."""
@@ -206,14 +206,14 @@ class ProfilerSpec:
         return 4 * self.smem_i32_elements(block)
 
     def intern_name(self, name: str) -> int:
-        """The number of a name."""
+        """The number of a name; a new name gets the next number."""
         number = self.interned_names.setdefault(name, len(self.interned_names))
         if number >= _MOST_NAMES:
             raise UsageError(f"{number:,} names: fewer than {_MOST_NAMES:,} fit into a record.")
         return number
 
     def dump(self, buffer: Any, f: Any, grid: Sequence[int], block: Sequence[int]) -> None:
-        """Take the buffer of one execution; the file that JAX opened for it is removed."""
+        """Store the buffer of one execution, and remove the file that JAX opened for it."""
         import jax  # type: ignore[import-not-found, unused-ignore]
 
         Path(f.name).unlink(missing_ok=True)
@@ -234,20 +234,21 @@ class ProfilerSpec:
 class OnDeviceProfiler:
     """Emits the records: the counterpart of JAX's class of this name.
 
-    Its values are operands of every operation it makes, because under warpgroup semantics each of
-    them must be the body of an operation of its own (``CustomPrimitiveOp``).
+    Under warpgroup semantics, the code of each record must be in the body of an operation of its own
+    (``CustomPrimitiveOp``). The profiler's values are therefore operands of each such operation, and
+    the body uses its block arguments instead.
     """
 
     def __init__(
         self, spec: ProfilerSpec, smem_buffer: Any, gmem_buffer: Any, *, wrap: bool = False
     ) -> None:
-        """Begin a trace, at the insertion point, which is the start of the kernel.
+        """Emit the beginning of a trace at the insertion point, which is the start of the kernel.
 
         Args:
             spec: sizes and names.
             smem_buffer: memref of ``spec.smem_i32_elements`` words in shared memory.
             gmem_buffer: memref of the whole buffer.
-            wrap: warpgroup semantics.
+            wrap: whether the kernel uses warpgroup semantics.
         """
         d = self._dialects = _dialects()
         self.spec = spec
@@ -276,14 +277,14 @@ class OnDeviceProfiler:
 
     @contextlib.contextmanager
     def record(self, name: str) -> Iterator[None]:
-        """A range of ``name`` around what is emitted within the block."""
+        """Emit a range ``name`` around the operations that are emitted within the ``with`` block."""
         number = self.spec.intern_name(name)
         self._event(number | _ENTER)
         yield
         self._event(number | _EXIT)
 
     def finalize(self, grid: Sequence[int], block: Sequence[int]) -> None:
-        """End the trace and copy it to global memory, at the insertion point.
+        """Emit, at the insertion point, the end of the trace and its copy to global memory.
 
         Raises:
             UsageError: the block does not consist of whole warps or warpgroups.
@@ -324,7 +325,7 @@ class OnDeviceProfiler:
 
     @contextlib.contextmanager
     def _body(self) -> Iterator[tuple[Any, ...]]:
-        """Where operations go, and the values they may use there."""
+        """Sets the insertion point for operations, and yields the values that they may use there."""
         if not self._wrap:
             yield self._values
             return
@@ -360,7 +361,7 @@ class OnDeviceProfiler:
         )
 
     def _linear(self, index: Any, size: Any, i32: Any) -> Any:
-        """Number of a thread or block as CUDA counts them: x + size.x * (y + size.y * z)."""
+        """Linear index of a thread or block in CUDA's order: x + size.x * (y + size.y * z)."""
         d = self._dialects
         dimensions = list(d.gpu.Dimension)
         value = index(dimensions[2])
@@ -380,7 +381,7 @@ class OnDeviceProfiler:
 
 
 class _Dialects:
-    """The MLIR dialects that jaxlib brings, and what JAX has for them."""
+    """The MLIR dialects of jaxlib, and JAX's own dialect and helpers for Mosaic GPU."""
 
     def __init__(self) -> None:
         try:
@@ -412,7 +413,7 @@ class _Dialects:
         self._memref_ptr: Any = utils.memref_ptr
 
     def address(self, buffer: Any, *, shared: bool) -> Any:
-        """Address of a memref's first element as an i64, in its own address space."""
+        """Address of a memref's first element as an i64, in the memref's own address space."""
         needs_space = shared and "memory_space" in _parameters(self._memref_ptr)  # until jax 0.8
         pointer = (
             self._memref_ptr(buffer, memory_space=3) if needs_space else self._memref_ptr(buffer)
@@ -429,7 +430,7 @@ def _dialects() -> _Dialects:
 
 
 def _install() -> None:
-    """Makes JAX create our `OnDeviceProfiler` for our `ProfilerSpec`; idempotent."""
+    """Makes JAX create this module's `OnDeviceProfiler` for its `ProfilerSpec`; idempotent."""
     profiler = _dialects().profiler
     of_jax = profiler.OnDeviceProfiler
     if getattr(of_jax, "makes_those_of_thence", False):

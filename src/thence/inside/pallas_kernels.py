@@ -1,24 +1,24 @@
-"""In-kernel profiles of Pallas kernels for Mosaic GPU, taken from JAX's own on-device profiler.
+"""In-kernel profiles of Pallas kernels for Mosaic GPU, recorded by JAX's own on-device profiler.
 
     with thence.inside.pallas(profile_space=16) as profile:
         y = f(x)                          # the first call of f: kernels are instrumented when compiled
-        y = f(y)                          # every execution is taken, on every device
+        y = f(y)                          # every execution is recorded, on every device
     profile.save("kernel.npz")            # then: thence inside kernel.npz
 
 The ranges are the ``jax.named_scope`` blocks inside the kernel. JAX's profiler is switched on with
-its public parameters, ``plgpu.CompilerParams(profile_space=..., profile_dir=...)``: within the
-``with`` block ``plgpu.kernel`` gets them, and so do those ``pl.pallas_call`` that are given
-``plgpu.CompilerParams`` (jax before 0.11 makes Mosaic GPU kernels of them). For a kernel made in
-another way, pass ``compiler_params=profile.params(...)`` yourself.
+its public parameters, ``plgpu.CompilerParams(profile_space=..., profile_dir=...)``. Within the
+``with`` block, ``plgpu.kernel`` gets these parameters, and so does each ``pl.pallas_call`` that is
+given ``plgpu.CompilerParams`` (jax before 0.11 compiles such calls to Mosaic GPU kernels). For a
+kernel made in another way, pass ``compiler_params=profile.params(...)`` yourself.
 
-JAX writes the events of a compiled kernel into one file, whose name it chooses when it compiles, so
-that of several executions and devices one is kept. Here each buffer is taken as JAX hands it over
-(``ProfilerSpec.dump``), one after the other, and the file is removed.
+JAX writes the events of a compiled kernel into a file whose name it chooses at compile time, so it
+keeps the events of only one of several executions and devices. The ``with`` block therefore replaces
+``ProfilerSpec.dump``, takes each buffer that JAX passes to it, one at a time, and removes the file.
 
 A function that ``jax.jit`` compiled before the block stays as it is: its kernels are not profiled
-(``jax.clear_caches()`` makes it compile again). One compiled inside stays instrumented afterwards;
-its buffers are then dropped. JAX does not say which device a buffer comes from: with several
-devices, ``launch`` of the description says so.
+(``jax.clear_caches()`` makes it compile again). A function compiled inside the block stays
+instrumented afterwards; its buffers are then discarded. JAX does not report which device a buffer
+comes from; with several devices, ``launch["device"]`` of the description states this.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ __all__ = ["Execution", "PallasProfile", "describe_mosaic", "pallas"]
 _HEADER_WORDS = 3  # of JAX's traces: globaltimer, %smid, words used
 _SCOPE_THREADS = {"WARP": 32, "WARPGROUP": 128}
 _COUNT_WITHOUT_HEADER = (0, 8, 0)
-"""The jax version from which on the count in a trace's header leaves the header out."""
+"""The first jax version in which the word count in a trace's header excludes the header itself."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """One execution of one kernel on one device: its words and what describes them."""
+    """One execution of one kernel on one device: the words of its buffer and their description."""
 
     words: np.ndarray[Any, np.dtype[np.uint32]]
     description: Description
 
     def decode(self) -> Decoded:
         """Traces, ranges and events in nanoseconds; see `thence.inside.decoding`."""
-        from thence.inside.decoding import decode  # needs Polars: not while a program begins
+        from thence.inside.decoding import decode  # imports Polars: not at the start of a program
 
         return decode(self.words, self.description)
 
@@ -70,7 +70,8 @@ class PallasProfile:
     """The profile that ``with thence.inside.pallas() as profile`` returns.
 
     Attributes:
-        executions: of all kernels on all devices, in the order in which JAX handed them over.
+        executions: executions of all kernels on all devices, in the order in which JAX passed
+            their buffers on.
     """
 
     def __init__(self, compiler_params: type[Any], parameters: dict[str, Any]) -> None:
@@ -82,8 +83,9 @@ class PallasProfile:
         """``plgpu.CompilerParams`` that switch JAX's profiler on.
 
         Args:
-            compiler_params: of the kernel; kept as they are if they switch it on themselves.
-            others: fields to set besides.
+            compiler_params: the kernel's parameters; their profiler settings are kept if they have
+                a ``profile_space`` already.
+            others: further fields to set.
         """
         given = compiler_params if compiler_params is not None else self._compiler_params()
         if getattr(given, "profile_space", 0):
@@ -118,17 +120,18 @@ def pallas(
     """Profile the Pallas kernels for Mosaic GPU that are compiled within the block.
 
     Args:
-        profile_space: ranges of one trace that there is room for, JAX's own "Init" among them and
-            one less than said. Each takes 16 bytes of shared memory (before jax 0.10.0 twice that,
-            for twice as many), and one thread copies all of it at the end, after the last event:
-            1.7 us for 16 on an H200, so ask for no more than the kernel needs.
-        scope: whose first thread records: "warpgroup", or "warp" from jax 0.10.1 on.
-        bounds_check: ranges that find no room are left out, where jax can do so (from 0.11.1 on).
+        profile_space: size of a trace in ranges. There is room for one range fewer, and JAX's own
+            range "Init" takes one of these. Each range takes 16 bytes of shared memory (before
+            jax 0.10.0 twice that, for twice as many ranges). After the last event, one thread
+            copies the whole space: 1.7 us for 16 ranges on an H200, so give no more than the
+            kernel needs.
+        scope: the thread group whose first thread records: "warpgroup", or "warp" since jax 0.10.1.
+        bounds_check: ranges that do not fit are left out, where jax can check this (since 0.11.1).
             Otherwise they overwrite the kernel's shared memory: give enough room.
 
     Raises:
         UsageError: ``profile_space`` is below 1, or another block is active.
-        MissingRequirement: jax has no Mosaic GPU, or cannot do what is asked.
+        MissingRequirement: jax has no Mosaic GPU, or does not support an option that was given.
     """
     if profile_space < 1:
         raise UsageError(f"profile_space={profile_space}: at least one range needs room.")
@@ -150,7 +153,7 @@ def pallas(
         stack.enter_context(_replaced(plgpu, "kernel", kernel))
         stack.enter_context(_replaced(pl, "pallas_call", call))
         yield profile
-        jax.effects_barrier()  # buffers that are still on their way
+        jax.effects_barrier()  # waits for the callbacks that are still to deliver buffers
 
 
 _ACTIVE = threading.Lock()  # held while a block is active: it replaces attributes of JAX's modules
@@ -168,15 +171,15 @@ class _Taker:
         self._taken: int | None = None
 
     def close(self) -> None:
-        """Take nothing any more: compiled functions keep calling."""
+        """Stop taking buffers. Compiled functions still call `dump` after the block."""
         with self._lock:
             self._profile = None
 
     def callback(self, function: Callable[..., None], *args: Any, **options: Any) -> Any:
-        """``jax.debug.callback`` that calls JAX's dump_profile for one buffer at a time.
+        """Replaces ``jax.debug.callback``: JAX's dump_profile is called for one buffer at a time.
 
-        It opens a file of one name for every execution and gives up where that exists, so two
-        devices at a time would lose one buffer.
+        dump_profile opens a file of the same name for every execution and gives up if the file
+        exists, so with two devices at the same time one buffer would be lost.
         """
         if getattr(function, "__name__", "") != "dump_profile":
             return self._callback(function, *args, **options)
@@ -191,14 +194,14 @@ class _Taker:
 
     @property
     def dump(self) -> Callable[..., None]:
-        """A replacement of ``ProfilerSpec.dump(self, buffer, f, grid, block)``."""
+        """A replacement for ``ProfilerSpec.dump(self, buffer, f, grid, block)``."""
 
         def dump(spec: Any, buffer: Any, f: Any, grid: Sequence[int], block: Sequence[int]) -> None:
             path = Path(f.name)
             path.unlink(missing_ok=True)  # so that the next execution can open it
             if self._profile is None:
                 return
-            # <kernel>-<ns>-trace.json; raw Mosaic kernels have no name there
+            # <kernel>-<ns>-trace.json; files of raw Mosaic kernels lack the kernel's name
             kernel = path.name.rsplit("-", 2)[0] if path.name.count("-") >= 2 else ""
             moments = launch_facts("taken_ns")
             launch = {"jax": ".".join(map(str, self._version)), **moments}
@@ -228,12 +231,13 @@ def describe_mosaic(
     """The description of a buffer of JAX's own profiler.
 
     Args:
-        spec: JAX's ``ProfilerSpec``, after the kernel was lowered: names are numbered then.
-        grid: blocks of the CUDA grid, as JAX hands it to ``dump``.
+        spec: JAX's ``ProfilerSpec``, after the kernel was lowered: lowering numbers the names.
+        grid: blocks of the CUDA grid, as JAX passes it to ``dump``.
         block: threads of a block.
-        version: of jax; before 0.8.0 the count in a header has its own three words in it.
-        kernel: its name.
-        launch: further facts.
+        version: version of jax; before 0.8.0 the word count in a header includes the header's own
+            three words.
+        kernel: name of the kernel.
+        launch: further facts of the launch.
     """
     entries = int(spec.entries_per_warpgroup)
     scope = getattr(getattr(spec, "trace_scope", None), "name", "WARPGROUP")
@@ -268,11 +272,11 @@ def _modules() -> tuple[Any, Any, Any, Any]:
 def _parameters(
     plgpu: Any, profile_space: int, scope: str, *, bounds_check: bool
 ) -> dict[str, Any]:
-    """The fields of ``plgpu.CompilerParams`` that this jax has."""
+    """The profiler's fields for ``plgpu.CompilerParams``, as far as this version of jax has them."""
     parameters_of_jax = inspect.signature(plgpu.CompilerParams).parameters
     if "profile_space" not in parameters_of_jax:
         raise MissingRequirement("This jax has no profiler for Pallas kernels: 0.6 or newer has.")
-    # JAX opens its file here, also after the block; a folder of our own would be gone then.
+    # JAX opens its file in this folder even after the block, when a folder of our own would be gone.
     parameters: dict[str, Any] = {
         "profile_space": profile_space,
         "profile_dir": tempfile.gettempdir(),
@@ -291,7 +295,7 @@ def _parameters(
 def _with_params(
     function: Callable[..., Any], profile: PallasProfile, wanted: Callable[[Any], bool]
 ) -> Callable[..., Any]:
-    """``function`` with the profile's parameters where its ``compiler_params`` are ``wanted``."""
+    """``function``, called with the profile's parameters if ``wanted(compiler_params)`` is true."""
 
     @functools.wraps(function)
     def call(*args: Any, compiler_params: Any = None, **options: Any) -> Any:

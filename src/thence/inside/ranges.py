@@ -1,4 +1,4 @@
-"""Ranges and instants with their times as a table, built for some hundred thousand events at a time."""
+"""Builds the table of ranges and instants with their times, about 500,000 events at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Labels", "enum_series", "known_series", "ranges_of"]
 _RANGE_KINDS = ("range", "instant")
 
 _EVENTS_AT_A_TIME = 1 << 19
-"""Bounds the temporary arrays, whose memory is reused from one part to the next."""
+"""Limits the size of the temporary arrays, whose memory is reused from one part to the next."""
 _MOST_UNKNOWN_NAMES = 1000
 
 
@@ -35,9 +35,9 @@ class Labels:
 
     Attributes:
         categories: distinct names.
-        codes: category of each named id.
-        unnamed: other ids that occur, ascending.
-        unnamed_codes: category of each of these.
+        codes: category of each id that has a name.
+        unnamed: the ids without a name that occur, ascending.
+        unnamed_codes: category of each id in ``unnamed``.
     """
 
     categories: tuple[str, ...]
@@ -60,7 +60,7 @@ class Labels:
         return cls(tuple(place), np.array(codes, np.uint32), unnamed, np.array(more, np.uint32))
 
     def series(self, ids: npt.NDArray[Any]) -> pl.Series:
-        """Column "name" for ids."""
+        """The column "name" for event ids."""
         if not len(self.unnamed):
             return enum_series("name", self.codes[ids], self.categories)
         is_named = ids < len(self.codes)
@@ -72,7 +72,7 @@ class Labels:
 
 @dataclass
 class _Defects:
-    """Counts of events that fit into no complete, named range."""
+    """Counts of events that do not belong to a complete, named range."""
 
     unclosed: int = 0
     unnamed: int = 0
@@ -107,14 +107,14 @@ def ranges_of(
     names: tuple[str, ...],
     overhead_cycles: float,
 ) -> tuple[pl.DataFrame, list[str]]:
-    """All ranges and instants, and sentences about events that fit nowhere.
+    """All ranges and instants, and warnings about events that do not belong to a complete, named range.
 
     Args:
-        columns: of one buffer.
-        clocks: of its traces.
-        end_ns: when each trace ended.
-        names: by id.
-        overhead_cycles: what recording an event takes.
+        columns: columns of one buffer.
+        clocks: clocks of its traces.
+        end_ns: end of each trace.
+        names: names by id.
+        overhead_cycles: cycles for recording one event.
     """
     labels = Labels.of(columns.name, names)
     defects = _Defects()
@@ -132,7 +132,10 @@ def ranges_of(
 
 
 def _parts(first: Int64) -> Iterator[tuple[int, int]]:
-    """Consecutive traces that together have not too many events; at least one part, maybe empty."""
+    """Yields parts (low, high) of consecutive traces with at most `_EVENTS_AT_A_TIME` events together.
+
+    A trace with more events is a part of its own. There is at least one part, which may be empty.
+    """
     traces = len(first) - 1
     low = 0
     while True:
@@ -188,7 +191,7 @@ def _frame(
 
 
 def _begun(columns: Columns, defects: _Defects) -> tuple[Int64, Int64, npt.NDArray[np.int32]]:
-    """Events that begin a range or are an instant, in order, their other ends, and their depths."""
+    """Enters and instants in order, the exit of each (-1 where there is none), and their depths."""
     matches = match(columns.kind, columns.name, columns.count)
     for number, count in zip(
         *np.unique(columns.name[matches.stray], return_counts=True), strict=True
@@ -204,8 +207,8 @@ def _begun(columns: Columns, defects: _Defects) -> tuple[Int64, Int64, npt.NDArr
 
 
 def enum_series(name: str, codes: npt.NDArray[Any], categories: tuple[str, ...]) -> pl.Series:
-    """Numbers of categories as a column of these."""
-    # Gathered, as Polars' way from numbers to an Enum differs between its versions.
+    """An Enum column from the indices of its categories."""
+    # Uses gather(), because the cast from integers to an Enum differs between versions of Polars.
     return pl.Series(name, categories, pl.Enum(categories)).gather(codes)
 
 

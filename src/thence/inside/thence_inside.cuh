@@ -1,8 +1,8 @@
-// thence_inside.cuh: where the cycles of a kernel go, as records that `thence inside` decodes.
+// thence_inside.cuh: records when a kernel enters and leaves ranges; `thence inside` decodes the records.
 //
 // Compiles with NVRTC (CuPy RawKernel and RawModule), nvcc and PyTorch's inline extensions, C++14
-// or newer; it includes nothing. thence.inside.cuda.Profile puts it, with the names that the
-// kernel uses, in front of the kernel's source.
+// or newer; it includes no other header. thence.inside.cuda.Profile puts this header and a definition of
+// the names that the kernel uses in front of the kernel's source.
 //
 //     extern "C" __global__ void scale(const float* x, float* y, THENCE_PARAMETERS) {
 //         THENCE_KERNEL();
@@ -13,28 +13,31 @@
 //         { THENCE_RANGE("store"); y[threadIdx.x] = v; }
 //     }                                                       // the trace ends with the kernel
 //
-// A trace is what the first thread (the leader) of a thread block, warpgroup or warp saw. Events
-// wait in shared memory; the leader copies them out as it leaves the kernel, so there is no
-// barrier, and threads may leave early or run different code. An event that finds no room is
-// dropped and counted. A block that the buffer has no room for writes nothing, and neither does
-// any block when the buffer is a null pointer.
+// A trace has the events of the first thread (the leader) of a thread block, warpgroup or warp. Events are
+// staged in shared memory; the leader copies them to global memory when it leaves the kernel. There is no
+// barrier, so threads may leave early or run different code. An event that does not fit is dropped and
+// counted. A block that the buffer has no room for writes nothing. If the buffer is a null pointer, no
+// block writes anything.
 //
-// An event takes 33 cycles of its warp's time on an H200, and 64 bits of shared memory; a kernel of
-// 4.5 us with three ranges in every warp became 0.7 us longer by beginning, events, waits and copying.
+// On an H200, an event takes 33 cycles of its warp's time and 64 bits of shared memory. A kernel of
+// 4.5 us with three ranges in every warp became 0.7 us longer, including the start of the trace, the
+// events, the waits and the copy.
 //
-// A clock is read when the instruction before it has been issued, which for a load is before its
-// data has arrived. The wait for it then shows in the phase that uses the data. THENCE_WAIT(value)
-// inside the range makes a phase end depend on its data.
+// The clock is read when the previous instruction has been issued, which for a load is before its
+// data has arrived. The wait for the data is then in the range that uses the data. With
+// THENCE_WAIT(value) inside a range, the range ends only when the value has been computed.
 //
-// Define before it is included (Profile does):
+// Define before including this header (Profile does this):
 //     THENCE_NAMES     "load", "compute", ...  every name, in the order of the description
 //     THENCE_CAPACITY  events of one trace (64)
 //     THENCE_SCOPE     1 thread block, 2 warpgroup, 3 warp (3)
-//     THENCE_THREADS   most threads of a block (1024); sizes the shared memory
-//     THENCE_STAGING   1: events wait in shared memory; 0: they go straight to global memory, for
-//                      kernels that have no shared memory left, or record more than some dozens of
-//                      events: copying 100 in each of 8 warps made a kernel of 33 us 2 us longer (1)
-//     THENCE_OFF       leaves nothing of the macros but the parameters
+//     THENCE_THREADS   most threads of a block (1024); determines the size of the shared memory
+//     THENCE_STAGING   1: events are staged in shared memory; 0: they are written to global memory
+//                      directly, for kernels that have no shared memory left, or record more than some
+//                      dozens of events: copying 100 events in each of 8 warps made a kernel of 33 us
+//                      2 us longer (1)
+//     THENCE_OFF       makes all macros empty, except THENCE_PARAMETERS
+// The defaults are in parentheses.
 
 #ifndef THENCE_INSIDE_CUH
 #define THENCE_INSIDE_CUH
@@ -60,9 +63,9 @@ namespace thence {
 typedef unsigned int Word;
 typedef unsigned long long Long;
 
-// Constants of an unnamed type: a kernel need not use them all.
+// An unnamed enum, so that the compiler does not warn about unused constants.
 enum : Word {
-    kMagic = 0x7E4CE000u | 1u,  // the version in the low bits
+    kMagic = 0x7E4CE000u | 1u,  // the version is in the low bits
     kEnter = 0u,
     kExit = 1u << 30,
     kInstant = 2u << 30,
@@ -79,7 +82,7 @@ static_assert(THENCE_SCOPE >= 1 && THENCE_SCOPE <= 3, "THENCE_SCOPE is 1 (thread
 static_assert(THENCE_CAPACITY >= 1 && THENCE_CAPACITY <= (1 << 24), "THENCE_CAPACITY is between 1 and 2^24 events");
 static_assert(THENCE_THREADS >= 1 && THENCE_THREADS <= 1024, "THENCE_THREADS is between 1 and 1024");
 
-#ifndef THENCE_REGISTERS  // another compiler brings its own reading of these registers
+#ifndef THENCE_REGISTERS  // defined by compilers that provide their own functions for these registers
 __device__ __forceinline__ Word clock_low() {
     Word value;
     asm volatile("mov.u32 %0, %%clock;" : "=r"(value)::"memory");
@@ -100,8 +103,9 @@ __device__ __forceinline__ Word multiprocessor() {
     asm volatile("mov.u32 %0, %%smid;" : "=r"(value));
     return value;
 }
-// Where an event is. In shared memory an address of 32 bits in a register: left to itself, the
-// compiler works it out again for each event, which takes longer than everything else together.
+// The address of a trace's events. In shared memory it is a 32-bit address that is kept in a register:
+// otherwise the compiler computes it again for each event, which takes longer than all other instructions
+// of the event together.
 #if THENCE_STAGING
 typedef Word Place;
 __device__ __forceinline__ Place place_of(Word *memory) {
@@ -123,20 +127,20 @@ __device__ __forceinline__ Place place_of(Word *memory) { return reinterpret_cas
 __device__ __forceinline__ void store_event(Place first, Word index, Word tag, Word clock) { first[index] = make_uint2(tag, clock); }
 __device__ __forceinline__ uint2 load_event(Place first, Word index) { return first[index]; }
 #endif
-// An instruction that runs for one value only must wait for the value, and so does all that follows.
+// A predicated instruction must wait for the value in its predicate, and all later instructions wait too.
 __device__ __forceinline__ void wait_for(Word value) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, %0, 0x7FC05EED; @p nanosleep.u32 0; }" ::"r"(value) : "memory");
 }
 #endif
 
-// Any 4-byte value as a word; of others, the part that needs all of it.
+// A 4-byte value as a word; of an 8-byte value, a word that is available only when the whole value is.
 __device__ __forceinline__ Word bits_of(Word value) { return value; }
 __device__ __forceinline__ Word bits_of(int value) { return static_cast<Word>(value); }
 __device__ __forceinline__ Word bits_of(float value) { return __float_as_uint(value); }
 __device__ __forceinline__ Word bits_of(double value) { return static_cast<Word>(__double_as_longlong(value)); }
 __device__ __forceinline__ Word bits_of(Long value) { return static_cast<Word>(value) ^ static_cast<Word>(value >> 32); }
 
-// The number of a name, at compile time.
+// Compile-time lookup of a name's number.
 __device__ constexpr bool same(const char *a, const char *b) {
     while (*a != 0 && *a == *b) ++a, ++b;
     return *a == *b;
@@ -152,7 +156,7 @@ __device__ constexpr Word name_id(const char *name) {
 __device__ constexpr Word name_id(const char *) { return kUnknown; }
 #endif
 
-// One per thread, in registers. Only the leader of a scope writes.
+// One object per thread, in registers. Only the leader of a scope writes.
 class Trace {
   public:
     // staging: kStagingWords words of shared memory of the block, 8-byte aligned; null without staging.
@@ -171,7 +175,7 @@ class Trace {
         put(4, index, 0);
         put(6, 0, kCapacity);
         put_long(8, timer);
-        put_long(10, 0);  // the ends stay zero until the trace has finished
+        put_long(10, 0);  // the end times are zero until the trace has finished
         put_long(12, clock);
         put_long(14, 0);
     }
@@ -185,7 +189,7 @@ class Trace {
         ++seen_;
     }
 
-    // Ends the trace; what follows is not recorded.
+    // Ends the trace; later events are not recorded.
     __device__ __forceinline__ void finish() {
         if (!leader_) return;
         leader_ = false;
@@ -246,7 +250,7 @@ struct Name {
 #else
 #define THENCE_KERNEL() thence::Trace thence_trace(thence_buffer, thence_blocks, nullptr)
 #endif
-// The same with a part of the kernel's own (dynamic) shared memory: kStagingWords words.
+// Like THENCE_KERNEL(), but `staging` points to kStagingWords words of the kernel's own (dynamic) shared memory.
 #define THENCE_KERNEL_IN(staging) thence::Trace thence_trace(thence_buffer, thence_blocks, staging)
 #define THENCE_NAME(name) (thence::Name<thence::name_id(name)>::value)
 #define THENCE_RANGE(name) thence::Range THENCE_JOIN(thence_range_, __LINE__)(thence_trace, THENCE_NAME(name))

@@ -3,7 +3,7 @@
 
     from thence.inside import triton as inside
 
-    LOAD = tl.constexpr(0)                                   # the place of its name in the profile
+    LOAD = tl.constexpr(0)                                   # index of the name in the profile's names
 
     @triton.jit
     def kernel(x, y, events, blocks, CAPACITY: tl.constexpr, SIZE: tl.constexpr):
@@ -20,17 +20,18 @@
     kernel[grid](x, y, *launch.arguments, CAPACITY=profile.capacity, SIZE=1024, num_warps=4)
     profile.save("kernel.npz")
 
-A trace is a Triton program (a thread block). Its first thread writes the events straight to global
-memory, and reads its own clock: Triton has no shared memory for such use.
+A trace covers one Triton program (a thread block). Its first thread reads the clock and writes the events
+directly to global memory, because Triton code cannot allocate shared memory for them.
 
-Order. The clock reads keep their order among themselves, and nothing else is promised: the compiler
-moves loads and arithmetic across them, and a load counts as done when it was issued. On an H200,
-`exit` after `tl.load` saw 64 ns of "load", and the wait was in the next phase. `exit_after(...,
-value, ...)` reads the clock in every thread once its part of ``value`` is there, and takes the last
-of them: what computes ``value`` lies before it. Software pipelining (``num_stages``) still moves the
-loads of a loop into earlier rounds; that is what the kernel does, not an error.
+Order of instructions: the clock reads keep their order relative to each other, but nothing else is
+guaranteed. The compiler moves loads and arithmetic across them, and a clock read after a load waits only
+until the load is issued. On an H200, `exit` after `tl.load` recorded 64 ns of "load"; the wait for the
+data was in the next range. `exit_after(..., value, ...)` reads the clock in every thread once the
+thread's part of ``value`` is available, and records the latest of these times, so that the computation of
+``value`` is before it. Software pipelining (``num_stages``) still moves the loads of a loop into earlier
+iterations; the ranges then show what the kernel really does.
 
-This module imports Triton; `thence` never imports it on its own.
+This module imports Triton; `thence` does not import this module unless the user does.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "begin", "end", "enter", "event_overhead", "exit", "exit_after", "instant"]
 
-# The words of a record; see the header thence_inside.cuh. Signed, as Triton stores them.
+# Constants of a record; see thence_inside.cuh. Signed, because the buffer is int32 in Triton.
 _HEADER = tl.constexpr(16)
 _MAGIC = tl.constexpr(0x7E4CE001)
 _EXIT = tl.constexpr(1 << 30)
@@ -105,7 +106,8 @@ def begin(events: tl.tensor, blocks: tl.tensor, CAPACITY: tl.constexpr) -> tl.te
 
     Args:
         events: the buffer of `Profile.launch`.
-        blocks: programs that the buffer has room for; the others share a record that is not kept.
+        blocks: programs that the buffer has room for; further programs write to a spare record that is
+            not decoded.
         CAPACITY: events that fit into a trace.
     """
     block = tl.program_id(0) + tl.num_programs(0) * (
@@ -126,26 +128,26 @@ def begin(events: tl.tensor, blocks: tl.tensor, CAPACITY: tl.constexpr) -> tl.te
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
 def enter(trace: tl.tensor, at: tl.tensor, name: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
-    """A range begins; returns the number of events so far. Device code.
+    """Record the start of a range; returns the number of events so far. Device code.
 
     Args:
-        trace: what `begin` returned.
-        at: what the event before returned; 0 for the first.
-        name: place of the range's name in the profile's names.
-        CAPACITY: events that fit into a trace; later ones are counted only.
+        trace: the return value of `begin`.
+        at: the return value of the previous event; 0 for the first event.
+        name: index of the range's name in the profile's names.
+        CAPACITY: events that fit into a trace; further events are only counted.
     """
     return _event(trace, at, name, _clock(), CAPACITY)
 
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
 def exit(trace: tl.tensor, at: tl.tensor, name: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
-    """A range ends, whether its data is there or not; arguments as in `enter`. Device code."""
+    """Record the end of a range, without waiting for its data; arguments as in `enter`. Device code."""
     return _event(trace, at, name + _EXIT, _clock(), CAPACITY)
 
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
 def instant(trace: tl.tensor, at: tl.tensor, name: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
-    """A moment; arguments as in `enter`. Device code."""
+    """Record an instant; arguments as in `enter`. Device code."""
     return _event(trace, at, name + _INSTANT, _clock(), CAPACITY)
 
 
@@ -153,14 +155,14 @@ def instant(trace: tl.tensor, at: tl.tensor, name: tl.tensor, CAPACITY: tl.const
 def exit_after(
     trace: tl.tensor, at: tl.tensor, name: tl.tensor, value: tl.tensor, CAPACITY: tl.constexpr
 ) -> tl.tensor:
-    """A range ends once all of ``value``, a tensor of numbers, has been computed. Device code.
+    """Record the end of a range at the time when all of ``value``, a tensor of numbers, is computed. Device code.
 
-    It costs a reduction over the block, which lies after the moment that is recorded.
+    This costs a reduction over the block, which takes place after the recorded time.
     """
     bits = value.to(tl.float32).to(tl.int32, bitcast=True)
-    # Each thread's own clock; it is the SM's, so the greatest is the last. The predicate makes the
-    # read wait for the element: nothing else keeps the assembler from reading first. An element
-    # with exactly these bits (a NaN) counts as there at once.
+    # Reads the clock in each thread; the threads share the clock of their SM, so the largest value is
+    # the latest. The predicate makes the read wait for the element: without it, the assembler may read
+    # the clock first. For an element with exactly these bits (a NaN) the read does not wait.
     reached = tl.inline_asm_elementwise(
         """{
         .reg .pred p; .reg .b32 t;
@@ -175,7 +177,7 @@ def exit_after(
         is_pure=False,
         pack=1,
     )
-    # When the clock comes round between two threads this takes one of the earlier ones.
+    # If the clock wraps between the reads of two threads, this takes a read before the wrap.
     last = tl.max(tl.ravel(reached), axis=0)
     return _event(trace, at, name + _EXIT, last.to(tl.int32, bitcast=True), CAPACITY)
 
@@ -193,9 +195,9 @@ class Profile(Launches):
     """An instrumented Triton kernel and its launches.
 
     Attributes:
-        names: of ranges and instants; the place of a name is its number in the kernel.
+        names: names of ranges and instants; the index of a name is its number in the kernel.
         capacity: events that fit into a trace.
-        launches: in the order in which `launch` was called.
+        launches: the launches, in the order in which `launch` was called.
     """
 
     def __init__(
@@ -210,11 +212,11 @@ class Profile(Launches):
         """Prepare launches.
 
         Args:
-            names: of ranges and instants.
-            capacity: events that fit into a trace; a range has two. Later ones are counted only.
-            num_warps: as the kernel is launched: 32 threads each.
-            kernel: its name, for the report.
-            overhead_cycles: what recording an event takes; None: measured once for each device.
+            names: names of ranges and instants.
+            capacity: events that fit into a trace; a range has two. Further events are only counted.
+            num_warps: the kernel's ``num_warps`` at launch; a warp has 32 threads.
+            kernel: name of the kernel, for the report.
+            overhead_cycles: cycles for recording one event; None: measured once for each device.
 
         Raises:
             UsageError: a number is out of range.
@@ -231,7 +233,7 @@ class Profile(Launches):
         """The description of the buffer of a launch with ``grid``.
 
         Raises:
-            UsageError: CUDA launches no such grid.
+            UsageError: the grid is larger than CUDA allows, or a dimension is below 1.
         """
         return Description(
             names=self.names,
@@ -247,13 +249,14 @@ class Profile(Launches):
         """A zeroed buffer on PyTorch's current device for one launch with ``grid``.
 
         Raises:
-            UsageError: it does not fit into the device's memory.
+            UsageError: the buffer does not fit into the device's memory.
             MissingRequirement: PyTorch is not installed, or sees no GPU.
         """
         library = arrays_of("torch")
         description = self.describe(grid, library.device())
         description.check(library.limits(), staged=False)
-        buffer = library.zeros(description.words + description.trace_words)  # see begin()
+        # One spare record: `begin` lets further programs write there.
+        buffer = library.zeros(description.words + description.trace_words)
         arguments = (buffer, description.blocks)
         return self._launched(library, description, arguments, _overhead_on)
 
@@ -271,8 +274,8 @@ def _calibration(events: tl.tensor, blocks: tl.tensor, CAPACITY: tl.constexpr) -
 def event_overhead(repeats: int = 5) -> float:
     """Cycles that recording one event takes on PyTorch's current device.
 
-    The median distance of two events without work between them, in a loop of the last of ``repeats``
-    launches: its instructions are in the cache by then.
+    This is the median distance of two events without work between them, in a loop. Only the last of
+    ``repeats`` launches counts, when the kernel's instructions are in the instruction cache.
 
     Raises:
         MissingRequirement: PyTorch is not installed, or sees no GPU.
@@ -282,7 +285,7 @@ def event_overhead(repeats: int = 5) -> float:
         launch = profile.launch(1)
         _calibration[(1,)](*launch.arguments, CAPACITY=profile.capacity, num_warps=1)
     clocks = launch.words()[HEADER_WORDS + 1 :: 2]
-    return float(np.median(clocks[1::2] - clocks[::2]))  # uint32: a wrap of the clock is none
+    return float(np.median(clocks[1::2] - clocks[::2]))  # correct across a wrap: uint32 subtraction
 
 
 @functools.cache

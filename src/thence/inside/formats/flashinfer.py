@@ -1,15 +1,17 @@
-"""The layouts of FlashInfer's profiler (include/flashinfer/profiler.cuh) and of those built on it.
+"""The layouts of FlashInfer's profiler (include/flashinfer/profiler.cuh) and of profilers derived from it.
 
-64-bit entries: the low word is a tag, the high word the low word of %globaltimer. Entry 0 holds the
-number of blocks and of groups (warps or warpgroups) instead. Each (block, group) writes every
-(blocks * groups)-th entry from its own on; 0 is an entry that was not written.
+The entries have 64 bits: the low word is a tag, the high word is the low word of %globaltimer. Entry 0
+instead holds the number of blocks and the number of groups (warps or warpgroups). Each (block, group)
+begins at an entry of its own and writes every (blocks * groups)-th entry from there; an entry that was
+not written is 0.
 
     flashinfer        kind in bits 0-1, event in 2-11, block in 12-23, SM in 24-31
     flashinfer-old    kind in bits 0-1, event in 2-11, block * groups + group in 12-31
     mirage            kind in bits 0-1, event in 2-10, block * groups + group and a number above
 
-Block and group follow from the place of an entry, so that tags whose bits overflow do no harm. An
-instant does not advance the pointer: it survives only as the last event of its trace.
+Block and group are computed from the position of an entry, because large block numbers overflow the
+tag's bits. An instant does not advance the writer's pointer, so the next event overwrites it: only an
+instant at the end of a trace is kept.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
     """The columns of a buffer of FlashInfer's profiler.
 
     Raises:
-        DamagedInput: its first entry does not fit the buffer or the description.
+        DamagedInput: the first entry of the buffer does not match its size or the description.
     """
     if len(words) < 2 or len(words) % 2:
         raise DamagedInput(path, f"holds {len(words):,} words; its entries are of two words each")
@@ -64,7 +66,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
         )
     entries = words[2:].view("<u8")[: slots // traces * traces].reshape(-1, traces)
     written = entries != 0
-    # Nobody writes behind an empty entry: what is there is of another launch or another writer.
+    # A trace has no gaps: entries behind an empty one are from another launch or another writer.
     count = np.where(written.all(axis=0), len(entries), written.argmin(axis=0)).astype(np.int64)
     behind = int(written.sum()) - int(count.sum())
     chosen = entries.T[np.arange(len(entries)) < count[:, None]]
@@ -115,7 +117,7 @@ def _columns(tag: Words, low: Words, rows: Int64, count: Int64, groups: int) -> 
 def _multiprocessors(
     tag: Words, columns: Columns, blocks: int, flavour: str
 ) -> tuple[Int64, list[str]]:
-    """SM of each trace, and what must be said of it."""
+    """SM of each trace, and warnings about the SMs and tags."""
     if flavour != "flashinfer":
         return columns.sm, []
     first: npt.NDArray[np.int64] = tag[columns.first[:-1]].astype(np.int64)

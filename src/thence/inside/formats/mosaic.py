@@ -1,13 +1,13 @@
 """The layout of JAX's profiler for Mosaic GPU kernels (jax/experimental/mosaic/gpu/profiler.py).
 
-For each trace (a warpgroup, or a warp), as many words as its specification has entries:
+Each trace (of a warpgroup, or of a warp) has as many words as its specification has entries:
 
     0       low word of %globaltimer, once at the start     1       SM
-    2       words that the events take; until jax 0.7 these three words are counted as well
+    2       words that the events take; until jax 0.7 including the three words of this header
     3 ...   pairs: name id with bit 31 set for exits, low word of the SM clock
 
-Blocks are numbered with x slowest, unlike CUDA's own count. Nothing says when a trace ends, or how
-fast the clock ran: see `thence.inside.clocks`.
+Blocks are numbered with x slowest, unlike CUDA's own order. The layout records neither the end of a
+trace nor the clock rate: see `thence.inside.clocks`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCOPES = {32: "warp", 128: "warpgroup"}
 _EXIT_SHIFT = 31
 _NAME_BITS = (1 << 31) - 1
 _CYCLES_OF_AN_EVENT = 12
-"""JAX's estimate for an H100: recording an event takes at most this."""
+"""Upper bound of the cycles for recording an event: JAX's estimate for an H100."""
 _LONG_GAP = 1 << 31
 
 
@@ -48,7 +48,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
     """The columns of a buffer of JAX's profiler, of either generation.
 
     Raises:
-        DamagedInput: it is of the other generation, of another launch, or nothing can be read.
+        DamagedInput: the buffer is of the other generation or of another launch.
     """
     size = description.trace_words
     if len(words) != description.words or size < _HEADER:
@@ -100,7 +100,11 @@ def read(words: Words, description: Description, path: str) -> Columns:
 
 
 def _used(header: Int64, description: Description, path: str) -> Int64:
-    """Words that the events of each trace take; their parity tells the two generations apart."""
+    """Words that the events of each trace take. The parity of the count distinguishes the two generations.
+
+    Raises:
+        DamagedInput: the parity in every trace is that of the other generation.
+    """
     written = header[:, 2] > 0
     odd, some = int((header[written, 2] % 2).sum()), int(written.sum())
     counts_header = description.flavour == "mosaic-2024"
@@ -115,14 +119,14 @@ def _used(header: Int64, description: Description, path: str) -> Int64:
 
 
 def _cuda_order(block: Int64, grid: tuple[int, int, int]) -> Int64:
-    """Numbers with x fastest of blocks that are numbered with x slowest."""
+    """Converts block numbers with x slowest to CUDA's numbers, with x fastest."""
     _, y, z = grid
     at_z, at_y, at_x = block % z, block // z % y, block // (z * y)
     return at_x + grid[0] * (at_y + y * at_z)
 
 
 def _overhead(counter: Int64, count: Int64) -> float | None:
-    """JAX's rule: the least that two neighbouring events are apart, at most 12 cycles, less one."""
+    """Overhead by JAX's rule: the smallest distance of two neighbouring events, at most 12 cycles, minus one."""
     inner = np.ones(max(len(counter) - 1, 0), np.bool_)
     begins = starts_of(count)[1:-1]
     inner[begins[(begins > 0) & (begins < len(counter))] - 1] = False

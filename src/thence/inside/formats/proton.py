@@ -1,14 +1,17 @@
-"""The layout of Triton's Proton, backend "instrumentation", as ``InstrumentationHook`` hands it out.
+"""The layout of Triton's Proton, backend "instrumentation", as in ``InstrumentationHook.host_buffer``.
 
-A header of 10 words (version 1, offset and size of header and payload, device type, blocks, warps,
-bytes of one block, warps that are traced) and the numbers of the traced warps, then for each block:
+The buffer begins with a header of 10 words (version 1, offset and size of header and payload, device
+type, blocks, warps, bytes of one block, number of traced warps) and the indices of the traced warps.
+Then each block has:
 
     0       0xDEADBEEF     1       block     2       SM     3       bytes of events
     4-9     %globaltimer at the start, before and after the last copy (since Triton 3.5)
-    then    words written by each warp, and equal parts of the events for each traced warp
+    then    one word for each warp: the words that it wrote; then the events, in equal parts for the
+            traced warps
 
-An event is two words: exit in bit 31, scope in bits 23-30, bits 32-42 of the clock in 0-10; low word
-of the clock. The part of a warp is used as a ring: what was written first is overwritten first.
+An event is two words. The first has the exit flag in bit 31, the scope in bits 23-30, and bits 32-42 of
+the clock in bits 0-10. The second is the low word of the clock. The part of a warp is a ring buffer:
+the oldest events are overwritten first.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
     """The columns of a host buffer of Proton.
 
     Raises:
-        DamagedInput: it has no header of version 1, sizes that do not fit, or no block at all.
+        DamagedInput: the buffer has no header of version 1, inconsistent sizes, or no written block.
     """
     blocks, units, block_words, uids, payload = _header(words, path)
     table = payload.reshape(blocks, block_words)
@@ -85,7 +88,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
 
 
 def _header(words: Words, path: str) -> tuple[int, int, int, list[int], Words]:
-    """Blocks, warps, words of a block, traced warps, and the blocks' words."""
+    """Number of blocks, warps of a block, words of a block, indices of the traced warps, and the payload's words."""
     if len(words) < _HEADER or int(words[0]) != _VERSION:
         raise DamagedInput(
             path,
@@ -95,7 +98,7 @@ def _header(words: Words, path: str) -> tuple[int, int, int, list[int], Words]:
     offset, blocks, units, block_bytes, traced = (int(words[i]) for i in (3, 6, 7, 8, 9))
     uids = [int(uid) for uid in words[_HEADER : _HEADER + min(traced, len(words))]]
     fits = (
-        0 < traced <= units <= 64  # warps of a block, twice what CUDA allows
+        0 < traced <= units <= 64  # CUDA allows 32 warps in a block
         and offset % 4 == 0
         and block_bytes % 4 == 0
         and offset // 4 >= _HEADER + traced
@@ -142,7 +145,7 @@ def _columns(table: Words, header: int, units: int, uids: list[int], ring: int) 
         timer = times[:, 0] | (times[:, 1] & 0x7FFF_FFFF) << 32
         total_ns = (times[:, 2] | (times[:, 3] & 0x7FFF_FFFF) << 32) - timer
         wrong = (total_ns < 0) | (total_ns >= _MOST_NS)
-        # The median as an integer: one of floats may round to 2^63, and loses hundreds of ns of today's times.
+        # An integer median: np.median computes with floats, which may round to 2^63 and lose hundreds of ns.
         middle = np.partition(timer, blocks // 2)[blocks // 2]
         wrong |= np.abs(timer - middle) >= _MOST_NS
         timer[wrong], total_ns[wrong] = middle, UNKNOWN
@@ -170,7 +173,10 @@ def _columns(table: Words, header: int, units: int, uids: list[int], ring: int) 
 
 
 def _counted(clock: Int64, count: Int64, block: Int64) -> tuple[Int64, Int64]:
-    """Clock at each block's first event, and cycles since then; the block's warps share its SM."""
+    """Clock at the first event of each block, and the cycles of each event since then.
+
+    The warps of a block run on one SM, so their clocks are comparable.
+    """
     bits = _CLOCK_BITS if int(clock.max(initial=0)) >> _SHORT_CLOCK_BITS else _SHORT_CLOCK_BITS
     wrap = 1 << bits
     blocks = int(block[-1]) + 1

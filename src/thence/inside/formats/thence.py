@@ -2,7 +2,7 @@
 
 0       0x7E4CE000 | version          1       scope (bits 0-7), clock of the events (bits 8-15)
 2       SM      3       block (linear, x fastest)      4       index of the trace in its block
-5       events stored     6       events that found no room     7       events that fit
+5       events stored     6       events dropped for lack of room     7       capacity in events
 8, 9    %globaltimer at start (low, high word)         10, 11  the same at the end
 12, 13  clock64 at start                               14, 15  the same at the end
 16 ...  pairs: tag (name id in bits 0-27, kind in bits 30-31), low word of the clock
@@ -48,7 +48,7 @@ _KIND_SHIFT = 30
 _CLOCK64, _GLOBALTIMER = 0, 1
 _SCOPES = {1: "block", 2: "warpgroup", 3: "warp"}
 _MOST_APART = 1 << 10
-"""In the high word of %globaltimer: 73 minutes."""
+"""Most that starts of traces may be apart, in the high word of %globaltimer: 73 minutes."""
 _MOST_NS, _MOST_CYCLES = 1 << 42, 1 << 44
 """Longest plausible duration of a trace: 73 minutes (ns), and 2.4 hours at 2 GHz (cycles)."""
 
@@ -57,7 +57,8 @@ def read(words: Words, description: Description, path: str) -> Columns:
     """The columns of a buffer in thence's own layout.
 
     Raises:
-        DamagedInput: nothing of it can be read, or it belongs to another description.
+        DamagedInput: none of the written traces can be read, they are of a newer version of the layout,
+            or the buffer belongs to another description.
     """
     size = description.trace_words
     if len(words) > description.words or len(words) < size:
@@ -100,7 +101,7 @@ def _checked(
         & (header[:, _INDEX] == number % description.traces_per_block)
         & (header[:, 1] >> 8 <= _GLOBALTIMER)
     )
-    if good.any():  # all blocks of a launch begin within the hour
+    if good.any():  # all blocks of a launch begin within _MOST_APART of each other
         high = header[:, _TIMER + 1]
         good &= (np.abs(high - np.median(high[good])) <= _MOST_APART) & (high < 1 << 31)
     bad = written & ~good
@@ -176,7 +177,7 @@ def _columns(table: Words, header: Int64, rows: Int64) -> Columns:
 
 
 def _difference(header: Int64, start: int, end: int, finished: Mask) -> Int64:
-    """Difference of a 64-bit counter of two words from start to end; `UNKNOWN` where it has no end."""
+    """Advance of a 64-bit counter, stored as two words, from start to end; `UNKNOWN` where not finished."""
 
     def whole(word: int) -> npt.NDArray[np.uint64]:
         low, high = header[:, word].astype(np.uint64), header[:, word + 1].astype(np.uint64)
@@ -187,7 +188,7 @@ def _difference(header: Int64, start: int, end: int, finished: Mask) -> Int64:
 
 
 def _inconsistent_traces(counter: Int64, count: Int64, total: Int64) -> Mask:
-    """A mask of the traces that have events out of order or after their end."""
+    """A mask of the traces with events that are out of order or after the trace's end."""
     events = np.flatnonzero(runs_backwards(counter, count))
     damaged = np.zeros(len(count), np.bool_)
     damaged[np.searchsorted(starts_of(count), events, side="right") - 1] = True
