@@ -1,1 +1,1 @@
-"""``thence.measure``: GPU time of a single function of JAX or PyTorch."""
+"""``thence.measure``: measures the GPU time of a single JAX or PyTorch function."""

@@ -21,11 +21,11 @@ _GPUS = {"gpu", "cuda"}
 
 @dataclass(frozen=True, slots=True)
 class _Static:
-    """The static part of a call: the pytree structure of its arguments, and those that are not arrays."""
+    """The static part of a call: the pytree structure of its arguments, and the leaves that are not arrays."""
 
     structure: Any
-    places: tuple[int, ...]  # of the arrays, among the leaves
-    rest: tuple[tuple[type, Any], ...]  # with their types: 1, 1.0 and True are equal
+    places: tuple[int, ...]  # indices of the arrays among the leaves
+    rest: tuple[tuple[type, Any], ...]  # with types, because 1, 1.0 and True are equal
 
     def leaves(self, arrays: Sequence[Any]) -> list[Any]:
         """All leaves, in order."""
@@ -44,12 +44,12 @@ class Arguments:
 
 
 class Compiled:
-    """A function under one jit, with ``before`` on its arrays and ``after`` on its results.
+    """A function under one jit, with ``before`` applied to its arrays and ``after`` to its results.
 
     Args:
         f: function of pytrees of arrays and other values.
-        before: given the list of arrays, returns one of the same kind.
-        after: likewise, of the results.
+        before: takes the list of arrays among the arguments, and returns a list of like arrays.
+        after: takes the list of results, and returns a list of like arrays.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Compiled:
         before: Callable[[list[Any]], list[Any]] = list,
         after: Callable[[list[Any]], list[Any]] = list,
     ) -> None:
-        import jax  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
+        import jax  # type: ignore[import-not-found,unused-ignore]  # optional dependency
 
         def run(static: _Static, arrays: list[Any]) -> Any:
             args, kwargs = jax.tree.unflatten(static.structure, static.leaves(before(arrays)))
@@ -70,7 +70,7 @@ class Compiled:
         self._run = jax.jit(run, static_argnums=0)
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        """The arguments of a call, sorted.
+        """The arguments of a call, separated into arrays and static arguments.
 
         Raises:
             WrongArgument: the call is inside a function that JAX is tracing, or an argument is neither
@@ -97,10 +97,11 @@ class Compiled:
         return Arguments(static, [leaves[i] for i in places])
 
     def __call__(self, arguments: Arguments) -> Any:
-        """Runs the function; returns before the GPU is done.
+        """Runs the function; returns before the GPU has finished.
 
         Raises:
-            WrongArgument: it cannot be compiled as a whole, because its Python code needs values.
+            WrongArgument: the function cannot be compiled as a whole, because its Python code needs
+                computed values.
         """
         import jax
 
@@ -115,10 +116,10 @@ class Compiled:
 
 
 def check_usable(tree: Any) -> None:
-    """Refuses arrays that were donated to an earlier call and are deleted.
+    """Checks that no array was donated to an earlier call, which deletes it.
 
     Raises:
-        WrongArgument: one of them was donated.
+        WrongArgument: an array was donated.
     """
     import jax
 
@@ -131,10 +132,10 @@ def check_usable(tree: Any) -> None:
 
 
 def check_one_gpu(tree: Any) -> None:
-    """Refuses arrays on several devices, for CUDA events time one.
+    """Checks that the arrays are on one device, because CUDA events measure only one.
 
     Raises:
-        WrongArgument: there are several.
+        WrongArgument: they are on several devices.
     """
     devices = _devices(tree)
     if len(devices) > 1:
@@ -145,10 +146,10 @@ def check_one_gpu(tree: Any) -> None:
 
 
 def check_gpu(tree: Any) -> None:
-    """Refuses arrays that are elsewhere than on GPUs; without any, JAX's default device counts.
+    """Checks that the arrays are on GPUs; without arrays, that JAX's default backend is a GPU.
 
     Raises:
-        MissingRequirement: they are not on a GPU.
+        MissingRequirement: the arrays, or the default backend, are not on a GPU.
     """
     import jax
 

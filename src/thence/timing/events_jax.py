@@ -5,10 +5,11 @@ The first call has every array argument as input and output, so that no operatio
 before it; the second has every result as input and output. Each call records an event on the stream that
 XLA's operations run on. CUPTI is not used, so other profilers may be active.
 
-The time between the events covers the function's operations and the gaps between them. Before the first
-event XLA copies the arguments, because they must not be overwritten, and a spin kernel keeps the GPU busy
-(`thence.timing.spin_kernel`) for about as long as launching a program takes: a JAX program is launched as
-a whole, and the host is usually several launches ahead of the GPU.
+The time between the events covers the function's operations and the gaps between them. Two things happen
+before the first event: XLA copies the arguments, because they must not be overwritten, and a spin kernel
+(`thence.timing.spin_kernel`) keeps the GPU busy for about as long as the host needs to launch a program.
+This is the usual situation in JAX, where a program is launched as a whole and the host is several
+launches ahead of the GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["EventTimer"]
 
 _HEAD_START_NS = 1_000_000
-"""Launching some hundred kernels, or a few CUDA graphs of any size."""
+"""Time in ns in which the host launches some hundred kernels, or a few CUDA graphs of any size."""
 _PLATFORM = "CUDA"
 _START = "thence_event_before"
 _END = "thence_event_after"
@@ -38,12 +39,12 @@ _END = "thence_event_after"
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """The two foreign functions, as XLA knows them until the process ends, and their events."""
+    """The two foreign functions, registered with XLA until the process ends, and their events."""
 
     driver: Any
     start: Event
     end: Event
-    kept: tuple[Any, ...]  # the C functions
+    kept: tuple[Any, ...]  # the C functions, kept alive for XLA
     in_use: threading.Lock
 
 
@@ -51,11 +52,11 @@ class EventTimer:
     """Runs one JAX function between two CUDA events.
 
     Raises:
-        WrongArgument: the function was compiled ahead of time, so that nothing can be put around it.
+        WrongArgument: the function was compiled ahead of time, so the events cannot be compiled into it.
     """
 
     def __init__(self, f: Callable[..., Any]) -> None:
-        import jax  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
+        import jax  # type: ignore[import-not-found,unused-ignore]  # optional dependency
 
         if isinstance(f, jax.stages.Compiled):
             raise WrongArgument(
@@ -67,11 +68,14 @@ class EventTimer:
     def run(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], iterations: int
     ) -> tuple[Any, list[float]]:
-        """Outputs of the last run, and the milliseconds of each; one more run goes before, untimed.
+        """Runs the function once without timing, then ``iterations`` times with timing.
+
+        Returns:
+            The outputs of the last run, and the milliseconds of each timed run.
 
         Raises:
-            WrongArgument: there is no array among the arguments or outputs, or on several devices.
-            MissingRequirement: no NVIDIA GPU.
+            WrongArgument: the arguments or the outputs contain no array, or are on several devices.
+            MissingRequirement: the arguments are not on an NVIDIA GPU.
         """
         import jax
 
@@ -96,7 +100,7 @@ class EventTimer:
 
 @functools.cache
 def _marks(platform: str) -> _Marks:
-    """Registers the foreign functions with XLA: once in a process, since XLA never forgets them."""
+    """Registers the foreign functions with XLA, once per process, because XLA cannot unregister them."""
     import jax
 
     driver = load_driver()
@@ -126,11 +130,11 @@ def _after(arrays: list[Any]) -> list[Any]:
 
 
 def _through(target: str, arrays: list[Any]) -> list[Any]:
-    """The arrays, unchanged, as outputs of a foreign call that has them as inputs."""
+    """Passes the arrays, unchanged, through a foreign call that has them as inputs and outputs."""
     import jax
-    import jax.numpy as jnp  # type: ignore[import-not-found,unused-ignore]  # likewise
+    import jax.numpy as jnp  # type: ignore[import-not-found,unused-ignore]  # optional dependency
 
-    # The same array twice in one aliasing call would make XLA copy it, and the copy would be timed.
+    # If an aliasing call has the same array twice, XLA copies it, and the copy would be timed.
     places = {id(array): array for array in arrays}
     plain = [_plain(jnp.asarray(array)) for array in places.values()]
     call = jax.ffi.ffi_call(
@@ -144,7 +148,7 @@ def _through(target: str, arrays: list[Any]) -> list[Any]:
 
 
 def _plain(array: Any) -> Any:
-    """Random keys as the integers that they are made of: no foreign function takes keys."""
+    """The array; of an array of random keys, its integer data, because foreign functions take no keys."""
     import jax
 
     return jax.random.key_data(array) if _is_key(array) else array

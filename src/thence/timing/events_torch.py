@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["check_cuda", "devices_of", "time_calls", "wait"]
 
 _EAGER_HEAD_START_NS = 50_000
-"""Launching one operation, or one CUDA graph. More would hide gaps that the host makes."""
+"""Time in ns in which the host launches one operation or one CUDA graph.
+
+A longer time would hide gaps in which the GPU waits for the host."""
 _COMPILED_HEAD_START_NS = 1_000_000
-"""Checking the guards of a compiled function, and launching some hundred kernels: it is one program."""
+"""Time in ns in which the host checks the guards of a compiled function and launches some hundred kernels.
+
+A compiled function counts as one program, so its launch is not part of the measured time."""
 _MADE_BY_COMPILE = ("_torchdynamo_orig_callable", "_orig_mod", "_compiled_call_impl")
 """Attributes set by torch.compile on functions and on modules, and by Module.compile on the module."""
 
@@ -29,12 +33,12 @@ def _head_start_ns(f: Any) -> int:
 
 
 def check_cuda() -> None:
-    """Refuses a PyTorch that has no GPU.
+    """Checks that PyTorch has a GPU.
 
     Raises:
         MissingRequirement: no CUDA device can be used.
     """
-    import torch  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
+    import torch  # type: ignore[import-not-found,unused-ignore]  # optional dependency
 
     if not torch.cuda.is_available():
         raise MissingRequirement(
@@ -44,7 +48,7 @@ def check_cuda() -> None:
 
 
 def devices_of(leaves: Iterable[Any]) -> set[int]:
-    """Numbers of the CUDA devices that hold these tensors; the current one where none does."""
+    """Indices of the CUDA devices of the tensors in ``leaves``; the current device if there is none."""
     import torch
 
     tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
@@ -53,7 +57,7 @@ def devices_of(leaves: Iterable[Any]) -> set[int]:
 
 
 def wait(devices: Iterable[int]) -> None:
-    """Returns when the devices have done everything that they were given."""
+    """Waits until the devices have finished all queued work."""
     import torch
 
     for device in devices:
@@ -63,19 +67,19 @@ def wait(devices: Iterable[int]) -> None:
 def time_calls(
     call: functools.partial[Any], devices: set[int], iterations: int
 ) -> tuple[Any, list[float]]:
-    """Calls again and again, between two events on the current stream of the device.
+    """Times each of several calls with two events on the current stream of the device.
 
     Args:
         call: a function with its arguments, warmed up already.
-        devices: those that it works on.
-        iterations: how often to call.
+        devices: the devices that the function uses.
+        iterations: number of calls.
 
     Returns:
-        What the last call returned, and the milliseconds from before the first to after the last
-        operation of each, the GPU's waiting for the host included.
+        The return value of the last call, and the milliseconds of each call, from before its first to
+        after its last operation, including time in which the GPU waits for the host.
 
     Raises:
-        WrongArgument: it works on several devices.
+        WrongArgument: the function uses several devices.
     """
     import torch
 
@@ -90,11 +94,11 @@ def time_calls(
     head_start = HeadStart(load_driver())
 
     def hold(nanoseconds: int) -> None:
-        with torch.cuda.device(device):  # "default stream" means that of the current device
+        with torch.cuda.device(device):  # handle 0 is the default stream of the current device
             head_start.hold(stream.cuda_stream, nanoseconds)
 
     busy_ns = _head_start_ns(call.func)
-    # The first time, the driver translates the kernel, and torch makes the events.
+    # The first use makes the driver compile the spin kernel, and torch create the events.
     hold(0)
     start.record(stream)
     end.record(stream)

@@ -1,7 +1,7 @@
 """Durations of the kernels of a few calls, recorded with CUPTI.
 
-Only kernels are recorded, and only in memory. At the end CUPTI is finalized, unless that is not wanted, so
-that other profilers can use it.
+Only kernels are recorded, and only in memory. At the end CUPTI is finalized by default, so that other
+profilers can use it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _MOST_BYTES = 256 << 20
 
 
 class KernelTimes:
-    """Records kernels from ``with`` on; `take` gives those that came since the last one.
+    """Records kernels within a ``with`` block; `take` returns the kernels since the previous `take`.
 
     Args:
-        finalize: whether CUPTI is taken down at the end, so that other profilers can use it.
+        finalize: whether CUPTI is finalized at the end, so that other profilers can use it.
 
     Raises:
-        UsageError: on entering: thence records this process already.
-        MissingRequirement: on entering: there is no CUPTI, or another profiler holds it.
+        UsageError: on entering the block: thence records this process already.
+        MissingRequirement: on entering the block: there is no CUPTI, or another profiler uses it.
     """
 
     def __init__(self, *, finalize: bool = True) -> None:
@@ -82,7 +82,7 @@ class KernelTimes:
         self._forget()
 
     def take(self) -> Kernels:
-        """The kernels since the last `take`, which must have ended: synchronize first.
+        """The kernels since the previous `take`. They must have finished: synchronize before the call.
 
         Raises:
             MissingData: records were lost, or have no times.
@@ -133,12 +133,12 @@ class KernelTimes:
 
 @functools.cache
 def _buffers() -> Buffers:
-    """One set for the whole process: CUPTI may keep some of them from one recording to the next."""
+    """The buffers of the whole process: CUPTI may keep some buffers from one recording to the next."""
     return Buffers(_MOST_BYTES)
 
 
 def _check_not_recorded() -> None:
-    session = sys.modules.get("thence.recorder.session")  # not imported: then nothing is recorded
+    session = sys.modules.get("thence.recorder.session")  # a recording would have imported it
     if session is not None and session.running() is not None:
         raise UsageError(
             "thence records this process, and CUPTI serves one at a time: stop the recording first, or "
@@ -147,7 +147,7 @@ def _check_not_recorded() -> None:
 
 
 def _names(pointers: np.ndarray[Any, Any]) -> list[str]:
-    """The strings behind addresses (CUPTI's own, until it is taken down)."""
+    """The demangled names at addresses of C strings. CUPTI owns the strings until it is finalized."""
     unique, inverse = np.unique(pointers, return_inverse=True)
     texts = [ctypes.string_at(p).decode(errors="replace") if p else "?" for p in unique.tolist()]
     readable = [demangle(text) for text in texts]

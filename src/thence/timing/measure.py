@@ -1,13 +1,13 @@
-"""``thence.measure``: GPU time of a function of JAX or PyTorch.
+"""``thence.measure``: measures the GPU time of a JAX or PyTorch function.
 
 outputs, ms = thence.measure(f)(x, y)                        # sum of its kernels
 outputs, kernels = thence.measure(f, aggregate=False)(x, y)  # [("gemm_fusion_dot", 0.012), ...]
 outputs, times = thence.measure(f, iterations=10)(x, y)      # ten numbers
 outputs, ms = thence.measure(f, mode="events")(x, y)         # first operation to last, with gaps
 
-The same rule for everybody: without ``mode`` it is "cupti". So it is in JAX's own measure
-(jax.experimental.mosaic.gpu.profiler) since jax 0.7.2, which knows no other; until 0.7.1 its default was
-"events": there, say ``mode="events"`` for the numbers of before.
+The default mode is "cupti" for every function. JAX's own ``measure`` (jax.experimental.mosaic.gpu.profiler)
+has only this mode since jax 0.7.2. Until jax 0.7.1 its default was "events": pass ``mode="events"`` to get
+numbers that are comparable with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["measure"]
 
 _MODES = ("cupti", "events")
-_MOST_VALUES = 100_000  # values of an argument that are looked at to tell whose it is
+_MOST_VALUES = 100_000  # most values that `_values` visits to find the framework or the devices
 
 
 def measure(
@@ -43,40 +43,42 @@ def measure(
     iterations: int = 1,
     finalize: bool = True,
 ) -> Callable[..., tuple[Any, Any]]:
-    """The function, returning its GPU time beside its outputs.
+    """A function that calls ``f`` and returns its GPU time together with its outputs.
 
-    It is called once to warm up (compile, autotune, fill caches), then once for each iteration; between
-    calls the GPU is left to finish. So a function that changes its arguments does so each time.
+    ``f`` is called once to warm up (compile, autotune, fill caches), then once for each iteration. The GPU
+    finishes each call before the next one starts. If ``f`` modifies its arguments, each call does so.
 
-    A JAX function that is not jitted is compiled as a whole; arguments that are no arrays are what it
-    is compiled for. PyTorch functions run as they are: eager, compiled, or the replay of a CUDA graph.
+    A JAX function that is not jitted is compiled as a whole; its arguments that are not arrays are static.
+    PyTorch functions run as they are: eager, compiled, or the replay of a CUDA graph.
 
     Args:
         f: function of JAX or PyTorch.
-        mode: "cupti", the default: the sum of the durations of all kernels, on all devices; copies and sets of
-            memory do not count, gaps neither, and kernels that run at the same time count both. Needs
-            CUPTI, which serves one profiler at a time. "events": from before the first to after the last
-            operation, gaps included, by CUDA events on the stream that the function runs on; one
-            device; works beside any profiler. The GPU is kept busy before, so that launching does not
-            count: of an operation in eager PyTorch (0.05 ms), of the whole program in JAX and under
-            torch.compile (1 ms). Gaps in which the GPU waits for the host count from there on. About
-            0.002 ms are the events' own.
-        aggregate: False: not the sum but a list of (kernel name, milliseconds) in order of start;
-            mode "cupti" only.
-        iterations: how often to measure; with more than one, there is a list of as many results.
-        finalize: False leaves CUPTI loaded after measuring, which saves starting it the next time; until
-            it is taken down, profilers of other libraries may be refused. Mode "cupti" only.
+        mode: "cupti", the default: the sum of the durations of all kernels on all devices. Memory copies,
+            memory sets and gaps are not included; kernels that run at the same time are both included.
+            Needs CUPTI, which only one profiler can use at a time. "events": the time from before the
+            first to after the last operation, including gaps, by CUDA events on the stream that the
+            function runs on. For one device only; works next to any other profiler. A spin kernel
+            keeps the GPU busy before the first event, so that launch time is not included: of one
+            operation in eager PyTorch (0.05 ms), of the whole program in JAX and under torch.compile
+            (1 ms). Later gaps in which the GPU waits for the host are included. The events themselves
+            add about 0.002 ms.
+        aggregate: False: return a list of (kernel name, milliseconds) in order of start instead of the
+            sum; mode "cupti" only.
+        iterations: number of measurements; with more than one, a list of as many results is returned.
+        finalize: False leaves CUPTI loaded after measuring, which saves the time to start it for the next
+            measurement; until CUPTI is finalized, profilers of other libraries may be refused. Mode
+            "cupti" only.
 
     Returns:
-        A function that takes what ``f`` takes, and returns (outputs of the last call, milliseconds).
-        Without any kernel, "cupti" gives None for the sum.
+        A function that takes the arguments of ``f``, and returns (outputs of the last call, milliseconds).
+        If no kernel ran, the sum is None in mode "cupti".
 
     Raises:
-        WrongArgument: an argument makes no sense; it is a UsageError and a ValueError.
-        UsageError: from the call: a JAX function without arguments or
-            outputs, with arguments on several devices ("events"), or one that donates its arguments;
-            kernels that differ from one iteration to the next.
-        MissingRequirement: from the call: there is no GPU, no CUPTI, or another profiler holds it.
+        WrongArgument: an argument has an invalid value; WrongArgument is a UsageError and a ValueError.
+        UsageError: raised by the call: a JAX function has no arrays among its arguments or outputs
+            ("events"), has arguments on several devices ("events"), or donates its arguments; or the
+            kernels differ from one iteration to the next.
+        MissingRequirement: raised by the call: there is no GPU or no CUPTI, or another profiler uses it.
     """
     _check_arguments(f, mode, iterations, aggregate=aggregate, finalize=finalize)
     measured = _Measured(f, mode, aggregate, iterations, finalize)
@@ -105,15 +107,15 @@ def _check_arguments(
 
 
 class _Measured:
-    """One function with what was made for measuring it, which later calls use again."""
+    """A function to measure, with the compiled functions and events that later calls reuse."""
 
     def __init__(
         self,
         f: Callable[..., Any],
         mode: str,
-        aggregate: bool,  # noqa: FBT001 - as measure was told
+        aggregate: bool,  # noqa: FBT001 - the argument of `measure`
         iterations: int,
-        finalize: bool,  # noqa: FBT001 - as measure was told
+        finalize: bool,  # noqa: FBT001 - the argument of `measure`
     ) -> None:
         self._finalize = finalize
         self._f = f
@@ -148,7 +150,7 @@ class _Measured:
     def _jax_kernels(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Kernels]]:
-        import jax  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
+        import jax  # type: ignore[import-not-found,unused-ignore]  # optional dependency
 
         call = self._jax_call(args, kwargs)
         outputs = jax.block_until_ready(call())
@@ -194,14 +196,18 @@ def _started(recording: contextlib.ExitStack, times: KernelTimes) -> KernelTimes
         raise MissingRequirement(f"{error}. Or use mode='events', which needs no CUPTI") from error
 
 
-def _result(names: Sequence[str], ms: Sequence[float], aggregate: bool) -> Any:  # noqa: FBT001 - as measure was told
+def _result(names: Sequence[str], ms: Sequence[float], aggregate: bool) -> Any:  # noqa: FBT001 - the argument of `measure`
     if not aggregate:
         return list(zip(names, ms, strict=True))
     return sum(ms) if ms else None
 
 
 def _check_same(names: Sequence[Sequence[str]]) -> None:
-    """Refuses iterations that cannot be compared. Kernels of several streams may change places."""
+    """Checks that every iteration ran the same kernels. Their order may differ, with several streams.
+
+    Raises:
+        UsageError: the kernels of an iteration differ from those of the first.
+    """
     first = Counter(names[0])
     for i, others in enumerate(names[1:], 2):
         if Counter(others) == first:
@@ -215,7 +221,7 @@ def _check_same(names: Sequence[Sequence[str]]) -> None:
 
 
 def _framework(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The framework of a function, "jax" or "torch": by the function, its arguments, or else its outputs."""
+    """The framework of a function, "jax" or "torch", by the function, its arguments, or else its outputs."""
     loaded = [name for name in ("jax", "torch") if name in sys.modules]
     if not loaded:
         raise UsageError("measure times functions of JAX and PyTorch, and neither is imported")
@@ -223,14 +229,14 @@ def _framework(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     owners = (_owner(value) for value in _values(values))
     framework = next((owner for owner in owners if owner), None)
     if framework is None and len(loaded) > 1:
-        # JAX functions have outputs, so what returns nothing of JAX's is not one.
+        # A JAX function returns JAX arrays, so a function that returns none is taken for PyTorch's.
         outputs = (_owner(value) for value in _values(f(*args, **kwargs)))
         framework = next((owner for owner in outputs if owner), "torch")
     return framework or loaded[0]
 
 
 def _parts(f: Any) -> tuple[Any, ...]:
-    """The function and what it is bound to."""
+    """The function and the objects that it is bound to: arguments of a partial, instance of a method."""
     if isinstance(f, functools.partial):
         return (*_parts(f.func), *f.args, *f.keywords.values())
     return (f, getattr(f, "__self__", None))
@@ -259,7 +265,7 @@ def _values(tree: Any) -> Iterator[Any]:
 
 
 def _fields(value: Any) -> list[Any]:
-    """Fields of a dataclass or an instance that is registered as a pytree with JAX, if it is."""
+    """The leaves of an instance of a class that is registered as a pytree with JAX; else none."""
     jax = sys.modules.get("jax")
     if jax is None or _owner(value) or jax.tree.structure(value) == jax.tree.structure(0):
         return []

@@ -1,7 +1,7 @@
 """A spin kernel that keeps a stream busy for a given time, so that the host can run ahead of the GPU.
 
-An event on an idle stream completes at once, while launching the operation after it takes the host some
-20 us. The time between two events would then include the launch. With the spin kernel before the first
+An event on an idle stream completes immediately, but the host needs about 20 us to launch the operation
+after it. The time between two events would then include the launch. With the spin kernel before the first
 event, the operation is already queued when the event completes.
 
 The kernel is PTX, which the driver compiles, so no other compiler is needed.
@@ -43,21 +43,21 @@ _CAPABILITY = (75, 76)
 
 
 class HeadStart:
-    """The kernel, translated once for each context that it is used in."""
+    """Launches the spin kernel, which is compiled once for each context that it is used in."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
         self._functions: dict[int | None, c_void_p] = {}
 
     def hold(self, stream: int, nanoseconds: int) -> None:
-        """Put the kernel on a stream (a CUstream; 0: the default one of the current context).
+        """Launches the kernel on a stream.
 
         Args:
-            stream: that is kept busy.
-            nanoseconds: for how long; 0: as long as an empty kernel takes.
+            stream: the CUstream to keep busy; 0: the default stream of the current context.
+            nanoseconds: how long the kernel runs; 0: as long as an empty kernel.
 
         Raises:
-            MissingRequirement: the driver refuses.
+            MissingRequirement: a call of the driver failed.
         """
         context = c_void_p()
         call(self._driver, "cuStreamGetCtx", c_void_p(stream), byref(context))
@@ -87,7 +87,7 @@ def capability(driver: Any, device: int) -> tuple[int, int]:
     """Compute capability of a device, such as (9, 0).
 
     Raises:
-        MissingRequirement: the driver refuses.
+        MissingRequirement: a call of the driver failed.
     """
     major, minor = c_int(), c_int()
     for number, attribute in zip((major, minor), _CAPABILITY, strict=True):

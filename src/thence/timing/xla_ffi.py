@@ -1,10 +1,10 @@
-"""XLA's foreign-function interface through ctypes: no compiler needed.
+"""XLA's foreign-function interface through ctypes, so that no compiler is needed.
 
-XLA calls a Python function on the host, in program order, between launching the operations before and
-after it, and passes its CUDA stream.
+XLA calls a Python function on the host, in program order: after it launched the operations before the
+foreign call, and before it launches the operations after it. XLA passes its CUDA stream to the function.
 
-A handler is a C function ``XLA_FFI_Error* handler(XLA_FFI_CallFrame*)``. XLA queries its metadata once
-(with an extension of type 1 on the call frame), and calls it each time the program reaches it.
+A handler is a C function ``XLA_FFI_Error* handler(XLA_FFI_CallFrame*)``. XLA queries the handler's metadata
+once (with an extension of type 1 on the call frame), and calls it each time the program reaches the call.
 The structures are those of ``xla/ffi/api/c_api.h`` in jaxlib 0.6 to 0.12 (API 0.1 to 0.5). Only their
 first fields are declared here, which are the same in all these versions; the offsets were checked by
 compiling each version of the header.
@@ -42,9 +42,9 @@ EXECUTE = 3
 _INTERNAL = 13
 """XLA_FFI_Error_Code_INTERNAL"""
 _OLDEST = 1
-"""Minor version of the API that asks for metadata without saying which it is."""
+"""Minor version of the API whose metadata query does not include the version (``api`` is null)."""
 _WITH_STATE_TYPE = 2
-"""Minor version of the API from which on XLA_FFI_Metadata has ``state_type_id`` at its end."""
+"""First minor version of the API in which XLA_FFI_Metadata ends with ``state_type_id``."""
 
 
 class Version(Structure):
@@ -59,7 +59,7 @@ class Version(Structure):
 
 
 class Metadata(Structure):
-    """XLA_FFI_Metadata; ``state_type`` is there from API 0.2 on."""
+    """XLA_FFI_Metadata; ``state_type`` exists since API 0.2."""
 
     _fields_ = (
         ("struct_size", c_size_t),
@@ -70,7 +70,7 @@ class Metadata(Structure):
 
 
 class MetadataExtension(Structure):
-    """XLA_FFI_Extension_Base (XLA_FFI_InternalExtension from API 0.4 on), and what type 1 adds to it."""
+    """XLA_FFI_Extension_Base (since API 0.4: XLA_FFI_InternalExtension), and the field that type 1 adds to it."""
 
     _fields_ = (
         ("struct_size", c_size_t),
@@ -107,7 +107,7 @@ _StreamGet = ctypes.CFUNCTYPE(c_void_p, POINTER(StreamGet))
 
 
 class Api(Structure):
-    """XLA_FFI_Api as far as its fifth function; 192 to 208 bytes in all."""
+    """XLA_FFI_Api up to its fifth function; the whole struct has 192 to 208 bytes."""
 
     _fields_ = (
         ("struct_size", c_size_t),
@@ -123,7 +123,7 @@ class Api(Structure):
 
 
 class CallFrame(Structure):
-    """XLA_FFI_CallFrame as far as its stage; arguments and results are of no interest."""
+    """XLA_FFI_CallFrame up to its stage; the arguments and results behind it are not needed."""
 
     _fields_ = (
         ("struct_size", c_size_t),
@@ -135,15 +135,15 @@ class CallFrame(Structure):
 
 
 Handler = ctypes.CFUNCTYPE(c_void_p, POINTER(CallFrame))
-"""XLA_FFI_Handler: returns an XLA_FFI_Error, or null when all is well."""
+"""XLA_FFI_Handler: returns an XLA_FFI_Error, or null on success."""
 
 
 def handler(run: Callable[[int], None]) -> Any:
-    """A C function that XLA can call, to be kept alive as long as XLA knows it.
+    """A C function that XLA can call. The caller must keep it alive as long as it is registered with XLA.
 
     Args:
-        run: called whenever the program comes by, with the CUstream that the operations before and
-            after it are put on. What it raises becomes the error of the program.
+        run: called each time the program reaches the foreign call, with the CUstream of the operations
+            before and after it. An exception that it raises becomes the error of the program.
     """
 
     def called(frame: Any) -> int | None:
@@ -155,7 +155,7 @@ def handler(run: Callable[[int], None]) -> Any:
         api = call.api.contents
         stream, error = _stream(api, call.context)
         if error:
-            return error  # XLA takes it back, and destroys it
+            return error  # XLA destroys it
         try:
             run(stream)
         except ThenceError as failure:
@@ -182,7 +182,7 @@ def _answers_metadata(call: CallFrame) -> bool:
 
 
 def _stream(api: Api, context: int | None) -> tuple[int, int | None]:
-    """The CUstream of this call, or the error that XLA has made instead."""
+    """The CUstream of this call and null, or 0 and an XLA_FFI_Error."""
     if api.struct_size < ctypes.sizeof(Api):
         return 0, _error(api, f"this version of XLA's FFI is not known ({api.struct_size} bytes)")
     get = StreamGet(ctypes.sizeof(StreamGet), None, context, None)
