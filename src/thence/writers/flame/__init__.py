@@ -1,1 +1,1 @@
-"""Flame graphs as folded stacks and speedscope documents."""
+"""Flame graphs as folded stacks, speedscope documents and SVG images."""

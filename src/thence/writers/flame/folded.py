@@ -1,10 +1,10 @@
-"""Folded stacks: a line ``outer;inner;innermost 1234`` for each stack, as flamegraph.pl and inferno read.
+"""Folded stacks: a line ``outer;inner;innermost 1234`` for each stack, the input of flamegraph.pl and inferno.
 
-The value is whole nanoseconds. What a frame must not hold is replaced:
+The value is whole nanoseconds. Characters that have a meaning in the format are replaced in names:
 
-    ;                      U+FF1B, the full-width semicolon
-    # at the beginning     U+FF03, the full-width number sign: readers take the line for a comment
-    control characters     a space, newlines among them
+    ;                          by U+FF1B, the full-width semicolon
+    # at the start of a line   by U+FF03, the full-width number sign: readers skip such a line as a comment
+    control characters         by a space, newlines included
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def folded_lines(flame: Flame) -> Iterator[str]:
-    """Every line, with its newline; stacks that took no time are left out.
+    """Yields every line with its newline; stacks without self time are left out.
 
-    Very deep stacks are shortened as `Flame.stacks` says, so that a file grows with the number of stacks.
+    `Flame.stacks` shortens very deep stacks, so that the size of a file is proportional to the number of stacks.
     """
     shown = {name: _frame(name) for name in flame.nodes["name"].unique().to_list()}
     for frames, self_ns in flame.stacks():

@@ -16,8 +16,9 @@ def speedscope_document(flame: Flame, exporter: str) -> dict[str, Any]:
     """The file as JSON values.
 
     Args:
-        flame: every frame is written, but for those that `Flame.stacks` leaves out of very deep stacks.
-        exporter: name and version of the program that writes.
+        flame: the flame graph; all its frames are written, except those that `Flame.stacks` omits from very
+            deep stacks.
+        exporter: name and version of the program that writes the file.
     """
     frames: dict[str, int] = {}
     samples, weights = [], []

@@ -1,7 +1,8 @@
-"""A flame graph as an SVG image, for documents and notebooks: no script, no other file.
+"""A flame graph as an SVG image for documents and notebooks, without scripts and other files.
 
 The root is the top row. Every frame has a tooltip with its full name, time, share and count. Frames
-narrower than `_LEAST_WIDTH` and rows below the `_MOST_ROWS` first are not drawn, which a note states.
+narrower than `_LEAST_WIDTH` and rows after the first `_MOST_ROWS` are not drawn; a note states how many
+frames this leaves out.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def flame_svg(flame: Flame) -> str:
-    """The image of a flame graph, 1,200 px wide and as tall as its stacks are deep.
+    """The image of a flame graph, 1,200 px wide; the height grows with the depth of the stacks.
 
     Args:
-        flame: of any size.
+        flame: flame graph of any size.
     """
     frames = _placed(flame)
     rows = int(frames["depth"].max()) + 1  # type: ignore[arg-type] # the root is always there
@@ -100,11 +101,11 @@ def _placed(flame: Flame) -> pl.DataFrame:
 
 
 def _starts(ordered: pl.DataFrame, nodes: int) -> Float64:
-    """Start of each frame in ns from the left: its offset among siblings, and that of all frames around.
+    """Start of each frame in ns from the left: the sum of its offset among siblings and its parent's start.
 
     Args:
-        ordered: by depth; the frames around a frame are in it.
-        nodes: of the whole flame graph.
+        ordered: the frames that are drawn, ordered by depth, with all their parents.
+        nodes: number of nodes of the whole flame graph.
     """
     start = np.zeros(nodes, np.float64)
     node = ordered["node"].to_numpy()
@@ -112,7 +113,7 @@ def _starts(ordered: pl.DataFrame, nodes: int) -> Float64:
     offset = ordered["offset"].to_numpy()
     depth = ordered["depth"].to_numpy()
     edges = np.searchsorted(depth, np.arange(1, depth.max() + 2))
-    for first, last in itertools.pairwise(edges):  # one turn a level
+    for first, last in itertools.pairwise(edges):  # one level at a time
         start[node[first:last]] = start[parent[first:last]] + offset[first:last]
     placed: Float64 = start[node]
     return placed
@@ -128,7 +129,7 @@ def _omitted(flame: Flame, frames: pl.DataFrame) -> Iterator[str]:
 
 
 def _boxes(flame: Flame, frames: pl.DataFrame) -> Iterator[str]:
-    """A group for each frame: its tooltip, its box, and as much of its name as fits."""
+    """Yields a group for each frame: its tooltip, its box, and as much of its name as fits."""
     total = flame.total_ns
     columns = ("depth", "name", "full_name", "kind", "total_ns", "count", "x", "width")
     for depth, name, full_name, kind, ns, count, x, width in frames.select(columns).iter_rows():

@@ -1,1 +1,1 @@
-"""Results for a terminal."""
+"""Writers of results as text, mostly for a terminal."""

@@ -25,7 +25,7 @@ CELLS = ("change", "interval", "calls")
 
 _NAME = 80
 _MOST_SHARE = 10
-"""Multiple of the time before from which on an interval is shown in time units instead of percent."""
+"""An interval that reaches this multiple of the time before is shown in time units instead of percent."""
 _SIGNS = {"slower": "🔺", "faster": "🔻", "new": "🆕", "gone": "🗑", "unknown": "❔", "same": "✓"}
 _SPECIAL = str.maketrans(
     {c: f"\\{c}" for c in "\\`*_{}[]()#+!|~$"}
@@ -34,7 +34,7 @@ _SPECIAL = str.maketrans(
 
 
 def shown_rows(diff: Diff) -> pl.DataFrame:
-    """The rows of a comparison with the columns ``row``, `CELLS` and ``verdict`` formatted for people."""
+    """The rows of a comparison, with the columns ``row``, `CELLS` and ``verdict`` as readable text."""
     cells = [
         (_name(row), _change(row), _interval(row), _calls(row), _verdict(row))
         for row in diff.rows.iter_rows(named=True)
@@ -79,12 +79,14 @@ def _verdict(row: Mapping[str, Any]) -> str:
 
 
 def markdown(diff: Diff, gates: Sequence[Gate] = (), top: int | None = None) -> str:
-    """A comparison for the comment of a pull request: names are escaped, nothing in them is a link or HTML.
+    """A comparison as Markdown for a comment on a pull request.
+
+    Names are escaped, so that nothing in them is a link or HTML.
 
     Args:
-        diff: to be shown.
-        gates: that were judged.
-        top: rows to show at most; None for all.
+        diff: the comparison.
+        gates: the evaluated gates.
+        top: most rows to show; None for all.
     """
     first, *others = diff.explanation
     lines = [f"### {_escaped(first)}", ""]
@@ -144,5 +146,5 @@ _WHOLE = ("busy", "idle", "communication")
 
 
 def _escaped(text: str) -> str:
-    """Text in which nothing is Markdown, HTML or a mention."""
+    """The text, escaped so that nothing in it is Markdown, HTML or a mention."""
     return printable(text).translate(_SPECIAL)

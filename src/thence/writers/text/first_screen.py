@@ -22,12 +22,12 @@ __all__ = ["first_screen", "next_line", "why_next"]
 
 
 def first_screen(glance: Glance, top: int, width: int) -> RenderableType:
-    """What ``thence report`` shows above the suggested command.
+    """The part of the output of ``thence report`` above the suggested command.
 
     Args:
-        glance: to be shown.
-        top: how many rows at most.
-        width: columns of the terminal.
+        glance: the overview to show.
+        top: most rows of the table.
+        width: width of the terminal in characters.
     """
     summary = glance.summary
     return Group(
@@ -45,11 +45,11 @@ def first_screen(glance: Glance, top: int, width: int) -> RenderableType:
 
 
 def next_line(glance: Glance, inputs: str) -> Text:
-    """The command that is suggested next.
+    """The line with the suggested next command.
 
     Args:
-        glance: the overview that it follows from.
-        inputs: as they are written on a command line.
+        glance: the overview that determines the suggestion.
+        inputs: the inputs as they are written on a command line.
     """
     step = glance.next_step
     command = printable(" ".join(("thence", step.verb, inputs, *step.options)))
@@ -57,7 +57,7 @@ def next_line(glance: Glance, inputs: str) -> Text:
 
 
 def why_next(glance: Glance) -> RenderableType:
-    """The reason for that command, printed below it."""
+    """The reason for the suggested command, printed below it."""
     return Padding(Text(glance.next_step.why, "dim"), (0, 0, 0, 6), expand=False)
 
 

@@ -22,28 +22,29 @@ if TYPE_CHECKING:
 __all__ = ["cells_of", "fits", "frame_table", "not_shown"]
 
 _TEXT_WIDTH = 40
-"""Most columns that a text takes; longer ones continue on the next line."""
+"""Width in characters up to which a text column grows; longer texts continue on the next line."""
 
 _LEAST_TEXT = 20
-"""Columns that a text has at least; rather than that texts become narrower, the last column is left out."""
+"""Least width of a text column in characters. If texts would have to be narrower, the last column is left out."""
 
 _MOST_LINES = 3
-"""Most lines of a text that is wider than its column."""
+"""Most lines of a text that is wider than its column; longer texts are shortened."""
 
 _GAP = 2
-"""Columns between two columns of a table."""
+"""Spaces between two columns of a table."""
 
 
 def frame_table(
     frame: pl.DataFrame, headings: Mapping[str, str], width: int, ranked: Sequence[str] = ()
 ) -> RenderableType:
-    """One line per row; numbers to the right, times, sizes and shares in readable units.
+    """A table with one line per row; numbers are right-aligned; times, sizes and shares have readable units.
 
     Args:
-        frame: the names of its columns say their units: `thence.units.format_cell`.
+        frame: the table; the names of its columns determine the units: `thence.units.format_cell`.
         headings: the columns that may be shown, in that order, with their headings.
-        width: columns of the terminal; what does not fit is left out and named below.
-        ranked: columns that are shown before others, the most important first; the others follow in their order.
+        width: width of the terminal in characters; columns that do not fit are left out and named below.
+        ranked: columns that get room before the others, the most important first; the others follow in
+            the order of ``headings``.
     """
     by_rank = [*ranked, *(column for column in headings if column not in ranked)]
     cells = {column: cells_of(frame, column) for column in headings}
@@ -71,14 +72,14 @@ def _widths(
 ) -> dict[str, int]:
     """The columns that are shown, with the width of each.
 
-    Numbers are shown whole or not at all. Where texts alone are too wide, the widest become narrower; where that is
-    not enough, columns are left out from the end.
+    Columns of numbers keep their full width or are left out. If the columns are too wide, the widest text
+    columns are made narrower; if that is not enough, the last columns are left out.
 
     Args:
         needed: width of the longest value of each column, the most important column first.
         numeric: columns of numbers.
         headings: width of each heading.
-        width: of the terminal.
+        width: width of the terminal.
     """
     if sum(columns + _GAP for columns in needed.values()) <= width:
         return dict(needed)
@@ -99,7 +100,7 @@ def _widths(
 
 
 def _narrowed(wanted: Mapping[str, int], numeric: set[str], width: int) -> dict[str, int]:
-    """The widest texts become narrower, down to `_LEAST_TEXT`, until all columns fit."""
+    """Makes the widest text columns narrower, down to `_LEAST_TEXT`, until all columns fit."""
     widths = dict(wanted)
     texts = [column for column in widths if column not in numeric]
     while texts and _total(widths) > width:
@@ -120,7 +121,7 @@ def cells_of(frame: pl.DataFrame, column: str) -> list[str]:
 
 
 def fits(frame: pl.DataFrame, width: int) -> bool:
-    """Whether every column of a frame has room in a table, texts folded."""
+    """Whether all columns of a frame fit into a table when long texts are folded."""
     needed = (
         (max(map(len, [column, *cells_of(frame, column)])), frame.schema[column].is_numeric())
         for column in frame.columns

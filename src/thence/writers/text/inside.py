@@ -29,7 +29,7 @@ HEADINGS = {
 
 
 def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
-    """The line above the table of ranges, about the launch, and the line below it, about its spread over SMs."""
+    """The line about the launch above the table of ranges, and the line about the SMs below it."""
     kernel = f"{summary.kernel}: " if summary.kernel else ""
     head = (
         f"{path}: {kernel}{format_count(summary.traces)} traces of {format_count(summary.blocks)}"

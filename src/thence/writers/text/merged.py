@@ -1,4 +1,4 @@
-"""Sentences that say the same of several inputs or ranks, as one."""
+"""Merges sentences that are the same for several inputs or ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["merged"]
 def merged(texts: Iterable[str]) -> list[str]:
     """The texts in their order, each once; ``A: text`` and ``B: text`` become ``A, B: text``.
 
-    Of more than three such names the first two are given, and how many there are besides. Files (``--format json``)
-    hold every text.
+    If there are more than three names, the first two are given, and the number of the others. Only output for
+    people is merged; ``--format json`` has every text.
     """
     names: dict[tuple[str, str], list[str]] = {}
     for text in dict.fromkeys(texts):

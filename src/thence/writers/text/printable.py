@@ -1,4 +1,4 @@
-"""Text of a trace as it may go to a terminal."""
+"""Makes text from a trace safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 __all__ = ["printable", "printable_lines"]
 
-# The last two ranges turn the order of what follows around, so that a name could pose as another.
+# The last two ranges are bidirectional controls: they reorder the text after them, so that one name could
+# look like another.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _BUT_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -17,5 +18,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, of text that has lines: line feeds stay, and tabs."""
+    """Like `printable`, for text with several lines: keeps line feeds and tabs."""
     return _BUT_LINES.sub("\ufffd", text)

@@ -1,4 +1,4 @@
-"""The late ranks of a job as text: a sentence per straggler, and a line per cause with its places."""
+"""The late ranks of a job as text: a sentence for each straggler, and a line with places for each cause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEANINGS = {
     "transfer": "transfers of other groups",
     "unknown": "unknown",
 }
-"""Causes that are not causes of idle time, as people read them; those are ``idle: <cause>``."""
+"""Readable names of causes, except the causes of idle time, which are shown as ``idle: <cause>``."""
 
 GROUPS = {
     "kind": "group",
@@ -58,7 +58,10 @@ LINKS = {
 
 
 def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
-    """Rows of the stragglers with a sentence each; without stragglers, of the device that caused the most waiting."""
+    """The row of each straggler, with a sentence about it.
+
+    If there is no straggler, the row of the device that caused the most waiting.
+    """
     for why in job.reasons:
         row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(
             0, named=True
@@ -67,7 +70,7 @@ def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _step_since(job: Job, since: str | None) -> float:
-    """Median duration of the steps in ns, of those since the rank is late: its lateness makes them longer."""
+    """Median duration in ns of the steps since the rank became late, because its lateness makes steps longer."""
     if since not in job.keys:
         return job.step_ns
     late = job.cells.filter(pl.col("key").is_in(job.keys[job.keys.index(since) :]))
@@ -91,14 +94,14 @@ def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
 
 
 def reason_rows(why: Reasons) -> pl.DataFrame:
-    """One row per cause: cause, per_step_ns, share, where (the places with most of it, the most precise first)."""
+    """One row per cause: cause, per_step_ns, share, where (places with the largest part, the most precise first)."""
     rows = why.rows.with_columns(per_step_ns=pl.col("total_ns") / max(why.steps, 1))
     causes = rows.filter(pl.col("by") == "cause")
     lines = []
     columns = ("cause", "per_step_ns", "share", "detail")
     for cause, per_step, share, detail in causes.select(columns).iter_rows():
         places = rows.filter(pl.col("cause") == cause, pl.col("by") != "cause")
-        if (places["by"] == "line").any():  # which the call only repeats
+        if (places["by"] == "line").any():  # a line makes the name of its call redundant
             places = places.filter(pl.col("by") != "call")
         where = [_place(by, name) for by, name in places.select("by", "name").iter_rows()]
         text = "; ".join(text for text in (detail, *where) if text)
@@ -113,7 +116,7 @@ def reason_rows(why: Reasons) -> pl.DataFrame:
 
 
 def cause_name(cause: str) -> str:
-    """A cause as people read it."""
+    """The readable name of a cause."""
     return MEANINGS.get(cause, f"idle: {cause}")
 
 

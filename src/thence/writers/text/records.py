@@ -1,4 +1,4 @@
-"""SQL on the terminal: columns of the tables, and rows as lists of values where a table is too wide."""
+"""Text for SQL on the terminal: columns of the tables, and result rows as lists if a table is too wide."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["columns_of", "records"]
 
 
 def records(frame: pl.DataFrame) -> RenderableType:
-    """One line for each column of each row; long texts continue below.
+    """The rows as lists, with one line for each column; long texts continue on the next line.
 
     Args:
-        frame: units are told from the names of its columns, as `thence.writers.text.frame_table` does.
+        frame: the rows; the names of the columns determine the units, as in `thence.writers.text.frame_table`.
     """
     columns = {name: cells_of(frame, name) for name in frame.columns}
     parts: list[RenderableType] = []

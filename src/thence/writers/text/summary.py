@@ -130,7 +130,7 @@ def _plural(count: int, word: str) -> str:
 
 
 def row_table(summary: Summary, top: int, width: int) -> RenderableType:
-    """GPU time by the kind of place of the summary, and a line for the rows that are not shown."""
+    """The table of GPU time by the summary's kind of place, with a line about the rows that are not shown."""
     shown = _shown_columns(summary, width)
     used = sum(columns + 2 for columns in shown.values())
     name_width, beside = _widths(summary, top, width - used - 2)
@@ -153,7 +153,7 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
             "share": format_share(row["total_ns"], summary.sum_ns),
             "": Text(_bar(row["share"] / largest), "cyan"),
         }
-        # Why there is no place is a sentence, and is shown whole.
+        # A row without a place has a reason for its name, a sentence that is not shortened.
         name = (
             Text(printable(row["short_name"]), "dim italic")
             if row["reason"]
@@ -180,14 +180,14 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
 
 
 def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]:
-    """The width of the names, and of the op_names beside them where rows have some and there is room.
+    """The width of the names, and of the column of op_names if rows have op_names and there is room.
 
-    Names of what is kept apart or has no place are long: they fold where an op_name needs the room.
+    The names of rows that are not attributed to a place are long: they are folded if op_names need the room.
 
     Args:
-        summary: to be shown.
-        top: how many rows.
-        room: columns for both.
+        summary: the summary to show.
+        top: number of rows.
+        room: width for both columns in characters.
     """
     rows = summary.rows.head(top)
     idle = [] if summary.idle_inside_ns is None else [IDLE_INSIDE]
@@ -210,7 +210,7 @@ def _title(summary: Summary) -> str:
 
 
 def _shown_columns(summary: Summary, width: int) -> dict[str, int]:
-    """Columns beside the name, with their widths: as many as leave room for the name."""
+    """The columns next to the name, with their widths; a narrow terminal has fewer, to leave room for the name."""
     by_place = summary.by not in (*_OF_ACTIVITIES, "phase")
     backward = by_place and bool(summary.rows["backward_ns"].max())
     wide = width >= _WIDE
@@ -230,7 +230,7 @@ def _bar(fraction: float) -> str:
 
 
 def flowed(parts: Iterable[str], width: int) -> str:
-    """Parts with commas between them, in lines of at most ``width`` characters that break between parts alone."""
+    """The parts joined with commas, in lines of at most ``width`` characters; lines break only between parts."""
     lines = [""]
     for part in parts:
         if lines[-1] and len(lines[-1]) + len(part) + 3 > width:
@@ -245,8 +245,8 @@ def attribution_table(summary: Summary, width: int) -> RenderableType:
     """The attributed share of the GPU time by kind, and each reason for unattributed time once.
 
     Args:
-        summary: to be shown.
-        width: columns of the terminal.
+        summary: the summary to show.
+        width: width of the terminal in characters.
     """
     recorded = " of the work that was recorded" if summary.soundness.work_missing else ""
     shares = [
