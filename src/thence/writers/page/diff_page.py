@@ -1,6 +1,6 @@
-"""A comparison as one HTML page that needs nothing else: no server, no network, no script.
+"""A comparison as one self-contained HTML page: it needs no server, no network and no script.
 
-Names come from traces and may hold anything; on the page all of them are escaped text.
+Names come from traces and may contain any characters; on the page all names are escaped text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["diff_html"]
 
 _MOST_ROWS = 300
-"""Rows of one kind; the largest differences come first."""
+"""Most rows of one kind; the largest differences come first."""
 _TITLES = {"busy": "Whole step", "idle": "Whole step", "communication": "Whole step"}
 
 
@@ -36,8 +36,8 @@ def diff_html(diff: Diff, gates: Sequence[Gate] = ()) -> str:
     """The page of a comparison.
 
     Args:
-        diff: to be shown.
-        gates: that were judged.
+        diff: the comparison.
+        gates: the evaluated gates.
     """
     first, *others = diff.explanation
     refused = [f"Not comparable ({r.code}), compared anyway: {r.text}" for r in diff.refusals]
@@ -129,7 +129,7 @@ def _row(row: Mapping[str, Any], longest: float, widest: float) -> str:
 
 
 def _whisker(row: Mapping[str, Any], widest: float) -> str:
-    """The interval as a line, zero in the middle."""
+    """The interval as a line in an SVG with zero in the middle."""
     if row["low_ns"] is None:
         return ""
 

@@ -1,4 +1,4 @@
-"""Axes of a figure as SVG: where a value is, and which ticks there are."""
+"""Axes of a figure as SVG: positions of values, and ticks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TICKS = 6
 _DECADE = 10
 _FEW_DECADES = 2.5
 _MARGIN = 0.05
-"""Part of the range that is left free beside the values where the figure names no range."""
+"""Fraction of the range that is left free at each end if the figure does not set a range."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,11 @@ class Axis:
 
     Attributes:
         kind: category, linear or log.
-        low, high: values at both ends (of logarithms where it is one); of categories the edges of the first and last.
+        low, high: values at both ends; on a log axis their logarithms to base 10; on a category axis indices, where
+            -0.5 is the edge of the first category.
         begin, end: pixels at both ends.
-        names: of categories, in order.
-        title: of the axis.
+        names: names of the categories, in order.
+        title: title of the axis.
     """
 
     kind: str
@@ -42,7 +43,7 @@ class Axis:
     _places: Mapping[Any, int] = field(default_factory=dict)
 
     def at(self, value: Any) -> float:
-        """The pixel of a value; of a category that of its middle."""
+        """The pixel of a value, or of the middle of a category."""
         number = self._places[value] if self.kind == "category" else value
         if self.kind == "log":
             number = math.log10(number)
@@ -56,7 +57,7 @@ class Axis:
         return abs(self.end - self.begin) / max(len(self.names), 1)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Pixels with labels."""
+        """Pixel and label of each tick."""
         if self.kind == "category":
             return [(self.at(name), str(name)) for name in self.names]
         if self.kind == "log":
@@ -79,9 +80,9 @@ def axis_of(layout: Mapping[str, Any], values: Iterable[Any], pixels: tuple[floa
     """An axis for values.
 
     Args:
-        layout: of the axis, as Plotly has it.
-        values: all that are shown on it; None and what a logarithm cannot show are left out.
-        pixels: where it begins and ends.
+        layout: Plotly's layout of the axis.
+        values: all values on the axis; None, and on a log axis values that are not positive, are ignored.
+        pixels: pixels where the axis begins and ends.
     """
     begin, end = pixels
     title = (layout.get("title") or {}).get("text") or ""
@@ -114,7 +115,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _round_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is not below."""
+    """The smallest number not below ``least`` that is 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
     return next(
         factor * power for factor in (1, 2, 5, _DECADE) if factor * power >= least * (1 - 1e-9)

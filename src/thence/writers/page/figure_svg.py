@@ -1,7 +1,7 @@
-"""A Plotly figure of ours as SVG: the static picture that notebooks keep beside the live one.
+"""Draws a Plotly figure of thence as SVG: the static picture that notebooks store next to the interactive figure.
 
-GitHub, nbconvert and mail show it; Plotly's own way to pictures (kaleido) needs a browser. Drawn are the kinds of
-traces that our figures consist of: bars, points and lines, boxes, heat maps, icicles.
+GitHub, nbconvert and mail show this picture. Plotly's own export (kaleido) needs a browser. This module draws only
+the kinds of traces that thence's figures have: bars, points and lines, boxes, heat maps, icicles.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["figure_svg"]
 
 _WIDTH = 800
 _HEIGHT = 380
-_CHARACTER = 6.4  # px of a letter of 12 px, on average
-_LONGEST_LABEL = 46  # letters of a category beside its axis
+_CHARACTER = 6.4  # average width in px of a letter at font size 12
+_LONGEST_LABEL = 46  # most letters of a category's label
 _TOP, _BOTTOM, _RIGHT, _LEFT = 34, 46, 16, 64
 _INK, _GRID = "#56606b", "#d9dee3"
-_LEAST_WITH_TEXT = 5  # letters that must fit into a frame for it to have a name
+_LEAST_WITH_TEXT = 5  # a frame shows its name if at least this many letters fit
 _TAG = re.compile(r"<[^>]*>")
 _COLOUR = re.compile(r"rgba?\(([^)]*)\)")
 _FRAME_ROW = 20
@@ -38,10 +38,10 @@ Trace = dict[str, Any]
 
 
 def figure_svg(figure: go.Figure) -> str:
-    """The figure as an SVG document; texts are escaped, and nothing is loaded.
+    """The figure as an SVG document; texts are escaped, and the document loads nothing from elsewhere.
 
     Raises:
-        KeyError: it holds a kind of trace that is not drawn.
+        KeyError: the figure has a kind of trace that this module cannot draw.
     """
     document = figure.to_plotly_json()
     traces = [trace for trace in document["data"] if trace.get("visible") is not False]
@@ -60,7 +60,7 @@ def figure_svg(figure: go.Figure) -> str:
 
 
 def _plain(text: Any) -> str:
-    """A text of a figure, which is simple HTML, as text of the SVG."""
+    """Converts a text of a figure, which is simple HTML, to escaped text for the SVG."""
     return html.escape(printable(html.unescape(_TAG.sub(" ", str(text)))))
 
 
@@ -82,7 +82,7 @@ def _box(x: float, y: float, width: float, height: float, colour: str, title: st
 
 
 def _fill(colour: str) -> str:
-    """A colour of Plotly as SVG attributes, which have opacity apart."""
+    """A colour of Plotly as SVG attributes; SVG has a separate attribute for the opacity."""
     if match := _COLOUR.fullmatch(colour.strip()):
         red, green, blue, *alpha = (float(part) for part in match[1].split(","))
         opacity = f' fill-opacity="{alpha[0]:.2f}"' if alpha else ""
@@ -97,7 +97,7 @@ def _colour(trace: Trace, number: int) -> str:
 
 
 def _legend(traces: Sequence[Trace], layout: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the traces in a row above the plot, where there is more than one."""
+    """Names of the traces in a row above the plot, if there is more than one."""
     named = {
         str(trace["name"]): _colour(trace, number)
         for number, trace in enumerate(traces)
@@ -113,7 +113,7 @@ def _legend(traces: Sequence[Trace], layout: Mapping[str, Any]) -> Iterator[str]
 
 
 def _plotted(traces: Sequence[Trace], layout: Mapping[str, Any], height: int) -> Iterator[str]:
-    """Axes, and what is drawn on them."""
+    """Axes and traces."""
     across, down = _axes(traces, layout, height)
     yield from _grid(across, down)
     stacked = layout.get("barmode") == "stack"
@@ -147,7 +147,7 @@ def _values(trace: Trace, axis: str) -> list[Any]:
 def _extent(
     trace: Trace, axis: str, traces: Sequence[Trace], layout: Mapping[str, Any]
 ) -> list[Any]:
-    """Values that an axis must show of a trace: of bars their ends, stacked ones put together."""
+    """Values of a trace that an axis must cover: for bars their ends, for stacked bars the ends of the stacks."""
     if trace["type"] == "box" and axis == "y":
         return [trace["lowerfence"][0], trace["upperfence"][0]]
     if trace["type"] == "heatmap" and axis == "x":
@@ -178,8 +178,8 @@ def _bars(trace: Trace) -> list[tuple[Any, float]]:
 
 
 def _grid(across: Axis, down: Axis) -> Iterator[str]:
-    """Lines at the ticks of numbers, labels of all, titles."""
-    free = 0.0  # where the label before ends
+    """Grid lines at the ticks of numeric axes, labels at all ticks, and titles of the axes."""
+    free = 0.0  # where the previous label ends
     for x, label in across.ticks():
         if across.kind != "category":
             yield f'<path d="M{x:.1f} {_TOP}V{down.begin}" stroke="{_GRID}"/>'
@@ -252,7 +252,7 @@ def _quartiles(trace: Trace, axes: tuple[Axis, Axis], colour: str, _reached: Any
 
 
 def _heatmap(trace: Trace, axes: tuple[Axis, Axis], _colour: str, _reached: Any) -> Iterator[str]:
-    """Rows of coloured cells; neighbours of one colour are one."""
+    """Rows of coloured cells; neighbouring cells of the same colour are drawn as one rectangle."""
     across, down = axes
     thick = down.step - float(trace.get("ygap") or 0)
     low, high = trace.get("zmin", 0), trace.get("zmax", 1)
@@ -275,7 +275,7 @@ def _heatmap(trace: Trace, axes: tuple[Axis, Axis], _colour: str, _reached: Any)
 
 
 def _scaled(scale: Sequence[Sequence[Any]], share: float) -> str:
-    """The colour of a share of the scale, in tenths of the way between two of its colours."""
+    """The colour at ``share`` of the scale, interpolated in steps of a tenth between two of its colours."""
     for (low, first), (high, last) in pairwise(scale):
         if low <= share <= high and high > low:
             part = round(10 * (share - low) / (high - low)) / 10
@@ -291,7 +291,7 @@ def _channels(colour: str) -> list[float]:
 
 
 def _icicle(trace: Trace) -> tuple[list[str], int]:
-    """Frames below the frame that holds them, as wide as their part of it; and the height."""
+    """The frames, each below its parent and as wide as its fraction of the parent, and the height in px."""
     children: dict[str, list[int]] = defaultdict(list)
     for number, parent in enumerate(trace["parents"]):
         children[parent].append(number)

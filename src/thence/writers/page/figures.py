@@ -1,7 +1,7 @@
 """Helpers that all figures share: colours, axes, and escaping of texts from a trace.
 
-Plotly is imported when a figure is made. Plotly shows texts as simple HTML, so every text of a trace is
-escaped by `shown`; none is ever part of a template.
+Plotly is imported lazily, when a figure is made. Plotly interprets texts as simple HTML, so `shown` escapes every
+text of a trace; texts of a trace are never part of a hover template.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PALETTE", "ROW_PX", "distinct", "new_figure", "shown", "stream_name"
 PALETTE = (
     "#4878a8", "#d9833f", "#58a08a", "#b0697f", "#8a7fb5", "#c2a545", "#7d8a97", "#6fa8c9",
 )  # fmt: skip
-"""Colours that keep their contrast on light and dark ground."""
+"""Colours with enough contrast on light and dark backgrounds."""
 ROW_PX = 22
 """Height of a horizontal bar with its gap."""
 
@@ -39,12 +39,12 @@ def shown(text: str, width: int = _NAME) -> str:
 
 
 def stream_name(rank: int, device: int, stream: int | None) -> str:
-    """A stream as text; None where the trace does not say which it is."""
+    """The name of a stream; ``stream`` is None if the trace does not record streams."""
     return f"rank {rank} GPU {device}: " + ("all streams" if stream is None else f"stream {stream}")
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """Escaped names that fit beside an axis, different where the names are: equal ones would share a bar."""
+    """Escaped names, clipped for the labels of an axis, each different, because equal labels would share a bar."""
     taken: dict[str, int] = {}
     result = []
     for name in names:
@@ -55,7 +55,7 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def new_figure(**layout: Any) -> go.Figure:
-    """An empty figure in the style of all others.
+    """An empty figure in the common style.
 
     Raises:
         MissingRequirement: Plotly is not installed.

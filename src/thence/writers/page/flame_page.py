@@ -1,7 +1,7 @@
-"""A flame graph as one HTML page that needs nothing else: no server, no network, no other file.
+"""A flame graph as one self-contained HTML page: it needs no server, no network and no other file.
 
-Names come from traces and may hold anything. They are in the page as JSON in which every character
-that could end the script element is escaped, and the page shows them as text alone.
+Names come from traces and may contain any characters. They are in the page as JSON in which every character
+that could end the script element is escaped, and the script shows them only as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_NODES", "flame_html"]
 
 MOST_NODES = 20_000
-"""Frames of a page; smaller ones are put together, which the page says."""
+"""Most frames of a page; smaller frames are merged, which a note on the page states."""
 
 _LONGEST_FULL_NAME = 2000
 
@@ -31,7 +31,7 @@ def flame_html(flame: Flame) -> str:
     """The page of a flame graph.
 
     Args:
-        flame: with any number of frames; the largest `MOST_NODES` are shown apart.
+        flame: flame graph with any number of frames; of more than `MOST_NODES`, the smallest are merged.
     """
     shown = flame.largest(MOST_NODES)
     inputs = ", ".join(printable(name) for name in flame.meta.inputs)

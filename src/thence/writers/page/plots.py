@@ -54,7 +54,7 @@ _GROUP_COLOURS = {
 
 
 def by_figure(summary: Summary, top: int = 15) -> go.Figure:
-    """The largest rows of a summary as bars; the rest as one."""
+    """The largest rows of a summary as bars, and one bar for all other rows."""
     rows = summary.rows.head(top)
     names = distinct(rows["short_name"])
     texts = [f"{format_ns(ns)}  {format_share(ns, summary.sum_ns)}" for ns in rows["total_ns"]]
@@ -93,7 +93,7 @@ def by_figure(summary: Summary, top: int = 15) -> go.Figure:
 
 
 def flame_figure(flame: Flame) -> go.Figure:
-    """A flame graph as icicles; a click on a frame zooms. The smallest frames are put together."""
+    """A flame graph as icicles; a click on a frame zooms. The smallest frames are merged."""
     nodes = flame.largest(_MOST_FRAMES).nodes
     whole = max(flame.total_ns, 1)
     figure = new_figure(height=420)
@@ -114,7 +114,7 @@ def flame_figure(flame: Flame) -> go.Figure:
 
 
 def bandwidth_says(collectives: Collectives) -> str:
-    """What the dots and lines of `bandwidth_figure` stand for, one sentence."""
+    """One sentence that explains the dots and lines of `bandwidth_figure`."""
     if _transfers_known(collectives):
         return "Bus bandwidth: a dot is the transfer of one collective, a line goes through the medians of the dots."
     return (
@@ -128,9 +128,10 @@ def _transfers_known(collectives: Collectives) -> bool:
 
 
 def bandwidth_figure(collectives: Collectives) -> go.Figure:
-    """Bus bandwidth against message size: dots of transfers and lines through their medians.
+    """Bus bandwidth against message size: a dot for each transfer, and lines through the medians.
 
-    Where no transfer is known, dots are whole kernels and lines go through their means; the axis says so.
+    If no transfer is known, the dots are whole kernels and the lines go through their means. The title of
+    the axis states which it is.
     """
     transfers = _transfers_known(collectives)
     column, middle = (
@@ -196,7 +197,7 @@ def waits_figure(collectives: Collectives) -> go.Figure:
 
 
 def stragglers_figure(collectives: Collectives) -> go.Figure:
-    """Which device the others waited for: the wait it caused by starting last."""
+    """For each device, the wait of the others that it caused by starting last."""
     rows = collectives.stragglers.head(_MOST_BARS)
     figure = new_figure(height=380)
     figure.add_bar(
@@ -257,7 +258,7 @@ def compile_figure(compilation: Compilation) -> go.Figure:
 
 
 def programs_figure(programs: Programs) -> go.Figure:
-    """Span of the large programs, busy and idle, and the idle time before their executions; the rest as one."""
+    """Busy and idle time of each large program, and the idle time before its executions; one bar for the rest."""
     shown_rows = min(programs.large, _MOST_BARS)
     rows, rest = programs.programs.head(shown_rows), programs.programs.slice(shown_rows)
     names = distinct(rows["name"])

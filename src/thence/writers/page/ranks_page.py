@@ -1,7 +1,8 @@
-"""A job as one HTML page: a heat map of ranks and steps, and the ranks below it, folded but for two.
+"""A job as one HTML page: a heat map of ranks and steps, and a list of the ranks, of which two are unfolded.
 
-The page needs nothing else: no server, no network. Figures are in it as arrays of 32-bit floats, and texts as JSON
-in which every character that could end the script element is escaped; they are shown as text alone.
+The page is self-contained: it needs no server and no network. It holds figures as base64 arrays of 32-bit floats,
+and texts as JSON in which every character that could end the script element is escaped. The script shows the texts
+only as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CELLS", "ranks_html"]
 
 MOST_CELLS = 1_500_000
-"""Cells of the heat map; of more, several steps in a row are one column, which the page says."""
+"""Most cells of the heat map. With more, a column is the mean of several consecutive steps, which a note states."""
 
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 _MAPS = ("wait_ns", "compute_ns", "step_ns", "caused_ns")
@@ -43,9 +44,9 @@ def ranks_html(job: Job, inputs: Sequence[str], notes: Sequence[str]) -> str:
     """The page of a job.
 
     Args:
-        job: to be shown.
-        inputs: what was read.
-        notes: sentences below.
+        job: the job to show.
+        inputs: names of the inputs.
+        notes: sentences to list on the page.
     """
     shown = ", ".join(printable(name) for name in inputs[:4]) + (", ..." if len(inputs) > 4 else "")
     text = json.dumps(_data(job, shown, notes), separators=(",", ":"))
@@ -87,7 +88,7 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
 
 
 def _counted(job: Job, columns: npt.NDArray[np.int64], count: int) -> list[bool]:
-    """Whether the figures count a step of each column."""
+    """For each column, whether it has a step that the figures include (`Job.counted`)."""
     counted = set(job.counted)
     counts = np.array([key in counted for key in job.keys], np.bool_)
     shown = np.bincount(columns[counts], minlength=count) > 0
@@ -114,7 +115,10 @@ def _reasons(job: Job) -> list[dict[str, Any]]:
 def _maps(
     job: Job, columns: npt.NDArray[np.int64], count: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Of each figure the mean by device (in the order of `Job.ranks`) and column; NaN where there is none."""
+    """For each map the mean of each device and column, flat, devices in the order of `Job.ranks`.
+
+    NaN in cells without a step.
+    """
     places = job.ranks.select("rank", "device", at=pl.int_range(pl.len()))
     steps = pl.DataFrame(
         {"key": list(job.keys), "column": columns}, schema={"key": pl.String, "column": pl.Int64}
@@ -134,7 +138,7 @@ def _maps(
 
 
 def _packed(values: npt.NDArray[Any]) -> str:
-    """32-bit floats, the lowest byte first, as base64."""
+    """The values as little-endian 32-bit floats in base64."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 

@@ -1,8 +1,8 @@
-"""A report as one HTML page that needs nothing else: no server, no network, no other file.
+"""A report as one self-contained HTML page: it needs no server, no network and no other file.
 
-Names come from traces and may hold anything. In the page they are either escaped text, or JSON in which every
-character that could end the script element is escaped, or in the timeline's compressed data; its script shows
-them as text alone.
+Names come from traces and may contain any characters. In the page they are escaped text, or JSON in which every
+character that could end the script element is escaped, or part of the timeline's compressed data. The scripts show
+them only as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def report_html(report: Report) -> str:
     Raises:
         MissingRequirement: Plotly is not installed.
     """
-    new_figure()  # says what to do where Plotly is missing
+    new_figure()  # raises early if Plotly is missing
     timeline, shown = timeline_data(report.timeline)
     report = dataclasses.replace(report, timeline=shown)
     sections = [section(report) for section in SECTIONS]
@@ -58,7 +58,7 @@ def report_html(report: Report) -> str:
 
 
 def _json(sections: Iterable[Section]) -> str:
-    """Figures and tables of all sections."""
+    """Figures and tables of all sections as JSON."""
     from plotly.utils import PlotlyJSONEncoder
 
     data: dict[str, dict[str, Any]] = {"figures": {}, "tables": {}}
@@ -78,7 +78,7 @@ def _inputs(report: Report) -> str:
     return ", ".join(printable(name) for name in report.summary.meta.inputs)
 
 
-# ---- The body: everything that is no table and no figure, as escaped HTML
+# ---- The body: everything except tables and figures, as escaped HTML
 
 
 def _body(report: Report, sections: Iterable[Section]) -> str:
@@ -107,7 +107,7 @@ def _header(report: Report) -> str:
 
 
 def _unsound(report: Report) -> str:
-    """What makes the trace unsound, above all figures; nothing for a sound one."""
+    """The findings that make the trace unsound, shown above all figures; empty for a sound trace."""
     soundness = report.soundness
     if soundness.sound:
         return ""

@@ -1,6 +1,6 @@
-"""The sections of the report, each a function of it; `SECTIONS` is their order on the page.
+"""The sections of the HTML report. `SECTIONS` lists their functions in the order on the page.
 
-A section more is a function more: it returns a `Section` with its HTML, figures and tables.
+To add a section, add a function that takes the report and returns a `Section` with HTML, figures and tables.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_WARNINGS", "SECTIONS"]
 
 MOST_WARNINGS = 50
-"""Warnings that a page lists; it counts the others."""
+"""Most warnings that a page lists; of further warnings it shows only the number."""
 
 
 def _timeline(report: Report) -> Section:
@@ -54,7 +54,10 @@ def _timeline(report: Report) -> Section:
 
 
 def _time(report: Report) -> Section:
-    """The kinds for which any activity has a place; the section on attribution lists the others."""
+    """A tab with GPU time for each kind of place that any activity has.
+
+    The section on attribution also lists the other kinds.
+    """
     divisions = [by for by, s in report.summaries.items() if s.rows["attributed"].any()]
     titles = {by: _tab_title(report.summaries[by]) for by in divisions}
     buttons = "".join(
@@ -78,7 +81,7 @@ def _tab_title(summary: Summary) -> str:
 
 
 def _idle(report: Report) -> Section:
-    """Causes, places, and beside them what is no cause."""
+    """Idle time by cause and by place, idle time after calls that emptied the queue, and waits for late ranks."""
     found = report.idle
     tables = {
         "idle-causes": frame_data(found.causes, IDLE_CAUSE_FIELDS),
@@ -203,7 +206,7 @@ def _spread(report: Report) -> Section:
 
 
 def _missing(name: str, title: str, reason: str, report: Report) -> Section:
-    """A section that says why the trace has nothing to show there."""
+    """A section that gives the reason why the trace has no data for it."""
     return Section(name, title, absent(reason, report.summary.meta.inputs))
 
 
@@ -213,10 +216,10 @@ def _chart_and_table(
     """A section of one figure and one table, which have the section's name.
 
     Args:
-        name: of the section.
-        title: its heading, and what assistive technology calls the table.
-        says: what the figure shows, for those who cannot see it.
-        figure: as `thence.writers.page.plots` draws it.
+        name: name of the section, the figure and the table.
+        title: heading of the section, and accessible name of the table.
+        says: description of the figure for assistive technology.
+        figure: a figure of `thence.writers.page.plots`.
         data: the table, as `thence.writers.page.report_tables.frame_data` returns it.
     """
     html = chart(name, says) + table(name, title)
@@ -224,7 +227,7 @@ def _chart_and_table(
 
 
 def _spread_data(spread: pl.DataFrame) -> dict[str, Any]:
-    """Computations that ran more than once, most time first, with short names."""
+    """The table of computations that ran more than once, with short names, by decreasing total time."""
     repeated = spread.filter(spread["count"] > 1)
     rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(
         MOST_ROWS + 1

@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 MOST_ROWS = 500
-"""Rows of one table; smaller ones are counted."""
+"""Most rows of one table; of further rows only the number is shown."""
 MOST_NAME = 400
-"""Characters of one text."""
+"""Most characters of one text."""
 _OP_NAME = 120
 
 
@@ -47,10 +47,10 @@ class Field:
     """One column of a table.
 
     Attributes:
-        column: of the frame.
+        column: name of the column in the frame.
         title: heading.
-        kind: text, count, ns, share, bytes, gbps or number: how a value is shown.
-        bar: whether a bar shows its size beside it.
+        kind: how a value is shown: text, count, ns, share, bytes, gbps or number.
+        bar: whether a bar next to the value shows its size.
     """
 
     column: str
@@ -155,9 +155,9 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> 
     """A table of the page as JSON values.
 
     Args:
-        frame: in the order in which it is to be shown.
-        fields: its columns that are shown.
-        note: one sentence below it.
+        frame: the rows, in the order in which they are shown.
+        fields: the columns that are shown.
+        note: one sentence below the table.
     """
     shown = frame.head(MOST_ROWS)
     hidden = frame.height - shown.height
@@ -175,7 +175,7 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> 
 
 
 def summary_data(summary: Summary) -> dict[str, Any]:
-    """GPU time by something as a table; the full names of kernels beside their short ones."""
+    """A summary as a table of the page; kernels have their full names in addition to the short names."""
     backward = bool(summary.rows["backward_ns"].max()) and summary.by != "phase"
     fields = (
         Field("short_name", summary.heading, "text"),
@@ -194,7 +194,7 @@ def summary_data(summary: Summary) -> dict[str, Any]:
     if summary.idle_inside_ns is not None:
         notes.append(f"{IDLE_INSIDE}: {format_ns(summary.idle_inside_ns)}")
     rows = summary.rows
-    if "op_name" in rows.columns:  # of what XLA merged it lists every part
+    if "op_name" in rows.columns:  # long for instructions that XLA merged: it lists every part
         names = [name and clip(name, _OP_NAME) for name in rows["op_name"]]
         rows = rows.with_columns(op_name=pl.Series(names, dtype=pl.String))
     data = frame_data(rows, fields, "; ".join(notes))

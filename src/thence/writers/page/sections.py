@@ -1,4 +1,4 @@
-"""What the sections of a page are made of: their HTML, and the figures and tables that their script draws."""
+"""Sections of a page: their HTML, and the data of the figures and tables that the page's script draws."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ class Section:
     """One section of a page.
 
     Attributes:
-        name: its id on the page.
-        title: its heading.
-        html: what is in it; texts of a trace are escaped. `chart` and `table` make the places that the script fills.
-        figures: Plotly figures by the names that `chart` was given.
-        tables: as `thence.writers.page.report_tables.frame_data` returns them, by the names that `table` was given.
+        name: id of the section on the page.
+        title: heading.
+        html: content, in which texts of a trace are escaped. `chart` and `table` return the placeholders that
+            the script fills.
+        figures: Plotly figures by the names that were passed to `chart`.
+        tables: tables from `thence.writers.page.report_tables.frame_data`, by the names that were passed to
+            `table`.
     """
 
     name: str
@@ -42,12 +44,12 @@ class Section:
 
 
 def chart(name: str, says: str, title: str = "") -> str:
-    """The place of a figure.
+    """The placeholder of a figure.
 
     Args:
-        name: of the figure.
-        says: what it shows, for those who cannot see it.
-        title: heading above it.
+        name: name of the figure.
+        says: description for assistive technology.
+        title: heading above the figure.
     """
     heading = f"<h3>{escape(title)}</h3>" if title else ""
     return (
@@ -57,25 +59,25 @@ def chart(name: str, says: str, title: str = "") -> str:
 
 
 def table(name: str, title: str) -> str:
-    """The place of a table; the title is what assistive technology calls it."""
+    """The placeholder of a table; the title is its accessible name."""
     return f'<div class="table" data-table="{name}" data-title="{escape(title)}"></div>'
 
 
 def scrolled(html: str, title: str) -> str:
-    """A table of HTML that scrolls where it has no room."""
+    """An HTML table in an element that scrolls if the table is too wide."""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{html}</div>'
     )
 
 
 def notes(texts: Iterable[str], kind: str = "") -> str:
-    """Sentences below something, as a list."""
+    """Sentences as an HTML list; empty without any."""
     items = "".join(f"<li>{escape(printable(text))}</li>" for text in texts)
     return f'<ul class="{f"notes {kind}".strip()}">{items}</ul>' if items else ""
 
 
 def absent(reason: str, inputs: Sequence[str]) -> str:
-    """Why a section has nothing to show."""
+    """The reason why a section has nothing to show, as a paragraph."""
     sentence = reason.removeprefix(f"{named_inputs(inputs)}: ")
     if sentence.startswith(("holds ", "describes ")):
         sentence = f"The trace {sentence}"

@@ -1,4 +1,4 @@
-"""Pages made of files: a template names the files and the texts that it is filled with."""
+"""Fills page templates: a template has placeholders for other files and for texts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 def filled(name: str, texts: Mapping[str, str]) -> str:
-    """A template with its files and texts in place; what is in a text is never looked at again.
+    """A template with its placeholders replaced. Placeholders within a text or an included file are not replaced.
 
     Args:
-        name: of a file in ``templates``. ``{{file look.css}}`` in it stands for another file there, ``{{title}}``
-            for the text of that name.
-        texts: ready for the place where they go: HTML, or JSON of `as_data`.
+        name: name of a file in ``templates``. In it, ``{{file look.css}}`` is replaced by the file of that name in
+            the same folder, ``{{title}}`` by the text of that name.
+        texts: texts that are safe where they are inserted: HTML, or JSON from `as_data`.
     """
     pieces = []
     for number, piece in enumerate(_PLACE.split(_file(name))):

@@ -1,13 +1,14 @@
-"""A timeline as the page carries it: columns of whole numbers and the texts, deflated, as base64.
+"""Encodes a timeline for the page: columns of integers and the texts, deflated, as base64.
 
 The bytes before deflation are::
 
     4 bytes     little-endian: length of the JSON document
-    JSON        texts, lanes, and a list of the columns: name, rows, bytes of a number
-    columns     one after the other, each as planes: the lowest bytes of all numbers, then the next, and so on
+    JSON        texts, lanes, and a list of the columns: table, name, rows, bytes of a number
+    columns     one after the other, each as planes: the lowest bytes of all numbers, then the next bytes, and so on
 
-A number that may be negative is folded: 0, -1, 1, -2 ... become 0, 1, 2, 3. Columns of starts hold differences.
-A null is 0, and what is there is one more. ``assets/timeline_data.js`` reads this.
+Numbers that may be negative are encoded as unsigned (zigzag): 0, -1, 1, -2 ... become 0, 1, 2, 3. Columns of starts
+hold differences. In columns with nulls, 0 is null, and other values are increased by 1.
+``templates/timeline_data.js`` decodes this format.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["MOST_BYTES", "MOST_ROWS", "timeline_data"]
 
 MOST_ROWS = 1_000_000
-"""Activities, and parts of gaps, that a page has one by one."""
+"""Most rows of activities, and most parts of gaps, in a page; with more, short neighbours are merged."""
 MOST_BYTES = 8_000_000
-"""What a timeline takes of a page."""
+"""Most bytes of a timeline in a page."""
 _FEWEST_ROWS = 1_000
 
 
 def timeline_data(timeline: ActivityTimeline) -> tuple[str, ActivityTimeline]:
-    """The timeline as text, and what it holds: coarser where that would be more than `MOST_BYTES`."""
+    """The encoded timeline, and the timeline that it holds, which is coarser if it would exceed `MOST_BYTES`."""
     rows = MOST_ROWS
     while True:
         shown = timeline.coarser(rows)
@@ -115,7 +116,7 @@ def _or_none(column: pl.Series) -> Int64:
 
 
 def _planes(values: Int64) -> tuple[int, bytes]:
-    """How many bytes each number takes, and the numbers plane by plane."""
+    """Number of bytes of each number, and the numbers plane by plane."""
     largest = int(values.max(initial=0))
     size = (largest.bit_length() + 7) // 8
     split = np.ascontiguousarray(values, "<i8").view(np.uint8).reshape(len(values), 8)
@@ -123,7 +124,7 @@ def _planes(values: Int64) -> tuple[int, bytes]:
 
 
 def _texts(timeline: ActivityTimeline) -> dict[str, Any]:
-    """Everything but the columns."""
+    """The JSON document, without the list of columns."""
     details = timeline.details
     texts: dict[str, int] = {}
 

@@ -28,7 +28,7 @@ CLASS_SCALE = [
     for number, colour in enumerate(CLASS_COLOURS.values())
     for part, alpha in ((0, 0.3), (1, 1))
 ]
-"""Class and busy share as one number: 1.5 is a bin of class 1, busy half of its time."""
+"""Colour scale of class and busy share as one number: 1.5 is a bin of class 1 that is busy half of its time."""
 
 _FIGURE_BINS = 400
 _MOST_SLICES = 1000
@@ -36,7 +36,7 @@ _MS = 1e6
 
 
 def timeline_figure(overview: Overview) -> go.Figure:
-    """Every stream over time: exact slices where there are few, else bins coloured by what ran most."""
+    """Every stream over time: exact slices if there are few, else bins in the colour of the class that ran most."""
     lanes = lane_names(overview)
     figure = timeline_frame(overview)
     if 0 < overview.slices.height <= _MOST_SLICES:
@@ -47,10 +47,10 @@ def timeline_figure(overview: Overview) -> go.Figure:
 
 
 def timeline_frame(overview: Overview) -> go.Figure:
-    """The axes of a timeline, with a legend and nothing drawn."""
+    """The axes and the legend of a timeline, without data."""
     lanes = lane_names(overview)
     figure = new_figure(height=96 + ROW_PX * max(overview.lanes.height, 3))
-    for name in CLASSES:  # a legend of what can be there, whatever is in view
+    for name in CLASSES:  # the legend has all classes, even those that do not occur
         marker = {"color": CLASS_COLOURS[name], "symbol": "square", "size": 10}
         figure.add_scatter(
             x=[None], y=[lanes[0]], mode="markers", name=name, marker=marker, hoverinfo="skip"

@@ -1,4 +1,4 @@
-"""How long collectives waited, as figures: how often, and against the size of their messages."""
+"""Figures of the waits of collectives: a histogram, and the wait against the message size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = (("s", 10**9), ("ms", 10**6), ("us", 10**3))
 
 
 def wait_histogram_figure(collectives: Collectives) -> go.Figure:
-    """How many collectives waited for how long, a bar for each range of waits."""
+    """A histogram of the waits: the number of collectives in each range of waits."""
     rows = wait_histogram(collectives.instances)
     ranges = dict.fromkeys(_range(*row) for row in rows.select("from_ns", "to_ns").rows())
     figure = new_figure(height=380)
@@ -75,7 +75,7 @@ def wait_sizes_figure(collectives: Collectives) -> go.Figure:
 
 
 def _range(first: int, end: int | None) -> str:
-    """A range of waits as text, both ends round."""
+    """A range of waits as text, with both ends in whole units."""
     if end is None:
         return f"from {_round(first)}"
     return f"{_round(first)} to {_round(end)}" if first else f"below {_round(end)}"

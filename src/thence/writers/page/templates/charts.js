@@ -1,7 +1,7 @@
-// Charts: Plotly figures in the page's colours, drawn when they come near the window.
+// Charts: Plotly figures in the page's colours, drawn lazily when they are about to scroll into view.
 
 const CONFIG = {displaylogo: false, responsive: true, modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]]};
-const ZOOMS = ["spread", "bandwidth"];   // elsewhere the buttons would only hide the legend
+const ZOOMS = ["spread", "bandwidth"];   // in other figures the buttons would only hide the legend
 const NARROW_PAGE = 640, SHORT_LABEL = 16;
 
 function chartsOf(figures) {
@@ -12,9 +12,9 @@ function chartsOf(figures) {
   });
   const isBars = (figure) => figure.data.some((trace) => trace.orientation === "h");
 
-  // A narrow screen has room for short names beside bars, and for a legend of several columns. A name is cut in its
-  // middle, because names of one chart often begin alike; the tip has it in full. Names are escaped: an entity is
-  // one character.
+  // A narrow screen has room for short names next to bars, and for a legend of several columns. Names are shortened
+  // in the middle, because names of one chart often begin alike; the tooltip has the full name. Names are escaped, so
+  // an entity counts as one character.
   function cut(name) {
     const characters = name.match(/&[^;]+;|./gu) || [];
     return characters.length > SHORT_LABEL ? [...characters.slice(0, 6), "…", ...characters.slice(7 - SHORT_LABEL)].join("") : name;

@@ -1,4 +1,4 @@
-// A flame graph: its tree, how it is drawn, and zoom, search and filters.
+// A flame graph: its tree, drawing, zoom, search and filters.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -13,7 +13,7 @@ const phaseTime = (what, i) =>
 const nameOf = (i) => data.strings[data.name[i]];
 const kindOf = (i) => data.kinds[data.kind[i]];
 
-// ---- The tree: children in order of their time, idle last. Parents come before children.
+// ---- The tree: children by decreasing time, idle last. The index of a parent is less than those of its children.
 const children = Array.from({length: count}, () => []);
 for (let i = 1; i < count; i++) children[data.parent[i]].push(i);
 const isIdle = (i) => (kindOf(i) === "idle" ? 1 : 0);
@@ -21,7 +21,7 @@ for (const list of children) list.sort((a, b) => isIdle(a) - isIdle(b) || data.t
 
 const on = {};
 for (const what of [...KINDS, ...PHASES]) on[what] = true;
-const value = new Float64Array(count);   // ns shown of each frame
+const value = new Float64Array(count);   // ns of each frame under the current filters
 let matches = new Uint8Array(count), under = new Uint8Array(count), searching = false, onlyMatches = false;
 let zoom = 0, selected = 0, hovered = -1, rows = [];
 
@@ -64,7 +64,7 @@ function fill(i) {
   return colours[kind];
 }
 
-// ---- Drawing: only what is wider than half a pixel and inside the window
+// ---- Drawing: only frames that are wider than half a pixel and inside the window
 const canvas = $("graph"), pen = canvas.getContext("2d"), view = $("view"), {widthOf, fitted} = textFitter(pen);
 function pathTo(i) { const path = []; for (; i >= 0; i = i ? data.parent[i] : -1) path.push(i); return path.reverse(); }
 function depthBelow(i) {
@@ -101,7 +101,7 @@ function draw() {
     if (left >= SMALLEST && children[i].length) dust(at - left, left, row + 1, top);
   }
 }
-function dust(x, w, row, top) {   // frames too thin to draw: that there are some is shown
+function dust(x, w, row, top) {   // a thin bar in place of frames that are too narrow to draw
   pen.fillStyle = colours.smaller;
   pen.fillRect(x, row * ROW - top, w, 3);
 }
@@ -132,7 +132,7 @@ function box(i, x, w, row, top, shown, outer) {
 let waiting = false;
 function refresh() { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; draw(); }); } }
 
-// ---- What is under the pointer
+// ---- The frame under the pointer
 function frameAt(event) {
   const at = canvas.getBoundingClientRect(), x = event.clientX - at.left;
   const row = rows[Math.floor((event.clientY - at.top + view.scrollTop) / ROW)] || [];
@@ -164,7 +164,7 @@ function crumbs() {
   bar.replaceChildren();
   const path = pathTo(zoom), hidden = path.length > OUTER + INNER ? path.length - OUTER - INNER : 0;
   path.forEach((i, depth) => {
-    if (hidden && depth >= OUTER && depth < OUTER + hidden) {   // thousands of buttons would bury the graph
+    if (hidden && depth >= OUTER && depth < OUTER + hidden) {   // thousands of buttons would hide the graph
       if (depth === OUTER) bar.append(element("span", "›"), element("span", `… ${number(hidden)} frames …`));
       return;
     }
@@ -193,12 +193,12 @@ function find() {
   $("only").disabled = !searching;
   weigh();
   if (searching) {
-    // A frame inside a matching frame is part of its time already.
+    // The time of a matching frame includes the matching frames inside it.
     let total = 0, frames = 0, whole = 0;
     for (let i = 0; i < count; i++) { frames += matches[i]; if (matches[i] && !(i && under[data.parent[i]])) total += value[i]; if (!children[i].length) whole += partOf(i); }
     $("matched").textContent = `${number(frames)} frame${frames === 1 ? "" : "s"}, ${time(total)}, ${share(total, whole)}`;
   } else if (text === "") $("matched").textContent = "";
-  while (zoom && !(value[zoom] > 0)) zoom = selected = data.parent[zoom];   // it was filtered away
+  while (zoom && !(value[zoom] > 0)) zoom = selected = data.parent[zoom];   // the frame is hidden by the filters
   while (selected && !(value[selected] > 0)) selected = data.parent[selected];
   crumbs(); arrange(); draw(); tell(selected);
 }
@@ -310,7 +310,7 @@ for (const [what, text] of data.facts) { const item = element("span", what + " "
 for (const note of data.notes) $("notes").append(element("li", note));
 canvas.setAttribute("aria-label", data.title + ": " + number(count) + " frames, " + time(data.total[0]));
 chips();
-// Where the GPU was mostly idle, what it did would be a sliver: that idle time is left out is said.
+// If the GPU was mostly idle, its work would be too narrow to see: leave idle time out at first, and say so.
 let idle = 0;
 for (let i = 1; i < count; i++) if (isIdle(i) && data.parent[i] === 0) idle += data.total[i];
 if (idle > data.total[0] / 2 && idle < data.total[0]) {
@@ -318,6 +318,6 @@ if (idle > data.total[0] / 2 && idle < data.total[0]) {
   $("notes").append(element("li", `The GPU was idle for ${share(idle, data.total[0])} of the time, which is switched off at first: click "idle" to see it.`, "strong"));
 }
 weigh(); crumbs(); tell(0);
-if ((depthBelow(0) + 1) * 26 < view.clientHeight) ROW = 26;   // room for a more generous hand
+if ((depthBelow(0) + 1) * 26 < view.clientHeight) ROW = 26;   // taller rows if there is room
 arrange();
 theme(preference.matches ? "dark" : "light");

@@ -1,10 +1,10 @@
-// The report: what is seen first is drawn first.
+// The report: sections are drawn in the order in which they come into view.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement, charts = chartsOf(data.figures), waiting = new Map();
 let ofTime = null;   // the timeline
 
-// ---- The flame graph is a page of its own in a frame, and takes the theme and the height that it needs from here.
+// ---- The flame graph is a separate page in an iframe. This code sets its theme and height.
 const frame = () => document.querySelector("#flame-place iframe");
 function matchFlame() {
   const page = frame() && frame().contentDocument, button = page && page.getElementById("theme");

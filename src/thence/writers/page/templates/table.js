@@ -1,4 +1,4 @@
-// Tables: search, sort by a click on a heading, 25 rows at a time.
+// Tables: search, sorting by a click on a heading, 25 rows at a time.
 
 const SHOW = {
   text: String,
@@ -15,7 +15,7 @@ function table(place, content, title) {
   const {columns, rows} = content, order = rows.map((_, i) => i);
   let wanted = order, shown = AT_ONCE, sorted = -1, direction = -1;
   const largest = columns.map((column, c) => (column.bar ? Math.max(1e-12, ...rows.map((row) => row[c] || 0)) : 0));
-  // Columns of short words take no room from names.
+  // Columns of short words are only as wide as needed, which leaves room for columns of names.
   const classes = columns.map((column, c) => {
     if (column.kind !== "text") return column.bar ? "bar" : "";
     return rows.every((row) => (row[c] || "").length <= WORD) && c + 1 < columns.length ? "word" : "text";
@@ -81,7 +81,7 @@ function table(place, content, title) {
   const texts = classes.includes("text"), whole = element("table", undefined, texts ? "" : "narrow"), header = element("thead");
   above.append(input, found);
   if (order.length > SEARCHED) place.append(above);
-  scroll.tabIndex = 0;   // wide tables scroll by themselves, with the keyboard too
+  scroll.tabIndex = 0;   // focusable, so that the keyboard can scroll wide tables
   scroll.setAttribute("role", "region");
   scroll.setAttribute("aria-label", `Table: ${title}`);
   header.append(head);
@@ -92,7 +92,7 @@ function table(place, content, title) {
   fill();
 }
 
-// Tabs of a list: arrow keys go from one to the next.
+// Tabs of a list: the arrow keys select the next tab.
 function tabs(list) {
   const buttons = [...list.children], panelOf = (button) => document.getElementById(button.getAttribute("aria-controls"));
   function choose(chosen, focus) {

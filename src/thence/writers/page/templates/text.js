@@ -1,4 +1,5 @@
-// Numbers and names as text, and elements that hold them. Names come from traces: they are only ever text.
+// Formats numbers and names, and makes elements that show them. Names come from traces: they are always set as text,
+// never as HTML.
 
 function scaled(value, steps, smallest) {
   for (const [size, unit] of steps) {
@@ -30,7 +31,7 @@ function element(tag, text, className) {
   return made;
 }
 
-// What a search field asks for: a part of a name, or /a regular expression/; null where that cannot be read.
+// The test of a search: whether a name contains a text, or matches /a regular expression/; null if that is invalid.
 function asked(text) {
   const regex = /^\/(.+)\/$/.exec(text), part = text.toLowerCase();
   if (!regex) return (name) => name.toLowerCase().includes(part);
@@ -46,7 +47,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const isDark = () => document.documentElement.dataset.theme === "dark";
 const FONT = '12px ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif';
 
-// Draws texts on a canvas that are cut to the room that they have.
+// Measures texts for a canvas, and shortens them to a given width.
 function textFitter(pen) {
   const widths = new Map();
   function widthOf(text) {
@@ -60,7 +61,7 @@ function textFitter(pen) {
   function fitted(text, room, fromFile = false) {
     text = clean(text);
     if (widthOf(text) <= room) return text;
-    const cut = fromFile ? text.search(/[^/]*$/) : 0;   // of a long path the file says most
+    const cut = fromFile ? text.search(/[^/]*$/) : 0;   // of a long path, keep the file name
     if (cut > 0) {
       text = text.slice(cut);
       if (widthOf(text) <= room) return text;
@@ -75,7 +76,7 @@ function textFitter(pen) {
   return {widthOf, fitted};
 }
 
-// The pattern that stands for idle time, on the timeline and in flame graphs.
+// The fill pattern of idle time on the timeline and in flame graphs.
 function idlePattern(pen) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
@@ -90,7 +91,7 @@ function idlePattern(pen) {
   return pen.createPattern(tile, "repeat");
 }
 
-// A tip beside the pointer: a name, the name in full, and facts.
+// Shows a tooltip next to the pointer: a name, the full name, and facts.
 function showTip(box, event, name, full, facts) {
   box.replaceChildren(element("div", name.slice(0, 1000), "name"));
   if (full) box.append(element("div", full, "full"));
@@ -103,7 +104,7 @@ function showTip(box, event, name, full, facts) {
   box.style.top = Math.max(4, y + room.height > innerHeight - 6 ? event.clientY - room.height - 10 : y) + "px";
 }
 
-// A canvas as large as the room that it has, with sharp pixels; returns whether it changed its size.
+// Sets the size of a canvas in CSS pixels, scales it to the device's pixels, and clears it.
 function fitCanvas(canvas, width, height) {
   const scale = window.devicePixelRatio || 1, pen = canvas.getContext("2d");
   if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {

@@ -1,4 +1,4 @@
-// The timeline: buttons, search, pointer and keyboard put to its view, its panel and its status line.
+// The timeline: connects buttons, search, pointer and keyboard to its view, its panel and its status line.
 
 const KEYS_HELP = "Arrow keys go to the activity before and after, and to other tracks. Enter zooms to it, Escape back, "
   + "plus and minus zoom, Shift with an arrow moves the view, 0 shows all, N and P go to matches of the search.";
@@ -15,9 +15,9 @@ async function timeline(place, base64) {
   canvas.setAttribute("aria-label", `Timeline of ${counted(data.tracks.length, "track")} and ${time(data.span)}`);
   canvas.setAttribute("aria-describedby", help.id);
   place.append(status, panel.panel, panel.table, help);
-  const history = [];   // views before those that were zoomed to
+  const history = [];   // the views before each zoom
 
-  // ---- What happens
+  // ---- Actions
   function select(chosen, follow = true) {
     state.selected = chosen;
     panel.show(chosen);

@@ -1,5 +1,5 @@
-// The timeline that the page carries: activities and gaps as columns, and a pyramid over each track.
-// The format is that of thence/writers/page/timeline_data.py.
+// Decodes the timeline in the page: activities and gaps as columns, and a pyramid for each track.
+// thence/writers/page/timeline_data.py describes the format.
 
 async function decodedTimeline(base64) {
   const text = atob(base64), deflated = new Uint8Array(text.length);
@@ -19,7 +19,7 @@ async function decodedTimeline(base64) {
   return {...data, ...tables, tracks: tracksOf(data, tables)};
 }
 
-// ---- Columns as they are used: start, end and busy of every activity; idle takes the place of busy in gaps.
+// ---- Computed columns: start, end and busy time of every activity; in gaps, `busy` is the idle time.
 
 const unfolded = (n) => (n % 2 ? -(n + 1) / 2 : n / 2);
 function summed(differences) {
@@ -37,7 +37,7 @@ function completeRows(rows) {
 function completeGaps(gaps, parts) {
   const count = gaps.start.length, between = gaps.busy;
   gaps.start = summed(gaps.start);
-  gaps.first = new Float64Array(count);   // of its rows in parts
+  gaps.first = new Float64Array(count);   // index of the gap's first row in `parts`
   gaps.busy = new Float64Array(count);
   gaps.end = new Float64Array(count);
   gaps.class = new Float64Array(count);
@@ -49,7 +49,7 @@ function completeGaps(gaps, parts) {
   }
 }
 
-// Tracks in the order in which they are shown: of each device why it is idle, then its streams.
+// Tracks in the order in which they are shown: for each device the causes of its idle time, then its streams.
 function tracksOf(data, {rows, gaps, parts}) {
   completeRows(rows);
   completeGaps(gaps, parts);
@@ -75,7 +75,7 @@ function track(key, name, idle, table, from, to) {
   return {key, name, idle, table, from, to, levels: pyramid(table, from, to)};
 }
 
-// ---- The pyramid: each level has one entry for `FAN` of the level below, the lowest one for `FAN` rows.
+// ---- The pyramid: an entry summarizes `FAN` entries of the level below; in the lowest level, `FAN` rows.
 
 const FAN = 8, CLASSES = 3;
 function pyramid(table, from, to) {
@@ -100,8 +100,8 @@ function pyramid(table, from, to) {
   return levels;
 }
 
-// Visits what a track has in a window: `one(row)` for rows, `many(level, entry, first, last)` for entries of the
-// pyramid shorter than `least`, with the rows that they stand for.
+// Visits the content of a track in a time window: calls `many(level, entry, first, last)` for entries of the pyramid
+// that are shorter than `least`, with the range of rows that they summarize, and `one(row)` for other rows.
 function visit(track, from, to, least, one, many) {
   const {table, levels} = track;
   function descend(depth, i) {
@@ -122,7 +122,7 @@ function visit(track, from, to, least, one, many) {
   if (track.to > track.from) descend(levels.length - 1, 0);
 }
 
-// The last row of a track that starts at or before a time; -1 where none does.
+// The last row of a track that starts at or before a time; -1 if there is none.
 function lastBefore(track, at) {
   let low = track.from, high = track.to;
   while (low < high) {

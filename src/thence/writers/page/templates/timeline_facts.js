@@ -1,4 +1,4 @@
-// What is said of one activity or one gap: facts for the tip, the panel and the status line.
+// Facts about one activity or one gap, for the tooltip, the panel and the status line.
 
 function timelineFacts(data) {
   const {rows, gaps, parts} = data;
@@ -15,7 +15,7 @@ function timelineFacts(data) {
     return rows.more[i] ? `${number(rows.more[i] + 1)} activities, the longest ${nameOf(track, i)}` : nameOf(track, i);
   };
 
-  // Place by kind: [kind, place or null, why there is none].
+  // The place of each kind: [kind, place or null, reason why there is none].
   function placesOf(i) {
     const place = data.places[rows.place[i]];
     return data.kinds.map((kind, k) => [kind, place[k] < 0 ? null : data.texts[place[k]], place[k] < 0 ? data.texts[-1 - place[k]] : null]);
@@ -27,7 +27,7 @@ function timelineFacts(data) {
     const when = lead >= 0 ? `${time(lead)} before it started` : `${time(-lead)} after it started: the clocks of host and device disagree`;
     return `${call}; the call began ${when} and took ${time(rows.took[i])}.`;
   }
-  // The gap of the whole device that the activity ended; -1 where it ended none.
+  // The gap of the whole device that ended when the activity started; -1 if there is none.
   function gapBefore(track, i) {
     const found = gapTracks.get(track.key), start = rows.start[i];
     if (!found) return -1;
@@ -58,7 +58,7 @@ function timelineFacts(data) {
     if (rows.iteration[i]) list.push(["iteration", data.steps[rows.iteration[i] - 1]]);
     return list;
   }
-  // A few facts for the tip: what matters first.
+  // A few facts for the tooltip, the most important first.
   function brief(track, i) {
     const list = facts(track, i).slice(0, 3);
     if (track.idle) return list.concat(causesOf(i).map((each) => [each.cause, time(each.ns) + (each.name ? ", " + clean(each.name) : "")]));

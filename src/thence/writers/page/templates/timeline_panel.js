@@ -1,4 +1,4 @@
-// Beside the timeline: what is known of the selected activity, and what is in view as a table.
+// Next to the timeline: the facts about the selected activity, and the view's content as a table.
 
 function timelinePanel(data, facts, view) {
   const panel = element("div", undefined, "details"), table = element("details", undefined, "as-text");
@@ -32,7 +32,7 @@ function timelinePanel(data, facts, view) {
     return time(each.ns) + where + (each.meaning && each.cause !== "unknown" ? ` (${each.meaning})` : "");
   }
 
-  // ---- What is in view, for those who cannot see it
+  // ---- The view's content as a table, for assistive technology
   const head = ["track", "in view", "time", "of the view", "takes most of it"];
   function lines() {
     const {from, to} = view.state, span = to - from;
@@ -42,7 +42,7 @@ function timelinePanel(data, facts, view) {
       let count = 0, busy = 0;
       visit(track, from, to, 0, (row) => {
         const length = own.end[row] - own.start[row], inside = Math.min(own.end[row], to) - Math.max(own.start[row], from);
-        const part = length ? inside / length : 0;   // of what is cut off at the edges of the view
+        const part = length ? inside / length : 0;   // fraction inside the view
         count += track.idle ? 1 : own.more[row] + 1;
         busy += part * own.busy[row];
         if (track.idle) for (const each of facts.causesOf(row)) add(each.cause, part * each.ns);

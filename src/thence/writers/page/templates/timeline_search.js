@@ -3,7 +3,7 @@
 function timelineSearch(data) {
   const {rows, gaps, parts} = data;
 
-  // Marks of all rows of a table, and how many there are before each row.
+  // Prefix sums of the matches: the number of matching rows before each row, and at the end of all rows.
   function marks(count, test) {
     const before = new Uint32Array(count + 1);
     for (let i = 0; i < count; i++) before[i + 1] = before[i] + (test(i) ? 1 : 0);
@@ -31,7 +31,8 @@ function timelineSearch(data) {
       },
     };
   }
-  // The match that follows the selection in time, then by track; by 1 forwards, -1 backwards. Null where none does.
+  // The next match after the selection, ordered by time, then by track; `by` is 1 forwards, -1 backwards. Null if
+  // there is none.
   function next(hits, selected, by) {
     const own = selected ? data.tracks.indexOf(selected.track) : -1;
     const begin = selected ? selected.track.table.start[selected.row] : -by * Infinity;
@@ -45,7 +46,7 @@ function timelineSearch(data) {
     });
     return best;
   }
-  // The first row of a track after a time (before it, backwards), or of the same time where that counts as after it.
+  // The first row of a track after a time (backwards: before it). With `sameTime`, a row at the same time counts too.
   function firstFrom(track, begin, by, sameTime) {
     const {start} = track.table, found = lastBefore(track, begin);
     let row = found < 0 ? track.from - 1 : found;

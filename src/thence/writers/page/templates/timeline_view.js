@@ -1,5 +1,5 @@
-// Draws the timeline: the window that is in view, single activities where they are wide enough to be seen, and from
-// afar what the pyramid says of each pixel.
+// Draws the timeline's current time window: single activities where they are wide enough, and otherwise one column per
+// pixel from the summaries of the pyramid.
 
 const FAINTEST = 0.45, ROW_HEIGHT = 24, AXIS = 22, WIDEST_GUTTER = 230, NARROW = 700, CAPTION = 15, LABELLED = 26, THIN = 4;
 
@@ -17,7 +17,7 @@ function timelineView(data, facts, place) {
   function recolour() {
     colours = {ink: css("ink"), soft: css("soft"), line: css("line"), accent: css("accent"), mark: css("mark"), paper: css("paper")};
     colours.classes = [css("compute"), css("communication"), css("copy")];
-    colours.far = [css("compute-far"), css("communication-far"), css("copy-far")];   // what is thin is drawn stronger
+    colours.far = [css("compute-far"), css("communication-far"), css("copy-far")];   // stronger colours for thin shapes
     colours.idle = idlePattern(pen);
   }
 
@@ -109,7 +109,7 @@ function timelineView(data, facts, place) {
     pen.fillRect(left() + column, y, 1, height);
     pen.globalAlpha = 1;
   }
-  // An activity is drawn with its own edges; one that begins while an earlier one of its stream runs, on the lower half.
+  // Draws one activity. If it begins while an earlier activity of its stream runs, it is drawn on the lower half.
   function drawOne(track, row, y, height, overlaps, hit) {
     const {table} = track, from = Math.max(xOf(table.start[row]), left() - 4), to = Math.min(xOf(table.end[row]), left() + width() + 4);
     const top = overlaps ? y + height / 2 : y, tall = overlaps ? height / 2 : height, wide = to - from, gap = wide > 3 ? 1 : 0;
@@ -128,7 +128,7 @@ function timelineView(data, facts, place) {
     }
     pen.globalAlpha = 1;
   }
-  // The selected activity is seen even where it is narrower than a pixel.
+  // A frame around the selected activity, so that it is visible even if it is narrower than a pixel.
   function drawMarker() {
     if (!state.selected) return;
     const {track, row} = state.selected, from = xOf(track.table.start[row]), to = xOf(track.table.end[row]);
@@ -139,7 +139,7 @@ function timelineView(data, facts, place) {
   }
   const isAt = (at, track, row) => at !== null && at.track === track && at.row === row;
 
-  // ---- The axis: its lines are behind the tracks, its texts above them
+  // ---- The axis: its lines are drawn behind the tracks, its labels above them
   function ticksOfView() {
     const span = state.to - state.from, rough = span / Math.max(2, width() / 110), power = 10 ** Math.floor(Math.log10(rough));
     const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
@@ -172,8 +172,8 @@ function timelineView(data, facts, place) {
   }
   const pan = (part) => show(state.from + part * (state.to - state.from), state.to + part * (state.to - state.from));
 
-  // What is at a point of the canvas: of several, the longest on the upper half of a track, the shortest on the
-  // lower one, where overlapping activities are drawn; with none there, the longest nearby.
+  // The activity or gap at a point of the canvas. Of several, the longest on the upper half of a track, and the last
+  // to start on the lower half, where overlapping activities are drawn. If there is none, the longest nearby.
   function at(x, y) {
     const below = y - AXIS + scroller.scrollTop, number = Math.floor(below / rowHeight()), track = data.tracks[number];
     if (y < AXIS || !track || x < left()) return null;
@@ -184,7 +184,7 @@ function timelineView(data, facts, place) {
     if (here.length) return {track, row: lower ? here[here.length - 1] : longest(here)};
     return nearby.length ? {track, row: longest(nearby)} : null;
   }
-  // Where a moment of a track is on the canvas.
+  // The point on the canvas of a time on a track.
   const placeOf = (ns, number) => [xOf(ns), yOf(number) + ROW_HEIGHT / 2];
   function scrollTo(track) {
     const y = data.tracks.indexOf(track) * rowHeight();
