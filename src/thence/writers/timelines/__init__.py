@@ -1,1 +1,1 @@
-"""Timelines as files for viewers: Perfetto, Chrome JSON, Parquet."""
+"""Writers of timelines as files: Perfetto traces, Chrome JSON, Parquet."""

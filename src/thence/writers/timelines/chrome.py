@@ -1,10 +1,9 @@
-"""A timeline as Chrome JSON, laid out as torch.profiler (Kineto) writes it.
+"""A timeline as Chrome JSON, in the form that torch.profiler (Kineto) writes.
 
-HTA, TensorBoard, chrome://tracing and thence itself read it. Reading it back gives equal tables for
-what came in as Kineto: categories and argument names are those of pytorch/kineto
-(libkineto/src/output_json.cpp), times are microseconds with three decimals, made without a float.
-Several ranks go into one file with a tag before each process id, ``[rank 01] 5176``, as merged
-traces have it.
+HTA, TensorBoard, chrome://tracing and thence itself read this form. If the input was a Kineto file, reading the
+output again gives equal tables. Categories and argument names are those of pytorch/kineto
+(libkineto/src/output_json.cpp). Times are microseconds with three decimals, computed with integers. With several
+ranks in one file, each process id has a tag in front, ``[rank 01] 5176``, as in merged traces.
 """
 
 from __future__ import annotations
@@ -79,9 +78,9 @@ def write_chrome(
     """Writes a timeline as Chrome JSON.
 
     Args:
-        timeline: to be written; counters and lanes have no place in this format.
-        stream: binary; not closed.
-        progress: called with how many rows are written, and how many there are.
+        timeline: the timeline to write; its counters and lanes are left out, because the format has none.
+        stream: binary stream; not closed.
+        progress: called with the number of rows written so far, and the number of all rows.
     """
     trace = timeline.trace
     total = sum([trace.host.height, trace.gpu.height, *(p.ranges.height for p in timeline.inside)])
@@ -99,7 +98,7 @@ def write_chrome(
 
 
 def _metadata(timeline: Timeline) -> dict[str, Any]:
-    """The top-level keys of Kineto files, where values are available; thence's facts under ``thence``."""
+    """The top-level keys of Kineto files, as far as their values are known, and thence's facts under ``thence``."""
     meta = timeline.trace.meta
     facts: dict[str, Any] = {}
     for of_input in reversed(meta.facts):
@@ -148,7 +147,7 @@ def _devices(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
-    """Yields the number of rows done and JSON lines, in table order, which readers keep at equal times."""
+    """Yields the number of rows done and JSON lines, in table order, because readers keep it for equal times."""
     yield 0, _named_lanes(timeline)
     of_host = _described(timeline, "host")
     for frame in timeline.trace.host.with_row_index("row").iter_slices(_CHUNK_ROWS):
@@ -166,7 +165,7 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
 
 
 def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
-    """Adds the arguments of joined labels to rows, in place of the other place arguments."""
+    """Adds the arguments of joined labels to rows, where they replace the arguments for places and metadata."""
     if timeline.trace.graph_places.is_empty():
         return rows.with_columns(joined=pl.lit(None, pl.String))
     arguments = graph_arguments(timeline.trace, collectives=False)
@@ -178,9 +177,9 @@ def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
 
 
 def _described(timeline: Timeline, table: str) -> pl.DataFrame:
-    """Arguments of the collectives that rows of a table describe: row and JSON text."""
+    """Arguments of the collectives that rows of a table describe: columns row and described (JSON members)."""
     chosen = timeline.trace.host_collectives.filter(pl.col("host").is_not_null())
-    if table == "gpu":  # what a host op describes is written there
+    if table == "gpu":  # collectives that a host op describes are written with that op
         chosen = timeline.trace.collectives.filter(pl.col("host").is_null())
     once = chosen.unique(table, keep="first", maintain_order=True)
     return once.select(
@@ -223,7 +222,7 @@ def _microseconds(ns: pl.Expr) -> pl.Expr:
 
 
 def _pid(timeline: Timeline, process: pl.Expr, rank: str = "rank") -> pl.Expr:
-    """The process id; in a file of several ranks with a tag before it whose text sorts as the ranks do."""
+    """The process id; with several ranks, after a tag that sorts in the order of the ranks."""
     ranks = timeline.trace.ranks
     if len(ranks) < 2:
         return process.cast(pl.String)
@@ -237,7 +236,7 @@ def _pid(timeline: Timeline, process: pl.Expr, rank: str = "rank") -> pl.Expr:
 def _complete(
     category: pl.Expr, name: pl.Expr, pid: pl.Expr, tid: pl.Expr, args: list[pl.Expr]
 ) -> pl.Expr:
-    """One complete event a row."""
+    """A complete event (phase X) for each row."""
     duration = _microseconds(pl.col("duration"))
     arguments = pl.concat_str(*args, ignore_nulls=True).str.slice(2)
     return pl.concat_str(
@@ -257,7 +256,7 @@ def _host_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame
         *(_number(column, key) for column, key in _HOST_NUMBERS.items()),
         pl.col("described"),
         _json_text(pl.col("kernel"), "kernel"),
-        # Facts of a Triton kernel: members of a JSON object, as `args` has them.
+        # Facts of a Triton kernel are a JSON object: write its members without the braces.
         pl.when(facts.str.starts_with('{"kernel_')).then(", " + facts.str.slice(1).str.head(-1)),
     ]
     line = _complete(
@@ -293,7 +292,10 @@ def _gpu_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame)
 
 
 def _arrows(timeline: Timeline) -> pl.Series:
-    """Flows: from launch to activity, with one beginning for all of a graph, and from forward to backward."""
+    """Flow events from launch to activity and from forward to backward op.
+
+    A graph launch has one flow start for all its activities.
+    """
     host, gpu = timeline.trace.host, timeline.trace.gpu
     launch = timeline.trace.places["launch"]
     rows = np.flatnonzero(launch.is_not_null().to_numpy())
@@ -305,7 +307,8 @@ def _arrows(timeline: Timeline) -> pl.Series:
         (host["forward"].is_not_null() & host["sequence"].is_not_null()).to_numpy()
     )
     forward = host["forward"][backward].cast(pl.Int64).to_numpy()
-    after = host.height  # launches have the number of their row, ops one behind all of these
+    # Flow ids: the row of the launch; for ops, the row of the backward op plus the number of rows.
+    after = host.height
     parts = (
         _flow("s", "ac2g", host[begun].with_columns(id=begun), on_thread),
         _flow("f", "ac2g", gpu[rows].with_columns(id=calls), on_stream),

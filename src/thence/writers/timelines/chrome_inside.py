@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["inside_lines"]
 
 _FIRST_PID = 1_500_000_000
-"""Beyond the ids of processes and devices."""
+"""Larger than the ids of processes and devices."""
 _PIDS_OF_A_LAUNCH = 100_000
 _CHUNK_ROWS = 100_000
 
@@ -26,13 +26,13 @@ def inside_lines(
     quoted: Callable[[pl.Series], pl.Series],
     microseconds: Callable[[pl.Expr], pl.Expr],
 ) -> Iterator[tuple[int, pl.Series]]:
-    """Rows done and lines of JSON.
+    """Yields the number of rows done and lines of JSON.
 
     Args:
-        phases: one launch.
-        number: of the launch in the file.
-        quoted: makes JSON texts of a column of texts.
-        microseconds: makes decimal microseconds of a column of ns.
+        phases: the in-kernel ranges of one launch.
+        number: number of the launch in the file.
+        quoted: converts a column of texts to JSON strings.
+        microseconds: converts a column of ns to decimal microseconds.
     """
     yield 0, pl.Series([*_named(phases, number)], dtype=pl.String)
     base = _FIRST_PID + number * _PIDS_OF_A_LAUNCH
@@ -64,7 +64,7 @@ def _per_block(phases: Phases) -> int:
 
 
 def _named(phases: Phases, number: int) -> Iterator[str]:
-    """Names of processes and threads."""
+    """Yields metadata events with the names of processes and threads."""
     base = _FIRST_PID + number * _PIDS_OF_A_LAUNCH
     per_block = _per_block(phases)
     traces = phases.ranges.select("sm", "block", "index").unique().sort(pl.all(), nulls_last=True)

@@ -1,10 +1,10 @@
-"""Labels and metadata of marks as arguments of Kineto events, under names that thence reads back.
+"""Labels and metadata of marks as arguments of Kineto events, under names that thence's reader knows.
 
-``label_rule`` marks such an event: the code of how the label was joined, or of why there is none, in which
-case ``label_detail`` may say more. Beside it stand
-``label``, ``module``, ``op`` ... as far as the joined labels have them, ``lane``, ``label_confidence``
-for alignments, and under ``annotations`` what else was said at capture. What a collective moves gets
-Kineto's own names. What was launched outside of graphs has ``lane`` and ``annotations`` alone.
+An event of an activity in a CUDA graph has ``label_rule``: the code of how the label was joined, or of the reason
+why there is no label. In the latter case ``label_detail`` may have more about the reason. Other arguments are
+``label``, ``module``, ``op`` ... as far as the joined label has them, ``lane``, ``label_confidence`` for alignments,
+and ``annotations`` with the other metadata of marks at capture. Collectives are described under Kineto's own names.
+Activities that were launched outside of graphs have only ``lane`` and ``annotations``.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
     """The arguments of every activity in ``trace.graph_places``.
 
     Args:
-        trace: attributed.
-        collectives: whether what describes collectives is wanted as well.
+        trace: the attributed trace.
+        collectives: whether to include the descriptions of collectives.
 
     Returns:
-        row (in gpu) and text: members of a JSON object, each with a comma before it.
+        Columns row (row number in gpu) and text (members of a JSON object, each with a comma before it).
     """
     joined = trace.graph_places
     whole = trace.places.select("label", "label_rule", "lane", "metadata")[joined["gpu"]]
-    # A label without a name has the reason for that; any other place is told where the label tells it.
+    # `label` and `lane` are those of `trace.places`; other places are written if the joined label has them.
+    # Without a label, `label_rule` is the reason for that.
     shown = joined.with_columns(whole.select("label", "lane"))
     texts = [_member(shown[name], name) for name in _PLACES]
     rule = pl.when(joined["label"].is_null()).then(whole["label_rule"].cast(pl.String)).otherwise(
@@ -68,7 +69,7 @@ def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
 
 
 def _member(values: pl.Series, key: str) -> pl.Series:
-    """``, "key": "value"`` for each value; every distinct one is encoded once."""
+    """``, "key": "value"`` for each value; each distinct value is encoded once."""
     return _each_distinct(values, lambda text: f', "{key}": {msgspec.json.encode(text).decode()}')
 
 
@@ -80,10 +81,10 @@ def annotations_of(metadata: pl.Series) -> pl.Series:
 
 
 def collective_arguments(described: pl.DataFrame) -> pl.Series:
-    """``, "Collective name": "allreduce", ...``, under Kineto's names; empty where nothing was moved.
+    """``, "Collective name": "allreduce", ...`` for each row, under Kineto's names; empty without a description.
 
     Args:
-        described: columns of `thence.model.tables.COLLECTIVES`.
+        described: one row per event, with columns of `thence.model.tables.COLLECTIVES`.
     """
     members = [
         _member(described[column], key) if column in TEXTS else _number(described[column], key)

@@ -1,4 +1,4 @@
-"""A trace's tables as Parquet files, one a table, for pandas, DuckDB, Spark and others."""
+"""Writes the tables of a trace as Parquet files, one file per table, for pandas, DuckDB, Spark and others."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _TABLES = (
 _INSIDE = "inside.parquet"
 _META = "meta.json"
 FILES = (*(f"{table}.parquet" for table in _TABLES), _INSIDE, _META)
-"""Names of what is written; inside only where there are in-kernel ranges."""
+"""Names of the files; ``inside.parquet`` is written only if there are in-kernel ranges."""
 
 
 def write_parquet(timeline: Timeline, folder: Path) -> None:
-    """Writes gpu, host, places, collectives, threads, programs, events, waits and counters; meta.json beside them.
+    """Writes gpu, host, places, collectives, threads, programs, events, waits and counters, and meta.json.
 
-    In-kernel ranges, where there are any, are in inside.
+    In-kernel ranges, if there are any, are in inside.parquet.
 
     Args:
-        timeline: to be written.
-        folder: exists already.
+        timeline: the timeline to write.
+        folder: an existing folder.
     """
     trace = timeline.trace
     for name in _TABLES:

@@ -1,7 +1,7 @@
 """Copies a Kineto file and adds labels to the arguments of activities in CUDA graphs.
 
-The file is copied event by event: labelled events get further arguments, every other byte of an event is
-kept, including fields that thence does not read. Streams, times and flows do not change.
+The file is copied event by event. Labelled events get further arguments; everything else in an event is kept,
+including fields that thence does not read. Streams, times and flows do not change.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Unmatched(ThenceError):
-    """Some labelled activities were not found in the file: its events had to be repaired to be read."""
+    """Some labelled activities were not found in the file, because the reader had to repair their events."""
 
 
 def can_relabel(trace: Attributed, inputs: Sequence[str]) -> bool:
-    """Whether a trace is one Kineto file, perhaps with labels beside."""
+    """Whether a trace was read from one Kineto file, with or without a separate file of labels."""
     formats = [name for name in trace.meta.formats if name != LABELS]
     return formats == [KINETO] and len(inputs) == 1 and Path(inputs[0]).is_file()
 
@@ -54,13 +54,13 @@ def write_relabelled(trace: Attributed, source: str, target: str) -> None:
     """Copies a Kineto file with the joined labels.
 
     Args:
-        trace: of the file, attributed, with labels joined.
-        source: the file.
-        target: ending in .json or .json.gz; replaced when the copy is complete.
+        trace: the attributed trace of the file, with joined labels.
+        source: path of the Kineto file.
+        target: path ending in .json or .json.gz; replaced when the copy is complete.
 
     Raises:
         Unmatched: not every labelled activity was found; nothing is written.
-        ThenceError: it cannot be written there.
+        ThenceError: ``target`` cannot be written.
     """
     waiting = _waiting(trace)
     try:
@@ -95,7 +95,7 @@ def _copy(source: Source, stream: IO[bytes], waiting: _Waiting) -> None:
     between = b""
     before: set[str] | None = None
     for piece in envelope.pieces():
-        if before is None:  # what stands before the events is known now
+        if before is None:  # the first piece: the metadata in front of the events has been read
             before = set(envelope.metadata)
             _write_head(stream, envelope.metadata)
         for event in _edited(_bytes(piece, source), waiting):
@@ -126,7 +126,7 @@ def _edited(piece: bytes, waiting: _Waiting) -> Iterator[bytes]:
     try:
         raw = [bytes(event) for event in _raw_events.decode(b"[" + piece + b"]")]
     except (msgspec.MsgspecError, RecursionError):
-        yield piece  # as broken as it was; the count of labels will show it
+        yield piece  # copy damaged events unchanged; labels for them are reported as unmatched
         return
     rows = [i for i, event in enumerate(raw) if b'"kernel"' in event or b'"gpu_mem' in event]
     edited: list[DeviceEvent | None] = [None] * len(raw)

@@ -1,4 +1,4 @@
-"""Writes a timeline to a file or folder, with the format from the name's ending; writes are atomic."""
+"""Writes a timeline atomically to a file or folder; the ending of the name determines the format."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["PERFETTO", "ending_of", "write_timeline", "write_timeline_to"]
 PERFETTO = (".pftrace", ".perfetto-trace")
 """Endings of Perfetto traces."""
 _ENDINGS = (*PERFETTO, ".json", ".json.gz", ".parquet")
-"""What the name of an output can end with."""
+"""Allowed endings of an output's name."""
 
 _GZIP_LEVEL = 2
 
 
 def ending_of(path: str | os.PathLike[str]) -> str:
-    """Which of `_ENDINGS` a path has.
+    """The ending of a path, one of `_ENDINGS`.
 
     Raises:
-        UsageError: none of them.
+        UsageError: the path has none of them.
     """
     name = os.fspath(path).rstrip("/")
     for ending in _ENDINGS:
@@ -52,19 +52,20 @@ def write_timeline(
     path: str | os.PathLike[str],
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> None:
-    """Writes a timeline in the format that the path's ending says.
+    """Writes a timeline in the format of the path's ending.
 
-    It is written beside the target and renamed when it is complete, so that a failure leaves what
-    was there before.
+    The output is written under a temporary name next to the target, and renamed when it is complete. If
+    writing fails, an existing target stays unchanged.
 
     Args:
-        timeline: to be written.
-        path: with one of `_ENDINGS`; replaced if it exists.
-        progress: called with how many rows are written, and how many there are.
+        timeline: the timeline to write.
+        path: a path with one of `_ENDINGS`; replaced if it exists.
+        progress: called with the number of rows written so far, and the number of all rows.
 
     Raises:
-        UsageError: the ending says no format, or a file stands where a folder is wanted.
-        ThenceError: it cannot be written there.
+        UsageError: the ending is not one of `_ENDINGS`; or the output is a folder, and the target is a file or
+            a folder with other files.
+        ThenceError: the target cannot be written.
     """
     target = Path(os.fspath(path).rstrip("/"))
     ending = ending_of(path)
@@ -77,7 +78,7 @@ def write_timeline(
                 write_timeline_to(timeline, stream, ending, progress)
     except OSError as error:
         raise ThenceError(f"{target}: cannot be written: {error.strerror or error}") from error
-    except pl.exceptions.ComputeError as error:  # Polars' word for what the system refused
+    except pl.exceptions.ComputeError as error:  # Polars' error for a failed system call
         raise ThenceError(f"{target}: cannot be written: {error}") from error
 
 
@@ -90,10 +91,13 @@ def write_timeline_to(
     """Writes a timeline to a stream.
 
     Args:
-        timeline: to be written.
-        stream: binary; not closed.
-        ending: of `_ENDINGS`, but no folder's.
-        progress: called with how many rows are written, and how many there are.
+        timeline: the timeline to write.
+        stream: binary stream; not closed.
+        ending: one of `_ENDINGS` except ".parquet", whose output is a folder.
+        progress: called with the number of rows written so far, and the number of all rows.
+
+    Raises:
+        UsageError: a stream cannot hold the format of ``ending``.
     """
     if ending == ".json.gz":
         from isal import igzip

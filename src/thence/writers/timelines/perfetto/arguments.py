@@ -1,4 +1,4 @@
-"""Which columns of a trace become arguments of slices, under which names and types."""
+"""Arguments of slices: the columns of a trace that are written as arguments, with their names and types."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _INSIDE = {
 
 
 def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
-    """Launch parameters, places, what marks said and collectives of each device activity, in order."""
+    """Launch parameters, places, metadata of marks, and collectives of each device activity, in table order."""
     gpu = timeline.trace.gpu
     rows = pl.DataFrame({"gpu": pl.int_range(gpu.height, dtype=pl.Int32, eager=True)})
     described = timeline.trace.collectives.unique("gpu", keep="first", maintain_order=True)
@@ -87,12 +87,12 @@ def inside_arguments(ranges: pl.DataFrame, interned: Interned) -> tuple[Argument
 def columns_as_arguments(
     frame: pl.DataFrame, names: Mapping[str, str], interned: Interned
 ) -> tuple[Argument, ...]:
-    """Those columns of a frame that it has, and that hold anything, as arguments of its rows.
+    """The named columns of a frame as arguments of its rows; missing columns and columns of nulls are left out.
 
     Args:
         frame: one row per slice.
-        names: column to the argument's name.
-        interned: of the file.
+        names: maps a column to the name of its argument.
+        interned: interned texts of the file.
     """
     return tuple(
         _argument(frame[column], name, interned)

@@ -1,10 +1,10 @@
-"""Device activities as Perfetto's own GPU views read them: GpuRenderStageEvent packets.
+"""Device activities for Perfetto's own GPU views, as GpuRenderStageEvent packets.
 
-Perfetto's UI shows them under "GPU" and, by device and stream, under their process, and its compute tabs list them.
-They are the same activities as the slices on our tracks, once more, so they are written only when asked for.
+Perfetto's UI shows them under "GPU" and, by device and stream, under their process; its compute tabs list them.
+They duplicate the slices on thence's own tracks, so they are written only on request.
 
 Field numbers: protos/perfetto/trace/gpu/gpu_render_stage_event.proto (event, specification, context, launch),
-system_info/gpu_info.proto, and trace_packet.proto (53, 128) and interned_data.proto (23, 24) for where they go.
+system_info/gpu_info.proto, trace_packet.proto (fields 53 and 128) and interned_data.proto (fields 23 and 24).
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ _SEQUENCE_AND_STATE = uint_field(10, 1) + uint_field(13, 2)
 
 @dataclass(frozen=True)
 class GpuViews:
-    """What Perfetto's GPU views read of one file.
+    """The data of one file for Perfetto's GPU views.
 
     Attributes:
-        interned: InternedData messages: contexts, queues and stages.
+        interned: InternedData messages with contexts, queues and stages.
         info: content of the packet that describes the GPUs.
-        rows: gpu, queue, stage and context number of each activity, and its time: columns of int64.
+        rows: int64 columns event (its id), start and duration (ns), gpu, context, queue and stage (numbers), one
+            row per activity.
         launches: device and stream of each activity (int64, -1 for none), and grid and block (shape (n, 3), 0 for
             none).
     """
@@ -70,7 +71,7 @@ class GpuViews:
     launches: Mapping[str, Int64]
 
     def packets(self) -> Iterator[Bytes]:
-        """One packet for each activity, in the order of the table."""
+        """Yields packets, one for each activity, in the order of the table."""
         for low in range(0, len(self.rows["start"]), _CHUNK_ROWS):
             chosen = slice(low, low + _CHUNK_ROWS)
             rows = {name: values[chosen] for name, values in self.rows.items()}
@@ -82,8 +83,8 @@ def gpu_views(timeline: Timeline, made: Layout) -> GpuViews:
     """The activities of a timeline for Perfetto's GPU views.
 
     Args:
-        timeline: to be written.
-        made: its layout, which says the process of each rank.
+        timeline: the timeline to write.
+        made: its layout, which has the process of each rank.
     """
     gpu = timeline.trace.gpu
     device, devices = _numbered(gpu.select("rank", "device"))
@@ -125,7 +126,7 @@ def gpu_views(timeline: Timeline, made: Layout) -> GpuViews:
 
 
 def _numbered(frame: pl.DataFrame) -> tuple[Int64, list[tuple[object, ...]]]:
-    """The number of each row's values, from 0, and the distinct values in that order."""
+    """A number from 0 for each row's combination of values, and the distinct combinations in that order."""
     distinct = frame.unique(maintain_order=True).sort(frame.columns, nulls_last=True)
     numbers = frame.join(
         distinct.with_row_index("number"),
@@ -138,7 +139,7 @@ def _numbered(frame: pl.DataFrame) -> tuple[Int64, list[tuple[object, ...]]]:
 
 
 def _three(values: pl.Series) -> Int64:
-    """Three numbers of each row; 0 where it has none."""
+    """The three numbers of each row as shape (n, 3); 0 for null."""
     columns = [values.arr.get(i).fill_null(0).cast(pl.Int64).to_numpy() for i in range(3)]
     return np.stack(columns, axis=1)
 
@@ -154,7 +155,7 @@ def _device_names(timeline: Timeline, devices: Sequence[tuple[object, ...]]) -> 
 
 
 def _queues(keys: Sequence[tuple[object, ...]]) -> Iterator[bytes]:
-    """What tells queues, one for each stream of each device."""
+    """Yields specifications of queues, one for each stream of each device."""
     for rank, device, stream in keys:
         name = "no stream" if stream is None else f"stream {stream}"
         yield (
@@ -165,7 +166,7 @@ def _queues(keys: Sequence[tuple[object, ...]]) -> Iterator[bytes]:
 
 
 def _stages(keys: Sequence[tuple[object, ...]]) -> Iterator[bytes]:
-    """What tells stages, one for each name of an activity: short, and in full."""
+    """Yields specifications of stages, one for each kind and name of activities, with short and full name."""
     short = short_names(str(name) for _, name in keys)
     for kind, name in keys:
         category = _COMPUTE if kind == "kernel" else _OTHER
@@ -173,7 +174,7 @@ def _stages(keys: Sequence[tuple[object, ...]]) -> Iterator[bytes]:
 
 
 def _pid(made: Layout, key: tuple[object, ...]) -> int:
-    """The process that uses a device: the first of its rank, else the one that stands for the device."""
+    """The id of the process that uses a device: the first process of its rank, else the device's own track."""
     rank = int(str(key[0]))
     if rank in made.pids:
         return made.pids[rank]
@@ -203,7 +204,7 @@ def _encoded(rows: Mapping[str, Int64], launches: Mapping[str, Int64]) -> Bytes:
 
 
 def _launch(launches: Mapping[str, Int64]) -> list[Part]:
-    """Grid, block, device and stream of each launch, those that it has."""
+    """Grid, block, device and stream of each launch, as far as the activity has them."""
     parts: list[Part] = []
     for number, name in ((_GRID, "grid"), (_BLOCK, "block")):
         sizes = launches[name]

@@ -1,4 +1,4 @@
-"""In-kernel ranges on tracks: a group for each launch, in it SMs, in these blocks, in these warps."""
+"""Tracks of in-kernel ranges: a group for each launch, with nested groups for its SMs, their blocks and traces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CATEGORY = "in kernel"
 
 
 def device_groups(tracks: Tracks, devices: dict[tuple[int, int], int]) -> GroupOf:
-    """Finds the track of a launch's device, and adds it where the trace has no such device."""
+    """A function that returns the track of a launch's device, and adds it if the trace lacks the device."""
 
     def group(phases: Phases) -> int:
         key = phases.rank, phases.device
@@ -52,11 +52,11 @@ def add_inside(
     """Adds the tracks of all launches.
 
     Args:
-        tracks: of the file.
-        interned: of the file.
-        inside: launches.
-        group_of: the track under which a launch stands.
-        origin_ns: what is taken off every time.
+        tracks: tracks of the file.
+        interned: interned texts of the file.
+        inside: in-kernel ranges of each launch.
+        group_of: returns the parent track of a launch.
+        origin_ns: ns to subtract from every time.
 
     Returns:
         The slices of each launch.
@@ -96,10 +96,10 @@ def _launch(
 def _tracks(
     tracks: Tracks, phases: Phases, device: int, keys: Sequence[tuple[Any, ...]], lanes: Int64
 ) -> Int64:
-    """Tracks of the traces, lane after lane, under those of their SMs and blocks."""
+    """Adds the tracks of the traces under the tracks of their SMs and blocks; returns the uuids of all lanes."""
     root = tracks.add(f"inside {phases.title}", device)
     uuids: list[int] = []
-    last_sm: object = tracks  # nothing that a key holds
+    last_sm: object = tracks  # a value that no key has; None would be an unknown SM
     last_block: object = tracks
     of_sm = of_block = root
     for (sm, block, index), count in zip(keys, lanes.tolist(), strict=True):

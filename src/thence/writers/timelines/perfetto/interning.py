@@ -1,4 +1,4 @@
-"""Texts that are written once and then referred to by number (perfetto's InternedData).
+"""Interning of texts: each text is written once and then referred to by number (Perfetto's InternedData).
 
 Field numbers: protos/perfetto/trace/interned_data/interned_data.proto.
 """
@@ -28,19 +28,20 @@ class Texts:
     """Distinct texts of one kind, numbered from 1; 0 stands for none.
 
     Attributes:
-        number: the field of InternedData that holds them; all its messages have the number as
+        number: field of InternedData that holds the texts. Each of its messages has the text's number as
             field 1 and the text as field 2.
+        numbers: the number of each text.
     """
 
     number: int
     numbers: dict[str, int] = field(default_factory=dict)
 
     def of(self, text: str) -> int:
-        """The number of one text."""
+        """The number of a text; a new text gets the next number."""
         return self.numbers.setdefault(text, len(self.numbers) + 1)
 
     def column(self, values: pl.Series) -> Int64:
-        """The numbers of a column of categories or texts; 0 where it is null."""
+        """The number of each value in a column of categories or texts; 0 for null."""
         if not isinstance(values.dtype, pl.Categorical | pl.Enum):
             values = values.cast(pl.String).cast(pl.Categorical)
         distinct = values.drop_nulls().unique(maintain_order=True)
@@ -54,7 +55,7 @@ class Texts:
 
 @dataclass
 class Interned:
-    """Everything that is interned in one file."""
+    """All interned texts of one file."""
 
     categories: Texts = field(default_factory=lambda: Texts(1))
     names: Texts = field(default_factory=lambda: Texts(2))
@@ -62,7 +63,7 @@ class Interned:
     texts: Texts = field(default_factory=lambda: Texts(29))
 
     def messages(self) -> Iterator[bytes]:
-        """InternedData messages with all of it, a few thousand texts each."""
+        """Yields InternedData messages with all texts, 4,096 texts in each."""
         entries = [
             bytes_field(kind.number, uint_field(1, number) + text_field(2, text))
             for kind in (self.categories, self.names, self.keys, self.texts)

@@ -1,4 +1,4 @@
-"""All ranks of a job in few rows: a group above everything else, and one of the other ranks below."""
+"""Summary rows of all ranks of a job: a group above everything else, and a group of the other ranks below."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class JobLayout:
 
     Args:
         job: the rows.
-        tracks, interned: of the file.
-        origin_ns: what is taken off every time.
+        tracks, interned: tracks and interned texts of the file.
+        origin_ns: ns to subtract from every time.
     """
 
     def __init__(self, job: JobRows, tracks: Tracks, interned: Interned, origin_ns: int) -> None:
@@ -46,14 +46,14 @@ class JobLayout:
         self._origin_ns = origin_ns
 
     def above(self) -> tuple[list[Slices], Counter]:
-        """What is known of all ranks together, who is late, and the rows of ranks that are shown in full."""
+        """The group above: counters of the whole job, late ranks, and a row for each rank that is shown in full."""
         group = self._group(self._job.title)
         counters = self._counters(group)
         late = self._slices(self._job.spans, group, "late rank")
         return [late, self._steps(group, folded=False)], counters
 
     def below(self) -> Slices:
-        """The rows of the other ranks."""
+        """The group below: a row for each of the other ranks."""
         return self._steps(self._group(self._job.folded_title), folded=True)
 
     def _group(self, title: str) -> int:
@@ -64,7 +64,7 @@ class JobLayout:
         return self._slices(rows, group, "step of a rank")
 
     def _slices(self, rows: pl.DataFrame, group: int, category: str) -> Slices:
-        """One row under a group for each name of a track, in the order in which they come."""
+        """Slices on one row per track name under a group, in the order in which the names first occur."""
         titles = rows["track"].unique(maintain_order=True)
         number = rows["track"].cast(pl.Enum(titles)).to_physical().cast(pl.Int64).to_numpy()
         start = rows["start"].to_numpy() - self._origin_ns

@@ -1,8 +1,8 @@
 """Layout: assigns the rows of a timeline to tracks, and creates the tracks.
 
-Each device is a group with its streams, counters and lanes, each process of each rank a group of threads; devices
-come first. Where a job has ranks that are not shown in full, rows of it come before them and after. Times are those of
-the timeline, less `Layout.origin_ns`.
+Each device is a group with its streams, counters and lanes; each process of each rank is a group of threads. Devices
+come before processes. If the timeline has `thence.model.timeline.JobRows`, these rows are above and below all others.
+Times are those of the timeline minus `Layout.origin_ns`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _GROUPS = {
 
 @dataclass
 class Layout:
-    """Everything to be written, before encoding.
+    """The content of a file before encoding.
 
     Attributes:
-        origin_ns: what was taken off every time so that none is negative; 0 unless some were.
-        tracks, interned: of the file.
-        slices: host ranges, device activities, programs, extra lanes, what happened inside kernels.
-        counters: of all devices.
+        origin_ns: ns that were subtracted from every time so that none is negative; 0 if none was.
+        tracks, interned: tracks and interned texts of the file.
+        slices: slices of host ranges, device activities, programs, extra lanes, spans, in-kernel ranges and the job.
+        counters: counters of all devices and of the job.
         pids: process id, as written, of the first process of each rank that has any.
-        devices: track of each rank and device.
+        devices: uuid of the track of each rank and device.
     """
 
     origin_ns: int
@@ -66,7 +66,7 @@ class Layout:
 
 
 def layout(timeline: Timeline) -> Layout:
-    """Rows on tracks."""
+    """Assigns all rows of a timeline to tracks."""
     trace = timeline.trace
     of_tables = (trace.gpu["start"], trace.host["start"], trace.programs["start"])
     of_job = () if timeline.job is None else (timeline.job.rows["start"],)
@@ -120,13 +120,13 @@ def _prefix(timeline: Timeline, rank: int) -> str:
 
 
 def _clock(timeline: Timeline, rank: int) -> tuple[str, ...]:
-    """A note on the clock of a rank."""
+    """A note with the correction of a rank's clock; empty if there was none."""
     moved = timeline.corrections.get(rank)
     return () if moved is None else (f"clock moved by {-moved:+,} ns",)
 
 
 def _add_processes(made: Layout, timeline: Timeline, track: Int64) -> None:
-    """Tracks for the host threads of all ranks; fills in the track of each range."""
+    """Adds tracks for the host threads of all ranks; writes the track of each range to ``track``."""
     trace = timeline.trace
     columns = ["rank", "process", "thread"]
     host = trace.host.select(*columns, "start", "duration")
@@ -145,21 +145,21 @@ def _add_processes(made: Layout, timeline: Timeline, track: Int64) -> None:
             of = Thread(pid, made.tracks.thread_id(thread.thread), thread.name)
             first = made.tracks.add(thread.name, group, of=of)
             key = (rank, process.process, thread.thread)
-            # A thread has one track; what crosses its slices is shown in a row below it.
+            # A thread has only one track; slices that overlap its slices without nesting are in a row below.
             below = made.tracks.lanes(f"{thread.name}, overlapping", first, count[key] - 1)
             uuids[key] = [first, *below]
     track[:] = _flat(uuids[key] for key in keys)[_first(lanes)[number] + lane]
 
 
 def _lanes_of(number: Int64, lane: Int64, count: int) -> list[int]:
-    """How many lanes each of the numbered tracks has."""
+    """Number of lanes of each of the numbered tracks."""
     most = np.zeros(count, np.int64)
     np.maximum.at(most, number, lane + 1)
     return [int(n) for n in most]
 
 
 def _first(lanes: Iterable[int]) -> Int64:
-    """Where each track's lanes begin in a list of all lanes."""
+    """Index of each track's first lane in a list of all lanes."""
     counts = np.array([*lanes], np.int64)
     return np.cumsum(counts) - counts
 
@@ -175,7 +175,7 @@ def _add_devices(
     track: Int64,
     devices: dict[tuple[int, int], int],
 ) -> None:
-    """Groups and streams of the devices of a rank; fills in the track of each activity."""
+    """Adds groups and streams for the devices of a rank; writes the track of each activity to ``track``."""
     rows = np.flatnonzero((timeline.trace.gpu["rank"] == rank).to_numpy())
     gpu = timeline.trace.gpu[rows].select("device", "stream", "start", "duration")
     number, streams = _numbered(gpu, ["device", "stream"])
@@ -203,9 +203,9 @@ class _Flows:
 
     @classmethod
     def of(cls, timeline: Timeline) -> _Flows:
-        """From launch to activity and from forward to backward op.
+        """The flows from launch to activity and from forward to backward op.
 
-        Ids: number of the activity, then numbers of the backward ops; each id ties two slices.
+        Each id connects two slices. Ids of activities count from 1; ids of backward ops continue after these.
         """
         host, gpu = timeline.trace.host, timeline.trace.gpu
         launch = timeline.trace.places["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
@@ -217,10 +217,10 @@ class _Flows:
         order = np.argsort(sources, kind="stable")
         first = np.searchsorted(sources[order], np.arange(host.height + 1))
         start = host["start"].to_numpy()
-        begun = np.append(start, 0)  # the last for -1
+        begun = np.append(start, 0)  # the last element is for the index -1
         backward = Arrows(to_host, begun[forward] < start, ids[order], first)
         none = np.zeros(gpu.height + 1, np.int64)
-        # Of equal times the host range comes first, as it is written first.
+        # At equal times the host range comes first, because it is written first.
         launched = begun[launch] <= gpu["start"].to_numpy()
         return cls(backward, Arrows(to_gpu, launched, ids[:0], none))
 
@@ -256,7 +256,7 @@ def _gpu_slices(made: Layout, timeline: Timeline, track: Int64, flows: _Flows) -
 
 
 def _add_programs(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], int]) -> None:
-    """A row with the executions of XLA programs for each device that has any."""
+    """Adds a row with the executions of XLA programs for each device that has any."""
     programs = timeline.trace.programs
     if programs.is_empty():
         return
@@ -282,7 +282,7 @@ def _add_lanes(
     by: tuple[str, pl.Series],
     devices: dict[tuple[int, int], int],
 ) -> None:
-    """A group on each device with a row for each lane, and the activities again on these."""
+    """Adds a group to each device with a row for each lane, and the activities a second time on these rows."""
     kind, names = by
     rows = np.flatnonzero(names.is_not_null().to_numpy())
     shown = timeline.trace.gpu.select("rank", "device", name=names.cast(pl.String))[rows]
@@ -305,7 +305,7 @@ def _add_lanes(
 
 
 def _add_spans(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], int]) -> None:
-    """A row of each device for each track of spans, such as why it is idle."""
+    """Adds a row to each device for each track of spans, such as the causes of its idle time."""
     frame = timeline.spans
     if frame is None or frame.is_empty():
         return

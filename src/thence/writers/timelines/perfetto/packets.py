@@ -1,8 +1,8 @@
-"""Slices and counters as packets: columns in, bytes out.
+"""Encodes columns of slices and counters as packets.
 
 Field numbers: protos/perfetto/trace/trace_packet.proto, track_event/track_event.proto and
-track_event/debug_annotation.proto. All events belong to one packet sequence, whose first packets
-clear the incremental state and hold everything interned.
+track_event/debug_annotation.proto. All events belong to one packet sequence. Its first packets
+clear the incremental state and hold all interned data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Argument", "Arrows", "Counter", "Slices", "counter_packets", "packet", "slice_packets"]
 
 _CHUNK_ROWS = 8192
-"""Rows encoded at a time: what they need stays in the caches."""
+"""Rows encoded at a time, so few that their data stays in the CPU caches."""
 
 _SEQUENCE = uint_field(10, 1)
 _NEEDS_STATE = uint_field(13, 2)
@@ -63,10 +63,10 @@ class Argument:
     """A column of arguments, each a typed debug annotation.
 
     Attributes:
-        key: number of its interned name.
+        key: number of the argument's interned name.
         type: uint, int, text (numbers of interned texts) or double.
         values: shape (n,), or (n, k) for arrays of k numbers.
-        present: which rows have it, shape (n,).
+        present: mask of the rows that have the argument, shape (n,).
     """
 
     key: int
@@ -75,7 +75,7 @@ class Argument:
     present: Mask
 
     def parts(self, rows: Int64, begins: Mask) -> list[Part]:
-        """Its annotation in each of the rows; empty where it is not present or no slice begins."""
+        """The argument's annotation in each row; empty in rows without the argument or without a begin."""
         present = self.present[rows] & begins
         if not present.any():
             return []
@@ -104,11 +104,12 @@ class Arrows:
     """Flows into and out of slices.
 
     Attributes:
-        incoming: id of the one that leads to each slice, 0 for none, shape (n,).
-        ends: whether that flow ends there; false where the slice begins before the one that it comes
-            from (clocks of host and device differ), so that the ids alone tie the two.
-        outgoing: ids of those that lead away, slice after slice.
-        first: where those of each slice begin in ``outgoing``, shape (n + 1,).
+        incoming: id of the flow into each slice, 0 for none, shape (n,).
+        ends: whether the incoming flow ends at the slice. False if the slice begins before the slice that
+            the flow comes from (the clocks of host and device differ); then the two slices are connected
+            only by the same id.
+        outgoing: ids of the flows out of the slices, slice after slice.
+        first: index of each slice's first flow in ``outgoing``, shape (n + 1,).
     """
 
     incoming: Int64
@@ -117,7 +118,7 @@ class Arrows:
     first: Int64
 
     def parts(self, rows: Int64, begins: Mask) -> list[Part]:
-        """The fields of each of the rows."""
+        """The flow fields of each row; empty in rows without a begin."""
         incoming, ends = self.incoming[rows], self.ends[rows]
         parts: list[Part] = []
         for tag, chosen in ((_FLOW_ID, ~ends), (_LAST_FLOW_ID, ends)):
@@ -140,13 +141,13 @@ class Slices:
     """Slices of one kind with their arguments; all arrays have shape (n,).
 
     Attributes:
-        track: uuid of the track of each.
+        track: uuid of each slice's track.
         start: ns, not negative.
         end: ns.
         name: number of the interned name.
         category: number of the interned category.
-        steps: the order of their begins and ends.
-        arguments: columns.
+        steps: order of the begins and ends of the slices.
+        arguments: columns of arguments.
         arrows: flows, if there are any.
     """
 
@@ -162,7 +163,7 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Values of counters: track, time (ns) and value of each."""
+    """Samples of counters: track, time (ns) and value of each sample."""
 
     track: Int64
     time: Int64
@@ -170,13 +171,13 @@ class Counter:
 
 
 def packet(content: bytes, *, clears_state: bool = False) -> bytes:
-    """One packet of the sequence, as a field of Trace."""
+    """A packet of the sequence, as a field of the message Trace."""
     flags = _CLEARS_STATE if clears_state else _NEEDS_STATE
     return bytes_field(1, _SEQUENCE + flags + content)
 
 
 def slice_packets(slices: Slices) -> Iterator[Bytes]:
-    """Begin and end packets of the slices, in the order of their steps."""
+    """Yields the begin and end packets of the slices, in the order of their steps."""
     begins, ends = slices.steps.begins, slices.steps.ends
     for low in range(0, len(begins), _CHUNK_ROWS):
         begin, end = begins[low : low + _CHUNK_ROWS], ends[low : low + _CHUNK_ROWS]
@@ -210,7 +211,7 @@ def _end(slices: Slices, rows: Int64) -> list[Part]:
 
 
 def _timed(time: Int64, event: list[Part], flags: bytes = b"") -> list[Part]:
-    """Packets; flags are needed only where something interned is referred to."""
+    """Packets of timed events; ``flags`` are needed only if the event refers to interned data."""
     content = [
         constant(_SEQUENCE + flags + _TIMESTAMP, len(time)),
         varint_column(time),
@@ -220,19 +221,19 @@ def _timed(time: Int64, event: list[Part], flags: bytes = b"") -> list[Part]:
 
 
 def _where(parts: list[Part], present: Mask) -> list[Part]:
-    """As `only_where`; ragged parts are empty in those rows already."""
+    """Like `only_where`, but allows ragged parts, which are already empty in the rows that are not present."""
     if present.all():
         return parts
     return [part if part.ragged is not None else only_where([part], present)[0] for part in parts]
 
 
 def counter_packets(track: Int64, time: Int64, value: Numbers) -> Iterator[Bytes]:
-    """Packets of counters.
+    """Yields packets of counter values.
 
     Args:
         track: uuid of the track of each value.
         time: ns, not negative.
-        value: whole numbers are written as such, others as doubles.
+        value: values; whole numbers are written as integers, others as doubles.
     """
     whole = value == np.floor(value)
     for low in range(0, len(track), _CHUNK_ROWS):

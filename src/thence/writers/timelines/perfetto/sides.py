@@ -1,4 +1,4 @@
-"""Two runs in one Perfetto trace: every row of one side directly below that of the other."""
+"""Two runs in one Perfetto trace: each row of one run is directly below the same row of the other."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _OF_STEPS = {"moved_ns": "moved by ns"}
 
 
 def write_sides_file(aligned: AlignedSteps, path: str | os.PathLike[str]) -> None:
-    """Writes both sides to a file, which appears when it is complete.
+    """Writes both sides atomically to a file.
 
     Raises:
-        ThenceError: it cannot be written there.
+        ThenceError: the file cannot be written.
     """
     try:
         with atomic_open(Path(path)) as stream:
@@ -52,8 +52,8 @@ def write_sides(aligned: AlignedSteps, stream: IO[bytes]) -> None:
     """Writes both sides as a Perfetto trace.
 
     Args:
-        aligned: their steps.
-        stream: binary; not closed.
+        aligned: the aligned steps of both sides.
+        stream: binary stream; not closed.
     """
     tracks, interned = Tracks(), Interned()
     slices = [_steps(aligned, tracks, interned), *_devices(aligned, tracks, interned)]
@@ -65,7 +65,7 @@ def write_sides(aligned: AlignedSteps, stream: IO[bytes]) -> None:
 
 
 def _head(aligned: AlignedSteps, tracks: Tracks, interned: Interned) -> Iterator[bytes]:
-    """Clock, facts, everything interned, and the tracks."""
+    """Yields the packets before the slices: clock, facts, interned data and track descriptors."""
     clock = uint_field(1, _BOOTTIME) + uint_field(2, 0)
     defaults = bytes_field(59, uint_field(58, _BOOTTIME))
     clocks = bytes_field(6, bytes_field(1, clock) + uint_field(2, _BOOTTIME))
@@ -92,7 +92,7 @@ def _steps(aligned: AlignedSteps, tracks: Tracks, interned: Interned) -> Slices:
 
 
 def _devices(aligned: AlignedSteps, tracks: Tracks, interned: Interned) -> Iterable[Slices]:
-    """For each GPU a group; in it each stream, and each side of it."""
+    """Yields slices; the tracks are a group for each GPU, with a row for each stream and side."""
     for (rank, device), rows in sorted(
         aligned.activities.group_by("rank", "device", maintain_order=True),
         key=lambda part: part[0],
@@ -110,7 +110,7 @@ def _devices(aligned: AlignedSteps, tracks: Tracks, interned: Interned) -> Itera
 def _stream(
     rows: pl.DataFrame, title: str, place: tuple[Tracks, int], interned: Interned
 ) -> Slices:
-    """One side of a stream; what crosses is on lanes of the same row."""
+    """The slices of one side of a stream; slices that overlap without nesting are on several lanes of the row."""
     tracks, group = place
     start = rows["start"].to_numpy()
     lane = split_lanes(np.zeros(len(start), np.int64), start, start + rows["duration"].to_numpy())

@@ -1,8 +1,8 @@
-"""Host threads as tracks: in which order, under which names.
+"""Order and names of the tracks of host threads.
 
-What the program did comes first, what the profiler did to itself last. Names of producers carry ids in many ways
-(``thread 2639 (pt_autograd_0)``, ``py_xla_execute/-5594605286789560846``): here a name is what the thread is, with
-its id in brackets where that is one of the operating system.
+Threads of the program come first, threads with nothing but the profiler's own overhead last. Producers of traces put
+ids into thread names in different ways (``thread 2639 (pt_autograd_0)``, ``py_xla_execute/-5594605286789560846``).
+Here the name is shown without it; the thread's id follows in parentheses if it is an id of the operating system.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["HostProcess", "HostThread", "host_processes"]
 _OF_KINETO = re.compile(r"thread -?\d+ \((.+)\)", re.DOTALL)
 _WITH_ID = re.compile(r"(.+)/-?\d+", re.DOTALL)
 _MOST_ID = 1 << 31
-"""Ids of threads are below that; larger ones are handles and hashes, which nobody can look up."""
+"""Thread ids of the operating system are below this; larger ids are handles and hashes, useless to the reader."""
 _PROFILER = "overhead"
 
 
 @dataclass(frozen=True, slots=True)
 class HostThread:
-    """One thread: its id as in ``host``, and its name."""
+    """One thread: its id in the table ``host``, and the name that is shown."""
 
     thread: int
     name: str
@@ -41,11 +41,11 @@ class HostProcess:
     """One process of a rank.
 
     Attributes:
-        rank: of it.
-        process: id as in ``host``.
-        name: shown.
-        threads: in the order in which they are shown.
-        of_profiler: whether it holds nothing but what the profiler did to itself.
+        rank: rank of the process.
+        process: id in the table ``host``.
+        name: the name that is shown.
+        threads: threads, in the order in which they are shown.
+        of_profiler: whether the process has nothing but the profiler's own overhead.
     """
 
     rank: int
@@ -56,10 +56,10 @@ class HostProcess:
 
 
 def host_processes(host: pl.DataFrame, names: pl.DataFrame) -> list[HostProcess]:
-    """The processes of all ranks in the order in which they are shown, those of the profiler last.
+    """The processes of all ranks, in the order in which they are shown; processes of the profiler come last.
 
     Args:
-        host: the table.
+        host: the table ``host``.
         names: the table ``threads``.
     """
     category = pl.col("category").cast(pl.String)
@@ -85,7 +85,7 @@ def host_processes(host: pl.DataFrame, names: pl.DataFrame) -> list[HostProcess]
 
 
 def _described(process: int, rows: pl.DataFrame) -> tuple[str, tuple[HostThread, ...], bool]:
-    """Name of a process, its threads, and whether it is the profiler's alone."""
+    """Name of a process, its threads, and whether it has only overhead of the profiler."""
     of_profiler = bool(rows["profiler"].all())
     columns = rows.select("thread", "name", "main", "calls", "profiler").rows()
     titles = _distinct([_title(*column) for column in columns])
@@ -94,7 +94,7 @@ def _described(process: int, rows: pl.DataFrame) -> tuple[str, tuple[HostThread,
 
 
 def _title(thread: int, name: str | None, main: bool, calls: bool, profiler: bool) -> str:  # noqa: FBT001 - a row
-    """What a thread is called."""
+    """The name under which a thread is shown."""
     if not name:
         known = f"thread {thread}"
         return f"{known}, calls only" if calls else f"{known}, profiler" if profiler else known
@@ -106,7 +106,7 @@ def _title(thread: int, name: str | None, main: bool, calls: bool, profiler: boo
 
 
 def _distinct(titles: Sequence[str]) -> Iterable[str]:
-    """Titles with numbers where several threads have the same."""
+    """The titles; titles of several threads get a number each."""
     several = {title for title, count in Counter(titles).items() if count > 1}
     seen: Counter[str] = Counter()
     for title in titles:

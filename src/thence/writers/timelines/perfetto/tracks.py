@@ -22,7 +22,7 @@ _FIRST_FREE_PID = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process track: id (unique in the file), name, and notes on it."""
+    """A process track: id (unique in the file), name, and labels that the viewer shows as notes."""
 
     pid: int
     name: str
@@ -43,13 +43,13 @@ class Track:
     """One track.
 
     Attributes:
-        uuid: unique in the file, from 1.
-        name: shown.
-        parent: uuid of the track that it is shown under, 0 for none.
-        rank: place among its siblings.
-        of: process or thread that it stands for.
+        uuid: id, unique in the file, from 1.
+        name: the name that is shown.
+        parent: uuid of the parent track, 0 for none.
+        rank: sort key among the track's siblings.
+        of: process or thread that the track represents.
         merge_key: tracks with the same parent and key are drawn as one row.
-        unit: of the values, where it is a counter.
+        unit: unit of the values of a counter; None for other tracks.
     """
 
     uuid: int
@@ -67,7 +67,7 @@ class Track:
             parts.append(uint_field(5, self.parent))
         if isinstance(self.of, Process):
             process = uint_field(1, self.of.pid) + text_field(6, self.of.name)
-            # Kineto's way to order processes, which viewers without process_ordering follow.
+            # Like Kineto, for viewers that do not know process_ordering: they sort by this field.
             process += uint_field(3, self.rank)
             process += b"".join(text_field(8, label) for label in self.of.labels)
             parts += [bytes_field(3, process), uint_field(19, _EXPLICIT), uint_field(20, _EXPLICIT)]
@@ -107,7 +107,7 @@ class Tracks:
         return place + 1
 
     def lanes(self, name: str, parent: int, count: int) -> list[int]:
-        """Adds as many tracks for one row and returns their uuids; they share a key if there are several."""
+        """Adds ``count`` tracks that are drawn as one row, and returns their uuids. Several share a merge key."""
         place = len(self.all)
         key = f"{parent}/{place}" if count > 1 else None
         uuids = [place + 1 + lane for lane in range(count)]
@@ -115,9 +115,9 @@ class Tracks:
         return uuids
 
     def free_pid(self, wanted: int = -1) -> int:
-        """A process id that no other process of the file has: the wanted one if it can be had.
+        """A process id that no other process of the file has; the wanted id if it is free and valid.
 
-        Ranks on different hosts may share ids, devices have none, and 0 is the idle process.
+        Processes on different hosts may have the same id, devices have no id, and 0 is the idle process.
         """
         pid = wanted if 0 < wanted < _MOST_PID else _FIRST_FREE_PID
         while pid in self._pids:
@@ -127,5 +127,5 @@ class Tracks:
 
     @staticmethod
     def thread_id(thread: int) -> int:
-        """The id itself if it can be one; others get numbers that no kernel gives to a thread."""
+        """The id itself if it is valid; else a number that no operating system gives to a thread."""
         return thread if 0 < thread <= _MOST_TID else (1 << 40) + (-thread & 0xFFFF_FFFF)

@@ -1,7 +1,7 @@
 """Protobuf's wire format (https://protobuf.dev/programming-guides/encoding/), single values and whole columns.
 
-A record that many rows share in shape is put together from `Part`s: for each row a few bytes, of
-which it uses the first so many. Every step is a NumPy operation over all rows of a chunk.
+The records of many rows with the same fields are joined from `Part`s. A part has the same number of bytes for
+each row, of which a row uses the first few. Every step is a NumPy operation over all rows of a chunk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARINT, FIXED64, _BYTES = 0, 1, 2
 
 
 def varint(value: int) -> bytes:
-    """A number, seven bits a byte, the lowest first; negative ones as their 64-bit two's complement."""
+    """A number as a varint: seven bits per byte, lowest first; negative numbers in 64-bit two's complement."""
     value &= (1 << 64) - 1
     result = bytearray()
     while value > 0x7F:
@@ -42,7 +42,7 @@ def varint(value: int) -> bytes:
 
 
 def field_tag(number: int, wire_type: int) -> bytes:
-    """The tag before each value: the field's number and the wire type."""
+    """The tag in front of a value: the field's number and the wire type."""
     return varint(number << 3 | wire_type)
 
 
@@ -66,10 +66,10 @@ class Part:
     """The bytes at one position in the records of many rows.
 
     Attributes:
-        data: uint8, shape (width, rows), or (width, 1) where they are the same for all.
-        length: int64, shape (rows,): how many of them each row uses.
-        ragged: uint8; where given, ``data`` is empty and these are the bytes of all rows one after
-            the other, ``length`` of them each.
+        data: uint8, shape (width, rows), or (width, 1) if all rows have the same bytes.
+        length: int64, shape (rows,): number of bytes that each row uses.
+        ragged: uint8; if given, ``data`` is empty and ``ragged`` has the bytes of all rows one after the
+            other, ``length`` bytes for each row.
     """
 
     data: Bytes
@@ -87,7 +87,7 @@ def varint_column(values: Numbers) -> Part:
     """A varint per row.
 
     Args:
-        values: any integers; negative ones as their 64-bit two's complement.
+        values: any integers; negative integers are encoded in 64-bit two's complement.
     """
     unsigned = values.astype(np.uint64)
     largest = int(unsigned.max(initial=0))
@@ -107,13 +107,13 @@ def varint_column(values: Numbers) -> Part:
 
 
 def fixed64_column(values: Numbers) -> Part:
-    """Eight bytes per row, the lowest first."""
+    """A little-endian 64-bit integer per row."""
     data = values.astype("<u8").view(np.uint8).reshape(len(values), 8).T
     return Part(data, np.full(len(values), 8, np.int64))
 
 
 def double_column(values: Numbers) -> Part:
-    """A double per row."""
+    """A little-endian double per row."""
     data = values.astype("<f8").view(np.uint8).reshape(len(values), 8).T
     return Part(data, np.full(len(values), 8, np.int64))
 
@@ -122,31 +122,31 @@ def ragged(content: Bytes, length: Int64) -> Part:
     """Any number of bytes per row.
 
     Args:
-        content: of all rows, one after the other.
-        length: of each row.
+        content: the bytes of all rows, one after the other.
+        length: number of bytes of each row.
     """
     return Part(np.empty((0, 1), np.uint8), length, content)
 
 
 def only_where(parts: Iterable[Part], present: Mask) -> list[Part]:
-    """The parts, empty in the rows that are not present; none of them may be ragged."""
+    """The parts, with no bytes in the rows that are not present; no part may be ragged."""
     return [Part(part.data, np.where(present, part.length, 0)) for part in parts]
 
 
 def sizes(parts: Iterable[Part]) -> Int64:
-    """Bytes of each row in all the parts together."""
+    """Number of bytes of each row, summed over the parts."""
     total: Int64 = np.sum([part.length for part in parts], axis=0, dtype=np.int64)
     return total
 
 
 def delimited(number: int, parts: Sequence[Part]) -> list[Part]:
-    """The parts as a message in a field: with tag and length before them."""
+    """The parts as a message in a field: with the tag and the length in front."""
     length = sizes(parts)
     return [constant(field_tag(number, _BYTES), len(length)), varint_column(length), *parts]
 
 
 def joined(parts: Sequence[Part]) -> Bytes:
-    """The bytes of all rows, row after row; within a row in the order of the parts."""
+    """The bytes of all rows, row after row; the bytes of a row are in the order of the parts."""
     rows = len(parts[0].length)
     width = sum(part.data.shape[0] for part in parts)
     data = np.empty((width, rows), np.uint8)
@@ -157,13 +157,13 @@ def joined(parts: Sequence[Part]) -> Bytes:
         data[offset:below] = part.data
         np.less(np.arange(below - offset)[:, None], part.length, out=used[offset:below])
         offset = below
-    # Columns are filled where they lie together, then turned once: faster than strided writing.
+    # Each byte position is filled as a contiguous row, then all are transposed once: faster than strided writes.
     regular = np.ascontiguousarray(data.T)[np.ascontiguousarray(used.T)]
     return _with_ragged(regular, parts)
 
 
 def _with_ragged(regular: Bytes, parts: Sequence[Part]) -> Bytes:
-    """Puts the bytes of a ragged part into those of the others."""
+    """Inserts the bytes of the ragged part, if there is one, into the bytes of the other parts."""
     place = next((i for i, part in enumerate(parts) if part.ragged is not None), None)
     if place is None:
         return regular

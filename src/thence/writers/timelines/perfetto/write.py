@@ -1,7 +1,7 @@
-"""A timeline as a Perfetto trace: native protobuf that ui.perfetto.dev opens as it is.
+"""Writes a timeline as a Perfetto trace: native protobuf that ui.perfetto.dev opens directly.
 
 Clocks: all timestamps are the trace's own nanoseconds, declared as BOOTTIME, Perfetto's default
-clock; a clock snapshot ties it to wall time where the trace knows that. No time is rounded.
+clock. A clock snapshot relates it to wall time if the trace has that. No time is rounded.
 Field numbers: protos/perfetto/trace/clock_snapshot.proto, trace_packet_defaults.proto and
 trace_attributes.proto.
 """
@@ -35,9 +35,9 @@ def write_perfetto(
     """Writes a timeline as a Perfetto trace.
 
     Args:
-        timeline: to be written.
-        stream: binary; not closed.
-        progress: called with how many slices are written, and how many there are.
+        timeline: the timeline to write.
+        stream: binary stream; not closed.
+        progress: called with the number of slices written so far, and the number of all slices.
     """
     made = layout(timeline)
     views = gpu_views(timeline, made) if timeline.gpu_views else None
@@ -58,7 +58,7 @@ def write_perfetto(
 
 
 def _head(timeline: Timeline, made: Layout, views: GpuViews | None) -> Iterator[bytes]:
-    """Clock, facts, everything interned, and the tracks."""
+    """Yields the packets before the slices: clock, facts, interned data and track descriptors."""
     defaults = bytes_field(59, uint_field(58, _BOOTTIME))
     first = uint_field(87, 1)
     yield packet(bytes_field(6, _clocks(timeline, made)) + defaults + first, clears_state=True)
@@ -74,7 +74,7 @@ def _head(timeline: Timeline, made: Layout, views: GpuViews | None) -> Iterator[
 
 
 def _clocks(timeline: Timeline, made: Layout) -> bytes:
-    """A clock snapshot: the trace's clock and the wall clock at the same time."""
+    """A clock snapshot: readings of the trace's clock and, if known, of the wall clock at the same time."""
     times = [slices.start.min() for slices in made.slices if len(slices.start)]
     now = int(min(times, default=0))
     readings = {_BOOTTIME: now}
@@ -86,7 +86,7 @@ def _clocks(timeline: Timeline, made: Layout) -> bytes:
 
 
 def _facts(timeline: Timeline, made: Layout) -> bytes:
-    """Facts about the trace as attributes of it, corrections of clocks first of all."""
+    """Facts about the trace as trace attributes; the corrections of clocks come first."""
     meta = timeline.trace.meta
     texts = {
         **{f"thence.input.{number}": name for number, name in enumerate(meta.inputs)},
