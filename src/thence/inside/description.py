@@ -148,7 +148,7 @@ class Description:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that one block takes when its events are staged there, headers apart."""
+        """Shared memory that one block takes when its events are staged there, without headers."""
         return 4 * _EVENT_WORDS * self.capacity * self.traces_per_block
 
     def check(self, limits: Limits, *, staged: bool = True, shared_bytes_used: int = 0) -> None:

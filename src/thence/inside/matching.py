@@ -45,9 +45,8 @@ class Matches:
 def match(kind: UInt8, name: Numbers, count: Int64) -> Matches:
     """The ranges of all traces.
 
-    Enters and exits are paired like nested brackets. In a trace where an exit is thereby paired with
-    the enter of another name (an exit was left out, or ranges cross), or an exit has no enter, the
-    events of each name are matched separately instead.
+    Enters and exits are paired like nested brackets. If this leaves an exit alone or pairs it with another
+    name (an exit was left out, or ranges cross), the trace's events are matched separately for each name.
 
     Args:
         kind: kind of each event, trace after trace.

@@ -1,8 +1,7 @@
 """A job as one HTML page: a heat map of ranks and steps, and a list of the ranks, of which two are unfolded.
 
-The page is self-contained: it needs no server and no network. It holds figures as base64 arrays of 32-bit floats,
-and texts as JSON in which every character that could end the script element is escaped. The script shows the texts
-only as text, never as HTML.
+The page needs no server and no network. It holds figures as base64 arrays of 32-bit floats, and texts as JSON in which
+every character that could end the script element is escaped. The script shows texts only as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -115,10 +114,7 @@ def _reasons(job: Job) -> list[dict[str, Any]]:
 def _maps(
     job: Job, columns: npt.NDArray[np.int64], count: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """For each map the mean of each device and column, flat, devices in the order of `Job.ranks`.
-
-    NaN in cells without a step.
-    """
+    """For each map the mean by device (in the order of `Job.ranks`) and column, flat; NaN where there is no step."""
     places = job.ranks.select("rank", "device", at=pl.int_range(pl.len()))
     steps = pl.DataFrame(
         {"key": list(job.keys), "column": columns}, schema={"key": pl.String, "column": pl.Int64}
