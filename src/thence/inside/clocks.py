@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["SOURCES", "Clocks", "clocks_of", "precision_of", "unwrapped"]
 
 _ASSUMED_GHZ = 1.98
-"""Highest SM clock of H100 SXM and H200, used where the rate is not known."""
+"""Highest SM clock of H100 SXM and H200, used if the rate was neither measured nor given nor can be estimated."""
 
 SOURCES = ("timer", "measured", "given", "neighbours", "estimated", "assumed")
 """Where the rate of a trace's clock comes from. timer: its events are in ns already. measured: from

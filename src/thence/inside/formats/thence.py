@@ -48,7 +48,7 @@ _KIND_SHIFT = 30
 _CLOCK64, _GLOBALTIMER = 0, 1
 _SCOPES = {1: "block", 2: "warpgroup", 3: "warp"}
 _MOST_APART = 1 << 10
-"""Most that starts of traces may be apart, in the high word of %globaltimer: 73 minutes."""
+"""Largest difference of a trace's start from the median start, in the high word of %globaltimer: 73 minutes."""
 _MOST_NS, _MOST_CYCLES = 1 << 42, 1 << 44
 """Longest plausible duration of a trace: 73 minutes (ns), and 2.4 hours at 2 GHz (cycles)."""
 
@@ -101,7 +101,7 @@ def _checked(
         & (header[:, _INDEX] == number % description.traces_per_block)
         & (header[:, 1] >> 8 <= _GLOBALTIMER)
     )
-    if good.any():  # all blocks of a launch begin within _MOST_APART of each other
+    if good.any():  # all blocks of a launch begin within about an hour: others are damaged
         high = header[:, _TIMER + 1]
         good &= (np.abs(high - np.median(high[good])) <= _MOST_APART) & (high < 1 << 31)
     bad = written & ~good
