@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import secrets
+import shutil
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, TextIO
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["atomic_open", "atomic_open_text", "atomic_write", "temporary_path"]
+__all__ = ["atomic_folder", "atomic_open", "atomic_open_text", "atomic_write", "temporary_path"]
 
 
 def temporary_path(target: Path) -> Path:
@@ -67,3 +68,32 @@ def atomic_write(target: Path, content: bytes | memoryview) -> None:
     """
     with atomic_open(target) as file:
         file.write(content)
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """An empty folder that replaces the target when the block ends without an exception.
+
+    After an exception the target is as it was before, and the temporary folder is deleted. The previous content of
+    the target is deleted only after the new folder has its name.
+
+    Raises:
+        OSError: the folder cannot be written there.
+    """
+    place = target.resolve()  # a symbolic link stays, and what it points to is replaced
+    unfinished, replaced = temporary_path(place), temporary_path(place)
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        with suppress(FileNotFoundError):
+            place.rename(replaced)
+        try:
+            unfinished.rename(place)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                replaced.rename(place)
+            raise
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)

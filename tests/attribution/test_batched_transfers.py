@@ -57,6 +57,14 @@ def test_a_size_that_is_not_known_makes_the_sum_unknown(tmp_path: Path) -> None:
     assert described(tmp_path, events) == [("send-recv", None)]
 
 
+def test_elements_that_are_not_known_make_their_sum_unknown(tmp_path: Path) -> None:
+    events = batch(1, 1000.0, 1100.0, EXCHANGE, PAIR)
+    (send,) = [e for e in events if e.get("args", {}).get("Collective name") == "send"]
+    del send["args"]["In msg nelems"]
+    trace = thence.open(*job(tmp_path, {0: events}))
+    assert trace.collectives.select("in_elements", "out_elements").rows() == [(None, 1000)]
+
+
 def test_ops_before_another_op_belong_to_no_later_batch(tmp_path: Path) -> None:
     """A send whose own batch was lost, then a wait for it, then the next batch."""
     lost = [op(940.0, "send", **{"Dst Rank": 1}), op(945.0, "wait")]

@@ -282,3 +282,16 @@ def test_a_cache_folder_that_cannot_be_made_is_one_sentence(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(thence.MissingRequirement, match="XDG_CACHE_HOME names another folder"):
         thence.open(tmp_path / "r.nsys-rep")
+
+
+def test_a_user_without_a_home_is_told_how_to_name_a_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")  # as pathlib says it
+
+    (tmp_path / "r.nsys-rep").write_bytes(b"report")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", no_home)
+    with pytest.raises(thence.MissingRequirement, match="no home directory; XDG_CACHE_HOME"):
+        thence.open(tmp_path / "r.nsys-rep")

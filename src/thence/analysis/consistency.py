@@ -28,18 +28,14 @@ __all__ = [
     "consistent_streams",
     "consistent_summary",
     "must",
+    "row_references",
 ]
 
 
-def consistent_references(trace: Attributed) -> Attributed:
-    """Returns the trace after checking that its row references point into their tables.
-
-    Raises:
-        Contradiction: a row reference is out of bounds, or an activity has neither a place nor a reason for having
-            none.
-    """
+def row_references(trace: Attributed) -> tuple[tuple[str, pl.Series, int], ...]:
+    """The columns of row numbers: what they refer to, in words; the column; the number of rows there are."""
     rows, ranges = trace.gpu.height, trace.host.height
-    references = (
+    return (
         ("parents of host ranges", trace.host["parent"], ranges),
         ("forward ranges", trace.host["forward"], ranges),
         ("launches", trace.places["launch"], ranges),
@@ -56,7 +52,17 @@ def consistent_references(trace: Attributed) -> Attributed:
         ("activities of programs", trace.gpu["program"], trace.programs.height),
         ("HLO modules of programs", trace.programs["hlo"], len(trace.hlo)),
     )
-    for what, column, count in references:
+
+
+def consistent_references(trace: Attributed) -> Attributed:
+    """Returns the trace after checking that its row references point into their tables.
+
+    Raises:
+        Contradiction: a row reference is out of bounds, or an activity has neither a place nor a reason for having
+            none.
+    """
+    rows = trace.gpu.height
+    for what, column, count in row_references(trace):
         inside = column.drop_nulls().is_between(0, count - 1).all()
         must(trace.meta.inputs, inside, f"{what} refer to rows that do not exist")
     must(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.consistency import row_references
 from thence.notebook import Form, Shown
 from thence.units import format_ns, format_share
 
@@ -73,10 +74,7 @@ def proof(trace: Attributed, summary: Summary | None) -> Proof:
         trace: trace whose references were checked.
         summary: summary that was checked; None if there is no device activity.
     """
-    references = [  # a part of those that `thence.analysis.consistency.consistent_references` checks
-        trace.host["parent"], trace.host["forward"], trace.places["launch"], trace.collectives["gpu"],
-        trace.collective_parts["gpu"], trace.collective_parts["host"], trace.graph_places["gpu"],
-    ]  # fmt: skip
+    references = [column for _, column, _ in row_references(trace)]
     rows = [] if summary is None else [_row(summary, kind) for kind in summary.attributed_ns]
     names = ("attributed_ns", "unattributed_ns", "together_ns", "sum_ns")
     schema = {"kind": pl.String, **dict.fromkeys(names, pl.Int64)}

@@ -89,22 +89,26 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
 def batched_kernels(parts: pl.DataFrame) -> pl.DataFrame:
     """One row of `COLLECTIVES` for each kernel: the sum of its parts.
 
-    bytes is the sum over the parts, null where the bytes of a part are unknown; in_elements is the sum over the
-    sends, out_elements the sum over the receives. The other columns have the value that all parts share, else
+    bytes is the sum over the parts, in_elements the sum over the sends, out_elements the sum over the receives, each
+    null where the value of a part is unknown. The other columns have the value that all parts share, else
     null. host is the op of the first part.
     """
     name = pl.col("collective").cast(pl.String).str.to_lowercase()
     sends = name.str.contains("send")
-    known = pl.col("bytes").null_count() == 0
     kernels = parts.group_by("gpu", maintain_order=True).agg(
         pl.col("host").first(),
-        pl.when(known).then(pl.col("bytes").sum()),
         *(pl.when(pl.col(x).n_unique() == 1).then(pl.col(x).first()).alias(x) for x in _SHARED),
-        in_elements=pl.col("in_elements").filter(sends).sum(),
-        out_elements=pl.col("out_elements").filter(~sends).sum(),
+        bytes=_sum_of_known(pl.col("bytes")),
+        in_elements=_sum_of_known(pl.col("in_elements").filter(sends)),
+        out_elements=_sum_of_known(pl.col("out_elements").filter(~sends)),
         collective=pl.lit(BATCH),
     )
     return COLLECTIVES.frame(kernels.to_dict())
+
+
+def _sum_of_known(values: pl.Expr) -> pl.Expr:
+    """The sum, null if one of the values is null."""
+    return pl.when(values.null_count() == 0).then(values.sum())
 
 
 def _batches(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.atomic_files import temporary_path
+from thence.atomic_files import atomic_folder
 from thence.errors import DamagedInput
 from thence.store.files import reading, tables_within, write_table
 from thence.store.layout import RANKS, SUMMARIES, summary_file
@@ -32,15 +31,9 @@ def join_summaries(root: Path, entries: Sequence[Entry]) -> tuple[str, ...]:
         names of the summaries.
     """
     target = root / SUMMARIES
-    unfinished = temporary_path(target)
-    unfinished.mkdir()
-    try:
+    with atomic_folder(target) as folder:
         for first in range(0, len(entries), _AT_ONCE):
-            _join(root, entries[first : first + _AT_ONCE], unfinished, f"{first:07}.parquet")
-        shutil.rmtree(target, ignore_errors=True)
-        unfinished.rename(target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+            _join(root, entries[first : first + _AT_ONCE], folder, f"{first:07}.parquet")
     return tuple(sorted(path.name for path in target.iterdir()))
 
 

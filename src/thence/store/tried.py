@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.atomic_files import atomic_write
-from thence.errors import DamagedInput
+from thence.errors import DamagedInput, MissingRequirement
 from thence.readers.nsight.export import cache_folder
 from thence.readers.parquet_probe import first_unreadable
 from thence.store.files import is_there, reading, tables_within
@@ -100,7 +100,7 @@ def _name(files: Sequence[Path]) -> str:
 
 def _remembered() -> frozenset[str]:
     """The names in the cache; none where there is no cache."""
-    with suppress(OSError, RuntimeError):
+    with suppress(OSError, MissingRequirement):
         return frozenset((cache_folder() / _FILE).read_text("ascii", "replace").split())
     return frozenset()
 
@@ -108,7 +108,7 @@ def _remembered() -> frozenset[str]:
 def _remember(names: Sequence[str]) -> None:
     """Adds names; where the cache cannot be written, a child reads the files again the next time."""
     lines = "".join(f"{name}\n" for name in names).encode()
-    with suppress(OSError, RuntimeError):
+    with suppress(OSError, MissingRequirement):
         file = cache_folder() / _FILE
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if file.exists() and file.stat().st_size + len(lines) > _MOST:

@@ -68,8 +68,8 @@ class KernelTimes:
             self._forget()
             self._cupti.enable(KERNEL)
             undo.callback(self._cupti.disable, KERNEL)
+            self._walker = Walker(self._cupti)
             self._exit = undo.pop_all()
-        self._walker = Walker(self._cupti)
         return self
 
     def __exit__(

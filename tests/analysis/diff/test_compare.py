@@ -12,7 +12,7 @@ import pytest
 
 import thence
 from diff_runs import STEP, Work, changed, simulated, trace_file
-from helpers import FSDP
+from helpers import DATA, FSDP
 from thence.analysis.diff.compare import Diff, compare
 from thence.analysis.diff.gate import judge, parse_bound
 from thence.errors import MissingData, UsageError
@@ -144,6 +144,26 @@ def test_one_run_a_side_says_what_it_does_not_know(base: list[Sample]) -> None:
     assert not diff.between
     assert any("one run a side" in note for note in diff.notes)
     assert diff.to_json()["noise"] == "within runs"
+
+
+def test_versions_that_differ_are_a_note() -> None:
+    generator = np.random.default_rng(3)
+    one, other = {"torch": "2.10.0", "nccl_version": "2.28.9"}, {"torch": "2.11.0"}
+    before, after = (
+        [simulated(generator, {"x": 1e6}, versions=versions) for _ in range(2)]
+        for versions in (one, other)
+    )
+    assert "versions differ: torch 2.10.0 before and 2.11.0 after" in compare(before, after).notes
+    assert not compare(before, after).refusals
+    assert not any("versions" in note for note in compare(before[:1], before[1:]).notes)
+
+
+def test_versions_are_those_of_the_recording() -> None:
+    """facts of the recording: meta.json of rank 0 says torch 2.11.0+cu130, driver_cuda 13.0."""
+    sample = thence.open(DATA / "recording" / "two_ranks").sample()
+    versions = sample.conditions.versions
+    assert versions["torch"] == "2.11.0+cu130"
+    assert versions["driver_cuda"] == "13.0"
 
 
 def test_a_side_with_one_run_has_the_noise_of_the_other() -> None:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
 import thence
 from helpers import TORCH
+from thence.attribution.cuda_graphs.labelling import labelled, with_labels
+from thence.readers.label_files import read_labels
+from thence.readers.registry import read
 
 GRAPHS = TORCH / "graphs"
 KEYS = (
@@ -91,3 +95,13 @@ def test_labels_beside_a_trace_are_named_and_give_way_to_those_asked_for() -> No
     asked = trace.label(GRAPHS / "comm_labels_rank0.json")
     told = (*asked.meta.notes, *asked.meta.warnings)
     assert not [text for text in told if text.startswith("labels of CUDA graphs")]
+
+
+def test_notes_of_the_reader_stay_when_labels_are_joined() -> None:
+    tables = read([str(GRAPHS / "comm_replay_rank0.json.gz")])
+    noted = replace(tables, meta=replace(tables.meta, notes=("the newest of two runs is read",)))
+    beside = with_labels(noted)
+    assert beside.meta.notes[0] == "the newest of two runs is read"
+    assert beside.meta.notes[1].startswith("labels of CUDA graphs from comm_labels_rank0.json")
+    asked = labelled(beside, [read_labels(GRAPHS / "comm_labels_rank0.json")])
+    assert asked.meta.notes == noted.meta.notes

@@ -166,7 +166,7 @@ class Diff(Shown):
     @property
     def notes(self) -> tuple[str, ...]:
         """How the figures were computed, one sentence each."""
-        return (*self._noise(), *self._steps(), *self._left_out())
+        return (*self._noise(), *self._versions(), *self._steps(), *self._left_out())
 
     def _noise(self) -> Iterator[str]:
         tested = self.rows["p"].count()
@@ -181,6 +181,16 @@ class Diff(Shown):
                 "one run a side: noise is how much the steps within each run vary; how much runs of the same program "
                 "vary is not known: give several runs a side (--before, --after)"
             )
+
+    def _versions(self) -> Iterator[str]:
+        sides = [_versions(samples) for samples in (self.before, self.after)]
+        differing = [
+            f"{name} {sides[0][name]} before and {sides[1][name]} after"
+            for name in sorted(sides[0].keys() & sides[1].keys())
+            if sides[0][name] != sides[1][name]
+        ]
+        if differing:
+            yield f"versions differ: {'; '.join(differing)}"
 
     def _steps(self) -> Iterator[str]:
         for side, samples in (("before", self.before), ("after", self.after)):
@@ -229,6 +239,15 @@ class Diff(Shown):
             "moved": list(self.moved),
             "notes": list(self.notes),
         }
+
+
+def _versions(side: Sequence[Sample]) -> dict[str, str]:
+    """The versions that the runs of a side record; different versions are joined by commas."""
+    found: dict[str, set[str]] = {}
+    for sample in side:
+        for name, version in sample.conditions.versions.items():
+            found.setdefault(name, set()).add(version)
+    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
 def _run_json(sample: Sample) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def conditions(
         devices=gpu.select("rank", "device").n_unique(),
         formats=tuple(sorted(set(meta.formats))),
         options=_facts(trace, PROFILER_OPTIONS),
-        versions=_facts(trace, _VERSIONS),
+        versions=_facts(trace, _VERSIONS) | _imported(trace),
         unsound=soundness.statement,
         copied_bytes=float(from_host["bytes"].fill_null(0).sum()) / shared_by,
         grids=_grids(gpu.filter(step != NO_ROW), shared_by),
@@ -133,6 +133,16 @@ def _facts(trace: Attributed, wanted: tuple[str, ...]) -> dict[str, str]:
         for name in wanted
     }
     return {name: ", ".join(values) for name, values in found.items() if values}
+
+
+def _imported(trace: Attributed) -> dict[str, str]:
+    """The versions of Python packages that recordings of thence hold; different versions are joined by commas."""
+    found: dict[str, set[str]] = {}
+    for facts in trace.meta.facts:
+        versions = facts.get("versions")
+        for name, version in versions.items() if isinstance(versions, dict) else ():
+            found.setdefault(str(name), set()).add(str(version))
+    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
 def _grids(gpu: pl.DataFrame, shared_by: int) -> pl.DataFrame:

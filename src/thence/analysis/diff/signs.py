@@ -102,9 +102,7 @@ def _of_group(side: pl.DataFrame, group: str) -> pl.DataFrame:
     return side.filter(pl.col("name").is_in([*names]))
 
 
-def _main_word(
-    side: pl.DataFrame, words: Sequence[tuple[str, re.Pattern[str]]]
-) -> tuple[str, str] | None:
+def _main_word(side: pl.DataFrame, words: Sequence[tuple[str, re.Pattern[str]]]) -> str | None:
     """The word that describes at least half of the kernels' time, and an empty string; None if there is none."""
     times: dict[str, float] = {}
     for name, ns in side.group_by("name").agg(pl.col("ns").sum()).sort("name").iter_rows():
@@ -113,7 +111,7 @@ def _main_word(
     best = max(times, key=lambda word: times[word], default="")
     if not best or times[best] < _MAINLY * max(_time(side), 1.0):
         return None
-    return best, ""
+    return best
 
 
 def _changed_word(
@@ -121,9 +119,9 @@ def _changed_word(
 ) -> tuple[str, str, float] | None:
     parts = [_of_group(side, group) for side in sides]
     found = [_main_word(part, words) for part in parts]
-    if found[0] is None or found[1] is None or found[0][0] == found[1][0]:
+    if found[0] is None or found[1] is None or found[0] == found[1]:
         return None
-    return found[0][0], found[1][0], _time(parts[1]) - _time(parts[0])
+    return found[0], found[1], _time(parts[1]) - _time(parts[0])
 
 
 def _precision(sides: Sequence[pl.DataFrame]) -> Sign | None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["labelled", "labelled_from_eager", "with_labels"]
 
+_NOTE = "labels of CUDA graphs"
+"""Begin of the note that names the label files that were joined."""
 _MOST_LISTED = 3
 
 
@@ -82,8 +84,9 @@ def with_labels(tables: Tables) -> Tables:
     used = [file for file in labels if file.source not in refused]
     names = ", ".join(Path(file.source).name for file in used[:_MOST_LISTED])
     names += " ..." if len(used) > _MOST_LISTED else ""
-    note = f"labels of CUDA graphs from {names}: {coverage(result)}"
-    return dataclasses.replace(result, meta=dataclasses.replace(result.meta, notes=(note,)))
+    note = f"{_NOTE} from {names}: {coverage(result)}"
+    notes = (*result.meta.notes, note)
+    return dataclasses.replace(result, meta=dataclasses.replace(result.meta, notes=notes))
 
 
 def _check_graphs(tables: Tables) -> None:
@@ -100,7 +103,8 @@ def _replace_labels(tables: Tables, joined: Joined, what: str) -> Tables:
         reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
         raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
     # These labels replace those found next to the trace, so the note about those is removed.
-    meta = dataclasses.replace(tables.meta, notes=())
+    notes = tuple(note for note in tables.meta.notes if not note.startswith(_NOTE))
+    meta = dataclasses.replace(tables.meta, notes=notes)
     result = with_places(dataclasses.replace(tables, meta=meta), joined)
     refusals = (f"{source}: {text}" for source, text in joined.foreign)
     return result.with_warnings((*joined.notes, *refusals))

@@ -65,6 +65,7 @@ def cache_file(name: str) -> Path:
 
     Raises:
         InputError: the report cannot be opened.
+        MissingRequirement: there is no folder for caches.
     """
     try:
         path = Path(name).resolve(strict=True)
@@ -81,12 +82,18 @@ def cache_folder() -> Path:
     """The user's folder for files that thence can recreate; it need not exist.
 
     Raises:
-        RuntimeError: the user has no home directory.
+        MissingRequirement: the user has no home directory.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     # By the XDG specification, a relative path is ignored.
-    cache = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return cache / "thence"
+    if Path(base).is_absolute():
+        return Path(base) / "thence"
+    try:
+        return Path.home() / ".cache" / "thence"
+    except RuntimeError as error:
+        raise MissingRequirement(
+            "there is no folder for caches: this user has no home directory; XDG_CACHE_HOME names one"
+        ) from error
 
 
 def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.atomic_files import atomic_open, temporary_path
+from thence.atomic_files import atomic_folder, atomic_open
 from thence.errors import ThenceError, UsageError
 from thence.writers.timelines.chrome import write_chrome
 from thence.writers.timelines.parquet import FILES, write_parquet
 from thence.writers.timelines.perfetto.write import write_perfetto
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from thence.model.timeline import Timeline
 
@@ -71,7 +69,8 @@ def write_timeline(
     ending = ending_of(path)
     try:
         if ending == ".parquet":
-            with _atomic_folder(target) as folder:
+            _check_replaceable(target)
+            with atomic_folder(target) as folder:
                 write_parquet(timeline, folder)
         else:
             with atomic_open(target) as stream:
@@ -114,20 +113,13 @@ def write_timeline_to(
         raise UsageError(f"{ending}: no format that goes to a stream")
 
 
-@contextmanager
-def _atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder that replaces the target on success."""
+def _check_replaceable(target: Path) -> None:
+    """Refuses to replace what Parquet output did not write.
+
+    Raises:
+        UsageError: the target is a file, or a folder with other files.
+    """
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target}: is a file; Parquet output is a folder of files")
     if target.exists() and {path.name for path in target.iterdir()} - {*FILES}:
         raise UsageError(f"{target}: holds other files, which are not deleted; choose another name")
-    unfinished = temporary_path(target)
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        if target.exists():
-            shutil.rmtree(target)
-        unfinished.replace(target)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise

@@ -1,0 +1,73 @@
+"""Folders that are replaced whole: the previous one is there until the new one has its name, and after every error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thence.atomic_files import atomic_folder
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "old").write_text("old")
+    return folder
+
+
+def test_a_new_folder_replaces_the_old_one(target: Path) -> None:
+    with atomic_folder(target) as folder:
+        (folder / "new").write_text("new")
+        assert content(target) == {"old": "old"}
+    assert content(target) == {"new": "new"}
+    assert [path.name for path in target.parent.iterdir()] == ["out"]
+
+
+def test_a_folder_that_was_not_there(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "out") as folder:
+        (folder / "new").write_text("new")
+    assert content(tmp_path / "out") == {"new": "new"}
+
+
+def test_after_an_error_the_old_folder_is_there(target: Path) -> None:
+    def written() -> None:
+        with atomic_folder(target) as folder:
+            (folder / "new").write_text("new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        written()
+    assert content(target) == {"old": "old"}
+    assert [path.name for path in target.parent.iterdir()] == ["out"]
+
+
+def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def refused(path: Path, new: Path) -> Path:
+        if new == target and (path / "new").exists():
+            raise PermissionError(13, "Permission denied")
+        return rename(path, new)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(PermissionError), atomic_folder(target) as folder:
+        (folder / "new").write_text("new")
+    assert content(target) == {"old": "old"}
+    assert [path.name for path in target.parent.iterdir()] == ["out"]
+
+
+def test_a_symbolic_link_keeps_pointing_to_its_folder(target: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    with atomic_folder(link) as folder:
+        (folder / "new").write_text("new")
+    assert link.is_symlink()
+    assert content(target) == {"new": "new"}
