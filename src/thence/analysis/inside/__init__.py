@@ -1,1 +1,1 @@
-"""In-kernel profiles: summed up, matched with the launches of a trace, and laid under its kernels."""
+"""In-kernel profiles: summaries, matching with the kernel launches of a trace, and timelines."""

@@ -1,4 +1,4 @@
-"""The launches to which a buffer of in-kernel events can belong: by kernel, grid, block, device and process."""
+"""Finds the launches to which a buffer of in-kernel events can belong: by kernel, grid, block, device and process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["KernelLaunches", "knows_device", "positive_or_none"]
 
 
 class KernelLaunches:
-    """The launches of a trace by the name of their kernel, found once for all buffers.
+    """The kernel launches of a trace, looked up by kernel name and cached for all buffers.
 
     Attributes:
         recorded: the trace.
@@ -30,15 +30,15 @@ class KernelLaunches:
         """The launches of a buffer's kernel in order of start.
 
         Args:
-            name: of the buffer, for the message.
-            decoded: its content.
+            name: name of the buffer, for the error message.
+            decoded: content of the buffer.
 
         Returns:
-            id (row of gpu), rank, device, duration, corrected (start on the timeline), and start and call (of the
-            launch) on the clock as recorded.
+            id (row of gpu), rank, device, duration, corrected (start on the timeline), and, on the clock as
+            recorded, start (of the kernel) and call (start of the launch call; the kernel's start if there is none).
 
         Raises:
-            MissingData: there is none.
+            MissingData: the trace has no such launch.
         """
         description = decoded.description
         pid = description.launch.get("pid")
@@ -68,7 +68,7 @@ class KernelLaunches:
         )  # fmt: skip
 
     def _of_kernel(self, kernel: str) -> pl.DataFrame:
-        """Rows of gpu with this kernel on the timeline's clock, and the start of their launch call."""
+        """Rows of gpu with this kernel, on the timeline's clock, with the start of their launch call."""
         if kernel not in self._named:
             self._named[kernel] = _with_calls(self.recorded, _named(self.recorded, kernel))
         return self._named[kernel]
@@ -85,7 +85,7 @@ def _with_calls(recorded: Timeline, launches: pl.DataFrame) -> pl.DataFrame:
 
 
 def _named(recorded: Timeline, kernel: str) -> pl.DataFrame:
-    """Rows of gpu whose kernel has this name, whole or as one word of a longer one; all kernels without a name."""
+    """Rows of gpu whose kernel has this name, exactly or as a word of a longer name; all kernels if it is empty."""
     gpu = recorded.trace.gpu.with_row_index("id").filter(pl.col("kind") == "kernel")
     full = pl.col("name").cast(pl.String)
     if not kernel:
@@ -111,7 +111,7 @@ def _of_process(recorded: Timeline, launches: pl.DataFrame, process: Any) -> pl.
 
 
 def knows_device(decoded: Decoded) -> bool:
-    """Whether a buffer says on which device its kernel ran."""
+    """Whether a buffer's description tells on which device its kernel ran."""
     return not isinstance(decoded.description.launch.get("device"), str)  # "one of 8"
 
 

@@ -56,13 +56,13 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class _Place:
-    """The slice that a buffer belongs to.
+    """The kernel launch that a buffer belongs to, shown as a slice of the timeline.
 
     Attributes:
         rank, device: of the slice.
-        number, of: which of the kernel's launches in order of start, of how many.
+        number, of: number of the launch among the kernel's launches in order of start, from 0, and their count.
         slice_ns: duration of the slice.
-        span_ns: from the first start to the last end inside.
+        span_ns: from the first start to the last end of the buffer's traces.
         moved_ns: shift from the buffer's times to the timeline: the mean of the differences between the
             starts and between the ends of slice and buffer.
         at_start_ns, at_end_ns: offset of the GPU's timer from the trace's clock at the start and at the
@@ -108,10 +108,10 @@ class _Buffer:
     """A buffer and its candidate launches.
 
     Attributes:
-        launches: of its kernel, as `KernelLaunches.of` returns them.
+        launches: launches of its kernel, as `KernelLaunches.of` returns them.
         possible: rows of ``launches`` that it can belong to.
-        offsets: of its timer from the trace's clock for each row of ``launches``, if the buffer belongs to that
-            launch. To be taken modulo 2^32 ns where ``wrapped``.
+        offsets: for each row of ``launches``, the offset of the buffer's timer from the trace's clock if the buffer
+            belongs to that launch; modulo 2^32 ns if ``wrapped``.
         wrapped: whether the timer has 32 bits.
         alone: whether the times of neighbouring buffers left exactly one launch.
         clocked: whether the trace's clock has a known epoch.
@@ -144,13 +144,13 @@ def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -
     """Finds the launch of each buffer.
 
     Args:
-        recorded: of a trace made at the same time.
-        parts: what each buffer is called, and what it holds: at least one trace.
-        launch: which launch of the kernel it is, in order of start from 0, where that is known.
+        recorded: timeline of a trace recorded at the same time.
+        parts: name and decoded content of each buffer; each holds at least one trace.
+        launch: number of the launch among the kernel's launches, in order of start from 0; None to find it.
 
     Raises:
-        MissingData: a buffer has no such launch, or several could be it.
-        UsageError: there are fewer launches than ``launch`` says.
+        MissingData: no launch, or more than one, matches a buffer.
+        UsageError: the kernel has no launch with the number ``launch``.
     """
     launches = KernelLaunches(recorded)
     buffers = [_buffer(launches, name, decoded) for name, decoded in parts]
@@ -174,7 +174,7 @@ def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
 
 
 def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
-    """A buffer for which every launch of its kernel is possible."""
+    """A buffer with every launch of its kernel as a candidate."""
     found = launches.of(name, decoded)
     epoch = launches.recorded.trace.meta.epoch_ns
     start, duration = (found[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
@@ -194,10 +194,10 @@ def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
 
 
 def _with_possible(buffer: _Buffer, epoch: int | None) -> _Buffer:
-    """The buffer with the launches that remain possible by length and time.
+    """The buffer with only the candidate launches whose length and time fit.
 
     Raises:
-        MissingData: none does.
+        MissingData: no launch fits.
     """
     decoded, launches = buffer.decoded, buffer.launches
     first, last = span(decoded)
@@ -220,9 +220,9 @@ def _in_order(
 ) -> tuple[Mask, Mask]:
     """Which launches fit the host times of a buffer, and which also fit those of its neighbours.
 
-    A buffer is made before its launch (host_ns) and read after it (taken_ns). Most programs launch
-    before they make the next buffer (next_ns), or read one before the next launch (previous_ns); those
-    that make all buffers first do not.
+    A buffer is made before its launch (host_ns) and read after it (taken_ns). Most programs launch the
+    kernel before they make the next buffer (next_ns), or read a buffer before the next launch (previous_ns);
+    programs that make all buffers first do neither.
     """
     call = launches["call"].to_numpy().astype(np.int64)
     end = (launches["start"] + launches["duration"]).to_numpy().astype(np.int64)
@@ -283,7 +283,7 @@ def _groups(buffers: Sequence[_Buffer]) -> list[list[int]]:
         comparable = buffer.timed and knows_device(buffer.decoded)
         process = positive_or_none(about.launch.get("pid"))
         groups.setdefault((process, about.device) if comparable else i, []).append(i)
-    # Whole times say the order; where there are none it is that in which they were given.
+    # 64-bit times give the order of the buffers; with a 32-bit time among them, the given order is kept.
     for group in groups.values():
         if not any(buffers[i].wrapped for i in group):
             group.sort(key=lambda i: span(buffers[i].decoded)[0])
@@ -294,7 +294,7 @@ def _match_together(buffers: Sequence[_Buffer]) -> list[_Place]:
     """Matches the buffers of one group together, using the distances between them."""
     chosen = _chains(buffers)
     if chosen.shape[1] > 1:
-        # Naming the launch of the first ambiguous buffer may decide the others.
+        # If the user names the launch of the first ambiguous buffer, that may determine the others.
         several = next(i for i, rows in enumerate(chosen) if len(np.unique(rows)) > 1)
         _raise_ambiguous(buffers[several], np.unique(chosen[several]), len(buffers) > 1)
     return [
@@ -310,7 +310,7 @@ def _chains(buffers: Sequence[_Buffer]) -> Int64:
         Rows of each buffer's launches: shape (buffers, ways), at least one way.
 
     Raises:
-        MissingData: there is none.
+        MissingData: there is no such assignment.
     """
     head = buffers[0]
     ways = head.possible[None, :]
@@ -323,7 +323,7 @@ def _chains(buffers: Sequence[_Buffer]) -> Int64:
         )
         good = np.abs(off) <= _JITTER_NS + _DRIFT * apart
         ids = buffer.launches["id"].to_numpy()[rows]
-        for other, taken in zip(buffers, ways, strict=False):  # no launch is of two buffers
+        for other, taken in zip(buffers, ways, strict=False):  # a launch belongs to one buffer only
             good &= ids != other.launches["id"].to_numpy()[taken]
         if not good.any():
             raise MissingData(
@@ -336,7 +336,7 @@ def _chains(buffers: Sequence[_Buffer]) -> Int64:
 
 
 def _nearest(buffer: _Buffer, before: _Buffer, taken: Int64, shift: Int64) -> tuple[Int64, Int64]:
-    """The launch on the same GPU with the clock shift nearest to the wanted one, and the difference."""
+    """For each way, the launch on the same GPU whose clock shift is nearest to ``shift``, and the difference."""
     rows, off = np.zeros(len(taken), np.int64), np.full(len(taken), _WRAP * _WRAP // 4, np.int64)
     gpus = [b.launches.select("rank", "device").to_numpy() for b in (before, buffer)]
     wrapped = buffer.wrapped or before.wrapped

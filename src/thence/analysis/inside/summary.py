@@ -25,15 +25,15 @@ class InsideSummary:
 
     Attributes:
         kernel: its name, empty when unknown.
-        rows: one row for each range name, largest total first: name, count, total_ns (of net times:
-            as recorded, less what recording took), mean_ns, p50_ns, p90_ns, p99_ns, min_ns, max_ns,
-            share (of the time of all traces; ranges inside one another count each), recorded_ns
-            (total as recorded), sms (on how many it ran), sm_low_ns and sm_high_ns (least and
-            largest mean of one SM), unclosed (ranges that nothing left, in no other column).
+        rows: one row for each range name, largest total first: name, count, total_ns (sum of net times:
+            recorded duration less recording overhead), mean_ns, p50_ns, p90_ns, p99_ns, min_ns, max_ns,
+            share (of the time of all traces; nested ranges each count in full), recorded_ns (total as
+            recorded), sms (number of SMs on which it ran), sm_low_ns and sm_high_ns (smallest and largest
+            mean of one SM), unclosed (ranges without an end, which no other column counts).
         instants: name, count of instants.
-        sms: one row for each SM: sm, blocks, traces, busy_ns (some trace ran), idle_ns (of the span),
-            start_ns and end_ns since the first trace's start.
-        traces, blocks: how many traces (of warps, warpgroups or blocks) and how many blocks there are.
+        sms: one row for each SM: sm, blocks, traces, busy_ns (at least one trace ran), idle_ns (span_ns less
+            busy_ns), start_ns and end_ns since the first trace's start.
+        traces, blocks: number of traces (of warps, warpgroups or blocks) and number of blocks.
         span_ns: first start to last end of any trace.
         trace_ns: sum of the durations of all traces.
         start_spread_ns: from the first to the last start of a block.
@@ -41,12 +41,12 @@ class InsideSummary:
         tail_idle: share of the SMs' time in the tail that was idle.
         waves: number of blocks / largest number of concurrent blocks.
         imbalance: busy time of the busiest SM / mean busy time of all SMs that ran something.
-        idle_sms: SMs that ran nothing; None where the device's number of SMs is not known.
-        clock_ghz: median SM clock; None where it is not known.
-        clock_sources: traces by where their clock's rate comes from.
+        idle_sms: number of SMs that ran nothing; None if the device's number of SMs is unknown.
+        clock_ghz: median SM clock; None if it is unknown.
+        clock_sources: number of traces by the source of their clock's rate.
         states: number of traces by state, see `thence.inside.columns.STATES`.
         dropped: events lost because the buffer was full.
-        overhead_cycles: subtracted for each event in net times.
+        overhead_cycles: cycles that net times subtract for each event.
         notes, warnings: of the decoder.
     """
 
@@ -73,7 +73,7 @@ class InsideSummary:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Every attribute as JSON values, notes and warnings apart; units are in the keys."""
+        """Every attribute except notes and warnings as JSON values; units are in the keys."""
         frames = ("rows", "instants", "sms")
         texts = ("notes", "warnings")
         plain = {

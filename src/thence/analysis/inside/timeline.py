@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["merged", "standalone"]
 
 _UNIX_TIMES_NS = 1_500_000_000_000_000_000
-"""A timer that reads less does not count from 1970."""
+"""A timer with smaller values does not count from 1970."""
 
 
 def standalone(parts: Parts) -> Timeline:
     """A timeline of in-kernel ranges only.
 
-    Args:
-        parts: what each buffer is called, and what it holds.
+    Launches with 64-bit times keep the distances between them; every other launch begins at 0.
 
-    Launches whose times are whole keep their distances; others each begin at 0.
+    Args:
+        parts: name and decoded content of each buffer.
     """
     whole = [span(d)[0] for _, d in parts if d.timer_bits == 64 and d.traces.height]
     epoch = min(whole, default=None)
@@ -69,14 +69,14 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
     """A timeline with in-kernel ranges under the slices of their kernels.
 
     Args:
-        recorded: of a trace made at the same time.
-        parts: what each buffer is called, and what it holds.
-        launch: which of the launches of the kernel it is, in order of start from 0; None finds it
-            by what `thence.analysis.inside.launch_matching` says.
+        recorded: timeline of a trace recorded at the same time.
+        parts: name and decoded content of each buffer.
+        launch: number of the launch among the kernel's launches, in order of start from 0; None finds it
+            by the criteria of `thence.analysis.inside.launch_matching`.
 
     Raises:
-        MissingData: there is no such launch, or several could be it.
-        UsageError: there are fewer launches than ``launch`` says.
+        MissingData: no launch, or more than one, matches a buffer.
+        UsageError: the kernel has no launch with the number ``launch``.
     """
     filled = [(name, d) for name, d in parts if d.traces.height]
     places = find_launches(recorded, filled, launch)
@@ -97,7 +97,7 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
 
 
 def _with_distinct_titles(phases: Sequence[Phases]) -> tuple[Phases, ...]:
-    """Numbers the titles that occur more than once, because viewers draw equal names as one track."""
+    """Numbers the titles that occur more than once, because viewers draw tracks of equal names as one track."""
     often = Counter(phase.title for phase in phases)
     number: Counter[str] = Counter()
     result = []

@@ -1,1 +1,1 @@
-"""XLA programs: their executions, what of them is warm-up, and their compilation."""
+"""XLA programs: their executions, which of these are warm-up, and their compilation."""

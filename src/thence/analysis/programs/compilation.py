@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["LIBRARY_LOADING", "Autotuning", "Compilation", "compilation"]
 
 LIBRARY_LOADING = "first XlaCompile: library loading"
-"""Phase of the own time of each rank's first compilation, which loads cuBLAS, cuDNN and others."""
+"""Phase to which the self time of a process's first compilation is counted: it loads cuBLAS, cuDNN and others."""
 
 _COMPILE = "XlaCompile"
 _AUTOTUNING = ("XlaAutotunerCompilation", "XlaAutotunerMeasurement")
@@ -42,12 +42,12 @@ _MODULE = r"[#,]module=([^#,]+)"
 
 
 class Autotuning(enum.Enum):
-    """How the phases inside autotuning are shown."""
+    """How the phases inside autotuning are counted."""
 
     BLOCK = "block"
-    """As XlaAutotunerCompilation and XlaAutotunerMeasurement, whatever happens inside."""
+    """As XlaAutotunerCompilation or XlaAutotunerMeasurement, without the phases inside these."""
     DETAIL = "detail"
-    """Phase by phase, together with the same phases of other compilation."""
+    """Phase by phase, together with the same phases outside autotuning."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Compilation(Shown):
     """Compile time of a trace by phase and by program.
 
     Attributes:
-        autotuning: how the phases inside autotuning are shown.
+        autotuning: how the phases inside autotuning are counted.
         wall_ns: duration of the outermost XlaCompile ranges, summed over ranks.
-        phases: by phase, longest first: name, self_ns (Float64; wall time of this phase alone, added over
-            ranks; they sum to wall_ns), total_ns (with the phases inside, so totals overlap), share (of
-            wall_ns), count (ranges), self_ns_min and self_ns_max (of the rank with the least and the most
-            self time in this phase; 0 if a rank has none of it).
+        phases: by phase, longest first: name, self_ns (Float64; wall time of this phase alone, summed over
+            ranks; the column sums to wall_ns), total_ns (with the phases inside, so totals overlap), share (of
+            wall_ns), count (of ranges), self_ns_min and self_ns_max (smallest and largest self time of one
+            rank in this phase; the smallest is 0 if a rank does not have the phase).
         ranks: by rank: rank, total_ns (wall time of its outermost XlaCompile ranges).
-        programs: by outermost XlaCompile, in order: rank, program, start, total_ns (wall time),
-            autotuning_ns, and parallel_ns (wall time with workers busy, in autotuning or not), both
-            part of it.
+        programs: by outermost XlaCompile, in order of rank and start: rank, program, start, total_ns (wall
+            time), autotuning_ns, and parallel_ns (wall time in which workers were busy, in autotuning or
+            not); the latter two are part of total_ns.
     """
 
     autotuning: Autotuning
@@ -74,12 +74,12 @@ class Compilation(Shown):
     programs: pl.DataFrame
 
     def covering(self, share: float) -> int:
-        """The number of longest phases that take at least this share of the wall time, from 0 to 1."""
-        before = int((self.phases["share"].cum_sum() < share - 1e-9).sum())  # sums of floats
+        """How many of the longest phases together take at least this share (0 to 1) of the wall time."""
+        before = int((self.phases["share"].cum_sum() < share - 1e-9).sum())  # float sums are not exact
         return min(before + 1, self.phases.height)
 
     def form(self) -> Form:
-        """What a notebook shows of it."""
+        """How a notebook displays the result."""
         return Form(
             f"compilation: {format_ns(self.wall_ns)}",
             f"{self.programs.height:,} compilations of {self.ranks.height:,} ranks",
@@ -106,9 +106,8 @@ def compilation(trace: Attributed, autotuning: Autotuning = Autotuning.BLOCK) ->
     """Compile time by phase and by program.
 
     Args:
-        trace: host ranges of category compile are used; of ranks with several processes each is
-            accounted on its own.
-        autotuning: how the phases inside autotuning are shown.
+        trace: its host ranges of category compile are used; each process of a rank is accounted separately.
+        autotuning: how the phases inside autotuning are counted.
     """
     ranges = trace.host.with_row_index("row").filter(pl.col("category") == "compile")
     parts = [
@@ -172,7 +171,7 @@ class _Ranges:
     parent: Int64
     phase: npt.NDArray[np.object_]
     main: Mask  # on a thread that called the compiler
-    launcher: Int64  # of workers: the range on such a thread that they work for; else NO_ROW
+    launcher: Int64  # for ranges of workers: the range on a main thread that they work for; else NO_ROW
 
     @classmethod
     def of(cls, frame: pl.DataFrame, height: int) -> _Ranges:
@@ -203,7 +202,7 @@ def _launchers(thread: Int64, start: Int64, end: Int64, parent: Int64, main: Mas
     for number in np.unique(thread[main]):
         rows = np.flatnonzero(main & (thread == number))  # in order of their start
         around = innermost(rows, start, end, parent, (start[workers], end[workers]))
-        # Of several threads that compile, the one that began its range last.
+        # If several threads compile at the time, the thread whose range began last is the launcher.
         launcher_start = np.where(
             launcher[workers] >= 0, start[launcher[workers]], np.iinfo(np.int64).min
         )
@@ -256,24 +255,24 @@ def _top_launcher(ranges: _Ranges) -> Int64:
 
 
 def _below(above: Int64, wanted: Mask) -> Mask:
-    """Which rows have a wanted row among their strict ancestors."""
+    """Which rows have a wanted row among their ancestors, themselves excluded."""
     return chain_to(above, above, wanted) >= 0
 
 
 def _children(
     parent: Int64, duration: npt.NDArray[np.float64], counted: Mask
 ) -> npt.NDArray[np.float64]:
-    """Summed duration of the ranges directly below each, on its thread."""
+    """For each range, the summed duration of its direct children, which are on the same thread."""
     chosen = np.flatnonzero((parent >= 0) & counted)
     summed = np.bincount(parent[chosen], weights=duration[chosen], minlength=len(parent))
-    return summed.astype(np.float64)  # bincount of nothing gives integers
+    return summed.astype(np.float64)  # bincount returns integers for empty input
 
 
 def _parallel(ranges: _Ranges, workers: Mask) -> tuple[Int64, npt.NDArray[np.float64]]:
     """Ranges that launched workers, and the wall time during which those workers were busy.
 
-    It lasts from the first start to the last end, less the time of the launching thread's own ranges
-    in between.
+    The wall time is counted from the workers' first start to their last end, less the time of the
+    launching range's own children in between.
     """
     tops = np.flatnonzero(workers & (ranges.parent == NO_ROW))
     launchers, group = np.unique(ranges.launcher[tops], return_inverse=True)
@@ -282,7 +281,7 @@ def _parallel(ranges: _Ranges, workers: Mask) -> tuple[Int64, npt.NDArray[np.flo
     np.minimum.at(first, group, ranges.start[tops])
     np.maximum.at(last, group, ranges.end[tops])
     busy = np.zeros(len(launchers), np.int64)
-    for number, launcher in enumerate(launchers):  # some hundred at most
+    for number, launcher in enumerate(launchers):  # a few hundred at most
         child_rows = np.flatnonzero(ranges.parent == launcher)
         window = (first[number : number + 1], last[number : number + 1])
         busy[number] = covered_lengths(*window, ranges.start[child_rows], ranges.end[child_rows])[0]
@@ -296,7 +295,7 @@ def _shares(
     launchers: Int64,
     parallel: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """The wall time that 1 ns of each range stands for: 1 on main threads, less on parallel workers."""
+    """The ns of wall time for which 1 ns of each range counts: 1 on main threads, less on parallel workers."""
     scale = np.ones(len(own))
     working = np.flatnonzero(~hidden & (ranges.launcher >= 0))
     group = np.searchsorted(launchers, ranges.launcher[working])

@@ -1,9 +1,9 @@
 """XLA programs: number of executions, their span, busy time, and idle time inside and between executions.
 
-span     from the start of an execution to its end: idle time inside it counts
-busy     the part of it in which at least one of its thunks ran (union)
-between  from the end of the execution before on the same device to the start of this one, less the time
-         in which the device did other work: copies, kernels of no program. The execution before is the one
+span     from the start of an execution to its end, idle time inside it included
+busy     the part of the span in which at least one of the execution's thunks ran (union)
+between  from the end of the previous execution on the same device to the start of this one, less the time
+         in which the device did other work: copies, kernels of no program. The previous execution is the one
          that ended last of all that began earlier, whether or not it counts here (warm-up, incomplete,
          autotuning).
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SHOWN_SHARE", "By", "Programs", "programs"]
 
 SHOWN_SHARE = 0.01
-"""Share of the time of all programs from which on one has a row of its own, unless asked for more."""
+"""Smallest share of the time of all programs with which a program is shown in a row of its own by default."""
 
 
 class By(enum.Enum):
@@ -46,15 +46,15 @@ class Programs(Shown):
     Standard deviations are those of the population (ddof 0), as in nsys-jax's notebook.
 
     Attributes:
-        phases: which executions were counted, and what was left out.
+        phases: which executions were counted, and which were left out.
         programs: by program, longest first: program, name, executions, span_ns_total (Int64), span_ns_mean,
             span_ns_std, busy_ns_total, thunks_mean, thunks_std, thunk_ns (sum over thunks), idle_inside_ns
             (span less busy), idle_between_ns (before its executions), launch_latency_ns_mean and _max (from
-            the host's launch to the first thunk; null where the trace has no host times), share (of the
-            spans of all programs, from 0 to 1).
+            the host's launch to the start of the execution; null where the trace has no host times), share (of
+            the spans of all programs, from 0 to 1).
         devices: by rank and device: executions, span_ns, busy_ns, idle_inside_ns, idle_between_ns, wall_ns
-            (first start to last end). wall = span + idle_between + other work and what is left out between,
-            unless programs overlap.
+            (first start to last end). Unless programs overlap, wall_ns = span_ns + idle_between_ns + the time in
+            between of other work and of executions that are left out.
         executions: one row per counted execution: row (in Tables.programs), rank, device, program, name,
             start, duration, thunks, thunk_ns, busy_ns, idle_inside_ns, idle_before_ns (null for the first
             of a device), launch_latency_ns.
@@ -67,11 +67,11 @@ class Programs(Shown):
 
     @property
     def large(self) -> int:
-        """How many of the first programs tables and pictures show: those with `SHOWN_SHARE`, at least one."""
+        """How many programs tables and pictures show: those with at least `SHOWN_SHARE`, but at least one."""
         return max(1, int((self.programs["share"] >= SHOWN_SHARE).sum()))
 
     def form(self) -> Form:
-        """What a notebook shows of it."""
+        """How a notebook displays the result."""
         return Form(
             f"{self.programs.height:,} XLA programs",
             self.phases.counted_statement,
@@ -87,7 +87,7 @@ class Programs(Shown):
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values: each time in milliseconds and in nanoseconds, units in the keys.
 
-        ``gpu_ms_*`` are ``span_ms_*``, and ``idle_before_ns`` is ``idle_between_ns``, under older names.
+        ``gpu_ms_*`` and ``idle_before_ns`` are older names of ``span_ms_*`` and ``idle_between_ns``.
         """
         rows = self.programs.select(
             pl.col("name").alias("program"),
@@ -132,9 +132,9 @@ def programs(
     """Executions, GPU time and idle time of every program.
 
     Args:
-        trace: attributed.
-        warm_up: rule that says which executions count, or its result.
-        by: what makes two executions ones of the same program.
+        trace: the attributed trace.
+        warm_up: rule that decides which executions count, or the result of the rule.
+        by: when two executions count as the same program.
     """
     phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
     executions = _executions(trace, phase)
@@ -189,7 +189,7 @@ def _idle_before(every: pl.DataFrame, gpu: pl.DataFrame) -> pl.Series:
 
 
 def _thunks(trace: Attributed) -> pl.DataFrame:
-    """For every row of programs: number of thunks, sum of their durations, and union of their time."""
+    """One row for every row of ``Tables.programs``: its number of thunks, and the sum and union of their times."""
     rows = trace.programs.height
     gpu = trace.gpu.filter(pl.col("program").is_not_null()).select("program", "start", "duration")
     group = gpu["program"].to_numpy().astype(np.int64)

@@ -1,10 +1,10 @@
 """Classifies executions of XLA programs as warm-up or steady state.
 
-The first executions of a program are slow for reasons of their own (library loading, other ranks
-still compiling). The rules are those of nsys-jax; every result that uses one says so.
+The first executions of a program are slow for reasons that later ones do not have (library loading,
+other ranks still compiling). The rules are those of nsys-jax; every result that uses a rule names it.
 
-Executions are counted here by XLA module (name and number), not by fingerprint as nsys-jax does
-since 2025: two modules with one fingerprint each have a first execution of their own.
+Executions are numbered here by XLA module (name and number), not by fingerprint as nsys-jax does
+since 2025: of two modules with the same fingerprint, each has its own first execution.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["Phases", "WarmUp", "compiled_modules", "module_keys", "phases", "set_apart"]
 
 _PHASES = ("init", "steady", "only", "incomplete", "autotuning")
-"""Phases of executions. only: one that the rule calls warm-up, of a program that would have no other left.
+"""Phases of executions. init: warm-up. only: warm-up by the rule, but the program has no steady execution.
 incomplete: recording seems to have ended while it ran. autotuning: run by XLA's autotuner to time a kernel
 (a program without an identity)."""
 
 _APART = {"init": "warm_up", "incomplete": "incomplete", "autotuning": "autotuning"}
-"""Phase to the code of `thence.model.reasons` under which tables keep it apart."""
+"""Maps a phase to the code of `thence.model.reasons` under which tables list it separately."""
 _LEFT_OUT = {"init": "warm-up", "incomplete": "incomplete", "autotuning": "autotuning"}
-"""Phase that does not count to the word for it."""
+"""Maps each phase that does not count to its name in statements."""
 _NAMED = 2  # programs that the statement names for each phase
 
 _COMPILE_NAME = r"^XlaCompile(?:Backend)?:#(?:.*,)?module=([^#,]+),program_id=(\d+)#"
@@ -46,9 +46,9 @@ class WarmUp(enum.Enum):
     """Execution 0 of modules whose compilation was recorded: nsys-jax in 2024
     (``warmup_removal_heuristics``)."""
     HEURISTIC = "heuristic"
-    """Executions below a threshold, 1 if the module's compilation was recorded, plus 1 if the trace
-    has collectives: later nsys-jax (``apply_warmup_heuristics``). If that leaves nothing, all is
-    steady state."""
+    """Executions whose number, from 0, is below a threshold: 1 if the module's compilation was recorded,
+    plus 1 if the trace has collectives. This is the rule of later nsys-jax (``apply_warmup_heuristics``). If
+    it leaves no execution of any program, all count as steady state."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Phases:
     Attributes:
         rule: the rule that was applied.
         phase: one of `_PHASES` for every row of ``Tables.programs``.
-        left_out: what `counted` leaves out, the most time first: phase, name (of the program), executions and
-            span_ns_total (sum of their durations).
-        statement: what `steady` leaves out, one sentence for people.
-        counted_statement: the same of `counted`.
+        left_out: executions that `counted` leaves out, by phase and program, the most time first: phase, name (of
+            the program), executions (their number) and span_ns_total (sum of their durations).
+        statement: which executions `steady` leaves out, as one sentence for people.
+        counted_statement: the same for `counted`.
     """
 
     rule: WarmUp
@@ -72,29 +72,29 @@ class Phases:
 
     @property
     def steady(self) -> pl.Series:
-        """Whether a row of ``Tables.programs`` is steady state: what measurements of speed may use."""
+        """Whether a row of ``Tables.programs`` is steady state, so that measurements of speed may use it."""
         return self.phase == "steady"
 
     @property
     def first(self) -> pl.Series:
-        """Whether the rule calls a row warm-up, also where the program has no other."""
+        """Whether a row is warm-up by the rule, including the phase "only"."""
         return self.phase.is_in(["init", "only"])
 
     @property
     def counted(self) -> pl.Series:
-        """Whether a row counts: steady state, and all there is of programs that never reached it."""
+        """Whether a row counts: steady state, or warm-up of a program that never reached steady state."""
         return self.phase.is_in(["steady", "only"])
 
 
 def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
     """The phase of every program execution.
 
-    The last execution of a module on a device is incomplete if it ran fewer thunks than the mean
-    less the standard deviation of those before (nsys-jax tests the same on GPU operations).
+    The last execution of a module on a device is incomplete if it ran fewer thunks than the mean number of
+    thunks of the executions before, less their standard deviation (nsys-jax tests the same on GPU operations).
 
     Args:
-        trace: programs, gpu, collectives, hlo and compile ranges of host are used.
-        rule: what counts as warm-up.
+        trace: its programs, gpu, collectives, hlo and the compile ranges of host are used.
+        rule: which executions count as warm-up.
     """
     module = ("rank", "device", "key")
     rows = (
@@ -134,9 +134,9 @@ def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
 
 
 def set_apart(trace: Attributed) -> pl.Series:
-    """Why tables keep each row of ``gpu`` apart, a code of `thence.model.reasons`; null for all that counts.
+    """Why tables list a row of ``gpu`` separately, as a code of `thence.model.reasons`; null for rows that count.
 
-    Apart are warm-up and incomplete executions by `WarmUp.HEURISTIC`, and what XLA's autotuner ran.
+    Listed separately are warm-up and incomplete executions by `WarmUp.HEURISTIC`, and the work of XLA's autotuner.
     """
     phase = phases(trace).phase.cast(pl.String)
     code = phase.replace_strict(_APART, default=None, return_dtype=pl.String)
@@ -149,7 +149,7 @@ def set_apart(trace: Attributed) -> pl.Series:
 def module_keys(trace: Attributed) -> pl.Series:
     """A key for the XLA module of every row of ``Tables.programs``: ``name.number``.
 
-    Where the HLO is missing, it is the program's identity or else its name.
+    If the HLO is missing, the key is the program's identity or else its name.
     """
     module_names = pl.DataFrame(
         {
@@ -185,7 +185,7 @@ def _thunk_counts(trace: Attributed) -> pl.Series:
 
 
 def _threshold(trace: Attributed, rule: WarmUp) -> pl.Expr:
-    """How many executions of a row's module count as warm-up."""
+    """How many executions of the row's module count as warm-up."""
     if rule is WarmUp.KEEP:
         return pl.lit(0)
     compiled = compiled_modules(trace).select(pl.struct("rank", "key")).to_series()
@@ -207,7 +207,7 @@ def _has_few(module: tuple[str, ...]) -> pl.Expr:
 
 
 def _left_out(trace: Attributed, phase: pl.Series) -> pl.DataFrame:
-    """What does not count, as in `Phases.left_out`."""
+    """`Phases.left_out`."""
     return (
         trace.programs.select(
             phase=phase, name=pl.col("name").cast(pl.String), duration=pl.col("duration")
@@ -252,7 +252,7 @@ def _stated(text: str, left_out: list[str]) -> str:
 
 
 def _left_out_text(rows: pl.DataFrame, phase: str) -> str:
-    """Number, time and largest programs of the executions of one phase; empty where there are none."""
+    """The executions of one phase as text: their number, time and largest programs; empty if there are none."""
     if rows.is_empty():
         return ""
     count, ns = int(rows["executions"].sum()), int(rows["span_ns_total"].sum())
