@@ -1,1 +1,1 @@
-"""Who makes the other ranks of a job wait, since when, and why."""
+"""Finds which ranks of a job make the others wait, since which step, and why."""

@@ -1,12 +1,12 @@
-"""Offset and drift of the ranks' clocks, from the collectives that they share.
+"""Estimates offset and drift of the ranks' clocks from the collectives that the ranks share.
 
-    offset    as `thence.analysis.collectives.clock_sync` estimates it: the median distance of a rank's ends from the
-              mean ends
-    drift     slope of a straight line through what is left, in ns for each second, by least squares
+    offset    as `thence.analysis.collectives.clock_sync` estimates it: the median difference between the ends of
+              collectives on a rank and the mean ends of these collectives over all ranks
+    drift     slope of a straight line, fitted by least squares to the residuals after the offset, in ns per second
 
-A drift is applied only where it moves a rank, over the time of its shared collectives, by more than `_CLEAR` times
-what the ends scatter by (nine in ten residuals), by more than 1 us, and where it halves that scatter: a slope through
-noise, or to an outlier, is no drift.
+A drift is applied only if, over the time of the rank's shared collectives, it moves the rank by more than 1 us and by
+more than `_CLEAR` times the scatter of the residuals (their 90th percentile) about the line, and if the line halves
+that scatter. Otherwise the slope may be due to noise or to an outlier.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Clocks", "clocks_of"]
 
 _RESOLUTION_NS = 1000
 _FEWEST = 8
-"""Shared collectives of a rank from which on a line is fitted."""
+"""Fewest shared collectives of a rank to which a line is fitted."""
 _SCATTER = 0.9
 _CLEAR = 5
 
@@ -41,12 +41,12 @@ class Clocks:
     """The clocks of the ranks.
 
     Attributes:
-        rows: rank, offset_ns (to be subtracted from its times; null where it shares no collective with any
-            other rank), drift_ns_per_s (null where too few are shared), drift_applied, instances (shared ones),
-            cluster (ranks of one cluster are aligned with each other), residual_median_ns, residual_p90_ns
-            (of its ends after the correction; null without any).
+        rows: rank, offset_ns (to be subtracted from the rank's times; null if it shares no collective with any
+            other rank), drift_ns_per_s (null if it shares too few), drift_applied, instances (number of shared
+            collectives), cluster (ranks of one cluster are aligned with each other), residual_median_ns,
+            residual_p90_ns (of the ends of its collectives after the correction; null if it shares none).
         alignment: as `align_clocks` returns it.
-        middle: time (ns) at which drifts count as 0.
+        middle: time (ns) at which the correction of drifts is 0.
     """
 
     rows: pl.DataFrame
@@ -55,12 +55,12 @@ class Clocks:
 
     @property
     def unaligned(self) -> list[int]:
-        """Ranks that share no collective with any other, so that their waits are not known."""
+        """Ranks that share no collective with any other rank, so that their waits are unknown."""
         return self.rows.filter(pl.col("offset_ns").is_null())["rank"].to_list()
 
     @property
     def statements(self) -> list[str]:
-        """What was done, a sentence each."""
+        """The corrections that were made, and ranks for which none was possible, one sentence each."""
         if self.rows.height < 2:
             return []
         said = [self.alignment.statement]
@@ -80,7 +80,7 @@ class Clocks:
         return said
 
     def shift(self, rank: npt.NDArray[np.int32], time: Int64) -> Int64:
-        """What is to be subtracted from times of ranks, in ns."""
+        """The ns to subtract from each time, given its rank."""
         known = self.rows["rank"].to_numpy()
         at = np.searchsorted(known, rank)
         offset = self.rows["offset_ns"].fill_null(0).to_numpy()[at]
@@ -100,8 +100,8 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
     """Offsets and drifts of the ranks.
 
     Args:
-        instances: the collectives of all ranks, times of any origin.
-        ranks: all ranks of the job, ascending; those without collectives are not aligned.
+        instances: the collectives of all ranks; their times may have any origin.
+        ranks: all ranks of the job, ascending; ranks without collectives are not aligned.
     """
     alignment = aligned(instances, instances.rows["rank"].unique().sort().to_list())
     ends = instances.rows.group_by("instance").agg(end=pl.col("end").mean())
@@ -119,7 +119,7 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
     applied = (count >= _FEWEST) & (moved > np.maximum(_CLEAR * scatter, _RESOLUTION_NS))
     applied &= scatter < before / 2
     left = np.where(applied[at], fitted, skew)
-    # A line through what is left moves the offset, too.
+    # A line through the residuals also changes the offset: by its intercept.
     extra = np.where(applied, np.rint(intercept), 0).astype(np.int64)
     found = pl.DataFrame(
         {
@@ -152,7 +152,7 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
 def _lines(
     at: Int64, time: Float64, value: Float64, count: int
 ) -> tuple[Float64, Float64, Float64]:
-    """Slope, value at time 0, and length of time of the line of least squares of each rank."""
+    """The least-squares line of each rank: slope, value at time 0, and the time from its first to its last point."""
     many = np.maximum(np.bincount(at, minlength=count), 1)
     mean_time = np.bincount(at, time, minlength=count) / many
     mean_value = np.bincount(at, value, minlength=count) / many

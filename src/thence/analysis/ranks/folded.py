@@ -1,6 +1,6 @@
-"""A whole job in rows for a timeline: a step of a rank is one span, named by what the rank did to the others in it.
+"""Timeline rows of a whole job: each step of a rank is one span, named by whether the rank waited or made others wait.
 
-A viewer colours spans by their names, so that the rows of all ranks together are a heat map of ranks and steps.
+A viewer colours spans by their names, so the rows of all ranks together form a heat map of ranks and steps.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CELLS", "STATES", "job_rows", "opened", "step_columns"]
 
 MOST_CELLS = 1_000_000
-"""Spans of all ranks together; of more, several steps in a row are one span."""
+"""Most spans of all ranks together; with more, consecutive steps are merged into one span."""
 STATES = ("makes others wait", "waits most of the step", "waits", "in time")
-"""Names of spans: it caused more than `LEAST_SHARE` of the step, else it waited for more than half of it, for more
-than a tenth, or less."""
+"""Names of spans. The first that applies is used: the device caused waits of more than `LEAST_SHARE` of the step; it
+waited for more than half of the step; it waited for more than a tenth of it; none of these."""
 _MOST, _SOME = 0.5, 0.1
 _PLACE = ["rank", "device"]
 _TIMES = ("step_ns", "compute_ns", "wait_ns", "caused_ns")
 
 
 def opened(job: Job) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Rank and device that made the others wait most, and those with which it is compared.
+    """Rank and device that made the others wait most, and rank and device with which these are compared.
 
-    Where it is compared with none, the second has the step time in the middle of all.
+    If the reasons compare it with no device, the second is the device with the median step time.
     """
     slowest = job.ranks.row(0, named=True)
     middle = job.ranks.sort("step_ns", *_PLACE).row(job.ranks.height // 2, named=True)
@@ -47,7 +47,7 @@ def opened(job: Job) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def step_columns(job: Job, most: int) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """The column of every step of `Job.keys`, and what the columns are called, so that there are ``most`` cells."""
+    """The column of every step of `Job.keys`, and the columns' labels, with at most about ``most`` cells in all."""
     keys = job.keys
     columns = max(1, most // max(job.ranks.height, 1))
     width = max(1, -(-len(keys) // columns))
@@ -69,12 +69,12 @@ def job_rows(
     """The rows of a job.
 
     Args:
-        job: whose ranks they are.
-        in_full: ranks that are shown in full beside them.
-        late: by rank and device what is said of stragglers.
-        origin_ns: time on the clock of the summaries at which the timeline reads 0.
-        corrections: ns that are taken off all times of a rank.
-        most: cells of all rows together.
+        job: the job.
+        in_full: ranks whose traces the same timeline shows in full.
+        late: texts about stragglers, by rank and device.
+        origin_ns: time on the clock of the summaries that is 0 on the timeline.
+        corrections: ns to subtract from all times of a rank, by rank.
+        most: most cells of all rows together.
     """
     shift = pl.col("rank").replace_strict(
         pl.Series(list(corrections), dtype=pl.Int32),
@@ -103,7 +103,7 @@ def job_rows(
 
 
 def _in_columns(cells: pl.DataFrame, job: Job, most: int) -> pl.DataFrame:
-    """One row per device and column of steps; times are sums over its steps."""
+    """One row per device and column; its times are sums over the steps of the column."""
     at, labels = step_columns(job, most)
     steps = pl.DataFrame(
         {"key": list(job.keys), "column": at}, schema={"key": pl.String, "column": pl.Int64}
@@ -122,7 +122,7 @@ def _in_columns(cells: pl.DataFrame, job: Job, most: int) -> pl.DataFrame:
 
 
 def _state() -> pl.Expr:
-    """Of `STATES`."""
+    """The name of each span, one of `STATES`."""
     step = pl.col("step_ns")
     return (
         pl.when(pl.col("caused_ns") > LEAST_SHARE * step)
@@ -136,7 +136,7 @@ def _state() -> pl.Expr:
 
 
 def _counters(cells: pl.DataFrame) -> pl.DataFrame:
-    """counter, time, value (ms a step): figures of all ranks from the begin of each step to that of the next."""
+    """counter, time, value (ms per step): statistics over all ranks, each valid until the start of the next step."""
     a_step = {name: pl.col(name) / pl.col("steps") for name in _TIMES}
     ms = {
         "step, median of all ranks": a_step["step_ns"].median(),
@@ -162,7 +162,7 @@ def _counters(cells: pl.DataFrame) -> pl.DataFrame:
 def _late_spans(
     rows: pl.DataFrame, job: Job, late: Mapping[tuple[int, int], str], most: int
 ) -> pl.DataFrame:
-    """track, name, start, duration, detail: from the step since which a straggler is late to its last."""
+    """track, name, start, duration, detail: one span per straggler, from its first late step to its last step."""
     begun = job.stragglers.select(*_PLACE, since="since_step").join(
         pl.DataFrame({"since": list(job.keys), "first": step_columns(job, most)[0]}),
         on="since",

@@ -1,13 +1,13 @@
-"""Process groups of a job: what they are for, the waits in them, and links that are slower than others.
+"""Process groups of a job: the kind of parallelism, the waits in each group, and links slower than others.
 
-What a group is for is told, in this order, from its name and description (``dp``, ``TENSOR_MODEL_PARALLEL_GROUP``,
-``mesh_pp`` ...), from its size (all ranks), and from its traffic: only sends and receives are those of a pipeline,
-all-to-alls those of experts. What remains is unknown.
+The kind of a group is found by the first of these rules that applies: its name and description (``dp``,
+``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_pp`` ...); its traffic, if it has only sends and receives (pipeline); its
+traffic, if it has all-to-alls and not all ranks are members (expert); its size (all ranks). Otherwise it is unknown.
 
-A link is slow where the transfers of a group (the time in which data moved, after the last had arrived) take
-longer than those of other groups with the same collective, size and message, by more than `LEAST_SHARE` of a
-step on average, with a lower bound above 0 as in `thence.analysis.ranks.stragglers`. A group without the like has
-nothing to be compared with.
+A group has a slow link if its transfers (from the arrival of the last rank to the end of the collective) take longer
+than those of other groups with the same collective, group size and message size, by more than `LEAST_SHARE` of a
+step on average, with a lower bound above 0 as in `thence.analysis.ranks.stragglers`. A group is compared only if
+there are at least two other groups like it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "group_rows", "slow_links"]
 
 KINDS = ("data", "tensor", "pipeline", "expert", "context", "all", "unknown")
-"""What a group can be for."""
+"""Kinds of process groups, by the parallelism that they serve; all: a group of all ranks."""
 _NAMES = (  # first match decides
     ("expert", r"(?:^|[^a-z])(?:e?[td]?p?_?)?(?:ep|expert|moe)(?:[^a-z]|$)|expert"),
     ("pipeline", r"(?:^|[^a-z])pp?(?:[^a-z]|$)|pipe"),
@@ -36,7 +36,7 @@ _NAMES = (  # first match decides
 )
 
 _FEWEST_ALIKE = 3
-"""Groups of one kind; of two nobody can say which one is slow."""
+"""Fewest similar groups that are compared: of only two, it is undecidable which one is slow."""
 _LINKS: dict[str, pl.DataType] = {
     "group": pl.Int32(),
     "members": pl.String(),
@@ -53,12 +53,13 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
 
     Args:
         joined: the collectives of the job.
-        world: how many ranks it shows.
+        world: number of ranks whose traces were read.
 
     Returns:
-        group, kind (of `KINDS`), told_by (name, size, traffic or null), name, description, members, size,
-        collectives (instances), exposed_ns, exposed_wait_ns, transfer_ns (exposed time that is no wait), all
-        summed over devices; the largest wait first. Collectives of XLA programs are one group without a name.
+        group, kind (one of `KINDS`), told_by (what decided the kind: name, size, traffic or null), name,
+        description, members, size, collectives (number of instances), and, summed over devices, exposed_ns,
+        exposed_wait_ns and transfer_ns (exposed time that is no wait); the largest wait first. Collectives of
+        XLA programs are one group without a name.
     """
     messages = pl.col("collective").is_in((*PEERS, "send-recv", "coalesced", "collective-permute"))
     sums = joined.rows.group_by("group").agg(
@@ -105,17 +106,17 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
 def slow_links(
     joined: Joined, steps: pl.DataFrame, keys: list[str], step_ns: float
 ) -> pl.DataFrame:
-    """Groups whose transfers take longer than those of their like.
+    """Groups whose transfers take longer than those of similar groups.
 
     Args:
         joined: the collectives of the job.
-        steps: of `thence.analysis.ranks.lateness.step_keys`.
-        keys: the steps that count, in order.
+        steps: as `thence.analysis.ranks.lateness.step_keys` returns them.
+        keys: keys of the steps that count, in order.
         step_ns: mean time of a step.
 
     Returns:
-        group, members (text), ranks (list, null where not known), extra_ns (per step, since then), low_ns,
-        since_step, times (as long as the like's median).
+        group, members (text), ranks (list; null if unknown), extra_ns (mean per step, since since_step), low_ns
+        (its lower bound), since_step (key), times (its transfer time / the median of similar groups).
     """
     moved = _transfers(joined, steps, keys)
     if moved.is_empty():
@@ -144,7 +145,11 @@ def slow_links(
 
 
 def _transfers(joined: Joined, steps: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """The transfers of whole groups that have at least two others like them: group, key, moving, typical (ns)."""
+    """Transfers of which all members are shown, in groups with at least two similar groups.
+
+    Returns:
+        group, key, moving and typical (its time and the median of similar groups, ns), and further columns.
+    """
     like = ["collective", "bytes", "group_size", "key", "turn"]
     place = ["rank", "device", "step"]
     moved = (

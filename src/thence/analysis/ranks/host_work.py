@@ -1,4 +1,4 @@
-"""How long a host works for a step: a step can be no shorter than that, whatever the other ranks do."""
+"""The time that a host works for a step: a lower bound of the step's length, whatever the other ranks do."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["host_work"]
 
 _SLOW = 20
-"""How many times the median a launch has to take to be one that waited: for room in the device's queue."""
+"""A launch that takes more than this many times the median launch waited for room in the device's queue, ..."""
 _LEAST_NS = 100_000
-"""What such a launch takes at least."""
+"""... if it also took longer than this."""
 
 
 def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
     """The length of each step on its host, less calls that waited for the device and launches that waited for room.
 
     Args:
-        trace: attributed.
-        steps: rank, host_start, host_ns, of `thence.analysis.steps.windows`.
+        trace: the attributed trace.
+        steps: rank, host_start and host_ns, as `thence.analysis.steps.windows` returns them.
 
     Returns:
-        ns, in the order of the steps; null where the host shows no step, or the rank no launch.
+        ns, in the order of the steps; null if the step has no times on the host, or the rank no launch.
     """
     rows = steps.select("rank", "host_start", "host_ns").with_row_index("at")
     work = np.zeros(rows.height, np.int64)
@@ -53,7 +53,7 @@ def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
 
 
 def _waited(trace: Attributed) -> pl.DataFrame:
-    """Launches, and calls that wait for the device: rank, start, end, and whether the device made it wait."""
+    """Launches, and calls that wait for the device: rank, start, end, and waits (whether it waited for the device)."""
     columns = ("rank", "start", "duration")
     rows = trace.places["launch"].drop_nulls().unique()
     launches = trace.host[rows.cast(pl.UInt32)].select(columns)

@@ -1,4 +1,4 @@
-"""A whole job from the summaries of its ranks: who made the others wait, how long, since which step, and why."""
+"""Analyses a job from the summaries of its ranks: which ranks made others wait, how long, since which step, and why."""
 
 from __future__ import annotations
 
@@ -29,34 +29,36 @@ __all__ = ["Job", "job_of"]
 
 _PLACE = ["rank", "device"]
 _EXPLAINED = 8
-"""Stragglers whose reasons are looked for, those that caused most."""
+"""Most stragglers that are explained: those that caused the longest waits."""
 _UNUSUAL = 4
-"""How many times the median a step has to cause for its own reasons to be no reason of the others."""
+"""A step in which a straggler caused more than this many times its median is left out of the explanation: its cause
+may be another than that of the other steps."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Who is late in a job.
+    """The devices of a job, and which of them are late.
 
     Attributes:
-        ranks: one row per device: rank, device, times_last (collectives in which others waited for it),
-            wait_caused_ns (what the device that waited longest for it waited, of its own making, summed over the
-            steps that count), caused_share (of these steps' time), straggler, mean_ns (per step, since it is late),
-            low_ns (lower bound of that beyond what others cause; null where it cannot be told), since_step, and
-            per step, in ns: step_ns, busy_ns, compute_ns, copy_ns, exposed_wait_ns, transfer_ns, idle_ns; steps,
-            steps_per_second. Who caused most comes first.
-        reasons: of stragglers, else of the device that caused most if it caused anything.
+        ranks: one row per device, the device that caused the longest waits first: rank, device, times_last (number
+            of collectives in which others waited for it), wait_caused_ns (in each step, the wait that it caused for
+            the device that waited longest for it; summed over the steps that count), caused_share (of the time of
+            these steps), straggler, mean_ns (wait caused per step, since it is late), low_ns (lower bound of mean_ns
+            less the mean of what the other devices cause; null with too few steps), since_step, and as means per
+            step, in ns: step_ns, busy_ns, compute_ns, copy_ns, exposed_wait_ns, transfer_ns, idle_ns; steps,
+            steps_per_second.
+        reasons: of stragglers; without stragglers, of the device that caused most, if it caused any wait.
         groups: as `thence.analysis.ranks.groups.group_rows` returns them.
         links: as `thence.analysis.ranks.groups.slow_links` returns them.
-        stages: rank, device, stage, and per step: step_ns, own_ns, bubble_ns, bubble_share; empty without sends
-            and receives.
-        cells: rank, device, key, start (ns, on the clock of the summaries), step_ns, wait_ns (exposed), compute_ns,
-            caused_ns: every step of every device.
-        keys: the steps in order.
-        counted: those of them that count.
+        stages: rank, device, stage, and means per step: step_ns, own_ns, bubble_ns, bubble_share; empty without
+            sends and receives.
+        cells: one row per device and step: rank, device, key, start (ns, on the clock of the summaries), step_ns,
+            wait_ns (exposed), compute_ns, caused_ns.
+        keys: keys of the steps, in order.
+        counted: keys of the steps that count, in order.
         step_ns: mean time of the steps that count.
-        clocks: of the ranks.
-        notes: what must be known to read the figures, one sentence each.
+        clocks: clocks of the ranks.
+        notes: what a reader of the numbers must know, one sentence each.
     """
 
     ranks: pl.DataFrame
@@ -78,7 +80,7 @@ class Job:
 
     @property
     def statement(self) -> str:
-        """Whether there is a straggler, one sentence."""
+        """One sentence on whether there is a straggler."""
         count = len(self.counted)
         if self.ranks.height < 2:
             return "one device, so no device waits for another"
@@ -98,7 +100,7 @@ class Job:
         )
 
     def reasons_for(self, rank: int, device: int) -> Reasons | None:
-        """Why a device is late, where that was looked for."""
+        """Why a device is late; None if it was not explained."""
         return next((r for r in self.reasons if (r.rank, r.device) == (rank, device)), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -129,11 +131,11 @@ class Job:
 
 
 def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
-    """Who is late, since when, and why.
+    """Finds which ranks are late, since when, and why.
 
     Args:
-        summaries: the tables of `thence.analysis.ranks.summary_tables.SUMMARY` with the rows of all ranks;
-            of lazy ones, kernels, places and idle time are read for the ranks in question only.
+        summaries: the tables of `thence.analysis.ranks.summary_tables.SUMMARY` with the rows of all ranks; if they
+            are lazy, kernels, places and idle are read only for the ranks that are explained or compared.
 
     Raises:
         MissingData: there is no device activity.
@@ -188,7 +190,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
 
 
 def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], list[str], list[str]]:
-    """The steps in order, those that count, and what is said of the others."""
+    """The keys of the steps in order, the keys of those that count, and notes on the others."""
     order = (
         steps.group_by("key")
         .agg(pl.col("start", "duration", "compute_ns").median(), pl.len())
@@ -199,7 +201,7 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
         return keys, keys, ["the traces name no steps: the whole recording counts as one step"]
     last = np.zeros(len(keys), np.bool_)
     compute = order["compute_ns"].to_numpy()
-    # A recording's last step is what came after the last optimizer, and ends with the recording.
+    # The last step of a recording holds what ran after the last optimizer step, and ends with the recording.
     rest = compute[-1] < np.median(compute) / 2
     last[-1] = rest or bool((devices["step_kind"] == "program").any())
     codes = left_out(order["duration"].to_numpy(), last, outliers=True)
@@ -222,7 +224,7 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
 def _late(
     devices: pl.DataFrame, caused: pl.DataFrame, counted: list[str], step_ns: float
 ) -> pl.DataFrame:
-    """`late_since` of every device: rank, device, and what each caused in all."""
+    """For every device: the result of `late_since`, with since_step, wait_caused_ns and caused_share of `Job.ranks`."""
     matrix = _matrix(devices, caused, counted)
     found = late_since(matrix, step_ns)
     names = pl.Series(counted, dtype=pl.String)
@@ -251,7 +253,7 @@ def _matrix(devices: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> npt.N
 def _usual(
     caused: pl.DataFrame, place: tuple[int, int], keys: list[str], step_ns: float
 ) -> list[str]:
-    """The steps without those in which a device caused far more than usual, if it is late in most of them."""
+    """The steps except those in which a device caused far more than its median; all if that is below `LEAST_SHARE`."""
     rows = caused.filter(
         pl.col("rank") == place[0], pl.col("device") == place[1], pl.col("key").is_in(keys)
     )
@@ -263,7 +265,7 @@ def _usual(
 
 
 def _host_bound_notes(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str]:
-    """What is said of waits for hosts that are as fast as the others."""
+    """A note on waits for ranks whose hosts are as fast as those of the others; empty if these waits are short."""
     rows = late.filter(pl.col("key").is_in(counted))
     waited = float(rows["host_bound_ns"].sum() or 0) / max(len(counted), 1)
     if waited < LEAST_SHARE * step_ns:
@@ -278,7 +280,7 @@ def _host_bound_notes(late: pl.DataFrame, counted: list[str], step_ns: float) ->
 def _left_out_of_causes(
     places: list[tuple[int, int]], every: list[list[str]], usual: list[list[str]]
 ) -> list[str]:
-    """What is said of steps that are not asked for causes."""
+    """Notes on the steps that are left out of the search for causes."""
     said = []
     for (rank, device), keys, kept in zip(places, every, usual, strict=True):
         names = [key for key in keys if key not in kept]
@@ -326,7 +328,7 @@ def _rows(
 
 
 def _stages(together: Joined, used: pl.DataFrame) -> pl.DataFrame:
-    """As `stages` returns them, of the devices that send and receive."""
+    """`thence.analysis.ranks.pipelines.stages` for the devices that send or receive."""
     rows = together.rows.filter(pl.col("collective").is_in(MESSAGES))
     groups = together.groups.select("group", "ranks")
     listed = rows.select(*_PLACE, "group").unique().join(groups, on="group", how="left")

@@ -1,8 +1,8 @@
-"""Puts the summaries of the ranks of a job together: which kernels are one collective, clocks, and waits.
+"""Joins the summaries of the ranks of a job: matches kernels to collectives, aligns clocks, and finds waits.
 
-The rules are those of whole traces (`thence.analysis.collectives.instances`, `thence.analysis.collectives.clock_sync`,
-`thence.analysis.collectives.waits`): the collectives of the summaries are laid out as the tables of a trace that holds
-nothing else, and asked there.
+The rules are those for whole traces (`thence.analysis.collectives.instances`, `thence.analysis.collectives.clock_sync`,
+`thence.analysis.collectives.waits`): the collectives of the summaries are converted to the tables of a trace that holds
+nothing else, and these rules are applied to it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _KEPT = (
     *("rank", "device", "step", "start", "duration", "bytes", "group_size", "source_rank"),
     *("job", "first_call", "launch", "exposed_ns", "exposed_start", "exposed_end"),
 )
-"""Columns of the collectives of summaries that are needed once they are matched ..."""
+"""Columns of the summaries' collectives that are needed after the match ..."""
 _TIMES = ("_start_ns", "_end_ns")
-"""... beside those that end so."""
+"""... in addition to columns with these suffixes."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,20 @@ class Joined:
     """The collectives of a job.
 
     Attributes:
-        rows: one row per device and instance that it took part in: rank, device, step (of its device; -1: none),
-            instance, collective (kind), bytes, group (number of the process group, equal on all ranks),
-            group_size, launch (null where unknown), start and end (ns since `origin`, on the common clock),
-            exposed_ns, wait_ns (null where not
-            known), exposed_wait_ns (the part of it in which nothing computed, as far as exposed time and its longest
-            piece tell, null likewise), awaited (whether
-            the others waited for it), late_rank and late_device (for whom they waited; null where not known),
-            known (whether it is matched), moving_ns, gated (whether nothing computed when it ended, so that the
-            device went on with it),
-            and compute_start_ns ... idle_end_ns as in the summary. By rank, device and start.
-        groups: group, name, description, members (text), ranks (list; null where not listed).
-        begins: rank, device, begun: when its first activity began (ns, as start).
-        clocks: of the ranks.
-        origin: ns since 1970 of time 0, or of whatever the summaries' clocks count from.
-        notes: what must be known to read the numbers.
+        rows: one row per device and instance that it took part in, sorted by rank, device and start: rank, device,
+            step (on its device; -1: none), instance, collective (kind), bytes, group (number of the process group,
+            equal on all ranks), group_size, launch (null if unknown), start and end (ns since `origin`, on the
+            common clock), exposed_ns, wait_ns (null if unknown), exposed_wait_ns (the part of the wait in which
+            nothing computed, estimated from the exposed time and its longest piece; null if unknown), awaited
+            (whether the others waited for this device), late_rank and late_device (for which device they waited;
+            null if unknown), known (whether it is matched), moving_ns, gated (whether nothing computed when the
+            collective ended, so that the device continued only then), and compute_start_ns ... idle_end_ns as in
+            the summary.
+        groups: group, name, description, members (text), ranks (list; null if they are not listed).
+        begins: rank, device, begun (start of the device's first activity, ns, on the same clock as start).
+        clocks: clocks of the ranks.
+        origin: time 0 of the other times: ns since 1970, or since the zero of the summaries' clocks.
+        notes: what a reader of the numbers must know.
     """
 
     rows: pl.DataFrame
@@ -76,10 +75,10 @@ def table_of(
     name: str,
     ranks: list[int] | None = None,
 ) -> pl.DataFrame:
-    """A table of the summaries, or the rows of some ranks; only these are read.
+    """A table of the summaries, or only its rows of ``ranks``; other rows are not read.
 
     Raises:
-        ValueError: one of its rows lacks what every row has.
+        ValueError: a required column is null in one of the rows.
     """
     frame = summaries[name].lazy()
     if ranks is not None:
@@ -88,9 +87,9 @@ def table_of(
 
 
 def joined(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Joined:
-    """Matches the collectives of all ranks, aligns the clocks, and finds who waited for whom.
+    """Matches the collectives of all ranks, aligns the clocks, and finds which device waited for which.
 
-    Calls that made their communicator are left out, with a note.
+    First calls, in which a communicator is made, are left out, and a note states their number.
     """
     groups, numbers = _groups(summaries["groups"].lazy())
     devices = table_of(summaries, "devices").select("rank", "device", begun="start")
@@ -104,9 +103,9 @@ def joined(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Joined:
 
 
 def _sorted(rows: pl.DataFrame, by: tuple[str, ...]) -> pl.DataFrame:
-    """The rows in order of columns of numbers without nulls; summaries mostly are in that order, and are not copied."""
+    """The rows sorted by numeric columns without nulls. Most summaries are sorted already, and are not gathered."""
     order = np.lexsort([rows[name].to_numpy() for name in reversed(by)])
-    # In one piece: columns of pieces of other sizes beside each other are copied again and again.
+    # Rechunk: operations on columns whose chunks differ in size would copy them each time.
     return rows.rechunk() if (np.diff(order) == 1).all() else rows[order]
 
 
@@ -118,7 +117,8 @@ def _matched(
 ) -> tuple[pl.DataFrame, pl.DataFrame, Clocks, int]:
     """The collectives with instance, unmatched and kind; the peers of the instances; the clocks; and the origin.
 
-    What is laid out for the match is larger than the rows themselves, and is given back at once.
+    This is a function of its own so that the tables built for the match, which are larger than the rows, are freed
+    when it returns.
     """
     rows = _sorted(table_of(summaries, "collectives"), ("rank", "device", "start", "number"))
     origin = int(rows["start"].min() or 0)  # type: ignore[arg-type] # an integer
@@ -134,9 +134,9 @@ def _matched(
 
 
 def _groups(groups: pl.LazyFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Process groups, once each, with a number (job); and rank, group and job of the groups of all ranks.
+    """The distinct process groups with a number (job); and rank, group and job of the groups of every rank.
 
-    In large jobs every rank lists thousands of members, so lists are compared by their hashes and kept once.
+    In large jobs every rank lists thousands of members, so lists are compared by hash, and each is kept once.
     """
     key = ["name", "description", "hash"]
     hashed = groups.with_columns(hash=pl.col("members").hash())
@@ -153,7 +153,7 @@ def _with_groups(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 
 def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> Attributed:
-    """A trace that holds the collectives alone, a row of each table for each."""
+    """A trace that holds nothing but the collectives of the summaries."""
     texts = groups.select("job", group_ranks="members")
     executions = (
         rows.filter(pl.col("execution").is_not_null())
@@ -203,7 +203,10 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
 
 
 def _in_groups(rows: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-    """Adds the process group, by its number; its ranks, which may be thousands, where a peer is named by its place."""
+    """Adds group_name (the group's number), and group_ranks where the row names a peer by its place in the group.
+
+    Other rows do not need the ranks, which may be thousands.
+    """
     peers = pl.col("source_rank").is_not_null() | pl.col("destination_rank").is_not_null()
     named = rows.with_columns(group_name=pl.col("job").cast(pl.String))
     if not rows.select(peers.any()).item():
@@ -222,7 +225,7 @@ def _timed(
     if not peers.is_empty():
         moved = clocks.shift(peers["rank"].to_numpy(), peers["start"].to_numpy())
         peers = peers.with_columns(pl.col(name) - pl.Series(moved) for name in ("start", "end"))
-    # A communicator is made by all its ranks together.
+    # All ranks of a communicator make it together, so the whole instance is left out.
     made = common.filter("first_call")["instance"].unique()
     left = common["instance"].is_in(made.implode())
     counted = common.filter(~left)
@@ -236,7 +239,7 @@ def _timed(
 
 
 def _waits(counted: pl.DataFrame, peers: pl.DataFrame) -> pl.DataFrame:
-    """`participants`, and for whom each waited."""
+    """The rows of `participants`, with late_rank and late_device: the device that the others waited for."""
     places = participants(
         counted.select(
             *("instance", "rank", "device", "bytes", "group_size", "source_rank", "start", "unmatched"),
@@ -253,7 +256,7 @@ def _waits(counted: pl.DataFrame, peers: pl.DataFrame) -> pl.DataFrame:
 
 
 def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
-    """Adds what the summaries say of each kernel, and how much of its wait is exposed."""
+    """Adds the columns of the summaries' kernels, and how much of each wait is exposed."""
     columns = (
         *(
             "step",
@@ -277,7 +280,7 @@ def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
     begin, finish = (pl.col(f"exposed_{name}") - pl.col("shift") for name in ("start", "end"))
     arrived = pl.col("start") + pl.col("wait_ns")
     piece = pl.min_horizontal(finish, arrived) - pl.max_horizontal(begin, "start")
-    # What is exposed after the last arrival is no longer than the rest of the kernel.
+    # The exposed time after the last arrival is at most the rest of the kernel; what exceeds it was exposed wait.
     rest = pl.col("duration") - pl.col("wait_ns")
     alone = pl.min_horizontal("wait_ns", pl.max_horizontal(piece, pl.col("exposed_ns") - rest, 0))
     return every.with_columns(
@@ -289,7 +292,7 @@ def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
 
 
 def _members(groups: pl.DataFrame) -> pl.DataFrame:
-    """The groups of the job, once each, with their ranks where these are listed whole."""
+    """The distinct groups of the job, with their ranks where the text lists all of them."""
     texts = pl.col("members").str.strip_chars("[]() ")
     listed = pl.col("members").str.contains(r"^\s*\[\s*\d+(\s*,\s*\d+)*\s*\]\s*$")
     ranks = (

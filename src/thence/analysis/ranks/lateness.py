@@ -1,28 +1,31 @@
-"""Who made the others wait, in which step, and what the late rank did in the time in which the median rank did less.
+"""Finds which rank made the others wait in each step, and what it spent more time on than the median rank.
 
-For a collective in which others waited for a rank:
+For a collective in which others waited for a rank, the late rank is compared with the median rank, the one that
+arrived in the middle of all:
 
-    wait        the part of each other's wait in which it computed nothing
-    stretch     from the last earlier collective of the group whose end the late device and most others had to await
-                (nothing computed there when it ended, and almost nothing while they waited) to the late arrival:
-                both ranks were together when it began. (A rank that computes while it waits is ahead afterwards, and
-                the late one has yet to compute the same.) Without such a collective, from the first activity, if
-                those of both began together (at most `_TOGETHER` of the wait apart)
-    extra       compute, copies, idle time and communication in the stretch, less those of the rank that arrived in
-                the middle of all, in its own stretch between the same two collectives
+    wait        the part of each other device's wait in which it computed nothing
+    stretch     the time before the late arrival that is compared. It begins when both ranks were at the same point:
+                at the end of the last earlier collective of the group that held up the late device and most others
+                (nothing computed on them when it ended, and almost nothing while they waited for it). (A rank that
+                computes while it waits is ahead afterwards: the late rank still has to compute the same.) Without
+                such a collective, it begins with the first activities of both ranks, if these began together (at
+                most `_TOGETHER` of the wait apart)
+    extra       compute, copies, idle time and communication of the late rank in the stretch, less those of the median
+                rank in its own stretch between the same two collectives
     inherited   the extra time in which the late rank itself waited for others, in other groups
-    behind      where the median rank's host had launched the collective before the stretch began, and the late one's
-                launched it later: how much longer the late host took between both launches, summed with its sign
-                over the step. Two hosts that take equally long are not behind, though the GPU of the one that is
-                ahead waits for the other GPU
-    own         what the late rank itself caused: wait less inherited, where behind is known at most behind plus the
-                other extra time
+    behind      known only if the median rank's host launched the collective before the stretch began, and the late
+                rank's host after that: how much longer the late host took between the launches of the two
+                collectives, summed with its sign over the step. Two hosts that take equally long are not behind,
+                although the GPU of the host that is ahead waits for the other GPU
+    own         the wait that the late rank itself caused: wait less inherited; if behind is known, at most behind plus
+                the other extra time
 
-The own wait is divided in the proportion of the extra compute, copies, idle time and transfers, so that the parts
-add up to it. Waits in sends and receives are first due to the schedule of
-the pipeline (`thence.analysis.ranks.pipelines`).
+The own wait is divided in proportion to the extra compute, copies, idle time and transfers, so that the parts add up
+to it. Waits in sends and receives are treated separately, because the schedule of the pipeline causes part of them
+(`thence.analysis.ranks.pipelines`).
 
-What a rank caused in a step is the own wait of the device that waited longest for it, summed over the step.
+The wait that a rank caused in a step: for each device that waited for it, the sum of its own waits over the step; the
+largest of these sums counts.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["MESSAGES", "PARTS", "Lateness", "lateness", "step_keys"]
 
 PARTS = ("compute", "copy", "idle", "transfer")
-"""What the extra time of a late rank can be."""
+"""What a late rank can have spent its extra time on."""
 MESSAGES = (*PEERS, "send-recv", "coalesced", "collective-permute")
 _PLACE = ("rank", "device")
 _TOGETHER = 0.1
@@ -49,15 +52,16 @@ _TOGETHER = 0.1
 
 @dataclass(frozen=True)
 class Lateness:
-    """Waits and what they are due to.
+    """Waits and their causes.
 
     Attributes:
-        late: one row per collective in which others waited for a device: instance, group, rank and device (the
-            late ones), key (of the step), wait_ns (the longest exposed wait), own_ns, host_bound_ns (not its own,
-            as its host was not behind), and of own_ns compute_ns, copy_ns, idle_ns, transfer_ns and unknown_ns (where
-            the stretch is not known); median_rank and median_device (null where the stretch is not known).
-        caused: rank, device, key, caused_ns: what each device caused in each step, where it is not 0.
-        messages: as caused, for sends and receives, nothing taken off.
+        late: one row per collective in which others waited for a device: instance, group, rank and device (the late
+            ones), key (of the step), wait_ns (the longest exposed wait), own_ns, host_bound_ns (neither own nor
+            inherited, because the late host was not behind), the parts of own_ns: compute_ns, copy_ns, idle_ns,
+            transfer_ns and unknown_ns (all of own_ns if the stretch is unknown or has no extra time); median_rank
+            and median_device (null if the stretch is unknown).
+        caused: rank, device, key, caused_ns: the wait that each device caused in each step, if not 0.
+        messages: like caused, but for sends and receives, with whole waits instead of own ones.
         waited: rank, device, key, wait_ns: exposed waits of each device in each step.
     """
 
@@ -68,11 +72,11 @@ class Lateness:
 
 
 def step_keys(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps of a summary with what they are called on all ranks.
+    """The steps of a summary with a key that is the same on all ranks.
 
     Returns:
-        the same rows with key: the name; where steps of one device share it, as all of a recording do, with the
-        number of the step on its device; where there is none, that number alone.
+        The same rows with key: the name of the step. If several steps of one device have that name, as all steps of
+        a recording do, the number of the step on its device is appended; without a name, the key is the number.
     """
     number = pl.col("step").cast(pl.String)
     shared = steps.filter(pl.struct(*_PLACE, "name").is_duplicated())["name"].drop_nulls().unique()
@@ -83,15 +87,15 @@ def step_keys(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
-    """Finds the waits of all collectives, and what they are due to.
+    """Finds the waits in all collectives, and their causes.
 
     Args:
         joined: the collectives of the job.
-        steps: of `step_keys`.
+        steps: as `step_keys` returns them.
     """
     on = (*_PLACE, "step")
     rows = attached(joined.rows, steps.select(*on, "key"), *on)
-    # Filters copy every column, and these rows are nearly all.
+    # Select the columns first: a filter copies every column, and this one keeps nearly all rows.
     waits = rows.select(
         *("instance", "collective", "late_rank", "late_device", *_PLACE, "key", "exposed_wait_ns")
     ).filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
@@ -116,10 +120,10 @@ def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
 
 
 def _caused(waits: pl.DataFrame) -> pl.DataFrame:
-    """By late device and step, the waits (ns) of the device that waited longest for it."""
+    """For each late device and step, the sum of the waits (ns) of the device that waited longest for it."""
     late = {"rank": "late_rank", "device": "late_device"}
     return (
-        # Numbers instead of texts: there may be millions of rows.
+        # Group by codes instead of strings: there may be millions of rows.
         waits.filter(pl.col("key").is_not_null())
         .with_columns(pl.col("key").cast(pl.Categorical()))
         .group_by("late_rank", "late_device", *_PLACE, "key")
@@ -137,7 +141,7 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
     wait = pl.col("exposed_wait_ns").fill_null(0)
     running = rows.with_columns(joint_end_ns=wait.cum_sum().over(*_PLACE, "group")).with_columns(
         joint_start_ns=pl.col("joint_end_ns") - wait,
-        # The same at the begin and at the end: the wait itself is in the group.
+        # Equal at the start and at the end, because the wait of the collective itself counts as joint.
         waited_start_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
         waited_end_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
     )
@@ -148,7 +152,7 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
     late = late.with_columns(wait_ns="wait_ns_longest").drop("wait_ns_longest")
     begun = _last_together(running, late)
     middle = _middle(running, late)
-    # All cumulated times of both ranks, when the stretch begins and at the arrival.
+    # All cumulated times of both ranks, at the start of the stretch and at the arrival.
     both = (
         late.join(begun, on=["instance", *_PLACE], how="left", maintain_order="left")
         .join(middle, on="instance", how="left", maintain_order="left")
@@ -166,7 +170,7 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
 
 
 def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
-    """Where nothing is known of an earlier collective, stretches from the first activities, if these began together."""
+    """Lets stretches without an earlier collective begin with the first activities, if these began together."""
     middle = begins.select(median_rank="rank", median_device="device", middle_first="begun")
     placed = both.join(
         begins.rename({"begun": "first"}), on=list(_PLACE), how="left", maintain_order="left"
@@ -186,11 +190,15 @@ def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.Dat
 
 
 _CUMULATED = ("compute", "copy", "idle", "waited", "joint")
-"""What is summed up along a device: waited in other groups, and (joint) in the one of the collective."""
+"""Cumulated times of a device; waited: exposed waits in other groups, joint: in the group of the collective."""
 
 
 def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
-    """The collective with which the stretch of each late arrival begins: instance, rank, device, before, and times."""
+    """The collective at whose end each late arrival's stretch begins.
+
+    Returns:
+        instance, rank, device, before (instance of that collective), begun, launch_begun, and cumulated times.
+    """
     ahead = pl.col("wait_ns") - pl.col("exposed_wait_ns")
     together = pl.col("gated") & (ahead <= _TOGETHER * pl.col("wait_ns")).fill_null(value=True)
     ended = (
@@ -214,7 +222,7 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
 
 
 def _middle(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
-    """Who arrived in the middle at each collective with a late rank: instance, median_rank, median_device, times."""
+    """The median rank of each collective with a late rank: instance, median_rank, median_device, and its times."""
     place = pl.int_range(pl.len()).over("instance")
     chosen = (
         running.select("instance", "start", *_PLACE, row=pl.int_range(pl.len(), dtype=pl.UInt32))
@@ -243,20 +251,20 @@ def _middle(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
 
 
 def _extra(name: str) -> pl.Expr:
-    """How much more of something the late rank has in its stretch than the median rank."""
+    """How much more of a cumulated time the late rank has in its stretch than the median rank."""
     ours = pl.col(f"{name}_start_ns") - pl.col(f"{name}_begun")
     others = pl.col(f"middle_{name}") - pl.col(f"middle_{name}_begun")
     return (ours - others).alias(f"extra_{name}")
 
 
 def _span() -> pl.Expr:
-    """How much longer the stretch of the late rank is."""
+    """How much longer the stretch of the late rank is than that of the median rank."""
     ours = pl.col("start") - pl.col("begun")
     return (ours - (pl.col("middle_start") - pl.col("middle_begun"))).alias("extra")
 
 
 def _behind() -> pl.Expr:
-    """How much longer the late host took between both launches; null where the median host was not ahead."""
+    """How much longer the late host took between the two launches; null unless only the median host was ahead."""
     ahead = pl.col("middle_launch") < pl.col("middle_begun")
     awaited = pl.col("launch") > pl.col("begun")
     ours = pl.col("launch") - pl.col("launch_begun")
@@ -265,7 +273,7 @@ def _behind() -> pl.Expr:
 
 
 def _divided(both: pl.DataFrame) -> pl.DataFrame:
-    """The own part of each wait, divided as the module says."""
+    """`Lateness.late`: the own part of each wait, divided as the module's docstring describes."""
     known = pl.col("extra").is_not_null()
     inherited = pl.when(known).then(pl.col("extra_waited").clip(0, pl.col("wait_ns"))).otherwise(0)
     talked = pl.col("extra") - pl.sum_horizontal(f"extra_{name}" for name in _CUMULATED)
@@ -274,7 +282,7 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     parts = parts.with_columns(
         behind=_behind(), **{f"more_{name}": part for name, part in positive.items()}
     )
-    # Of hosts that are as fast each is now and then the later one: over a step these times cancel out.
+    # Of equally fast hosts, each is the later one now and then: over a step, these differences cancel out.
     slower = pl.col("behind").clip(lower_bound=0)
     of_step = [*_PLACE, "key"]
     net = pl.col("behind").sum().over(of_step) / slower.sum().over(of_step)

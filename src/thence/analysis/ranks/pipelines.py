@@ -1,13 +1,14 @@
 """Pipelines: the bubble of each stage, from matched sends and receives.
 
-The bubble of a stage is the time in which its device does nothing but wait in sends and receives. Part of it is the
-schedule's: the first and the last stage fill and drain. So a stage is not late because others wait for it, but
-where its own time (compute, copies and idle time, all that is no exposed communication) is longer than that of
-the median stage; the others then wait for it by as much, at most.
+The bubble of a stage is the time in which its device does nothing but wait in sends and receives. The schedule causes
+part of it: the pipeline fills and drains. So a stage does not count as late whenever others wait for it, but only if
+its own time (compute, copies and idle time: all that is not exposed communication) is longer than that of the median
+stage. At most this difference counts as the wait that it caused.
 
-A GPU that waits for its host is idle, and that counts as its stage's own time; in the median stage, whose host may
-take as long, the GPU waits for other stages instead. A step cannot be shorter than the host of the median stage works
-for it, so idle time of a late stage counts only by as much as the step is longer. The rest is due to no late stage.
+A GPU that waits for its host is idle, and that counts as its stage's own time. In the median stage, whose host may
+take as long, the GPU waits for other stages instead. A step cannot be shorter than the time that the host of the median
+stage works for it, so extra idle time of a late stage counts only up to the difference between the length of the step
+and that time. The rest is due to no late stage.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def stages(messages: pl.DataFrame, steps: pl.DataFrame, waits: pl.DataFrame) -> 
 
     Args:
         messages: rank, device, key, wait_ns: exposed waits in sends and receives.
-        steps: of `thence.analysis.ranks.lateness.step_keys`, those that count.
-        waits: rank, device: all devices with sends or receives, with stage (place in the pipeline).
+        steps: the steps that count, as `thence.analysis.ranks.lateness.step_keys` returns them.
+        waits: rank, device, stage (place in the pipeline): all devices with sends or receives.
 
     Returns:
         rank, device, stage, key, step_ns, bubble_ns, own_ns (step less exposed communication).
@@ -47,15 +48,15 @@ def stages(messages: pl.DataFrame, steps: pl.DataFrame, waits: pl.DataFrame) -> 
 
 
 def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """What a stage makes the others wait beyond the schedule, in the columns of `Lateness.late`.
+    """The waits that a stage causes in addition to the schedule, with columns of `Lateness.late`.
 
-    It is divided by what makes the stage's own time longer than that of the median stage; host_bound_ns is the time
-    that both hosts take.
+    A wait is divided in proportion to the compute, copies and idle time by which the stage's own time is longer than
+    that of the median stage; host_bound_ns is the part that the median stage's host needs as well.
 
     Args:
-        rows: of `stages`.
-        caused: rank, device, key, caused_ns: waits of others in sends and receives, by whom they waited for.
-        steps: of `thence.analysis.ranks.lateness.step_keys`, those that count.
+        rows: as `stages` returns them.
+        caused: rank, device, key, caused_ns: waits of others in sends and receives, by the device they waited for.
+        steps: the steps that count, as `thence.analysis.ranks.lateness.step_keys` returns them.
     """
     times = rows.join(
         steps.select(*_PLACE, "key", "host_ns", *(f"{name}_ns" for name in _OWN)),
@@ -76,7 +77,7 @@ def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) 
 
 
 def _divided(late: pl.DataFrame) -> pl.DataFrame:
-    """With own_ns as what others waited for the stage of its own making, host_bound_ns, and own_ns in parts."""
+    """Replaces own_ns by the wait that the stage itself caused; adds host_bound_ns and the parts of own_ns."""
     more = {
         f"more_{name}": (pl.col(f"{name}_ns") - pl.col(f"middle_{name}")).clip(lower_bound=0)
         for name in _OWN
@@ -84,7 +85,7 @@ def _divided(late: pl.DataFrame) -> pl.DataFrame:
     slower = (pl.col("step_ns") - pl.col("middle_host")).clip(lower_bound=0)
     total = pl.sum_horizontal(f"more_{name}" for name in _OWN)
     waited = pl.min_horizontal("caused_ns", pl.col("own_ns") - pl.col("middle_ns"))
-    # Nulls are ignored: where nothing is known of the host, all idle time counts.
+    # min_horizontal ignores nulls: if the host's time is unknown, all extra idle time counts.
     parts = late.with_columns(**more).with_columns(
         waited=waited, more_idle=pl.min_horizontal("more_idle", slower)
     )

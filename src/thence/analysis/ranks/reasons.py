@@ -1,16 +1,18 @@
 """Why a rank is late: its extra time by cause, and each cause by line, module, label, kernel or call.
 
-Causes of the extra time, beside those of idle time (`thence.analysis.idle.rules`):
+Causes of the extra time, in addition to those of idle time (`thence.analysis.idle.rules`):
 
-    slower_gpu   the same kernels of the same shapes take longer, and most of them do
-    more_work    kernels ran more often, with other shapes, or only here
-    compute      some kernels take longer here, most do not
+    slower_gpu   most kernels take longer than the same kernels of the same shapes on the median rank
+    more_work    kernels ran more often than on the median rank, with other shapes, or only on the late rank
+    compute      some kernels take longer on the late rank, most do not
     copy         copies and sets, while nothing computed
     transfer     collectives of other groups moved data for longer
-    unknown      the trace does not say: the first collective of a group, or no step around it
+    unknown      the stretch is unknown (as for the first collective of a group) or has no extra time, or extra idle
+                 time has no known cause
 
-How much each is comes from the stretches before the late arrivals (`thence.analysis.ranks.lateness`); what it is
-within a stretch, from the kernels, places and idle time of the same steps on the late and on the median rank.
+The time of compute, copy, idle and transfer is taken from the stretches before the late arrivals
+(`thence.analysis.ranks.lateness`). It is divided further by comparing the kernels, places and idle time of the late
+rank with those of the median rank in the same steps.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ REASON = {
 """Columns of `Reasons.rows`."""
 
 _NAMED_SHARE = 0.2
-"""Of a cause's extra time that a place must have to be named."""
+"""A place is named if it has at least this share of a cause's extra time."""
 _LEAST_SLOWER = 1.01
-"""How many times as long the kernels of a slower GPU take at least; less is noise."""
+"""Smallest ratio of the kernels' times with which a GPU counts as slower; smaller ratios are noise."""
 _LEAST_SHARE = 0.03
-"""Of the lateness that a cause must have to be listed."""
+"""A cause is listed if it has at least this share of the lateness."""
 _BY = {
     "source": "line",
     "module": "module",
@@ -65,11 +67,11 @@ class Reasons:
     """Why a device is late.
 
     Attributes:
-        rank, device: the late one.
-        median_rank, median_device: what it is compared with; None where nothing is known.
-        steps: how many steps are compared.
+        rank, device: the late device.
+        median_rank, median_device: the device that it is compared with; None if it is compared with none.
+        steps: number of the compared steps.
         rows: columns `REASON`: for each cause one row by "cause" with its whole time (ns, over the steps) and its
-            share of the lateness, then of each kind of place the one that has most of it.
+            share of the lateness, then, for each kind of place, the place that has most of this time.
     """
 
     rank: int
@@ -91,12 +93,12 @@ def reasons_of(
     """Why a device was late in some steps.
 
     Args:
-        summaries: of all ranks.
+        summaries: summaries of all ranks.
         found: waits of the job.
-        steps: of `thence.analysis.ranks.lateness.step_keys`.
+        steps: as `thence.analysis.ranks.lateness.step_keys` returns them.
         place: rank and device.
-        keys: of the steps.
-        links: of `thence.analysis.ranks.groups.slow_links`.
+        keys: keys of the steps to explain.
+        links: as `thence.analysis.ranks.groups.slow_links` returns them.
     """
     rank, device = place
     late = found.late.filter(
@@ -159,7 +161,7 @@ def _frame(
     frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(
         share=pl.col("total_ns") / max(whole, 1)
     )
-    # Idle time without a cause and stretches that are not known are one cause.
+    # Idle time without a cause and unknown stretches are merged into the one cause "unknown".
     frame = frame.group_by("cause", "by", "name", maintain_order=True).agg(
         pl.col("total_ns", "share").sum(), pl.col("detail").drop_nulls().first()
     )
@@ -177,7 +179,7 @@ def _frame(
 
 @dataclass(frozen=True)
 class _Pair:
-    """The late device and the one that it is compared with."""
+    """The late device and the device that it is compared with."""
 
     summaries: Summaries
     steps: pl.DataFrame
@@ -186,9 +188,9 @@ class _Pair:
     keys: list[str]
 
     def table(self, name: str, by: list[str]) -> pl.DataFrame:
-        """Sums of a table of both over the steps: by, late_ns and other_ns, late_count and other_count.
+        """Sums of a table over the steps of both devices: by, late_ns and other_ns, late_count and other_count.
 
-        Where the two have different numbers of the steps, the other's sums are scaled to those of the late one.
+        If the devices have different numbers of these steps, the other's sums are scaled to the late device's number.
         """
         rows = table_of(self.summaries, name, sorted({self.late[0], self.other[0]}))
         keyed = self.steps.filter(pl.col("key").is_in(self.keys)).select("rank", "device", "step")
@@ -217,7 +219,7 @@ class _Pair:
 def _named(
     rows: pl.DataFrame, by: str, cause: str, amount: float
 ) -> list[tuple[str, str, str | None, int, None, str | None]]:
-    """The place that has most of the extra time, if it has enough of it, by its share of the cause's time."""
+    """A row for the place with most of the extra time, if that is enough; its time is its share of ``amount``."""
     extra = rows.with_columns(more=pl.col("late_ns") - pl.col("other_ns"))
     whole = float(extra["more"].sum())
     named = extra.drop_nulls("name").sort("more", "name", descending=[True, False]).head(1)
@@ -230,12 +232,12 @@ def _named(
 
 
 def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
-    """Extra compute: slower, more, or some kernels."""
+    """Rows for extra compute: slower_gpu, more_work or compute."""
     if amount <= 0:
         return []
     kernels = pair.table("kernels", list(_KEY)).filter(~pl.col("kind").is_in(["memcpy", "memset"]))
     more = pl.col("late_ns") - pl.col("other_ns")
-    # What has no row of its own is lumped together, and its count says nothing.
+    # Kernels that are merged into a row without a name count as the same: their count tells nothing.
     same = (pl.col("late_count") - pl.col("other_count")).abs() < 0.5
     same = same | pl.col("name").is_null()
     alike, unlike = kernels.filter(same), kernels.filter(~same)
@@ -263,7 +265,7 @@ def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int,
 
 
 def _ratios(alike: pl.DataFrame) -> tuple[float, float]:
-    """How many times as long kernels take: the median weighted by time, and of all together."""
+    """Ratios of the kernels' times, late / other: the median weighted by time, and the ratio of the sums."""
     timed = alike.filter(pl.col("other_ns") > 0).with_columns(
         ratio=pl.col("late_ns") / pl.col("other_ns")
     )
@@ -283,7 +285,7 @@ def _copied(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, N
 
 
 def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
-    """Extra idle time by cause, each in the proportion of what it has more of."""
+    """Rows for extra idle time, divided in proportion to how much more of each cause the late device has."""
     if amount <= 0:
         return []
     rows = pair.table("idle", ["cause", "by", "name"]).with_columns(pl.col("cause").cast(pl.String))
@@ -305,7 +307,7 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
         part = amount * more / whole
         result.append(_row(cause, "cause", None, part))
         if cause == "unknown":
-            continue  # what is not known has no place either
+            continue  # idle time of unknown cause has no place either
         of = rows.filter(pl.col("cause") == cause)
         for by in _IDLE_BY:
             result += _named(of.filter(pl.col("by") == by), by, cause, part)

@@ -1,19 +1,22 @@
-"""Which ranks are late in more than noise, by how much, and since which step.
+"""Finds which ranks are late by more than noise, by how much, and since which step.
 
-Of every device and step the samples are what it caused less what the other devices caused on average: among equal
-ranks, whoever comes last by chance, their mean is 0. A straggler is a device
+The sample of a device in a step is the wait that it caused, less the mean of the waits that the other devices caused.
+Among equal ranks, of which a different one comes last by chance each time, the mean sample is 0. A device is a
+straggler if
 
-- that caused more than `LEAST_SHARE` of a step's time on average, and
-- the lower bound of whose mean sample is above 0, where the bounds of all devices hold together (Bonferroni's
-  correction for the devices, and for the steps since which one may be late) with `SURE`: of a hundred jobs without a
-  late rank at most one names a straggler. The bound that is shown holds with `CONFIDENCE`.
+- it caused waits of more than `LEAST_SHARE` of a step's time on average, and
+- the lower bound of its mean sample is above 0. The bounds of all devices hold together with the probability `SURE`
+  (Bonferroni's correction for the number of devices, and of the steps since which a device may be late): of a hundred
+  jobs without a late rank, at most one has a straggler named. The bound that is shown holds with `CONFIDENCE`.
 
-Single steps that take far longer than all others say little of the rest, and much of the mean's error: beside the mean
-of all samples, that of the samples without the fifth at either end is tested (Yuen, 1974), for both tests corrected.
+A single step that takes far longer than all others tells little about the rest, but makes the error of the mean
+large. So in addition to the mean of all samples, the mean without the fifth of the samples at either end is tested
+(Yuen, 1974), and the bounds are corrected for both tests.
 
-A device may become late in a later step: all steps are tried, and where the run as a whole does not pass, the part
-since the step that divides the samples best (least squares) is tested, corrected for the number of steps. Since then
-it is late if it was in time before, or caused less than half as much (medians) in at least `FEWEST_STEPS` steps.
+A device may become late in a later step. All steps are tried: the step that divides the waits best into two parts
+(least squares) is found, and the part since that step is tested, corrected for the number of steps. The device is late
+since that step if it was in time before, or if it caused less than half as much before (medians, at least
+`FEWEST_STEPS` steps).
 """
 
 from __future__ import annotations
@@ -34,28 +37,28 @@ if TYPE_CHECKING:
 __all__ = ["CONFIDENCE", "FEWEST_STEPS", "LEAST_SHARE", "SURE", "late_since"]
 
 LEAST_SHARE = 0.02
-"""Of a step's time that a straggler costs the others."""
+"""A straggler makes the others wait for more than this share of a step's time."""
 CONFIDENCE = 0.95
-"""With which all lower bounds that are told hold together."""
+"""Probability with which all lower bounds that are shown hold together."""
 SURE = 0.99
-"""With which all bounds must be above 0."""
+"""Probability with which all lower bounds that decide about stragglers hold together."""
 FEWEST_STEPS = 3
-"""Of which a bound can be told."""
+"""Fewest steps from which a bound is computed."""
 _TRIMMED = 5
-"""The samples of which one at either end is left out, of the trimmed mean."""
+"""The trimmed mean leaves out 1 of this many samples at either end."""
 
 
 def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
-    """Which devices are stragglers.
+    """Finds which devices are stragglers.
 
     Args:
-        caused: what each device caused in each step, ns, shape (devices, steps), in order of time.
+        caused: the wait that each device caused in each step, ns, shape (devices, steps), in order of time.
         step_ns: mean time of a step.
 
     Returns:
-        one row per device: straggler, since (number of the step, 0 where late from the beginning; null for
-        others), mean_ns (of what it caused per step, since then), low_ns (lower bound of the mean
-        sample; null with fewer than `FEWEST_STEPS` steps), steps (that these are of).
+        One row per device: straggler, since (number of the first late step, 0 if it is late from the beginning;
+        null if it is no straggler), mean_ns (wait caused per step, since then), low_ns (lower bound of the mean
+        sample; null with fewer than `FEWEST_STEPS` steps), steps (number of steps that mean_ns and low_ns are of).
     """
     devices, steps = caused.shape
     others = (caused.sum(axis=0) - caused) / max(devices - 1, 1)
@@ -69,7 +72,7 @@ def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
     late = (mean > least) & (sure > 0)
     mean_of_part, low_of_part, sure = _bounds(sample, caused, parts, tests * max(steps, 1))
     late_of_part = (mean_of_part > least) & (sure > 0) & (parts > 0)
-    # A run that is late as a whole may still have begun in time.
+    # A device that is late over the whole run may still have been in time at first.
     later = late_of_part & (~late | _in_time(caused, parts, step_ns))
     since = np.where(later, parts, 0)
     found = late | later
@@ -86,14 +89,14 @@ def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
 
 
 def _divides_best(values: Float) -> Int64:
-    """For each row the first column of the second part, where two means fit best."""
+    """For each row, the first column of the second part in the division into two parts whose means fit best."""
     devices, steps = values.shape
     if steps < FEWEST_STEPS + 1:
         return np.zeros(devices, np.int64)
     sums = np.cumsum(values, axis=1)
     total = sums[:, -1:]
     before = np.arange(1, steps)
-    # The larger this is, the less is left of the squares.
+    # The larger this is, the smaller is the sum of squared residuals.
     between = np.square(sums[:, :-1]) / before + np.square(total - sums[:, :-1]) / (steps - before)
     between[:, steps - FEWEST_STEPS :] = -np.inf
     result: Int64 = np.argmax(between, axis=1) + 1
@@ -101,12 +104,12 @@ def _divides_best(values: Float) -> Int64:
 
 
 def _candidates(caused: Float, begin: Int64, step_ns: float) -> Int64:
-    """The begin of the later part where it is late and the earlier one is not; else 0."""
+    """The first step of the later part, if the device is late there and not in the earlier part; else 0."""
     return np.where(_in_time(caused, begin, step_ns), begin, 0)
 
 
 def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool_]:
-    """Whether a device was in time before a step, or half as late, and caused more than twice as much since."""
+    """Whether a device caused more than twice as much since a step, and was in time or half as late before it."""
     after = np.arange(caused.shape[1]) >= begin[:, None]
     count = np.maximum(after.sum(axis=1), 1)
     late = (caused * after).sum(axis=1) / count
@@ -125,14 +128,14 @@ def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool
 
 
 def _bounds(sample: Float, caused: Float, begin: Int64, tests: int) -> tuple[Float, Float, Float]:
-    """The means of what was caused since a step, and lower bounds of the mean samples: `CONFIDENCE` and `SURE`.
+    """Mean wait caused since a step, and lower bounds of the mean sample with `CONFIDENCE` and with `SURE`.
 
-    Bounds are NaN where there are too few steps.
+    The larger bound of the plain and the trimmed mean counts. Bounds are NaN if there are too few steps.
     """
     counted = np.arange(sample.shape[1]) >= begin[:, None]
     count = counted.sum(axis=1)
     cut = count // _TRIMMED
-    # Where nothing can be cut both means are one, and one test.
+    # If there are too few samples to trim, both means are equal, and there is one test.
     both = 2 * tests if sample.shape[1] >= _TRIMMED else tests
     plain = _bounds_of_mean(sample, begin, np.zeros_like(count), both)
     trimmed = _bounds_of_mean(sample, begin, cut, both)
@@ -141,7 +144,7 @@ def _bounds(sample: Float, caused: Float, begin: Int64, tests: int) -> tuple[Flo
 
 
 def _bounds_of_mean(sample: Float, begin: Int64, cut: Int64, tests: int) -> tuple[Float, Float]:
-    """Lower bounds of each row's mean since a step, without the ``cut`` smallest and largest values."""
+    """Lower bounds of each row's mean since a step, with ``cut`` values left out at either end."""
     steps = sample.shape[1]
     counted = np.arange(steps) >= begin[:, None]
     count = counted.sum(axis=1)
@@ -151,14 +154,14 @@ def _bounds_of_mean(sample: Float, begin: Int64, cut: Int64, tests: int) -> tupl
     kept = (place >= first) & (place <= last)
     left = np.maximum(kept.sum(axis=1), 1)
     mean = np.where(kept, ordered, 0).sum(axis=1) / left
-    # The error of a trimmed mean is that of the samples with the cut ones put at the ends of the others.
+    # The error of a trimmed mean is computed from the winsorized samples.
     ends = [np.take_along_axis(ordered, np.clip(at, 0, steps - 1), axis=1) for at in (first, last)]
     put = np.where(counted, np.clip(ordered, *ends), 0)
     middle = put.sum(axis=1) / np.maximum(count, 1)
     squares = np.where(counted, np.square(put - middle[:, None]), 0).sum(axis=1)
     error = np.sqrt(squares / left / np.maximum(left - 1, 1))
     enough = left >= FEWEST_STEPS
-    # The quantile is of both tails together.
+    # `quantile` takes the probability of both tails together.
     low, sure = (
         np.where(enough, mean - quantile(2 * (1 - confidence) / tests, left - 1.0) * error, np.nan)
         for confidence in (CONFIDENCE, SURE)

@@ -1,7 +1,7 @@
-"""Summarises one rank: all that is needed of it to tell which rank is late, since when, and why.
+"""Summarises one rank: the data from which to find which rank is late, since when, and why.
 
-The summaries of many ranks fit into memory where their traces do not. Each is made of its rank alone; what needs
-several ranks (which kernels are one collective, clocks, waits) is found from the summaries.
+The summaries of many ranks fit into memory even if their traces do not. Each is made from its rank alone. Results that
+need several ranks (which kernels are one collective, clocks, waits) are computed from the summaries.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def summarise_rank(trace: Attributed) -> dict[str, pl.DataFrame]:
     """The summary of one rank.
 
     Args:
-        trace: attributed, of one rank; several are summarised as if each were alone, and numbers within
-            a rank are then those within the trace.
+        trace: the attributed trace of one rank. Several ranks are summarised as if each were alone, but numbers
+            within a rank are then numbers within the trace.
 
     Returns:
         A frame for each table of `thence.analysis.ranks.summary_tables.SUMMARY`, with exactly its columns and
-        types; without rows where the trace holds no device activity.
+        types; without rows if the trace holds no device activity.
     """
     if trace.gpu.is_empty():
         return {name: table.empty() for name, table in SUMMARY.items()}
@@ -93,7 +93,7 @@ def summarise_rank(trace: Attributed) -> dict[str, pl.DataFrame]:
 
 
 def summarise_ranks(trace: Attributed) -> dict[str, pl.DataFrame]:
-    """The summaries of all ranks of a trace, each made of its rank alone, put together."""
+    """The summaries of all ranks of a trace, each made from its rank alone, concatenated."""
     ranks = trace.ranks
     if len(ranks) < 2:
         return summarise_rank(trace)
@@ -102,7 +102,7 @@ def summarise_ranks(trace: Attributed) -> dict[str, pl.DataFrame]:
 
 
 def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    """The summaries of several ranks as one."""
+    """The summaries of several ranks, concatenated table by table."""
     parts = list(summaries)
     return {
         name: pl.concat([table.empty(), *(part[name] for part in parts)])
@@ -111,7 +111,7 @@ def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, p
 
 
 def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
-    """The steps with their number on the device, and what they are; the whole trace where there are none."""
+    """The steps with their number on the device (row), and their kind; without steps, the whole trace as one step."""
     try:
         found = steps(trace)
     except MissingData:
@@ -145,7 +145,7 @@ def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: s
     """The step of each activity: the one that launched it, else the one in whose window it began."""
     inside = _in_window(work, frame)
     if kind == "step":
-        # Not by its name: the steps of a recording share one.
+        # The name cannot identify the step: all steps of a recording have the same name.
         launch = trace.places["launch"].cast(pl.UInt32)
         launched = work.select(*_DEVICE, start=trace.host["start"].gather(launch).fill_null(NEVER))
         host = frame.select(*_DEVICE, start="host_start", duration="host_ns")
@@ -216,12 +216,12 @@ def _step_rows(trace: Attributed, frame: pl.DataFrame, coverage: Coverage) -> pl
 def _largest(
     rows: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...] = ()
 ) -> pl.DataFrame:
-    """Sums by step, device, ``of``, ``kept`` and names, as `_without_shorter` keeps them."""
+    """Sums by step, device, ``of``, ``kept`` and names, reduced by `_without_shorter`."""
     return _without_shorter(_summed(rows, [*of, *kept, *names]), of, names, kept)
 
 
 def _summed(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Count and time of rows by step, device and further columns; faster where names are Categorical."""
+    """Count and time of rows by step, device and further columns; faster if names are Categorical."""
     return rows.group_by(*_OF_STEP, *by).agg(
         count=pl.len().cast(pl.Int64), total_ns=pl.col("duration").sum()
     )
@@ -230,7 +230,10 @@ def _summed(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 def _without_shorter(
     sums: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...]
 ) -> pl.DataFrame:
-    """The shorter ones of each step, device and ``of`` lose their names, and are one row for each value of ``kept``."""
+    """Keeps the `MOST_ROWS` longest sums of each step, device and ``of``, and merges the others.
+
+    The merged sums are one row without a name for each value of ``kept``.
+    """
     within = [*_OF_STEP, *of]
     sums = sums.with_columns(pl.col(*kept, *names).cast(pl.String))
     keys = [*within, "total_ns", *kept, *names]
@@ -244,7 +247,7 @@ def _without_shorter(
 
 
 def _worked(work: pl.DataFrame, step: Int64) -> pl.DataFrame:
-    """What computes or copies in a step: rank, device, step, duration, gpu (row)."""
+    """Activities in a step that compute or copy: rank, device, step, duration, gpu (row)."""
     numbered = work.with_row_index("gpu").with_columns(step=pl.Series(step, dtype=pl.Int32))
     chosen = numbered.filter(~pl.col("communicates"), pl.col("step") != NO_ROW)
     return chosen.select(*_OF_STEP, "duration", "gpu")
@@ -269,7 +272,7 @@ def _kernels(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame
 
 
 def _dimensions(name: str) -> pl.Expr:
-    """Blocks or threads in x, y, z as text."""
+    """Numbers of blocks or threads in x, y and z as text, such as 1x2x3."""
     axes = [pl.col(name).arr.get(axis).cast(pl.String) for axis in range(3)]
     return pl.concat_str(axes, separator="x").alias(name)
 
@@ -293,7 +296,7 @@ def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     pieces = pieces[inside]
     part = window[inside] * len(CAUSES) + pieces["cause"].to_physical().to_numpy()
     amounts = pieces.select(count=pl.lit(1, pl.Int64()), total_ns="duration")
-    # Hundreds of pieces share window, cause and context: names are looked up for the sums of these.
+    # Hundreds of pieces share window, cause and context, so they are summed before names are looked up.
     of_part, of_context, of_pieces = _pair_sums(part, context[inside] + np.int64(1), amounts)
     sums = {by: _named_sums(of_part, of_context - 1, of_pieces, name) for by, name in names.items()}
     activity = pieces["gpu"].fill_null(NO_ROW).to_numpy()
@@ -315,7 +318,7 @@ def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
 def _pair_sums(
     first: Int64, second: Int64, amounts: pl.DataFrame
 ) -> tuple[Int64, Int64, pl.DataFrame]:
-    """Sums of amounts (count, total_ns) for each pair of numbers from 0 on that occurs: the pairs, and the sums."""
+    """Sums of amounts (count, total_ns) for each pair of non-negative numbers: first, second, and the sums."""
     size = int(second.max(initial=0)) + 1
     sums = (
         amounts.with_columns(pair=first * size + second)
@@ -329,19 +332,19 @@ def _pair_sums(
 def _named_sums(
     part: Int64, number: Int64, amounts: pl.DataFrame, names: pl.Series
 ) -> pl.DataFrame:
-    """Sums by part and name of all that has a name: part, name, count, total_ns.
+    """Sums by part and name, of the amounts that have a name: part, name, count, total_ns.
 
     Args:
-        part: of each amount, from 0 on.
-        number: of its name, `NO_ROW` for none.
+        part: part of each amount, from 0.
+        number: for each amount, the row of its name in ``names``, or `NO_ROW`.
         amounts: count, total_ns.
-        names: Categorical, some equal or null.
+        names: Categorical; names may repeat and may be null.
     """
     code = np.append(names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy(), NO_ROW)
     named = np.flatnonzero(code[number] != NO_ROW)
     of_part, of_code, sums = _pair_sums(part[named], code[number[named]], amounts[named])
     row = np.zeros(int(code.max()) + 2, np.int64)
-    row[code] = np.arange(len(code))  # that of null is the last one
+    row[code] = np.arange(len(code))  # the code -1 of null writes to the spare last element
     return sums.select(
         part=of_part, name=names.gather(row[of_code]), count="count", total_ns="total_ns"
     )

@@ -1,7 +1,8 @@
-"""The collectives of a rank, as its summary keeps them, and what the device did between them.
+"""The collectives in the summary of a rank, and what the device did between them.
 
-Of every kernel the summary says how long the device had computed, copied and been idle when it began and when it
-ended, since the device's first activity. So the time between any two of them is told apart by subtraction.
+For every kernel of a collective, the summary holds how long the device had computed, copied and been idle since its
+first activity, when the kernel began and when it ended. A difference of two such values is the compute, copy or idle
+time between two kernels.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _EVER = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True)
 class _DeviceCoverage:
-    """Unions of the activities of one device: starts and ends, ns, ascending and apart."""
+    """Unions of the activities of one device, as starts and ends in ns: ascending, disjoint."""
 
     start: int
     all: Intervals
@@ -45,13 +46,13 @@ class _DeviceCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The unions of every device, by rank and device."""
+    """The unions of the activities of every device, by rank and device."""
 
     devices: dict[tuple[object, ...], _DeviceCoverage]
 
     @classmethod
     def of(cls, work: pl.DataFrame) -> Coverage:
-        """From activities: rank, device, start, end, communicates, computes."""
+        """The unions of activities with columns rank, device, start, end, communicates and computes."""
         found = {}
         talks, computes = pl.col("communicates"), pl.col("computes")
         for key, rows in work.group_by("rank", "device"):
@@ -65,7 +66,7 @@ class Coverage:
         return cls(found)
 
     def device(self, rank: object, device: object) -> _DeviceCoverage:
-        """That of one device."""
+        """The unions of one device."""
         return self.devices[rank, device]
 
 
@@ -79,10 +80,10 @@ def collective_tables(
     """The tables collectives, parts and groups of a summary.
 
     Args:
-        trace: attributed.
-        coverage: of its devices.
-        work: start, end and device of its activities, in their order.
-        step: of each activity, -1 for none.
+        trace: the attributed trace.
+        coverage: coverage of its devices.
+        work: its activities, in the order of ``trace.gpu``, with start, end, rank, device and communicates.
+        step: step of each activity, -1 for none.
     """
     described = trace.collectives.with_row_index("of").filter(pl.col("gpu").is_not_null())
     parts = trace.collective_parts.join(
@@ -90,7 +91,7 @@ def collective_tables(
     )
     rank = trace.gpu["rank"]
     keys = list(_GROUP.values())
-    # Ranks are listed in thousands in large jobs, so each group is written down once.
+    # In large jobs a group lists thousands of ranks, so each group is stored once.
     used = pl.concat(
         [
             rows.select(pl.col(key).cast(pl.String) for key in keys).with_columns(
@@ -119,7 +120,7 @@ def collective_tables(
 
 
 def _grouped(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """Adds the number of the group; texts are plain."""
+    """Adds the number of the group, and casts texts to String."""
     keys = list(_GROUP.values())
     texts = rows.with_columns(pl.col(*keys, "collective", "element_type").cast(pl.String))
     return texts.join(
@@ -130,7 +131,7 @@ def _grouped(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 def _kernels(
     trace: Attributed, described: pl.DataFrame, groups: pl.DataFrame, step: Int64
 ) -> pl.DataFrame:
-    """The columns that say which collective a kernel is; and gpu, its row."""
+    """The columns that identify the collective of a kernel; and gpu, the kernel's row."""
     at = described["gpu"].to_numpy()
     host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
     gpu = trace.gpu[at]
@@ -150,7 +151,7 @@ def _kernels(
     )
     return _grouped(rows, groups).with_columns(
         number=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"),
-        # Rows of several ranks count within their own.
+        # Executions are numbered within their rank.
         execution=pl.col("execution") - pl.col("execution").min().over("rank"),
     )
 
@@ -158,7 +159,7 @@ def _kernels(
 def _between(
     trace: Attributed, rows: pl.DataFrame, coverage: Coverage, work: pl.DataFrame
 ) -> pl.DataFrame:
-    """Adds exposed time, and what the device had done when each kernel began and ended."""
+    """Adds exposed time, and the times that the device had computed, copied and been idle at start and end."""
     charged = exposure(trace).rows.select("gpu", "exposed_ns")
     numbered = rows.with_row_index("at").with_columns(pl.col("gpu").cast(pl.UInt32))
     numbered = numbered.join(charged, on="gpu", how="left", maintain_order="left")
@@ -181,7 +182,10 @@ def _between(
 
 
 def _since(start: Int64, end: Int64, of: _DeviceCoverage | None) -> list[pl.Series]:
-    """What the device had done since its first activity at each start and end."""
+    """Compute, copy and idle time of the device from its first activity to each start and each end.
+
+    Without a device, there are no times, and the columns are empty.
+    """
     columns = []
     for when, time in (("start", start), ("end", end)):
         if of is None:
@@ -199,7 +203,7 @@ def _since(start: Int64, end: Int64, of: _DeviceCoverage | None) -> list[pl.Seri
 
 
 def _longest_exposed(work: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
-    """Of every activity that communicates the longest piece of time that is exposed and charged to it."""
+    """For every activity that communicates, the longest piece of exposed time that is charged to it."""
     begin, finish = np.zeros(work.height, np.int64), np.zeros(work.height, np.int64)
     talking = work.with_row_index("gpu").filter("communicates")
     for (rank, device), ours in talking.group_by("rank", "device"):
@@ -213,13 +217,16 @@ def _longest_exposed(work: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
 
 
 def _outside(covered: Intervals) -> Intervals:
-    """The times outside of a union."""
+    """The intervals outside of a union."""
     start, end = covered
     return np.concatenate([[-_EVER], end]), np.concatenate([start, [_EVER]])
 
 
 def _longest_overlap(start: Int64, end: Int64, free: Intervals) -> Intervals:
-    """The longest of the pieces that each interval shares with disjoint ones; from its start to its start for none."""
+    """The longest overlap of each interval with one of the disjoint intervals ``free``.
+
+    If there is no overlap, the result is empty at the interval's start.
+    """
     first = np.searchsorted(free[1], start, side="right")
     last = np.maximum(np.searchsorted(free[0], end, side="left"), first)
     count = last - first

@@ -1,8 +1,8 @@
-"""The tables of a summary: what is kept of a rank to tell which rank is late, since when, and why.
+"""The tables of a summary: the data of a rank from which to find which rank is late, since when, and why.
 
-They are small, and hold no activity but the collectives: of every step at most some hundred rows of a rank. Times
-are ns on the clock of the rank's machine (since 1970 where the trace says when its clock read 0), so that ranks
-that were read one by one can be put side by side.
+They are small: collectives are the only activities with rows of their own, and the other tables have at most a few
+hundred rows per step of a rank. Times are ns on the clock of the rank's machine (since 1970 if the trace tells when
+its clock read 0), so that ranks that were read one by one can be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from thence.model.schema import Column, Table
 __all__ = ["MOST_ROWS", "SUMMARY"]
 
 MOST_ROWS = 150
-"""Rows of one step, device and kind of place that are kept, the longest; the others are one row without a name."""
+"""Most named rows of one step, device and kind of place: the longest ones. The others are merged into rows without a
+name."""
 
 _RANK = Column("rank", pl.Int32(), "rank of the process in its job")
 _DEVICE = Column("device", pl.Int32(), "device index within the process")
@@ -222,4 +223,4 @@ SUMMARY = {
     table.name: table
     for table in (DEVICES, STEPS, COLLECTIVES, PARTS, GROUPS, KERNELS, PLACES, IDLE)
 }
-"""Every table of a summary by its name."""
+"""Every table of a summary, by name."""
