@@ -1,1 +1,1 @@
-"""Whether a trace can carry the figures that are read from it: a module for each family of rules."""
+"""Checks whether a trace is sound, so that results computed from it hold: one module for each family of rules."""

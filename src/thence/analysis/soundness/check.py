@@ -1,4 +1,4 @@
-"""`check`: all rules, applied to the tables of a trace."""
+"""`check` applies all rules to the tables of a trace."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _RULES: tuple[Callable[[Evidence], Judgement], ...] = (
 
 
 def check(tables: Tables) -> Soundness:
-    """Whether a trace can carry figures, by the rules of `thence.analysis.soundness.findings.RULES`.
+    """Checks whether a trace is sound, by the rules of `thence.analysis.soundness.findings.RULES`.
 
     Args:
-        tables: the whole trace: a part of it lacks work that its launches have.
+        tables: the whole trace. In a part of a trace, launches could lack their device work.
     """
     evidence = Evidence(tables)
     judgements = [rule(evidence) for rule in _RULES]

@@ -1,4 +1,4 @@
-"""What several rules look at: the launches of a trace with the device work of each, and the ranks' windows."""
+"""Data that several rules use: the launches of a trace with the device work of each, and the ranks' windows."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _WAIT = r"^(?:cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)"
 
 @dataclass
 class Judgement:
-    """What a family of rules says of a trace.
+    """The result of one rule for a trace.
 
     Attributes:
-        findings: what makes the trace unsound.
-        notes: what explains figures but does not make them wrong.
+        findings: violations that make the trace unsound.
+        notes: findings that explain results but do not make them wrong.
         not_checked: rules that cannot be applied.
     """
 
@@ -51,7 +51,7 @@ class Window:
 
     Attributes:
         start, end: ns on the trace's clock.
-        devices: those of the rank that have work.
+        devices: devices of the rank that have work.
     """
 
     start: Ns
@@ -65,7 +65,7 @@ class Window:
 
     @property
     def device(self) -> int | None:
-        """The rank's device, where it is one."""
+        """The rank's device; None unless it has exactly one."""
         return self.devices[0] if len(self.devices) == 1 else None
 
     def share(self, ns: Ns) -> float:
@@ -73,13 +73,13 @@ class Window:
         return min(1.0, ns / self.span) if self.span > 0 else 1.0
 
     def at(self, *times: Ns) -> str:
-        """One moment or the time between two in words, counted from the first device activity."""
+        """One or two times as text, counted from the first device activity."""
         moments = " to ".join(dict.fromkeys(format_ns(time - self.start) for time in times))
         return f"{moments} after the rank's first device activity"
 
 
 def rows_by_rank(ranks: pl.Series) -> list[tuple[int, Int64]]:
-    """Rows of each rank, ranks and rows ascending."""
+    """The row numbers of each rank; ranks and rows are ascending."""
     numbers = ranks.to_numpy()
     order = np.argsort(numbers, kind="stable")
     found, first = np.unique(numbers[order], return_index=True)
@@ -91,7 +91,7 @@ def rows_by_rank(ranks: pl.Series) -> list[tuple[int, Int64]]:
 
 
 def called(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
-    """Rows of host ranges whose name matches a regular expression."""
+    """The host ranges whose name matches a regular expression."""
     return frame.filter(matching(frame["name"], pattern))
 
 
@@ -103,10 +103,10 @@ class Launches:
 
     Attributes:
         table: rank, process, thread, start (ns), end (ns), graph (whether it launches a CUDA graph), work
-            (how many device activities it launched), first (start of the first of them, ns) and last (end of
-            the last, ns), both null without any.
-        of_work: row of the launch of each device activity, `NO_ROW` where it is none of these.
-        ambiguous: mask of the device activities whose correlation id several launches share.
+            (number of device activities that it launched), first (start of the first of these, ns) and last (end of
+            the last one, ns); both are null if there are none.
+        of_work: for each device activity, the row of its launch in ``table``, or `NO_ROW`.
+        ambiguous: mask of the device activities whose correlation id belongs to several launches.
     """
 
     table: pl.DataFrame
@@ -116,7 +116,7 @@ class Launches:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A trace, and what several rules derive from it; each part is computed when it is first used."""
+    """A trace, with data that several rules derive from it; each part is computed lazily and cached."""
 
     tables: Tables
 
@@ -140,7 +140,7 @@ class Evidence:
         }
 
     def window(self, rank: int) -> Window:
-        """The window of a rank; one without length for a rank without device work."""
+        """The window of a rank; an empty window for a rank without device work."""
         return self.windows.get(rank) or Window(0, 0, ())
 
     @cached_property
@@ -178,7 +178,7 @@ class Evidence:
         return Launches(table, row, ambiguous)
 
     def _times_of_work(self, row: Int64, rows: int) -> tuple[Int64, Int64]:
-        """First start and last end of the work of each launch (ns); arbitrary where it has none."""
+        """First start and last end of the work of each launch (ns); arbitrary for a launch without work."""
         first = np.full(rows, np.iinfo(np.int64).max)
         last = np.full(rows, np.iinfo(np.int64).min)
         launched = row != NO_ROW
@@ -188,7 +188,7 @@ class Evidence:
         return first, last
 
     def _matched(self, calls: pl.DataFrame) -> tuple[Int64, Mask]:
-        """Launch of each activity, and whether several launches have its correlation id."""
+        """The launch of each activity, and whether several launches have its correlation id."""
         gpu = self.tables.gpu
         row = np.full(gpu.height, NO_ROW, np.int64)
         ambiguous = np.zeros(gpu.height, np.bool_)
@@ -211,7 +211,7 @@ class Evidence:
 
     @cached_property
     def launching_ranks(self) -> dict[int, tuple[int, int]]:
-        """Ranks with launches: how many, and how many of them have device work."""
+        """For each rank with launches, the number of its launches, and of its launches with device work."""
         counted = self.launches.table.group_by("rank").agg(
             pl.len().alias("launches"), working=(pl.col("work") > 0).sum()
         )
@@ -237,7 +237,7 @@ class Evidence:
         return frozenset(kernels.select(pl.col("rank").unique()).collect()["rank"])
 
     def steps_at(self, rank: int, times: Int64) -> str:
-        """In which profiler steps times lie, in words; empty where the trace has no steps."""
+        """The profiler steps that the times lie in, as text; empty if they lie in none."""
         steps = self.steps.filter(pl.col("rank") == rank).select(
             "name", "start", end=pl.col("start") + pl.col("duration")
         )
@@ -254,7 +254,7 @@ class Evidence:
 
 
 def _merged(calls: pl.DataFrame) -> pl.DataFrame:
-    """One row for each launch, from one for each call; see `_outermost`."""
+    """One row for each launch, from rows for each call; see `_outermost`."""
     if calls.is_empty() or int(calls["launch"][-1]) + 1 == calls.height:
         return calls
     return calls.group_by("launch", maintain_order=True).agg(
@@ -265,7 +265,7 @@ def _merged(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outermost(calls: pl.DataFrame) -> pl.Series:
-    """A number for each launch; a driver call that a runtime call of its thread makes has the number of that."""
+    """The launch number of each call; a driver call inside a runtime call of its thread has the number of that call."""
     until = pl.when(pl.col("category") == "runtime").then("end").otherwise("start")
     reached = until.cum_max().shift(1).over("rank", "process", "thread")
     inner = (pl.col("category") == "driver") & (pl.col("start") < reached)

@@ -35,7 +35,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "lost_records": "the recorder lost no records",
     }
 )
-"""Code of every rule, and what holds of a sound trace."""
+"""The code of every rule, and a sentence that is true of a sound trace."""
 
 _COLUMNS = {
     "verdict": pl.String,
@@ -54,7 +54,7 @@ MISSING_WORK = frozenset(
         *("damaged_input", "lost_records"),
     }
 )
-"""Rules whose violation means that there was device work which the trace does not hold."""
+"""Rules whose violation means that the trace lacks device work that ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class Finding:
     """A rule that the trace violates.
 
     Attributes:
-        code: of `RULES`.
-        rank, device: where; None where it is not of one rank, or not known to be of one device.
-        count: how many launches, activities, steps or records it is about.
-        span_ns: time that it touches, in ns.
-        span_share: part of the span of the rank's device work (of all ranks where rank is None) that it
-            touches, from 0 to 1.
-        text: one sentence: what was seen, where and when.
+        code: code of the rule, a key of `RULES`.
+        rank, device: where it was found; None if it concerns several ranks, or not one known device.
+        count: number of launches, activities, steps or records that it concerns.
+        span_ns: time that it affects, in ns.
+        span_share: share of the span of the rank's device work (of all ranks if rank is None) that it affects,
+            from 0 to 1.
+        text: one sentence: what was found, where and when.
     """
 
     code: str
@@ -97,8 +97,8 @@ class NotChecked:
     """A rule that could not be applied to the trace, or to a part of it.
 
     Attributes:
-        code: of `RULES`.
-        text: one sentence: why, and what the trace shows instead.
+        code: code of the rule, a key of `RULES`.
+        text: one sentence: why it could not be applied, and what the trace shows instead.
     """
 
     code: str
@@ -107,11 +107,11 @@ class NotChecked:
 
 @dataclass(frozen=True, slots=True)
 class Soundness(Shown):
-    """Whether a trace can carry figures.
+    """Whether a trace is sound.
 
     Attributes:
-        findings: what makes it unsound; those that touch most of the span first.
-        notes: findings that explain a figure but do not make it wrong, such as time of the profiler itself.
+        findings: violations that make it unsound; those that affect most of the span first.
+        notes: findings that explain a result but do not make it wrong, such as time of the profiler itself.
         not_checked: rules that could not be applied.
     """
 
@@ -121,17 +121,17 @@ class Soundness(Shown):
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return not self.findings
 
     @property
     def work_missing(self) -> bool:
-        """Whether there was device work that the trace does not hold: idle time is then an upper bound."""
+        """Whether the trace lacks device work that ran; idle time is then an upper bound."""
         return any(finding.code in MISSING_WORK for finding in self.findings)
 
     @property
     def statement(self) -> str | None:
-        """One line for every result of an unsound trace; None for a sound one."""
+        """One line to be shown with every result of an unsound trace; None if the trace is sound."""
         if self.sound:
             return None
         first, more = self.findings[0], len(self.findings) - 1
@@ -143,7 +143,7 @@ class Soundness(Shown):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The statement as the first of a result's notes; nothing for a sound trace."""
+        """The statement as a tuple, to be put before a result's notes; empty if the trace is sound."""
         return () if self.statement is None else (self.statement,)
 
     def findings_json(self) -> list[dict[str, Any]]:
@@ -151,14 +151,14 @@ class Soundness(Shown):
         return [finding.to_json() for finding in self.findings]
 
     def not_checked_reasons(self) -> dict[str, list[str]]:
-        """Why rules could not be applied, with the codes of the rules that each reason is of."""
+        """Each reason why rules could not be applied, with the codes of these rules."""
         reasons: dict[str, list[str]] = {}
         for entry in self.not_checked:
             reasons.setdefault(entry.text, []).append(entry.code)
         return reasons
 
     def verdicts(self) -> dict[str, str]:
-        """Of each rule: unsound, not checked (in some part of the trace, at least), or sound."""
+        """For each rule: unsound, not checked (at least in a part of the trace), or sound."""
         return (
             dict.fromkeys(RULES, "sound")
             | {entry.code: "not checked" for entry in self.not_checked}
@@ -166,7 +166,7 @@ class Soundness(Shown):
         )
 
     def frame(self) -> pl.DataFrame:
-        """One row for each finding, note and rule that was not checked: verdict, and what `Finding` holds."""
+        """One row for each finding, note and rule that was not checked: verdict and the attributes of `Finding`."""
         rows = [
             *({"verdict": "unsound", **finding.to_json()} for finding in self.findings),
             *({"verdict": "note", **finding.to_json()} for finding in self.notes),
@@ -175,7 +175,7 @@ class Soundness(Shown):
         return pl.DataFrame(rows, schema=_COLUMNS)
 
     def form(self) -> Form:
-        """What a notebook shows of it."""
+        """How a notebook displays the result."""
         verdict = "sound" if self.sound else "not sound"
         unchecked = len({entry.code for entry in self.not_checked})
         return Form(

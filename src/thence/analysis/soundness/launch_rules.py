@@ -1,14 +1,15 @@
 """Launches without device work, and device work without its launch.
 
-Which launches have none in a sound trace, and are left out:
+Even in a sound trace, these launches have no device work, so they are left out:
 
-- launches while a stream is captured: their kernels become nodes of a graph, and run when that is launched;
+- launches while a stream is captured: their kernels become nodes of a graph, and run when the graph is launched;
 - the last launches of a recording that ended while the device still worked, unless the host waited for the
-  whole device after them: then their work had ended before the recording did;
-- in recordings without calls that capture, launches that look captured: see `_probably_captured`.
+  whole device after them: in that case their work had ended before the recording did;
+- in recordings without the calls that begin and end captures, launches that look captured: see
+  `_probably_captured`.
 
-Copies and sets are not judged: those of nothing have no device work. Kernels that the device itself launches,
-such as the bodies of conditional graph nodes, have the correlation id 0.
+Copies and sets are not judged: a copy or set of 0 bytes has no device work. Kernels that the device itself
+launches, such as the bodies of conditional graph nodes, have the correlation id 0.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _unknown_launches(evidence: Evidence) -> list[NotChecked]:
 
 
 def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
-    """Of producers that record launches of graphs as calls, and launches of kernels by the kernel's name."""
+    """The rule is not checked if, of all launches, only those of graphs are recorded as calls."""
     table = evidence.launches.table
     if table.is_empty() or not table["graph"].all() or evidence.tables.gpu.is_empty():
         return []
@@ -98,9 +99,12 @@ def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
 
 
 def _jump(evidence: Evidence, rank: int) -> str | None:
-    """What the correlation ids of device work show where launches are not recorded; None if they show nothing."""
+    """A text on the largest jump of the correlation ids of device work, for a rank without recorded launches.
+
+    None if the ids tell nothing, or all steps between them are equal.
+    """
     if evidence.calls["name"].cast(pl.String).is_in(COUNTED).any():
-        return None  # what was noted between launches took numbers too
+        return None  # the boundaries of such a recording took ids as well
     work = evidence.tables.gpu.filter(pl.col("rank") == rank, pl.col("correlation") > 0)
     ids = work.group_by("correlation").agg(pl.col("start").min()).sort("correlation")
     if ids.height < 3:
@@ -123,7 +127,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def _corresponds(evidence: Evidence, rank: int) -> bool:
-    """Whether ids of launches and of device work correspond: a producer may number them differently."""
+    """Whether any launch has the correlation id of device work; a producer may number the two differently."""
     return evidence.launching_ranks[rank][1] > 0 or rank not in evidence.kernel_ranks
 
 
@@ -135,7 +139,7 @@ def _no_correspondence(rank: int) -> NotChecked:
 
 
 def _captured(evidence: Evidence) -> Mask:
-    """Launches while any stream of their process is being captured."""
+    """Mask of the launches during which any stream of their process was being captured."""
     table = evidence.launches.table
     captured = np.zeros(table.height, np.bool_)
     marks = called(evidence.calls, f"{_BEGIN}|{_END}")
@@ -156,17 +160,17 @@ def _captured(evidence: Evidence) -> Mask:
 
 
 def _hides_captures(evidence: Evidence) -> bool:
-    """Whether the recorder kept only calls that launch or wait, so that captures are not to be seen."""
+    """Whether the recorder kept only calls that launch or wait, so that captures cannot be seen."""
     names = evidence.calls["name"].unique().cast(pl.String)
     return len(names) > 0 and bool(names.str.contains(_ONLY_LAUNCHES).all())
 
 
 def _probably_captured(part: pl.DataFrame, missing: Mask) -> Mask:
-    """Runs of launches without work on one thread that have the length of a graph launched later.
+    """Mask of launches that were probably captured: runs without work on one thread whose length fits a graph.
 
-    XLA captures library calls just before it launches the graph that they become a part of: such a run ends
-    at a launch of a graph with at least as many activities. torch captures a graph whole: a run of exactly as
-    many launches as the graph has kernels, and the graph is launched later.
+    XLA captures library calls just before it launches the graph that contains them: such a run is followed by
+    a launch of a graph with at least as many activities. torch captures a whole graph: such a run has exactly as
+    many launches as some graph has activities, and the graph is launched at another time.
     """
     result = np.zeros(part.height, np.bool_)
     graph = part["graph"].to_numpy()
@@ -197,7 +201,7 @@ def _within(lengths: Int64) -> Int64:
 
 
 def _after_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mask:
-    """Launches whose work may have run after the recording ended: see the module."""
+    """Mask of launches whose work may have run after the recording ended: see the module's docstring."""
     start = part["start"].to_numpy()
     window = evidence.windows.get(rank)
     with_work = part["start"].filter(part["work"] > 0)
@@ -209,11 +213,10 @@ def _after_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mask:
 
 
 def _queued_at_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mask:
-    """Launches that may still have waited in a stream's queue when the recording ended.
+    """Mask of launches that may still have waited in a stream's queue when the recording ended.
 
-    They were launched no longer before the end than twice the longest time that a launch of the rank waited for
-    its work to start, while launches to other streams went on. At most the last quarter of the recording is
-    taken for its end.
+    These were launched at most twice the longest launch latency of the rank (from a launch to the start of its
+    work) before the end, and in the last quarter of the recording. Later launches to other streams may have run.
     """
     start = part["start"].to_numpy()
     window = evidence.windows.get(rank)
@@ -227,7 +230,7 @@ def _queued_at_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mas
 
 
 def _no_later_than(evidence: Evidence, rank: int, start: Int64) -> Mask:
-    """Launches no later after the end of the recorded work than a recording goes on without any."""
+    """Mask of launches at most 10 ms, or 5 % of the window if that is longer, after the last recorded work."""
     window = evidence.window(rank)
     result: Mask = start <= window.end + max(_LATENCY_NS, int(window.span * _TAIL_SHARE))
     return result
@@ -265,9 +268,14 @@ def _missing_work(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Ma
 def _touched(part: pl.DataFrame, missing: Mask, waited: int) -> int:
     """Time in which the missing work would have run, as a union (ns).
 
-    That is from its launch, or the end of the work of the launch before where that is later, to the start of
-    the work of the next launch; where there is none, to when the host had waited for the device, or to the last
-    missing launch.
+    It begins with the missing launch, or with the end of the work of earlier launches if that is later. It ends with
+    the start of the work of the next launch; without one, with the end of the host's last wait for the device, or with
+    the last missing launch if that is later.
+
+    Args:
+        part: launches of a rank.
+        missing: which of these have no work.
+        waited: end of the host's last wait for the device (ns).
     """
     working = part.filter(pl.col("work") > 0).sort("start")
     start = part["start"].to_numpy()[missing]
@@ -279,10 +287,10 @@ def _touched(part: pl.DataFrame, missing: Mask, waited: int) -> int:
 
 
 def work_without_launch(evidence: Evidence) -> Judgement:
-    """Judges kernels whose launch is not recorded, though launches of the same kernel are.
+    """Judges kernels whose launch is not recorded, although other launches of the same kernel are.
 
-    What was launched before the first recorded call is left out; kernels whose launch is never recorded are a
-    note, because some producers do not record every kind of call.
+    Kernels that were launched before the first recorded call are left out. Kernels of which no launch is recorded
+    are a note, because some producers do not record every kind of call.
     """
     judgement = Judgement()
     stray = _stray(evidence)
@@ -309,11 +317,11 @@ def work_without_launch(evidence: Evidence) -> Judgement:
 
 
 def _stray(evidence: Evidence) -> pl.DataFrame:
-    """Kernels whose call is not recorded, though they were launched after the first recorded call.
+    """Kernels whose call is not recorded, although they were launched after the first recorded call.
 
     Returns:
-        rank, device, name, start, duration and correlation of gpu, and ``single``: whether nothing else has their
-        correlation id, as in graphs.
+        rank, device, name, start, duration and correlation of gpu, and ``single``: whether no other of these kernels
+        has the same correlation id. Kernels of one launch of a graph have the same.
     """
     launched = evidence.tables.gpu.filter(
         pl.Series(evidence.launches.of_work == NO_ROW),

@@ -1,4 +1,4 @@
-"""What profilers and readers say of themselves: overhead, lost records, damaged and repaired input."""
+"""Rules about what profilers and readers report of themselves: overhead, lost records, damaged and repaired input."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["damaged_input", "lost_records", "profiler_overhead"]
 
-_MOST_OVERHEAD = 0.5  # of the span, in which the device was idle meanwhile
+_MOST_OVERHEAD = 0.5  # share of the span in which the device was idle while the profiler worked
 _DAMAGE = ("cut", "unreadable", "no_times", "repaired")
 _LOST = ("dropped", "recorder_error")
 
 
 def profiler_overhead(evidence: Evidence) -> Judgement:
-    """Judges time of the profiler itself in which the device was idle; below half of the span it is a note."""
+    """Judges the time of the profiler itself in which the device was idle; less than half of the span is a note."""
     judgement = Judgement()
     overhead = evidence.tables.host.filter(pl.col("category") == "overhead")
     if overhead.is_empty():
@@ -62,18 +62,18 @@ def profiler_overhead(evidence: Evidence) -> Judgement:
 
 
 def _longest(overhead: pl.DataFrame) -> Iterable[str]:
-    """Names of the kinds of overhead that take most."""
+    """Names of the up to three kinds of overhead that take most time."""
     by_name = overhead.group_by("name").agg(pl.col("duration").sum())
     return by_name.sort("duration", descending=True)["name"].cast(pl.String)[:3]
 
 
 def damaged_input(evidence: Evidence) -> Judgement:
-    """Judges inputs that are cut, hold records that cannot be read, or had to be repaired."""
+    """Judges inputs that are truncated, hold records that cannot be read, or had to be repaired."""
     return Judgement(findings=_of(evidence, "damaged_input", _DAMAGE))
 
 
 def lost_records(evidence: Evidence) -> Judgement:
-    """Judges what the recorder says that it lost."""
+    """Judges losses that the recorder reports."""
     return Judgement(findings=_of(evidence, "lost_records", _LOST))
 
 

@@ -1,11 +1,11 @@
 """Launches of CUDA graphs that ran fewer kernels than other launches of the same graph.
 
-Where the trace names the graph of each activity, the fullest launch of a graph is what the others are compared
-with. A graph with conditional nodes runs what its conditions say: its launches may differ, and are a note.
+If the trace names the graph of each activity, the launches of a graph are compared with the launch of that graph that
+ran the most activities. Launches of a graph with conditional nodes may differ, so they are a note.
 
-Where it does not, a launch is compared with what most launches ran, by name, grid and block of the activities.
-A launch that ran a part of that may be of another graph; it counts where all launches ran that or a part of it,
-and no two of them the same part.
+If it does not, the launches of all graphs are compared with the most frequent set of activities (by name, grid and
+block). A launch that ran a part of this set may be of another graph. So it is a finding only if all other launches ran
+this set or a part of it, and no two launches ran the same part; otherwise it is a note.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["partial_replay"]
 
-_MOST_SHAPES = 100  # different launches that are compared with the most frequent one
-_LARGEST = 20_000  # activities of a launch that is compared
+_MOST_SHAPES = 100  # most different sets of activities with which launches are compared
+_LARGEST = 20_000  # most activities of a launch with which launches are compared
 
 
 def partial_replay(evidence: Evidence) -> Judgement:
-    """Judges launches of graphs whose work is there in part."""
+    """Judges launches of graphs of whose work the trace holds only a part."""
     judgement = Judgement()
     gpu = evidence.tables.gpu
     if (gpu["graph"].len() - gpu["graph"].null_count()) > 0:
@@ -85,16 +85,16 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
 
 
 def _of_different_sizes(launched: pl.LazyFrame) -> pl.DataFrame:
-    """Rank and graph of the graphs whose launches ran different numbers of activities."""
+    """Rank and id of the graphs whose launches ran different numbers of activities."""
     sizes = launched.group_by("rank", "graph", "correlation").len()
     graphs = sizes.group_by("rank", "graph").agg(pl.col("len").n_unique())
     return graphs.filter(pl.col("len") > 1).select("rank", "graph").collect()
 
 
 def _cut_by_the_recording(evidence: Evidence, rank: int) -> set[int]:
-    """Correlation ids of what ran first and last on a rank, where the recording may have begun or ended within it.
+    """Correlation ids of the first and the last work of a rank, if the recording may have begun or ended during it.
 
-    It did not begin within work whose launch it holds, nor end within work that the host waited for.
+    The recording did not begin during work whose launch it holds, nor end during work that the host waited for.
     """
     work = (
         evidence.tables.gpu.lazy()
@@ -114,7 +114,7 @@ def _cut_by_the_recording(evidence: Evidence, rank: int) -> set[int]:
 
 
 def _finding(evidence: Evidence, rank: int, part: pl.DataFrame, graph: str) -> Finding:
-    """The finding about launches of one graph: columns ran, fullest, launches, start, end, device."""
+    """The finding about launches of one graph; ``part`` has the columns ran, fullest, launches, start, end, device."""
     window = evidence.window(rank)
     touched = int((part["end"] - part["start"]).sum())
     least, most = int(part["ran"].min()), int(part["ran"].max())  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def _unnamed(evidence: Evidence, judgement: Judgement) -> None:
 
 
 def _shapes(evidence: Evidence, launches: Launches, chosen: Any) -> pl.DataFrame:
-    """What each launch ran, as one number: rank, launch, shape, ran, start, end, device."""
+    """Per launch: rank, launch, shape (hash of its activities), ran (their number), start, end, device."""
     gpu: pl.DataFrame = evidence.tables.gpu[chosen]
     return (
         gpu.lazy()
@@ -212,7 +212,7 @@ def _compare(
 
 
 def _activities(evidence: Evidence, chosen: Any, launch: int) -> Counter[Any]:
-    """Name, grid and block of the activities of a launch, with how often each occurs."""
+    """How often each name, grid and block occurs among the activities of a launch."""
     of: Mask = evidence.launches.of_work[chosen] == launch
     gpu = evidence.tables.gpu[chosen[of]]
     return Counter(

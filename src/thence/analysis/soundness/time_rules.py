@@ -1,4 +1,4 @@
-"""Times that cannot be, and times that are hard to believe."""
+"""Rules about impossible and implausible times."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
 __all__ = ["broken_order", "impossible_time", "outlier", "work_before_launch"]
 
 _TIMES_THE_MEDIAN = 1000
-_FEWEST = 10  # executions that make a median
-_ALONE = 10  # times the second longest execution
-_LEAST_SHARE = 0.01  # of the span, below which an outlier changes no figure
+_FEWEST = 10  # fewest executions of a kernel for which a median is used
+_ALONE = 10  # an outlier is alone if it takes this many times the second longest execution
+_LEAST_SHARE = 0.01  # share of the span; a shorter outlier changes no result much
 _WAITING = r"(?i)spin|wait|sleep|delay|barrier|signal|poll|notify|dispatch|combine"
 _DAY_NS = 86_400_000_000_000
 _SECOND_NS = 1_000_000_000
-_LATER = 10  # activities of a stream that cannot all be over while an earlier one still runs
+_LATER = 10  # this many later activities of a stream cannot all have ended while an earlier one still runs
 _OUTLASTS_NS = 1_000_000
-_CLOCKS_NS = 10_000  # what clocks of host and device differ by without a word
-_MOST_APART_NS = 50_000  # and what they may differ by
+_CLOCKS_NS = 10_000  # clocks of host and device that differ by more are reported as a note
+_MOST_APART_NS = 50_000  # clocks of host and device that differ by more are reported as a finding
 
 
 def outlier(evidence: Evidence) -> Judgement:
     """Judges single executions that took 1,000 times the median of their kernel (name, grid and block).
 
-    Communication waits for other ranks, and other kernels wait on purpose: they are left out. An execution
-    that is not alone, or too short to matter, is a note: the work of a kernel may depend on its data.
+    Kernels that communicate wait for other ranks, and some other kernels wait on purpose: these are left out. An
+    outlier is a note if other executions take almost as long, because the work of a kernel may depend on its data,
+    or if it is too short to matter.
     """
     judgement = Judgement()
     kernels = evidence.tables.gpu.lazy().filter(
@@ -110,16 +111,17 @@ def _outliers(gpu: pl.DataFrame, names: list[str]) -> pl.DataFrame:
 
 
 def impossible_time(evidence: Evidence) -> Judgement:
-    """Judges device work that starts or ends far from all other, before the clock began, or lasts less than 0.
+    """Judges device work with impossible times.
 
-    So does work that ends long after ten later activities of its stream have ended.
+    These are work that starts or ends far from all other work, starts before time 0 of the clock, has a negative
+    duration, or ends long after ten later activities of its stream have ended.
     """
     judgement = Judgement()
     gpu = evidence.tables.gpu
     outlasting = _outlasting(gpu)
     shifted = (
         len(evidence.tables.meta.inputs) > 1
-    )  # onto the clock of the first, where 0 means nothing
+    )  # times of several inputs are shifted to the clock of the first, on which 0 has no special meaning
     for rank, of_rank in rows_by_rank(gpu["rank"]):
         start, duration = gpu["start"].to_numpy()[of_rank], gpu["duration"].to_numpy()[of_rank]
         bad = _impossible(start, duration) | (_before_the_clock(start) & (not shifted))
@@ -151,7 +153,7 @@ def impossible_time(evidence: Evidence) -> Judgement:
 
 
 def _impossible(start: Int64, duration: Int64) -> Mask:
-    """Activities a day and ten windows away from the middle half of the others, or with negative durations."""
+    """Activities that start or end a day plus ten interquartile ranges from the median start, or last less than 0."""
     low, middle, high = np.quantile(start, (0.25, 0.5, 0.75), method="nearest")
     reach = min(_DAY_NS + 10 * (int(high) - int(low)), np.iinfo(np.int64).max - max(int(middle), 0))
     result: Mask = (
@@ -163,8 +165,8 @@ def _impossible(start: Int64, duration: Int64) -> Mask:
 def _outlasting(gpu: pl.DataFrame) -> Mask:
     """Activities that end a millisecond or more after the tenth later activity of their stream has ended.
 
-    A stream runs its work in order; a kernel may begin before the one ahead of it ends (programmatic dependent
-    launch). Only what was launched alone is looked at: nodes of CUDA graphs run side by side.
+    A stream runs its work in order, but a kernel may begin before the previous kernel ends (programmatic dependent
+    launch). Only activities that are their launch's only work are tested: nodes of a CUDA graph may run concurrently.
     """
     result = np.zeros(gpu.height, np.bool_)
     stream = ["rank", "device", "stream"]
@@ -186,7 +188,7 @@ def _outlasting(gpu: pl.DataFrame) -> Mask:
 
 
 def _before_the_clock(start: Int64) -> Mask:
-    """Starts below 0, and a start of exactly 0 more than a second before any other."""
+    """Starts below 0, and starts of exactly 0 if all others are more than a second later."""
     positive = start[start > 0]
     lonely = len(positive) > 0 and int(positive.min()) > _SECOND_NS
     result: Mask = (start < 0) | ((start == 0) & lonely)
@@ -194,7 +196,7 @@ def _before_the_clock(start: Int64) -> Mask:
 
 
 def work_before_launch(evidence: Evidence) -> Judgement:
-    """Judges device work that starts more than 50 us before the call that launched it; from 10 us it is a note."""
+    """Judges device work that starts more than 50 us before the call that launched it; more than 10 us is a note."""
     judgement = Judgement()
     launches = evidence.launches
     row = launches.of_work
@@ -238,10 +240,11 @@ def work_before_launch(evidence: Evidence) -> Judgement:
 
 
 def broken_order(evidence: Evidence) -> Judgement:
-    """Judges kernels of one stream that start before a kernel which the same thread launched before them.
+    """Judges kernels that start before a kernel that the same thread launched earlier on the same stream.
 
-    Successive kernels of a stream may overlap (programmatic dependent launch), but start in order. Nodes of
-    CUDA graphs run on streams of the driver in any order; copies from pageable memory are staged by the host.
+    Successive kernels of a stream may overlap (programmatic dependent launch), but start in order. Nodes of CUDA
+    graphs are left out, because they run on streams of the driver in any order, and copies, because the host stages
+    copies from pageable memory.
     """
     judgement = Judgement()
     launches, gpu = evidence.launches, evidence.tables.gpu

@@ -1,4 +1,4 @@
-"""Ranks, steps and windows: where one part of a job has no device work, or was recorded at another time."""
+"""Rules about ranks, steps and windows: a part of a job without device work, or recorded at another time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["empty_steps", "no_device_work", "windows_apart"]
 
 _WORKING = ("step", "module", "op", "runtime", "driver")
-_COMPARABLE = 0.5  # of the host ranges of a step with device work
+_COMPARABLE = 0.5  # share of the median number of host ranges of the steps with device work
 
 
 def no_device_work(evidence: Evidence) -> Judgement:
@@ -44,7 +44,7 @@ def no_device_work(evidence: Evidence) -> Judgement:
 
 
 def windows_apart(evidence: Evidence) -> Judgement:
-    """Judges ranks whose device work lies at another time than that of the others."""
+    """Judges ranks whose device work does not overlap in time with that of the largest group of ranks."""
     judgement = Judgement()
     windows = evidence.windows
     if len(windows) < 2:
@@ -82,7 +82,7 @@ def windows_apart(evidence: Evidence) -> Judgement:
 
 
 def empty_steps(evidence: Evidence) -> Judgement:
-    """Judges profiler steps in which nothing was launched that ran, though the host worked as in others."""
+    """Judges profiler steps that launched no device work, although the host did as much as in other steps."""
     judgement = Judgement()
     steps = evidence.steps
     if steps.is_empty():
@@ -94,7 +94,7 @@ def empty_steps(evidence: Evidence) -> Judgement:
     for (rank,), part in steps.sort("rank", "start").group_by("rank", maintain_order=True):
         number = int(rank)
         if not evidence.launching_ranks.get(number, (0, 0))[1]:
-            unknown = True  # without launches, nobody knows which step work belongs to
+            unknown = True  # without launches, the step of device work is unknown
             continue
         of_rank = tuple(times.get((number,), nothing) for times in moments)
         empty = _empty(part, of_rank[0]["start"], of_rank[1]["start"])
@@ -119,13 +119,13 @@ def _working(evidence: Evidence) -> _Times:
 
 
 def _host(evidence: Evidence) -> _Times:
-    """Start of what the host did, by rank."""
+    """Start of the host ranges that are not steps, by rank."""
     ranges = evidence.tables.host.lazy().filter(pl.col("category") != "step")
     return ranges.select("rank", "start").collect().partition_by("rank", as_dict=True)
 
 
 def _empty(steps: pl.DataFrame, working: pl.Series, host: pl.Series) -> Mask:
-    """Steps in which nothing was launched that ran, though the host did as much as in others."""
+    """Mask of the steps that launched no device work, although the host did as much as in other steps."""
     begin = steps["start"].to_numpy()
     end = begin + steps["duration"].to_numpy()
     works = _counted(working, begin, end) > 0
@@ -137,8 +137,8 @@ def _empty(steps: pl.DataFrame, working: pl.Series, host: pl.Series) -> Mask:
 
 
 def _counted(times: pl.Series, begin: Int64, end: Int64) -> Int64:
-    """How many times lie in each interval."""
-    moments = np.sort(times.to_numpy(), kind="stable")  # threads follow each other, each in order
+    """The number of times in each interval."""
+    moments = np.sort(times.to_numpy(), kind="stable")  # quick: the times of each thread are sorted already
     counted: Int64 = np.searchsorted(moments, end) - np.searchsorted(moments, begin)
     return counted
 

@@ -1,1 +1,1 @@
-"""The steps of a program: their windows on the devices, what is in them, and the kinds of an inference server's."""
+"""The steps of a program: their windows on the devices, their busy and idle time, and kinds of server steps."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["StepKinds", "step_kinds"]
 
 _LAYERS = ("module", "label", "op")
-"""What says the layer: the first of these that has a place."""
+"""Kinds of places that name the layer: the first one that is known counts."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class StepKinds(Shown):
     """Steps of a server by kind. Times are ns: plain sums of durations of activities launched in the steps.
 
     Attributes:
-        rows: ``step_kind``, ``serving``, ``batch_size``, ``tokens`` (null where the name does not say),
-            ``steps`` (that launched something, of all ranks), ``total_ns``, ``per_step_ns``; the most time first.
-        parts: the same time by ``step_kind``, ``layer`` (module, else label, else operator; null where none is known)
+        rows: ``step_kind``, ``serving``, ``batch_size``, ``tokens`` (each null if the step's name does not contain
+            it), ``steps`` (number of steps of all ranks that launched something), ``total_ns``, ``per_step_ns``; the
+            most time first.
+        parts: the same time by ``step_kind``, ``layer`` (module, else label, else operator; null if none is known)
             and ``kernel``: ``count``, ``total_ns``, ``per_step_ns``; the most time first in each kind.
     """
 
@@ -39,7 +40,7 @@ class StepKinds(Shown):
     parts: pl.DataFrame
 
     def form(self) -> Form:
-        """What a notebook shows of it."""
+        """How a notebook displays the result."""
         return Form(
             f"{int(self.rows['steps'].sum()):,} steps of a server",
             "time of what was launched in them",
@@ -59,10 +60,10 @@ class StepKinds(Shown):
 
 
 def step_kinds(trace: Attributed) -> StepKinds:
-    """Divides the time in a server's steps.
+    """Divides the time of an inference server's steps by kind, layer and kernel.
 
     Raises:
-        MissingData: the trace holds no such steps.
+        MissingData: the trace holds no steps of an inference server.
     """
     names = trace.host.filter(pl.col("category") == "step")["name"].unique().drop_nulls()
     said = {name: step for name in names.cast(pl.String) if (step := server_step(name))}
@@ -119,7 +120,7 @@ def step_kinds(trace: Attributed) -> StepKinds:
 
 
 def _steps(trace: Attributed, wanted: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, Any]:
-    """Host row of the innermost step of a server around each activity's launch."""
+    """The host row of the innermost server step around each activity's launch, or `NO_ROW`."""
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     parent = trace.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     return chain_to(parent, launch, wanted)

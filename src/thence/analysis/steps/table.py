@@ -1,4 +1,4 @@
-"""Steps in order of time with their idle time by cause, how much they vary, and which stand out: ``thence steps``."""
+"""``thence steps``: steps in order of time with their idle time by cause, their spread, and outliers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["StepTable", "step_table"]
 
 _MAD_TO_STD = 1.4826  # of a normal distribution
 _DEVIATIONS = 4
-_LEAST_EXCESS = 0.05  # of the median: a step that differs by less stands out nowhere
+_LEAST_EXCESS = 0.05  # share of the median; a step that exceeds the median by less is no outlier
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class StepTable(Shown):
     Attributes:
         steps: the windows, as `thence.analysis.steps.windows.Steps`.
         frame: columns of `STEP`, then ``idle_<cause>_ns`` for each cause that occurs; these add up to idle_ns.
-        spread: rank, device, steps (count), mean_ns, median_ns, std_ns (of a sample; null for one), min_ns, max_ns; the
-            first step of each device left out where there are others.
+        spread: rank, device, steps (count), mean_ns, median_ns, std_ns (sample standard deviation; null for one step),
+            min_ns, max_ns. The first step of each device is left out if there are others.
         outliers: rank, device, step, duration, excess_ns (over the median of its device), because (the part of the
-            step that grew most over its own median: busy, exposed or ``idle_<cause>``), because_ns (by how
-            much). A step stands out if it exceeds the median by 5 % and by 4 robust standard deviations.
+            step that exceeds its own median most: busy, exposed or ``idle_<cause>``), because_ns (by how much). A
+            step is an outlier if it exceeds the median by more than 5 % and 4 robust standard deviations.
     """
 
     steps: Steps
@@ -56,7 +56,7 @@ class StepTable(Shown):
     outliers: pl.DataFrame
 
     def form(self) -> Form:
-        """What a notebook shows of it."""
+        """How a notebook displays the result."""
         return Form(
             f"{self.frame.height:,} steps",
             self.steps.kind,
@@ -86,7 +86,7 @@ class StepTable(Shown):
         return {"kind": self.steps.kind, **tables}
 
     def json_tables(self) -> dict[str, pl.DataFrame]:
-        """The tables of `to_json`, whose rows as Python objects take ten times the memory."""
+        """The tables of `to_json` as data frames, which take a tenth of the memory of its Python objects."""
         times = {"start": "start_ns", "duration": "duration_ns", "host_start": "host_start_ns"}
         return {
             "steps": self.frame.rename(times),
@@ -101,12 +101,12 @@ def step_table(
     """The steps with their idle time by cause, spread and outliers.
 
     Args:
-        trace: attributed.
-        numbers: of the steps that count, from the first to before the last, as `thence.model.selection.Selection`
-            holds them; None for all.
+        trace: the attributed trace.
+        numbers: first number of the selected steps and the number after their last, each None without a limit, as in
+            `thence.model.selection.Selection`; None selects all steps.
 
     Raises:
-        MissingData: the trace holds no steps, or none of these.
+        MissingData: the trace holds no steps, or none of the selected ones.
     """
     found = steps(trace)
     frame = _with_causes(trace, found.frame)
@@ -154,17 +154,17 @@ def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _as_leaves(start: Int64, end: Int64, first: int) -> Leaves:
-    """The steps of one device by time: their rows, from ``first`` on, and `NO_ROW` in between."""
+    """The steps of one device over time: their rows, numbered from ``first``, and `NO_ROW` in between."""
     time = np.concatenate([[NEVER], np.stack([start, end], 1).ravel()])
     number = np.arange(first, first + len(start))
     row = np.append(NO_ROW, np.stack([number, np.full(len(start), NO_ROW)], 1).ravel())
-    # Where a step ends as the next begins, the next counts.
+    # If a step ends when the next begins, the row of the next step counts from then on.
     last = np.append(time[1:] != time[:-1], np.True_)
     return Leaves(time[last], row[last])
 
 
 def _by_cause(row: Int64, cause: pl.Series, ns: Int64, rows: int) -> pl.DataFrame:
-    """Columns ``idle_<cause>_ns`` of each of the rows."""
+    """Columns ``idle_<cause>_ns`` with a value for each row."""
     sums = (
         pl.DataFrame({"row": row, "cause": cause, "ns": ns})
         .filter(pl.col("row") != NO_ROW)
@@ -182,11 +182,11 @@ def _by_cause(row: Int64, cause: pl.Series, ns: Int64, rows: int) -> pl.DataFram
 
 
 def _with_ends(trace: Attributed, spans: dict[tuple[int, int], tuple[int, int]]) -> list[Gaps]:
-    """The gaps of devices, also from the first window's begin and to the last one's end.
+    """The gaps of devices, with those before the first activity and after the last one that are inside windows.
 
     Args:
-        trace: attributed.
-        spans: of each rank and device, from the first window's begin to the last one's end.
+        trace: the attributed trace.
+        spans: for each rank and device, the start of its first window and the end of its last one.
     """
     rows = trace.gpu.with_row_index("gpu").select(
         "rank", "device", "start", "gpu", end=pl.col("start") + pl.col("duration")
@@ -223,7 +223,7 @@ def _with_ends(trace: Attributed, spans: dict[tuple[int, int], tuple[int, int]])
 
 
 def _steady(frame: pl.DataFrame) -> pl.DataFrame:
-    """All but the first step of each device, where there are others."""
+    """All steps except the first step of each device that has several."""
     several = pl.len().over("rank", "device") > 1
     return frame.filter(~(pl.col("first") & several))
 
@@ -245,7 +245,7 @@ def _spread(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outliers(frame: pl.DataFrame) -> pl.DataFrame:
-    """Steps that take longer than the others of their device, with what grew most."""
+    """Steps that take much longer than the others of their device, with the part that grew most."""
     causes = [name for name in frame.columns if name not in STEP]
     parts = {
         "busy": pl.col("busy_ns") - pl.col("exposed_ns"),

@@ -1,24 +1,25 @@
 """The steps of a program on every device, in order of time.
 
-A step begins on a device when the host has begun it and the work of earlier steps has ended, whichever is
-later; it ends when the host has ended it and its own work has, whichever is later, but not after the next
-begins. Steps of one device therefore never overlap, and where the host's steps follow each other without a
-break, as those of torch.profiler do, they tile the time. On a device that runs behind the host, a step is the
-time of its work; on one that waits for the host, it is the step of the host.
+A step begins on a device when the host has begun it and the device has finished the work of earlier steps,
+whichever is later. It ends when the host has ended it and the device has finished its work, whichever is later,
+but not after the next step begins. Steps of one device therefore never overlap. If the host's steps follow each
+other without a break, as those of torch.profiler do, the steps of a device do so as well. On a device that runs
+behind the host, the window of a step is the time of its work; on a device that waits for the host, it is the
+host's step.
 
     begin = max(end of all earlier work, min(begin on the host, first start of its own activities))
     end   = max(end of its own and all earlier work, min(end on the host, begin of the next))
 
-Work belongs to the step in which it was launched. What was launched outside of every step is earlier work of
-the steps whose own work begins after it. All times of a step are those of its window, whatever was launched
-where:
+Work belongs to the step in which it was launched. Work that was launched outside of every step counts as earlier
+work of the steps whose own work begins after it. The times of a step are those of all work in its window, including
+work that another step launched:
 
     busy     = union of the activities in the window
-    exposed  = part of it in which communication ran and nothing computed (`thence.analysis.collectives.exposure`)
+    exposed  = part of busy in which communication ran and nothing computed (`thence.analysis.collectives.exposure`)
     idle     = duration - busy
 
-Where the trace holds no steps, the executions of the XLA program that took most of the device's time, of those
-that ran more than once, are the steps: from one launch to the next.
+If the trace holds no steps, executions of an XLA program are the steps, each from its launch to the next launch. Of
+the programs that ran more than once, it is the one that took most of the device's time.
 """
 
 from __future__ import annotations
@@ -75,14 +76,13 @@ class Steps:
     """The steps of a trace.
 
     Attributes:
-        frame: one row per rank, device and step that launched something there, by rank, device and start;
-            columns as in `STEP`. step: its name. number: the number at the end of the name, null without.
-            start (ns on the trace's clock) and duration (ns): on the device, see the module. busy_ns, idle_ns,
-            communication_ns, exposed_ns: in that window; busy_ns + idle_ns = duration. host_start, host_ns:
-            of the range on the host. activities: how many it launched. first: whether it is the first on its
-            device, which may contain warm-up.
-        kind: what a step is: one of the profiler's or the program's own (step), or an execution of an XLA
-            program (program).
+        frame: one row per rank, device and step that launched work on the device, sorted by rank, device and
+            start; columns as in `STEP`. step: its name. number: the number at the end of the name; null if there
+            is none. start (ns on the trace's clock) and duration (ns): of its window on the device, see the
+            module's docstring. busy_ns, idle_ns, communication_ns, exposed_ns: in that window; busy_ns + idle_ns =
+            duration. host_start, host_ns: start and duration of its range on the host. activities: number of
+            activities that it launched. first: whether it is the first on its device, which may contain warm-up.
+        kind: "step": steps that the profiler or the program marked; "program": executions of an XLA program.
     """
 
     frame: pl.DataFrame
@@ -96,12 +96,13 @@ class Steps:
 
 @dataclass(frozen=True)
 class _Ranges:
-    """Steps as the host saw them: of ranks, or of devices where they are executions of programs.
+    """Steps on the host: those of each rank, or, if they are executions of programs, those of each device.
 
     Attributes:
-        name, begin, end: of each step (ns); those of one rank or device side by side, in order of time.
+        name, begin, end: name, start (ns) and end (ns) of each step; the steps of one rank or device are contiguous
+            and in order of time.
         of: step in which each activity was launched, shape (activities,); `NO_ROW` for none.
-        outside: which activities are known to have been launched outside of every step.
+        outside: mask of the activities that are known to have been launched outside of every step.
     """
 
     name: pl.Series
@@ -115,8 +116,8 @@ def steps(attributed: Attributed) -> Steps:
     """The steps of every device, in order of time.
 
     Args:
-        attributed: the whole trace, or ranks and devices of it. Of a part in time, or of searched activities,
-            the busy time is that of the part.
+        attributed: the whole trace, or some of its ranks and devices. If it is limited in time, or to activities
+            that a search selected, busy time is that of the part.
 
     Raises:
         MissingData: the trace holds no steps and no executions of XLA programs, or nothing ran in them.
@@ -140,8 +141,8 @@ def _of_host(trace: Attributed, host: pl.DataFrame) -> _Ranges:
     """The step that was open on the host when each activity was launched.
 
     Args:
-        trace: attributed.
-        host: its rows that are steps.
+        trace: the attributed trace.
+        host: the host rows that are steps.
     """
     host = host.sort("rank", "start", maintain_order=True)
     begin = host["start"].to_numpy()
@@ -164,10 +165,10 @@ def _of_host(trace: Attributed, host: pl.DataFrame) -> _Ranges:
 def _of_programs(trace: Attributed, device: Int64, devices: pl.DataFrame) -> _Ranges:
     """Executions of the program that took most of each device's time, each from its launch to the next.
 
-    A program that ran once is chosen only where none ran again.
+    A program that ran once is chosen only if no program of the device ran more than once.
 
     Args:
-        trace: attributed.
+        trace: the attributed trace.
         device: number of each activity's device.
         devices: rank and device of each number.
     """
@@ -209,15 +210,16 @@ def _of_programs(trace: Attributed, device: Int64, devices: pl.DataFrame) -> _Ra
 
 
 def _windows(trace: Attributed, ranges: _Ranges, device: Int64) -> tuple[Int64, pl.DataFrame]:
-    """The window of each step on each device where it launched something, and what ran there.
+    """The window of each step on each device where it launched work, with busy and idle time.
 
     Args:
-        trace: attributed.
+        trace: the attributed trace.
         ranges: its steps on the host.
         device: number of each activity's device.
 
     Returns:
-        number of each window's device, ascending; columns of `STEP` from step on, in order of time on each device.
+        The number of each window's device, ascending; and the columns of `STEP` from step on, in order of time on
+        each device.
     """
     start = trace.gpu["start"].to_numpy()
     finish = start + trace.gpu["duration"].to_numpy()
@@ -264,11 +266,11 @@ def _windows(trace: Attributed, ranges: _Ranges, device: Int64) -> tuple[Int64, 
 def _ran(
     trace: Attributed, windows: tuple[Int64, Int64, Int64], rows: tuple[Int64, Int64, Int64]
 ) -> tuple[Int64, Int64, Int64]:
-    """Busy time, communication and its exposed part in windows.
+    """Busy time, communication time and exposed communication time of each window.
 
     Args:
-        trace: attributed.
-        windows: device, begin and end of each.
+        trace: the attributed trace.
+        windows: device, start and end of each window.
         rows: device, start and end of each activity.
     """
     group, start, end = (np.concatenate(pair) for pair in zip(windows, rows, strict=True))
@@ -288,12 +290,14 @@ def _ran(
 
 
 def _ended_before(rows: tuple[Int64, Int64, Int64], place: Int64, first: Int64) -> Int64:
-    """The latest end of the activities of a device that start before each step's own work, `NEVER` for none.
+    """For each step, the latest end of the activities outside of steps that start before the step's own work.
+
+    It is at most the start of the step's own work; `NEVER` without such activities.
 
     Args:
         rows: device, start and end of activities outside of steps.
         place: device of each step.
-        first: when its own work starts.
+        first: start of each step's own work.
     """
     device, start, finish = rows
     if not len(start):
@@ -301,7 +305,7 @@ def _ended_before(rows: tuple[Int64, Int64, Int64], place: Int64, first: Int64) 
     order = np.lexsort((start, device))
     device, finish = device[order], finish[order]
     latest = np.append(np.maximum(reached_before(finish, device), finish), NEVER)
-    # Steps among the activities: of equal times the step comes first.
+    # Sort steps among the activities by time; of equal times, the step comes first.
     together = np.lexsort(
         (
             np.repeat([0, 1], [len(first), len(start)]),
