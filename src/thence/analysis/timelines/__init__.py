@@ -1,1 +1,1 @@
-"""Timelines for viewers and pages: lanes, bins, counters, and what is said of single activities."""
+"""Timelines for viewers and pages: lanes, bins, counters, and details of single activities."""

@@ -1,7 +1,7 @@
-"""What is said of single activities: names, places, launches. Texts that many share are numbered.
+"""Details of single activities: names, places, launches. Texts are stored once and referred to by number.
 
-A trace may hold any number of different texts. Those that took the most time are kept, `MOST_TEXTS` of each
-sort; the others share one text that counts them.
+A trace may hold any number of different texts. The `MOST_TEXTS` texts of each sort whose activities took the most
+time are kept; all others are replaced by one text that states their number.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["LONGEST_TEXT", "MOST_TEXTS", "Details", "activity_details"]
 
 MOST_TEXTS = 5_000
-"""Different names, places or calls that are kept."""
+"""How many different names, places or calls are kept."""
 LONGEST_TEXT = 600
-"""Characters of one text that are kept."""
+"""How many characters of one text are kept."""
 _SHORT = 160
 _REPEATED = (
     "step",
     "iteration",
-)  # numbered apart: with them, every round would have places of its own
+)  # numbered separately: as parts of places, they would make the places of every step different
 _LONG = ("ops", "stack")
 _SAID = tuple(
     kind for kind in PLACES if kind not in (*_REPEATED, *_LONG, "hlo")
-)  # the instruction is the name itself
+)  # the HLO instruction is already the name
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,16 @@ class Details:
     """Facts about each activity, as the timeline shows them.
 
     Attributes:
-        columns: one row per row of gpu, in its order: name (number in ``names``), place (in ``places``), step
-            and iteration (in ``steps``, null for none), call (in ``calls``, null where the launch is not known),
-            lead_ns (from the beginning of the launch to the start of the activity; negative where clocks
-            disagree) and call_ns (how long the launch took), both null without a launch.
-        names: short name, and the recorded one where it is another.
-        kinds: what ``places`` holds, of `thence.model.places.KINDS`.
-        places: for each place a text of each kind (None for none), and why there is none (a sentence, or None).
-        steps: texts.
-        calls: what launched, and on which thread.
+        columns: one row per row of gpu, in its order: name (index in ``names``), place (index in ``places``), step
+            and iteration (indices in ``steps``; null if none), call (index in ``calls``; null if the launch is
+            unknown), lead_ns (from the start of the launch to the start of the activity; negative if clocks
+            disagree) and call_ns (duration of the launch), both null without a launch.
+        names: short name, and the recorded name if it differs, else None.
+        kinds: kinds of the texts in ``places``, of `thence.model.places.KINDS`.
+        places: for each place and kind, its text (None if there is none), and a sentence on why there is no text
+            (else None).
+        steps: names of steps and iterations.
+        calls: the launching call and its thread, as text.
     """
 
     columns: pl.DataFrame
@@ -65,7 +66,7 @@ def activity_details(trace: Attributed) -> Details:
     """The facts about each activity of a trace.
 
     Args:
-        trace: attributed, with at least one activity.
+        trace: the attributed trace, with at least one activity.
     """
     name, names = _names(trace)
     kinds = _kinds(trace)
@@ -79,7 +80,7 @@ def activity_details(trace: Attributed) -> Details:
 def _numbered(trace: Attributed, keys: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame, int]:
     """The number of each row's combination of values, the combinations with most time, and how many are left out.
 
-    A combination of nothing but nulls is none; its rows have a number that means nothing.
+    Rows whose values are all null have no combination; the number that they get is meaningless.
     """
     columns = keys.columns
     some = keys.with_columns(ns=trace.gpu["duration"]).filter(
@@ -94,7 +95,7 @@ def _numbered(trace: Attributed, keys: pl.DataFrame) -> tuple[pl.Series, pl.Data
 
 
 def _names(trace: Attributed) -> tuple[pl.Series, tuple[tuple[str, str | None], ...]]:
-    """Names of activities, the HLO instruction before the kernel that it became."""
+    """Names of activities: the HLO instruction if it is known, else the recorded name."""
     keys = trace.gpu.select("name", "hlo").with_columns(pl.col("hlo", "name").cast(pl.Categorical))
     number, kept, left = _numbered(trace, keys)
     recorded = kept["name"].cast(pl.String).to_list()
@@ -112,7 +113,7 @@ def _others(left: int, what: str) -> list[tuple[str, None]]:
 
 
 def _kinds(trace: Attributed) -> tuple[str, ...]:
-    """The kinds that anything has, and those whose absence is explained."""
+    """The kinds of places that any activity has, and the kinds whose absence is explained."""
     stated = STATED if trace.programs.is_empty() else STATED_XLA
     return tuple(
         kind
@@ -141,7 +142,7 @@ def _places(
 
 
 def _steps(trace: Attributed) -> tuple[list[pl.Series], tuple[str, ...]]:
-    """Numbers of step and iteration, in the same list of texts."""
+    """Columns of indices for step and iteration, and the list of texts that both refer to."""
     texts: dict[str, int] = {}
     columns = []
     for kind in _REPEATED:
@@ -158,7 +159,7 @@ def _steps(trace: Attributed) -> tuple[list[pl.Series], tuple[str, ...]]:
 
 
 def _launches(trace: Attributed) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """What launched each activity and when: the host's call, else the launch of its XLA program."""
+    """The launch of each activity: the host's call, else the launch of its XLA program."""
     gpu, host = trace.gpu, trace.host
     row = trace.places["launch"].cast(pl.UInt32)
     call = host.select("rank", "process", "thread", "name")[row.fill_null(0)] if len(host) else None
@@ -189,7 +190,7 @@ def _nothing(rows: int) -> pl.Series:
 
 
 def _programs_without_a_call(trace: Attributed, launch: pl.Series) -> pl.Series:
-    """The row in programs of each activity whose own launch is not known, null for the others."""
+    """The row in programs of each activity whose own launch is unknown; null for other activities."""
     of = trace.gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     return pl.Series(np.where(launch.is_null().to_numpy(), of, NO_ROW)).replace(NO_ROW, None)
 
@@ -203,7 +204,7 @@ def _with_threads(trace: Attributed, kept: pl.DataFrame) -> pl.DataFrame:
 
 
 def _call(found: dict[str, object]) -> str:
-    """What launched, as text."""
+    """The launching call and its thread, as text."""
     if found["name"] is None:
         return f"the launch of {found['program']}"[:LONGEST_TEXT]
     thread = f"thread {found['thread']}"

@@ -1,8 +1,8 @@
-"""A timeline of single activities and gaps, with what explains each; made coarser where it must be small.
+"""A timeline of single activities and gaps, with details and causes, that can be made coarser to limit its size.
 
-A lane is a stream. Where a timeline is to have fewer rows than there are activities, short ones that are near
-each other on a lane become one row that counts them: long ones stay as they are, and a row's busy time is the
-union of what it stands for. Gaps are those of whole devices; what is idle on one stream alone is none.
+A lane is a stream. If a timeline may have fewer rows than there are activities, short activities near each other on
+a lane are merged into one row, which holds their count; long activities keep rows of their own. The busy time of a
+row is the union of its activities. Gaps are idle times of whole devices, not of single streams.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ActivityTimeline", "activity_timeline"]
 
 _MOST_PARTS = 3
-"""Causes of one gap that are told apart; what is left is one more."""
+"""How many causes of one gap have a part of their own; the rest of the gap is one more part."""
 _SHORTEST_MERGED = 512  # ns: the first width that is tried
 _SAID = ("name", "place", "step", "iteration")
 _OF_ONE_ACTIVITY = ("call", "lead_ns", "call_ns")
@@ -45,21 +45,21 @@ class ActivityTimeline:
     """A timeline of single activities. All times are ns after ``start_ns``.
 
     Attributes:
-        start_ns: start of the first activity on the trace's clock, aligned where that could be done.
-        span_ns: from there to the end of the last activity, over all ranks.
-        lanes: one row per stream: lane (number), rank, device, stream (null where the trace does not say),
+        start_ns: start of the first activity on the trace's clock, aligned if alignment was possible.
+        span_ns: from start_ns to the end of the last activity, over all ranks.
+        lanes: one row per stream: lane (number), rank, device, stream (null if the trace does not name it),
             count.
-        rows: by lane and start: lane, start, duration, busy_ns (of it, not counting what an earlier row of
-            the lane covers), count (of activities that it stands for), class (number in
-            `thence.analysis.timelines.overview.CLASSES`) and the columns of `Details`; of several activities
-            those of the longest, without its launch.
-        gaps: by device and start: rank, device, start, duration, idle_ns (less than the duration where it
-            stands for several gaps), parts (how many rows of ``parts`` are of it).
-        parts: in the order of gaps: cause (number in ``causes``, the largest of a gap first; null for what is
-            left of it), ns.
-        causes: cause, kind of place, and name of the place (None for none).
-        details: the texts.
-        notes: what must be said beside it, one sentence each.
+        rows: by lane and start: lane, start, duration, busy_ns (busy time in the row, less what an earlier row of
+            the lane covers), count (number of its activities), class (index in
+            `thence.analysis.timelines.overview.CLASSES`) and the columns of `Details.columns`; for several
+            activities, those of the longest one, without its launch.
+        gaps: by device and start: rank, device, start, duration, idle_ns (less than the duration if several gaps
+            were merged), parts (number of its rows in ``parts``).
+        parts: in the order of gaps: cause (index in ``causes``, the largest cause of a gap first; null for the
+            rest of the gap), ns.
+        causes: cause, kind of place, and name of the place (the latter two None without a place).
+        details: the texts that rows refer to.
+        notes: remarks to be shown with the timeline, one sentence each.
     """
 
     start_ns: Ns
@@ -73,9 +73,9 @@ class ActivityTimeline:
     notes: tuple[str, ...]
 
     def coarser(self, most_rows: int) -> ActivityTimeline:
-        """Short neighbours put together, so that there are at most so many rows and so many parts of gaps.
+        """The timeline with short neighbours merged, so that it has at most ``most_rows`` rows and parts of gaps each.
 
-        Lanes and devices are never put together, so there can be as many rows as there are of these.
+        Rows of different lanes or devices are never merged, so there may be more rows if there are more of these.
         """
         return _fewer_gaps(_fewer_rows(self, most_rows), most_rows)
 
@@ -83,12 +83,12 @@ class ActivityTimeline:
 def activity_timeline(
     trace: Attributed, pieces: pl.DataFrame, alignment: Alignment | None = None
 ) -> ActivityTimeline:
-    """The timeline of a trace, every activity a row of its own.
+    """The timeline of a trace, with one row for each activity.
 
     Args:
-        trace: attributed.
-        pieces: of idle time, with the places of their causes: `thence.analysis.idle.table.IdleTime.pieces`.
-        alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
+        trace: the attributed trace.
+        pieces: pieces of idle time with the places of their causes: `thence.analysis.idle.table.IdleTime.pieces`.
+        alignment: corrections that align the ranks' clocks; None leaves all times as recorded.
 
     Raises:
         MissingData: the trace holds no device activity.
@@ -119,7 +119,7 @@ def activity_timeline(
 def _gaps(
     pieces: pl.DataFrame, begin: Ns, alignment: Alignment | None
 ) -> tuple[pl.DataFrame, pl.DataFrame, tuple[tuple[str, str | None, str | None], ...]]:
-    """Gaps, the parts that their causes have in them, and the causes with their places."""
+    """`ActivityTimeline.gaps`, parts and causes."""
     shift = alignment.shift() if alignment else pl.lit(0)
     said = pieces.select(
         "rank", "device", "duration", "gpu", "name",
@@ -144,7 +144,10 @@ def _gaps(
 def _causes(
     said: pl.DataFrame,
 ) -> tuple[tuple[tuple[str, str | None, str | None], ...], pl.DataFrame]:
-    """The causes with their places, and the pieces with the number of theirs; of many causes the smallest are one."""
+    """The causes with their places, and the pieces with indices of causes.
+
+    Of more than `MOST_TEXTS` causes, those with the least time are merged into one.
+    """
     keys = ["cause", "by", "name"]
     found = said.group_by(keys).agg(pl.col("duration").sum())
     found = found.sort("duration", *keys, descending=[True, False, False, False])
@@ -161,11 +164,11 @@ def _causes(
 
 
 def _with_parts(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The gaps with the number of their parts, and the largest parts of each; the rest of it has no cause.
+    """The gaps with the number of their parts, and the largest parts of each; the rest of a gap has no cause.
 
     Args:
-        gaps: in order.
-        parts: gap (the row in ``gaps``), cause, ns.
+        gaps: gaps in order.
+        parts: gap (row in ``gaps``), cause, ns.
     """
     summed = parts.group_by("gap", "cause").agg(pl.col("ns").sum())
     summed = summed.sort("gap", "ns", "cause", descending=[False, True, False], nulls_last=True)
@@ -228,12 +231,12 @@ def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
 
 
 def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[pl.Series, Ns]:
-    """Numbers that are equal for short neighbours, which are merged, and the duration from which on a row stays alone.
+    """Group numbers, equal for short neighbours to be merged, and the duration from which a row is not merged.
 
     Args:
-        rows: by keys and start.
-        keys: columns of which all neighbours have the same.
-        most: how many different numbers there may be, if keys leave the choice.
+        rows: rows sorted by keys and start.
+        keys: columns in which rows of one group are equal.
+        most: most groups, if there are not more combinations of keys.
     """
     start, duration = rows["start"].to_numpy(), rows["duration"].to_numpy()
     other = np.zeros(len(start), np.bool_)

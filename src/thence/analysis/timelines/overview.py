@@ -1,6 +1,6 @@
 """A timeline of limited size: every stream of every device in a bounded number of bins.
 
-A lane of this module is one stream. Where activities of one stream overlap, the time belongs to the one
+In this module, a lane is one stream. If activities of one stream overlap, the time belongs to the activity
 that started first, so the busy time of a lane's bins adds up to the busy time of the stream (interval
 union). All times are relative to the first activity, on one clock if the ranks' clocks could be aligned.
 """
@@ -65,19 +65,19 @@ class Overview:
     """A timeline of limited size. All times are ns after ``start_ns``.
 
     Attributes:
-        start_ns: start of the first activity on the trace's clock, aligned where that could be done.
-        span_ns: from there to the end of the last activity, over all ranks.
+        start_ns: start of the first activity on the trace's clock, aligned if alignment was possible.
+        span_ns: from start_ns to the end of the last activity, over all ranks.
         bin_ns: width of a bin.
-        bin_count: how many each lane has.
-        lanes: one row per stream: lane (number), rank, device, stream (null where the trace does not
-            say), count, busy_ns.
-        bins: one row per bin in which anything ran: lane, bin, busy_ns (at most bin_ns), class
-            (number in `CLASSES`), name (number in ``names``) and label (the same; null for none) of
-            the kernel that took most of it.
+        bin_count: number of bins of each lane.
+        lanes: one row per stream: lane (number), rank, device, stream (null if the trace does not name
+            it), count, busy_ns.
+        bins: one row per bin in which anything ran: lane, bin, busy_ns (at most bin_ns), and of the
+            activity that took most of it: class (index in `CLASSES`), name and label (indices in
+            ``names``; label is null if there is none).
         slices: one row per activity: lane, start, duration, class, name, label; empty if there are more
             than `MOST_SLICES`.
         names: texts, shortened.
-        notes: what must be said beside it, one sentence each.
+        notes: remarks to be shown with the timeline, one sentence each.
     """
 
     start_ns: Ns
@@ -109,8 +109,8 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     """Computes the overview of a trace.
 
     Args:
-        trace: attributed.
-        alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
+        trace: the attributed trace.
+        alignment: corrections that align the ranks' clocks; None leaves all times as recorded.
 
     Raises:
         MissingData: the trace holds no device activity.
@@ -142,7 +142,7 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
 
 
 def clock_notes(trace: Attributed, alignment: Alignment | None) -> list[str]:
-    """What must be said of the ranks' clocks, one sentence or none."""
+    """A note on the ranks' clocks: a list of one sentence, or empty for one rank."""
     if alignment is not None and alignment.applied:
         return [f"{alignment.statement}; all times of {_offsets(alignment)}"]
     if alignment is not None:
@@ -153,7 +153,7 @@ def clock_notes(trace: Attributed, alignment: Alignment | None) -> list[str]:
 
 
 def _offsets(alignment: Alignment) -> str:
-    """By how much each rank was moved, of many ranks the first ones."""
+    """A text on how much each rank was moved; of many ranks, the first ones."""
     moved = alignment.corrections.drop_nulls("correction_ns").select("rank", "correction_ns")
     parts = [f"rank {rank} by {-ns:+,} ns" for rank, ns in moved.head(_STATED).iter_rows()]
     if moved.height > _STATED:
@@ -164,7 +164,7 @@ def _offsets(alignment: Alignment) -> str:
 def shown_activities(trace: Attributed, alignment: Alignment | None) -> pl.DataFrame:
     """One row per row of gpu, in its order: rank, device, stream, start, duration, class, name and label.
 
-    A stream is null where the trace does not say which it is; times are on the aligned clock.
+    The stream is null if the trace does not name it; times are on the aligned clock.
     """
     group = kernel_groups(trace, _NO_PATTERNS)
     communication = group.cast(pl.String) == COMMUNICATION
@@ -222,7 +222,7 @@ def _bins(pieces: pl.DataFrame, width: Ns) -> pl.DataFrame:
     start = pieces["start"].to_numpy()
     end = start + pieces["duration"].to_numpy()
     first, last = start // width, (end - 1) // width
-    # Pieces of a lane do not overlap, so there are fewer parts than pieces and bins together.
+    # The pieces of a lane do not overlap, so there are fewer parts than pieces and bins combined.
     parts = (last - first + 1).astype(np.int64)
     row = np.repeat(np.arange(len(start)), parts)
     number = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts) + first[row]
@@ -236,7 +236,7 @@ def _bins(pieces: pl.DataFrame, width: Ns) -> pl.DataFrame:
     largest = by_name.filter(pl.col("ns") == pl.col("ns").max().over("lane", "bin"))
     busy = by_name.group_by("lane", "bin").agg(busy_ns=pl.col("ns").sum())
     return (
-        largest.sort("lane", "bin", pl.col("name").cast(pl.String))  # names decide between equals
+        largest.sort("lane", "bin", pl.col("name").cast(pl.String))  # of equal times, the first name
         .unique(("lane", "bin"), keep="first", maintain_order=True)
         .join(busy, on=["lane", "bin"], how="left", maintain_order="left")
         .select("lane", "bin", "busy_ns", *_SHOWN)

@@ -30,12 +30,12 @@ COUNTERS = {
     "bytes in flight": "bytes",
     "collective bus bandwidth": "GB/s",
 }
-"""Counters of each device, with their units. Busy streams: how many run something. Bytes in flight:
-of copies and sets, and the message sizes of collectives, that run. Bus bandwidth: sum over the
-collectives that run of what each achieves on average (see `thence.analysis.collectives.communication`)."""
+"""Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
+flight: bytes of the running copies and sets, and message sizes of the running collectives. Bus bandwidth: sum of
+the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.communication`)."""
 
 _KEY = ("rank", "device")
-_MOST_NAMES = 3  # of marks behind the number of a lane
+_MOST_NAMES = 3  # most names of marks after the number of a lane
 _COUNTERS_SCHEMA = {
     "rank": pl.Int32,
     "device": pl.Int32,
@@ -54,10 +54,10 @@ def timeline(
     """The timeline of a trace.
 
     Args:
-        trace: attributed.
-        lanes: of `thence.model.places.LANES`: kinds by which activities are shown again in extra rows.
-        alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
-        spans: tracks of their own, as `Timeline.spans`, on the clocks of the trace.
+        trace: the attributed trace.
+        lanes: kinds of `thence.model.places.LANES` by which activities are shown again in extra rows.
+        alignment: corrections that align the ranks' clocks; None leaves all times as recorded.
+        spans: additional tracks, as in `Timeline.spans`, on the clocks of the trace.
     """
     moved, corrections, notes = _on_one_clock(trace, alignment)
     return Timeline(
@@ -80,11 +80,11 @@ def _spans(spans: pl.DataFrame | None, alignment: Alignment | None) -> pl.DataFr
 def _on_one_clock(
     trace: Attributed, alignment: Alignment | None
 ) -> tuple[Attributed, dict[int, int], tuple[str, ...]]:
-    """The trace with each rank's correction subtracted from all its times; durations stay as they are.
+    """The trace with each rank's correction subtracted from all its times; durations do not change.
 
     Returns:
-        the trace, the corrections in ns by rank, and notes on the ranks that were shifted and those that
-        could not be.
+        The trace, the corrections in ns by rank, and notes on the ranks that were shifted and on those that
+        could not be aligned.
     """
     if alignment is None:
         return trace, {}, ()
@@ -123,7 +123,7 @@ def _on_one_clock(
 
 
 def _lane_names(kind: str, trace: Attributed) -> pl.Series:
-    """The name of the viewer row ("lane") of each row of gpu, null where it has none."""
+    """The name of the viewer row ("lane") of each row of gpu; null if it has none."""
     if kind in trace.places.columns and kind != "lane":
         return trace.places[kind]
     group = pl.coalesce(
@@ -147,7 +147,7 @@ def _lane_names(kind: str, trace: Attributed) -> pl.Series:
 
 
 def _named_by_marks(lanes: pl.Series, labels: pl.Series) -> pl.Series:
-    """Lanes as text; those known by a number alone followed by what is on them: ``62 (attention)``."""
+    """Lanes as text; a lane that is only a number is followed by the labels on it: ``62 (attention)``."""
     lane, label = pl.col("lane"), pl.col("label")
     pairs = pl.DataFrame({"lane": lanes, "label": labels}).unique(maintain_order=True)
     innermost = label.cast(pl.String).str.split("/").list.last()
@@ -173,10 +173,11 @@ def counters(trace: Attributed) -> pl.DataFrame:
     """The counters of every device.
 
     Args:
-        trace: attributed.
+        trace: the attributed trace.
 
     Returns:
-        rank, device, counter, time (ns), value (Float64), sorted by all but the last; only changes.
+        rank, device, counter, time (ns), value (Float64): one row for each change of a value, sorted by the other
+        columns.
     """
     gpu = trace.gpu.select(
         *_KEY, "stream", "start", "bytes", end=pl.col("start") + pl.col("duration")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Steps", "nested_sequence", "split_lanes"]
 
 _MOST_STEPS = 200_000
-"""Budget of the backtracking search for fewer lanes than the greedy choice, over all slices."""
+"""Budget of placements, over all slices, for the backtracking search for fewer lanes than the greedy choice."""
 _LARGEST_SEARCHED = 64
 """Larger groups of crossing slices keep the greedy choice."""
 _MOST_COMPARED = 64
@@ -36,7 +36,7 @@ _MOST_COMPARED = 64
 
 
 def split_lanes(track: Int64, start: Int64, end: Int64) -> Int64:
-    """Assigns lanes to slices: 0 everywhere on a track without crossings, else as few as can be found.
+    """Assigns lanes to slices: lane 0 on a track without crossings, else as few lanes as can be found.
 
     The number of lanes is minimal for groups of crossing slices that are small or that the greedy choice
     packs into two. In general the problem is colouring a circle graph, which is NP-hard, so larger groups
@@ -162,7 +162,7 @@ class _Search:
             if len(chosen) == len(start):
                 return chosen
             states.append(after)
-            # Lanes that are all empty are alike: only the first of them need be tried.
+            # Empty lanes are equivalent: only the first of them needs to be tried.
             used = next((i for i, stack in enumerate(after) if not stack), most - 1) + 1
             choices.append(iter(range(max(used, max(chosen) + 1))))
         return None
@@ -202,7 +202,7 @@ def _first_choice(start: Sequence[int], end: Sequence[int]) -> list[int]:
 
 def _by_vacancy(start: Sequence[int], end: Sequence[int]) -> list[int]:
     """First fit: each slice goes to the lowest lane without an open slice; O(n log n) by two heaps."""
-    taken: list[tuple[int, int]] = []  # end and lane of what is open
+    taken: list[tuple[int, int]] = []  # end and lane of open slices
     vacant: list[int] = []
     lanes = []
     for begin, until in zip(start, end, strict=True):
@@ -221,8 +221,8 @@ class Steps:
     A slice with nothing inside begins and ends in one step.
 
     Attributes:
-        begins: row of the slice that begins in each step, -1 where none does; int64.
-        ends: row of the slice that ends in each step, -1 where none does; int64.
+        begins: row of the slice that begins in each step, -1 if none begins; int64.
+        ends: row of the slice that ends in each step, -1 if none ends; int64.
     """
 
     begins: Int64
