@@ -142,7 +142,7 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
 
 
 def clock_notes(trace: Attributed, alignment: Alignment | None) -> list[str]:
-    """A note on the ranks' clocks: a list of one sentence, or empty for one rank."""
+    """A note on the ranks' clocks, as a list of one sentence or none."""
     if alignment is not None and alignment.applied:
         return [f"{alignment.statement}; all times of {_offsets(alignment)}"]
     if alignment is not None:

@@ -1,1 +1,1 @@
-"""What a change to the program would gain, and its critical path: the recorded program as a graph, replayed."""
+"""Predicts the gain of changes to a program, and finds its critical path, by replaying a graph of the recording."""

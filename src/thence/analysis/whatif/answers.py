@@ -1,4 +1,4 @@
-"""What `prediction` answers with: the steps of a program with a change, and the interval of what that gains."""
+"""Results for `prediction`: the time of a program's steps with a change, and the interval of the gain."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Base", "largest_gains", "predicted"]
 
 _MOST_GRAPHED = 0.05
-"""Share of the work that a change is about, inside CUDA graphs without edges, above which nothing is predicted."""
+"""A change is refused if more than this share of the work that it changes is inside CUDA graphs without edges."""
 _SHOWN = 10
-"""Changes with the largest gain that are kept."""
+"""How many of the changes with the largest gain are kept."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Base:
 
     Attributes:
         trace, program: the trace, and its graph.
-        counted: nodes whose ends count as of the steps.
-        health: whether the graph explains it.
-        facts: what changes look at.
-        paced: times of all nodes with a slower and with a faster host.
+        counted: mask of the nodes that count for the time of the steps, see `Health.counted`.
+        health: whether the graph explains the trace.
+        facts: data shared by several changes.
+        paced: times of all nodes with a slower host, and with a faster host.
     """
 
     trace: Attributed
@@ -64,24 +64,24 @@ class Base:
 
     @property
     def count(self) -> int:
-        """How many steps, 1 where the trace holds none."""
+        """The number of steps; 1 if the trace holds none."""
         return max(len(self.program.steps), 1)
 
     @property
     def duration(self) -> Int64:
-        """Nanoseconds of each row of gpu."""
+        """Duration of each row of gpu, ns."""
         return self.program.gpu[1] - self.program.gpu[0]
 
     @classmethod
     def of(cls, trace: Attributed, program: Program, found: Health) -> Base:
-        """A program whose health is known."""
+        """The base of a program whose health is known."""
         paces = (found.pace, -found.pace)
         paced = replayed_together([at_pace(program, program.graph, share) for share in paces])
         return cls(trace, program, found.counted, found, ChangeFacts(trace, program), paced)
 
     @cached_property
     def before(self) -> int:
-        """Nanoseconds of all steps."""
+        """Time of all steps, ns."""
         return steps_took(self.program, self.program.graph.time, self.duration, self.counted)
 
 
@@ -90,10 +90,10 @@ class _Changed:
     """The program with one change.
 
     Attributes:
-        change: which.
-        base: as it was recorded; of a rank that is in time, without what that rank does.
-        graph: with the change.
-        duration: ns of each row of gpu with it.
+        change: the change.
+        base: the recorded program; for the action on-time, the nodes of the change's rank do not count.
+        graph: the graph with the change.
+        duration: duration of each row of gpu with the change, ns.
     """
 
     change: Change
@@ -103,7 +103,7 @@ class _Changed:
 
     @classmethod
     def of(cls, base: Base, change: Change) -> _Changed | str:
-        """The program with a change, or why nothing is predicted."""
+        """The program with a change; or the verdict, "refused" or "absent", if nothing is predicted."""
         program, of = base.program, activities_of(base.trace, change)
         if of.any():
             graphed = of & program.inside.inside & ~program.inside.known
@@ -112,7 +112,7 @@ class _Changed:
         graph = changed(base.facts, change, of)
         if graph is None:
             return "absent"
-        if change.action == "on-time":  # what this rank does is then done in time, whatever it is
+        if change.action == "on-time":  # the work of this rank is assumed to be done in time
             others = ranks_of_nodes(base.trace, program) != int(change.pattern)
             base = replace(base, counted=base.counted & others)
         left = np.where(of, change.factor, 1.0)
@@ -120,20 +120,20 @@ class _Changed:
         return cls(change, base, graph, duration)
 
     def took(self, time: Int64) -> int:
-        """Nanoseconds of all steps where the nodes have these times."""
+        """Time of all steps, ns, if the nodes have these times."""
         return steps_took(self.base.program, time, self.duration, self.base.counted)
 
     def at_paces(self) -> list[Graph]:
-        """The graph with the host as slow as from run to run, as slow and as fast as from trace to trace."""
+        """The graph with a host slower by `HOST_NOISE`, slower by the health's pace, and faster by it."""
         pace = self.base.health.pace
         return [at_pace(self.base.program, self.graph, by) for by in (HOST_NOISE, pace, -pace)]
 
     @property
     def most_ns(self) -> int:
-        """Nanoseconds that all steps cannot gain more than: what it takes away, as if that were all in a row."""
+        """Upper bound of the gain of all steps, ns: the sum of all times that the change takes away."""
         program, graph = self.base.program, self.base.program.graph
         if self.change.action in ("no-wait", "on-time") or self.change.part == "with waiting":
-            return self.base.before  # something is not waited for any more
+            return self.base.before  # the change removes waits, whose effect has no such bound
         on_host = program.thread != NO_ROW
         work = np.maximum(graph.weight - self.graph.weight, 0)[on_host].sum()
         left = self.duration / np.maximum(self.base.duration, 1)
@@ -142,7 +142,7 @@ class _Changed:
 
 
 def _replayed(changes: Iterable[_Changed]) -> Iterator[_Answer]:
-    """The answers to changes, several of which are replayed together."""
+    """The results of changes; up to `TOGETHER` of them are replayed together."""
     every = iter(changes)
     while some := list(islice(every, TOGETHER)):
         times = replayed_together([one.graph for one in some])
@@ -152,11 +152,11 @@ def _replayed(changes: Iterable[_Changed]) -> Iterator[_Answer]:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the steps of a changed program take.
+    """The time that the steps of a changed program take.
 
     Attributes:
-        of: the program.
-        after: ns of all of its steps.
+        of: the changed program.
+        after: time of all of its steps, ns.
     """
 
     of: _Changed
@@ -185,7 +185,7 @@ class _Answer:
         )  # fmt: skip
 
     def _noise(self) -> float:
-        """Half of the width of the interval, as a share of the step; `Health.noise` at least."""
+        """Half of the width of the interval, as a share of the step; at least `Health.noise`."""
         of, base = self.of, self.of.base
         slower, *at_paces = (of.took(time) for time in replayed_together(of.at_paces()))
         longer = (slower - self.after) / max(base.before, 1)
@@ -200,7 +200,7 @@ def _share(before: int, after: int) -> float:
 
 
 def predicted(base: Base, changes: Sequence[Change]) -> list[Row]:
-    """Rows of `WhatIf.rows` for these changes."""
+    """Rows of `WhatIf.rows`, one for each change, in their order."""
     found = [_Changed.of(base, change) for change in changes]
     answers = _replayed(one for one in found if isinstance(one, _Changed))
     before = base.before // base.count
@@ -213,9 +213,10 @@ def predicted(base: Base, changes: Sequence[Change]) -> list[Row]:
 
 
 def largest_gains(base: Base, changes: Sequence[Change]) -> list[Row]:
-    """Rows of `WhatIf.rows` for those of these changes that gain most, and more than the interval.
+    """Rows of `WhatIf.rows` for the changes with the largest gains that exceed half of their interval's width.
 
-    No interval is narrower than the noise of the steps, so what gains less, or cannot gain more, is asked no further.
+    Half of that width is at least the noise of the steps, so changes that gain less are not replayed further, and
+    changes that cannot gain more are not replayed at all.
     """
     least = base.health.noise
     found = (_Changed.of(base, change) for change in changes)

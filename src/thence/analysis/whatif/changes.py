@@ -41,7 +41,7 @@ __all__ = ["Change", "ChangeFacts", "activities_of", "changed", "parse_change"]
 
 Part = Literal["kernels", "with host work", "with waiting", "without waiting", ""]
 _OF_HOST = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}
-"""Kinds whose work on the host can go with their kernels, and the categories of its rows."""
+"""Kinds of places whose work on the host can be changed with their kernels, and the categories of its host rows."""
 _GONE = 2 * BEFORE_ALL
 _ITEM = r"aten::item|_local_scalar_dense"
 
@@ -51,14 +51,15 @@ class Change:
     """One change.
 
     Attributes:
-        text: as the user wrote it.
-        action: free and scale: less work; no-wait: calls do not wait; on-time: a rank is never the last.
-        by: of `FREE_BY`, else empty.
-        pattern: regular expression that is searched in names.
-        factor: what is left of the time.
-        part: which of two meanings it has. kernels: their time on the device alone; with host work: also
-            what the host did for them, their backward operators included. without waiting: of collectives, only the
-            time in which data moved; with waiting: no rank waits for another in them either.
+        text: the change as the user wrote it.
+        action: free and scale: work takes less (or more) time; no-wait: calls do not wait; on-time: no other rank waits
+            for a rank.
+        by: kind of the changed work, one of `FREE_BY`; empty for other actions.
+        pattern: regular expression that is searched in names; for on-time, the number of the rank.
+        factor: new time / recorded time.
+        part: which of two meanings the change has. kernels: only their time on the device; with host work: also the
+            work of the host for them and for their backward operators. without waiting: only the time in which a
+            collective moved data; with waiting: in addition, no rank waits for another in the collective.
     """
 
     text: str
@@ -70,12 +71,12 @@ class Change:
 
     @property
     def title(self) -> str:
-        """The action and what it is about."""
+        """The action and the text of the change."""
         return f"{self.action} {self.text}"
 
     @property
     def parts(self) -> list[Change]:
-        """The change in each of its meanings."""
+        """The change with each of its meanings."""
         if self.by == "collective":
             return [replace(self, part=part) for part in ("without waiting", "with waiting")]
         if self.by in _OF_HOST:
@@ -84,10 +85,10 @@ class Change:
 
 
 def parse_change(action: str, text: str) -> Change:
-    """A change from the command line: free KIND:NAME, scale KIND:REGEX=FACTOR, no-wait WHAT, on-time rank:N.
+    """Parses a change from the command line: free KIND:NAME, scale KIND:REGEX=FACTOR, no-wait WHAT, on-time rank:N.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the text is not such a change.
     """
     if action == "no-wait":
         return Change(text, "no-wait", "", _checked(_ITEM if text == "item" else text))
@@ -126,7 +127,7 @@ def _checked(pattern: str) -> str:
 
 
 def activities_of(trace: Attributed, change: Change) -> Mask:
-    """Which activities a change is about."""
+    """Mask of the activities that a change applies to."""
     if change.by == "kernel":
         return _matching(trace.gpu["name"], change.pattern)
     if change.by == "collective":
@@ -141,7 +142,7 @@ def activities_of(trace: Attributed, change: Change) -> Mask:
 
 
 def _matching(names: pl.Series, pattern: str) -> Mask:
-    """Which names the pattern finds something in; each distinct one is searched once."""
+    """Mask of the names in which the pattern is found; each distinct name is searched once."""
     distinct = names.unique().drop_nulls()
     expression = re.compile(pattern)
     found = [expression.search(text) is not None for text in distinct.cast(pl.String)]
@@ -151,10 +152,10 @@ def _matching(names: pl.Series, pattern: str) -> Mask:
 
 @dataclass(frozen=True)
 class ChangeFacts:
-    """What several changes of one program look at, each found when it is first asked for.
+    """Data that several changes of one program use, computed lazily and cached.
 
     Attributes:
-        trace: attributed.
+        trace: the attributed trace.
         program: its graph.
     """
 
@@ -169,16 +170,16 @@ class ChangeFacts:
 
     @cached_property
     def causes(self) -> npt.NDArray[np.uint8]:
-        """Number of the cause that each host row stands for."""
+        """Number of the cause that each host row stands for, as in `thence.analysis.idle.rules`."""
         return host_causes(self.trace.host)
 
     @cached_property
     def hosts(self) -> HostTime:
-        """What every thread is in over time."""
+        """The innermost host row of every thread over time."""
         return HostTime.of(self.trace, self.program.thread_of_row)
 
     def rows_at(self, by: str, pattern: str) -> Mask:
-        """Which host rows of the categories of a kind have a place in which the pattern finds something."""
+        """Mask of the host rows that belong to a kind of places (`_OF_HOST`) and whose place matches the pattern."""
         of_kind = self.trace.host["category"].is_in(_OF_HOST[by]).to_numpy()
         if by not in self._places:
             rows = pl.Series(np.flatnonzero(of_kind))
@@ -190,12 +191,12 @@ class ChangeFacts:
 
 
 def changed(facts: ChangeFacts, change: Change, of: Mask) -> Graph | None:
-    """The graph of a program with a change; None where the trace holds nothing that it is about.
+    """The graph of a program with a change; None if the trace holds nothing that the change applies to.
 
     Args:
-        facts: of the program.
-        change: which.
-        of: `activities_of` it.
+        facts: data of the program.
+        change: the change.
+        of: mask of its activities, from `activities_of`.
     """
     trace, program = facts.trace, facts.program
     if change.action == "no-wait":
@@ -226,7 +227,7 @@ def changed(facts: ChangeFacts, change: Change, of: Mask) -> Graph | None:
 
 
 def _edge_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
-    """Weights of the edges with other durations."""
+    """Weights of the edges with changed durations of activities, and changed moving times of collectives."""
     row, kind = program.edge_activity, program.edge_kind
     counted = (row != NO_ROW) & (kind != EDGES.index("ranks"))
     result = program.graph.edge_weight.copy()
@@ -238,7 +239,7 @@ def _edge_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
 
 
 def _host_rows_of(facts: ChangeFacts, change: Change) -> Mask:
-    """Host rows whose work a change takes away, those of backward operators through their forward ones included."""
+    """Mask of the host rows whose work a change changes, including backward operators of matching forward rows."""
     host = facts.trace.host
     result = facts.rows_at(change.by, change.pattern)
     parent, forward = (row_numbers(host[name]) for name in ("parent", "forward"))
@@ -248,9 +249,9 @@ def _host_rows_of(facts: ChangeFacts, change: Change) -> Mask:
 
 
 def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
-    """When each thread is in something that stands for a cause: its innermost row tells, as of idle time.
+    """The intervals in which each thread's innermost row stands for a cause, by the rules for idle time.
 
-    Of Python also when the main thread of a Python program is in nothing recorded.
+    For the cause python, these include intervals in which the main thread of a Python program is in no recorded row.
     """
     trace, program = facts.trace, facts.program
     host = trace.host
@@ -273,7 +274,7 @@ def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
 
 
 def _inside(program: Program, rows: Mask) -> Intervals:
-    """When each thread is in some of its rows."""
+    """The intervals of each thread's rows among ``rows``; they may be nested."""
     start, end = program.host
     chosen = np.flatnonzero(rows & (end > start))
     thread = program.thread_of_row[chosen]
@@ -285,7 +286,7 @@ def _inside(program: Program, rows: Mask) -> Intervals:
 
 
 def _less_host_work(program: Program, weight: Int64, intervals: Intervals, factor: float) -> Int64:
-    """Takes the time of each thread inside of intervals off the work between its nodes."""
+    """Scales, by ``factor``, the part of the work between a thread's nodes that is inside the thread's intervals."""
     graph = program.graph
     result = weight.copy()
     host_nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.previous != NO_ROW))

@@ -1,9 +1,9 @@
-"""The critical path of a recorded program: what every moment waited for last, as a tiling of the time.
+"""The critical path of a recorded program: a tiling of its time by the work and latencies that determined its end.
 
-It runs back from what ended last, from each node to the one that decided when it happened. Its tiles follow each
-other without gap or overlap, so they add up to the time from the first step's begin to the end exactly. That
-something is on it for long does not mean that much is gained without it: `thence.analysis.whatif.prediction` tells
-gains.
+The path is followed back from the node that ended last: from each node to the node that determined its time. Its
+tiles follow each other without gaps or overlaps, so they add up exactly to the time from the start of the first step
+to the end. Work that takes a large part of the path would not necessarily gain as much if it were removed:
+`thence.analysis.whatif.prediction` predicts gains.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "TILE", "critical_path", "path_summary", "path_track"]
 
 KINDS = ("gpu", "host", "launch", "gap", "event", "return", "handover")
-"""What a tile is. gpu: an activity runs. host: a thread works. launch: from call to activity. gap: between
-activities of a stream. event: from a record to what waited for it. return: from the end of the device's work to
-that of the call that waited. handover: from one thread to another."""
+"""Kinds of tiles. gpu: an activity runs. host: a thread works. launch: from the launch call to the activity. gap:
+between activities of a stream. event: from an event record to the work that waited for it. return: from the end of
+the device's work to the end of the call that waited for it. handover: from one thread to another."""
 _HOST = KINDS.index("host")
 TILE = {
     "start": pl.Int64(), "duration": pl.Int64(), "kind": pl.Enum(KINDS), "rank": pl.Int32(), "gpu": pl.Int32(),
@@ -54,14 +54,14 @@ def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
     """The tiles in order of time, in the columns of `TILE`.
 
     Args:
-        trace: that the program was made of.
-        program: whose replay is exact.
+        trace: the trace from which the program was made.
+        program: the program; its replay is exact.
 
     Returns:
-        start (ns on the clock of the graph, see `Program.origin_ns`) and duration (ns); kind; rank; gpu (row of the
-        activity, of gpu) or host (row that the host was in, of host) and the cause, as ``thence idle`` names it; step
-        (number of the step's range on the first rank, from 0; null where there is none). Each step's tiles add up to
-        the time from its begin to the next one's, those of the last to the end.
+        start (ns on the clock of the graph, see `Program.origin_ns`) and duration (ns); kind; rank; gpu (the activity's
+        row in gpu), or host (the row in host that the thread was in) and cause (as ``thence idle`` names it); step
+        (number of the step on the first rank, from 0; null if the trace holds none). The tiles of a step add up to the
+        time from its start to the start of the next step, or, for the last step, to the end.
     """
     graph = program.graph
     path, kind = _path(program)
@@ -95,7 +95,7 @@ def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Tiles in order: starts and ends, kind (number in `KINDS`), row in gpu, thread that a host's tile is of."""
+    """Tiles in order of time: starts and ends, kind (index in `KINDS`), row in gpu, and thread of tiles of a host."""
 
     start: Int64
     end: Int64
@@ -105,9 +105,9 @@ class _Tiles:
 
 
 def _path(program: Program) -> tuple[Int64, Codes]:
-    """Nodes of the path in order, and the kind of edge between each and the next.
+    """Nodes of the path in order, and the kind of edge between each node and the next.
 
-    All ancestors of the last node: each doubling of the pointers adds as many as there are already.
+    The path is the last node with its ancestors. They are found by pointer doubling: each round doubles their number.
     """
     graph = program.graph
     decided = np.where(graph.previous == NO_ROW, NEVER, graph.time[graph.previous] + graph.weight)
@@ -141,7 +141,7 @@ def _path(program: Program) -> tuple[Int64, Codes]:
 
 
 def _threads(program: Program, path: Int64, times: Int64) -> Int64:
-    """The thread of the path at each time, that of its next node on a host."""
+    """The thread of the path at each time: the thread of the path's next node on a host."""
     on_host = path[program.thread[path] != NO_ROW]
     if not len(on_host):
         return np.full(len(times), NO_ROW)
@@ -153,7 +153,7 @@ def _threads(program: Program, path: Int64, times: Int64) -> Int64:
 
 
 def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFrame:
-    """Tiles with their rows; cut at the begins of steps, and those of hosts where what the host is in changes."""
+    """The tiles in the columns of `TILE`, cut at the starts of steps; tiles of hosts also where the row changes."""
     borders = program.graph.time[program.steps]
     since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
     cut = Leaves(np.append(NEVER, borders), np.arange(-1, len(borders))).within(
@@ -176,16 +176,16 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
 def _of_hosts(
     trace: Attributed, program: Program, tiles: Pieces, thread: Int64
 ) -> tuple[Int64, ...]:
-    """Tiles of hosts by what the host was in, as `thence.analysis.idle.causes` tells it.
+    """Tiles of hosts, cut by the row that the host was in, with causes as in `thence.analysis.idle.causes`.
 
     Args:
-        trace: that the program was made of.
-        program: of the path.
+        trace: the trace from which the program was made.
+        program: the program of the path.
         tiles: starts and ends on the clock of the graph; row is the step of each.
-        thread: of each tile, `NO_ROW` for none.
+        thread: thread of each tile, or `NO_ROW`.
 
     Returns:
-        the columns that `_framed` takes.
+        The columns that `_framed` takes.
     """
     hosts = HostTime.of(trace, program.thread_of_row)
     causes = np.append(host_causes(trace.host), NUMBER["unknown"]).astype(np.int64)
@@ -209,7 +209,7 @@ def _of_hosts(
 
 
 def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
-    """Starts, ends, kinds, rows of gpu and host, causes and steps as `TILE`."""
+    """A frame with the columns of `TILE` from starts, ends, kinds, rows of gpu and host, causes and steps."""
     begin, end, kind, gpu, host, cause, step = columns
     not_gpu = kind != KINDS.index("gpu")
     of_gpu = pl.Series(np.where(not_gpu, NO_ROW, gpu)).replace(NO_ROW, None)
@@ -237,7 +237,7 @@ def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
 
 
 def path_summary(trace: Attributed, tiles: pl.DataFrame) -> pl.DataFrame:
-    """The path by what is on it: kind, name (kernel, or cause on the host), total_ns, share, count; most time first."""
+    """The path by kind and name (kernel, or cause on the host): total_ns, share, count; most time first."""
     kernel = trace.gpu["name"].cast(pl.String).gather(tiles["gpu"].cast(pl.UInt32))
     named = tiles.with_columns(name=pl.coalesce(kernel, pl.col("cause").cast(pl.String)))
     total = max(int(tiles["duration"].sum()), 1)
@@ -250,11 +250,11 @@ def path_summary(trace: Attributed, tiles: pl.DataFrame) -> pl.DataFrame:
 
 
 def path_track(trace: Attributed, tiles: pl.DataFrame) -> pl.DataFrame:
-    """The path as a track of each device, as `Timeline.spans`; tiles of a host on the first device of its rank.
+    """The path as a track of each device, as in `Timeline.spans`; tiles of a host are on its rank's first device.
 
     Args:
-        trace: that the path is of.
-        tiles: of `critical_path`, on the trace's clock.
+        trace: the trace of the path.
+        tiles: as `critical_path` returns them, but on the trace's clock.
     """
     kernel = trace.gpu["name"].cast(pl.String).gather(tiles["gpu"].cast(pl.UInt32))
     device = trace.gpu["device"].gather(tiles["gpu"].cast(pl.UInt32))

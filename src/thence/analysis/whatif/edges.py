@@ -1,4 +1,4 @@
-"""Nodes and edges of the graph of `thence.analysis.whatif.graph`, kind by kind."""
+"""Adds the nodes and edges of the graph of `thence.analysis.whatif.graph`, kind by kind."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ __all__ = [
 ]
 
 EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks", "graph")
-"""Kinds of edges; the first of the chains of threads, stream of those of streams."""
+"""Kinds of edges; host and stream are also the kinds of the links along the chains of threads and of streams."""
 STEP, END, CALL, START = 0, 1, 2, 3
-"""Kinds of nodes, in the order in which those of one time come."""
-_QUEUED_NS = 20_000  # launched that long before the activity before ended: queued
-_RETURN_NS = 5_000  # of a call that waited, after the activity ended
-_OWN_NS = 4_000  # of a call that waits, where there is nothing to wait for
-_REST_NS = 15_000  # without work, after which a thread may have been given some
-_HANDED_NS = 2_000_000  # autograd looks at a whole graph before its thread begins, 0.5 ms of one with 6 layers
+"""Kinds of nodes; nodes of equal time are in this order."""
+_QUEUED_NS = 20_000  # an activity that was launched this long before the previous one ended was queued
+_RETURN_NS = 5_000  # most time that a waiting call needs to return after the activity ended
+_OWN_NS = 4_000  # most time that a waiting call takes if there is nothing to wait for
+_REST_NS = 15_000  # a thread that has been without work for this long may have been given its next work
+_HANDED_NS = 2_000_000  # most time to begin handed work: autograd first scans its graph, 0.5 ms for 6 layers
 _CLOCKS_NS = 2_000
-_FEW = 8  # samples below which a latency is assumed
+_FEW = 8  # with fewer samples, a default latency is assumed
 _LATENCY_NS, _GAP_NS, _EVENT_NS = 5_000, 1_000, 500
 
 
 class Nodes:
-    """Collects nodes: time, order among equal times, chain, what they stand for."""
+    """Collects nodes: time, order among equal times, chain, and the row of host or gpu that each stands for."""
 
     def __init__(self) -> None:
         self.columns: list[tuple[Int64, ...]] = []
@@ -84,7 +84,18 @@ class Edges:
 def latencies(
     gpu: tuple[Int64, Int64], host: tuple[Int64, Int64], launch: Int64, along: tuple[Int64, Int64]
 ) -> tuple[int, Int64, Mask]:
-    """The least latency of a launch, the gap kept behind each activity, and those that the next overlaps."""
+    """Estimates latencies and gaps from the recorded times.
+
+    Args:
+        gpu: starts and ends of activities.
+        host: starts and ends of host rows.
+        launch: host row of each activity's launch, or `NO_ROW`.
+        along: pairs of successive activities on one stream.
+
+    Returns:
+        The least latency of a launch (ns); the least gap after each activity (ns); and the mask of activities that the
+        next activity on the stream overlaps.
+    """
     (start, end), (before, after) = gpu, along
     begun = (
         np.where(launch == NO_ROW, 0, host[0][launch])
@@ -112,7 +123,11 @@ def collective_ends(
     on: tuple[Int64, Int64],
     instances: Instances | None,
 ) -> tuple[Int64, Int64]:
-    """Nodes of the ends of collectives that several ranks share, and how long each moved data."""
+    """Adds nodes and edges of the ends of collectives that several ranks share.
+
+    Returns:
+        For each activity, its end node or `NO_ROW`; and the ns in which it moved data, else its duration.
+    """
     (start, end), (node, chain) = gpu, on
     ends = np.full(len(start), NO_ROW)
     moves = end - start
@@ -147,9 +162,9 @@ def collective_ends(
 def launch_lags(
     gpu: tuple[Int64, Int64], host: tuple[Int64, Int64], launch: Int64, latency: int
 ) -> tuple[Int64, Int64]:
-    """Activities that began after the call that launched them, and the least time from its beginning.
+    """The activities that began after their launch call began, and the least time from that call's start to each.
 
-    A call that took long, such as that of a first use, counts where the activity began after it.
+    The duration of a long call, such as the first use of a kernel, is included if the activity began after it.
     """
     launched = np.flatnonzero(launch != NO_ROW)
     launched = launched[gpu[0][launched] >= host[0][launch[launched]]]
@@ -165,9 +180,9 @@ def graph_edges(
     times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
     edges: Edges,
 ) -> None:
-    """Edges inside launches of CUDA graphs, and from each to the next of the same graph.
+    """Adds edges inside launches of CUDA graphs, and from each launch to the next one of the same graph.
 
-    Where the edges of a graph are not known, its activities begin as long after the first one as they did.
+    If the edges of a graph are unknown, its activities keep their recorded distances from the first one.
     """
     gpu, nodes = times
     start = nodes[0]
@@ -185,7 +200,7 @@ def graph_edges(
 
 
 def _of_graphs(launch: Int64, start: Int64, chosen: Mask) -> tuple[Int64, Int64]:
-    """The first of the chosen activities of each launch of a CUDA graph, and each of the others."""
+    """Pairs of activities: the first chosen activity of each graph launch, with each other chosen activity of it."""
     graphed = np.flatnonzero((launch != NO_ROW) & chosen)
     order = graphed[np.lexsort((start[graphed], launch[graphed]))]
     begins = np.ones(len(order), np.bool_)
@@ -197,7 +212,10 @@ def _of_graphs(launch: Int64, start: Int64, chosen: Mask) -> tuple[Int64, Int64]
 def _launched_again(
     trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64]
 ) -> tuple[Int64, Int64]:
-    """The last activity of each launch of a CUDA graph and the first of its next: launches of one do not overlap."""
+    """Pairs of the last activity of a launch of a CUDA graph and the first of the graph's next launch.
+
+    Successive launches of one graph do not overlap; pairs that overlap by their times are left out.
+    """
     keys = ["rank", "device", "graph"]
     times = {"start": gpu[0], "end": gpu[1], "launch": launch}
     rows = trace.gpu.select(keys).with_row_index("gpu").with_columns(**times)
@@ -223,7 +241,11 @@ def _launched_again(
 def _after(
     activity: Int64, gpu: tuple[Int64, Int64], nodes: tuple[Int64, Int64]
 ) -> tuple[Int64, Int64, Int64]:
-    """The node from which the end of activities follows, the weight to it, and the activity in that weight."""
+    """For each activity: the node from which its end is computed, the weight to that end, and the activity.
+
+    The node is the end node, with weight 0 and without an activity (`NO_ROW`), or else the start node, with the
+    activity's duration as weight.
+    """
     start, ends = nodes
     own = ends[activity] == NO_ROW
     duration = np.where(own, gpu[1][activity] - gpu[0][activity], 0)
@@ -237,7 +259,7 @@ def edges_through_events(
     edges: Edges,
     nodes: tuple[Int64, Int64],
 ) -> None:
-    """Edges through events that times do not contradict."""
+    """Adds edges through events, except those that the recorded times contradict."""
     found = event_edges(trace, launch).select("waiting", "awaited").unique(maintain_order=True)
     waiting, awaited = (found[name].to_numpy().astype(np.int64) for name in ("waiting", "awaited"))
     fits = gpu[0][waiting] >= gpu[1][awaited] - _GAP_NS
@@ -255,7 +277,11 @@ def wait_edges(
     edges: Edges,
     of: tuple[Int64, Int64, Int64],
 ) -> Int64:
-    """Nodes and edges of host calls that wait; returns the end nodes of the rows of waits that wait for something."""
+    """Adds nodes and edges of host calls that wait.
+
+    Returns:
+        For each row of ``trace.waits``, the node of the call's end, or `NO_ROW` if it waits for no known activity.
+    """
     (gpu, host), (thread, start, ends) = times, of
     waits = trace.waits.with_row_index("wait")
     result = np.full(waits.height, NO_ROW)
@@ -272,7 +298,7 @@ def wait_edges(
     row = rows[chosen]
     begins = nodes.add(host[0][row], CALL, thread[row], row)
     result[chosen] = nodes.add(host[1][row], END, thread[row], row)
-    # The call itself takes little; what it takes longer is the wait, or stays as a delay.
+    # The call itself takes little time; the rest of it is the wait, or remains as a delay.
     edges.add((begins, result[chosen]), np.minimum(host[1][row] - host[0][row], _OWN_NS), "host")
     source, duration, counted = _after(activity, gpu, (start, ends))
     lag = np.minimum(host[1][rows[wait]] - gpu[1][activity], _RETURN_NS)
@@ -281,7 +307,7 @@ def wait_edges(
 
 
 def _targets(trace: Attributed, launch: Int64, waits: pl.DataFrame) -> pl.DataFrame:
-    """What each wait waits for: wait, gpu; of several streams the last launched on each."""
+    """The activities that each wait waits for: wait, gpu. For several streams, the last one launched on each."""
     host = trace.host.select("start")
     before = launches_by_stream(trace, launch)
     timed = waits.with_columns(
@@ -325,7 +351,11 @@ def _targets(trace: Attributed, launch: Int64, waits: pl.DataFrame) -> pl.DataFr
 def handovers(
     trace: Attributed, host: tuple[Int64, Int64], thread: Int64, nodes: Nodes, edges: Edges
 ) -> Int64:
-    """Nodes where a thread begins to work soon after another of its rank has stopped."""
+    """Adds nodes and edges where a thread begins to work soon after another thread of its rank has stopped.
+
+    Returns:
+        The nodes at which threads begin such work.
+    """
     works = trace.host["category"].is_in(["op", *API_CALLS]).to_numpy()
     ranks = trace.host["rank"].to_numpy()
     busy, result = {}, [np.empty(0, np.int64)]
@@ -347,7 +377,7 @@ def handovers(
             last = np.searchsorted(stops, start, side="right") - 1
             when = np.where(last >= 0, stops[last], -1)
             near = start - when < _HANDED_NS
-            near[0] = True  # what a thread does first it was given, however long it took to begin
+            near[0] = True  # the first work of a thread was handed to it, however late it began
             better = (when > rested) & near & (when > best)
             best, by = np.where(better, when, best), np.where(better, other, by)
         handed = np.flatnonzero(by != NO_ROW)

@@ -1,20 +1,22 @@
-"""The graph of a recorded program: what on the host and on the devices waited for what.
+"""The dependency graph of a recorded program: which work on the host and on the devices waited for which.
 
-Nodes: host calls that launch, the beginnings and ends of host calls that wait, the beginnings of steps, and of
-device activities; ends of collectives of several ranks. Edges:
+Nodes are host calls that launch, starts and ends of host calls that wait, starts of steps, starts of device
+activities, ends of collectives of several ranks, and the times at which one thread hands work to another. Edges:
 
-    host      from one of these to the next on its thread: the work in between, as recorded
-    launch    call to activity: the latency that one in ten launches to an idle stream stays below
-    stream    activity to the next on its stream: its duration, and the gap that one in ten queued pairs stays below
-    event     the last activity before a record to the first behind a wait for it
-    wait      the last activity waited for to the return of the call
-    handover  where a thread begins to work soon after another has stopped (autograd's), from that one to it
-    graph     the first activity of a launched CUDA graph to the others, which keep their times after it, and the
-              last to the first of the graph's next launch
-    ranks     all ranks' beginnings of a collective to each rank's end
+    host      from a node of a thread to the thread's next node: the work in between, as recorded
+    launch    from a call to its activity: the 10th percentile of the latencies of launches to an idle stream
+    stream    from an activity to the next on its stream: its duration, plus the 10th percentile of the gaps between
+              queued activities
+    event     from the last activity before an event record to the first activity after a wait for it
+    wait      from the last activity that a call waited for to the return of the call
+    handover  from a thread that stops to a thread that begins to work soon after (autograd's)
+    graph     inside a launch of a CUDA graph: along the graph's edges if they are known, else from the first activity
+              to the others, which keep their distances from it; and from the last activity to the first of the
+              graph's next launch
+    ranks     from the start of a collective on all other ranks to its end on each rank
 
-What a node is later than all of these explain stays with it as a delay, so that the replay of what was recorded is
-exact; how much that is says whether predictions mean anything.
+A node may be later than all edges explain. The difference is stored as its delay, so that the replay of the recorded
+program is exact. If these delays are large, predictions are meaningless (`thence.analysis.whatif.health`).
 """
 
 from __future__ import annotations
@@ -64,26 +66,27 @@ __all__ = ["Program", "longer_host_work", "program_graph", "stream_weights"]
 
 @dataclass(frozen=True)
 class Program:
-    """The graph, and what its nodes and edges stand for.
+    """The graph of a program, and the rows of the trace that its nodes and edges stand for.
 
     Attributes:
-        graph: exact: its replay gives the recorded times. Times are ns after origin_ns.
-        origin_ns: on the trace's clock.
-        node_of_activity: node of the beginning of each row of gpu.
-        end_of_activity: node of its end, for collectives of several ranks; else `NO_ROW`.
-        gap: ns that are kept from each activity's end to the next of its stream, by row of gpu.
-        overlapping: activities that the next on their stream did not wait for.
-        row: of each node: row of host, or of gpu for activities.
-        is_activity: which nodes are activities.
-        edge_kind: of each edge of the graph, number in `EDGES`.
-        edge_activity: row of gpu whose duration is part of the edge's weight, `NO_ROW` for none.
-        moves: by row of gpu, ns that a collective of several ranks took after the last rank began, else its duration.
-        thread: number of the thread of each node, `NO_ROW` for devices.
-        wait_of: row in trace.waits that each node is the end of, `NO_ROW` for none.
-        steps: nodes of the beginnings of steps, in order, of the first rank.
-        gpu, host: starts and ends of their rows, in ns after origin_ns, on one clock.
+        graph: the exact graph: its replay gives the recorded times, in ns after origin_ns.
+        origin_ns: time 0 of the graph, on the trace's clock.
+        node_of_activity: for each row of gpu, the node of its start.
+        end_of_activity: for each row of gpu, the node of its end if it is a collective of several ranks, else `NO_ROW`.
+        gap: for each row of gpu, the least time from its end to the next activity of its stream, ns.
+        overlapping: mask of the rows of gpu for which the next activity on the stream did not wait.
+        row: for each node, its row of gpu if it is an activity or its end, else its row of host.
+        is_activity: mask of the nodes that are starts of activities.
+        edge_kind: kind of each edge of the graph, as an index in `EDGES`.
+        edge_activity: for each edge, the row of gpu whose duration is part of its weight, or `NO_ROW`.
+        moves: for each row of gpu, the ns that a collective of several ranks took after the last rank began, else its
+            duration.
+        thread: number of the thread of each node; `NO_ROW` for nodes of devices.
+        wait_of: for each node, the row in trace.waits whose end it is, or `NO_ROW`.
+        steps: nodes of the starts of steps of the first rank, in order.
+        gpu, host: starts and ends of the rows of gpu and host, in ns after origin_ns, on one clock.
         thread_of_row: number of the thread of each host row.
-        inside: which activities are nodes of CUDA graphs, and whose edges are known.
+        inside: which activities are nodes of CUDA graphs, and which of their edges are known.
         inferred: share of the waits for events whose record was inferred or is unknown.
     """
 
@@ -117,10 +120,10 @@ def program_graph(
     """The graph of a trace.
 
     Args:
-        trace: attributed, whole.
-        alignment: of the ranks' clocks; None for one rank.
+        trace: the whole attributed trace.
+        alignment: alignment of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
-        labels: of captured CUDA graphs, which may hold their edges.
+        labels: labels of captured CUDA graphs, which may hold the edges of these.
     """
     gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
     origin = min([int(x.min()) for x in (gpu[0], host[0]) if len(x)], default=0)
@@ -133,7 +136,7 @@ def program_graph(
 
 @dataclass(frozen=True)
 class _Found:
-    """Nodes, in the order in which they were added, and edges, with what `Program` says of them."""
+    """Nodes, in the order in which they were added, and edges, with the data for `Program`."""
 
     nodes: Nodes
     edges: Edges
@@ -178,7 +181,7 @@ def _found(
     inside = graph_nodes(trace, launch, labels)
     latency, gap, overlapping = latencies(gpu, host, launch, along)
     before, after = along
-    # Of nodes of one launch whose edges are known those edges decide, not the stream.
+    # Nodes of one graph launch whose edges are known wait along these edges, not along the stream.
     free = inside.known[before] & inside.known[after] & (launch[before] == launch[after])
     overlapping[before[free]] = True
     launched, lag = launch_lags(gpu, host, launch, latency)
@@ -210,7 +213,7 @@ def _found(
 
 
 def _program(trace: Attributed, found: _Found) -> Program:
-    """The nodes in order, and the edges that lead forward."""
+    """The program with its nodes in order of time, and the edges that lead forward in it."""
     time, tie, chain, row = (
         np.concatenate(column) for column in zip(*found.nodes.columns, strict=True)
     )
@@ -221,7 +224,7 @@ def _program(trace: Attributed, found: _Found) -> Program:
     waiting = np.flatnonzero(found.waits != NO_ROW)
     wait_of = np.full(len(order), NO_ROW)
     wait_of[place[found.waits[waiting]]] = waiting
-    # Before all others their thread did the work that was recorded.
+    # Before all other nodes of threads, the thread worked for the recorded time.
     given = wait_of != NO_ROW
     given[place[found.handed]] = True
     previous = _previous(chain)
@@ -247,9 +250,9 @@ def stream_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
     """The weights of the graph with other durations of the activities.
 
     Args:
-        program: whose threads' weights stay.
-        duration: ns of each row of gpu.
-        moves: ns of each collective of several ranks after the last rank began.
+        program: the program; the weights of its threads do not change.
+        duration: duration of each row of gpu, ns.
+        moves: for each row of gpu, as `Program.moves`, ns.
     """
     graph = program.graph
     weight = graph.weight.copy()
@@ -267,12 +270,12 @@ def stream_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
 
 
 def longer_host_work(program: Program, weight: Int64, share: float) -> Int64:
-    """Those weights with the work of all threads longer by that share of it."""
+    """The weights with the work of all threads longer by ``share`` of it."""
     return weight + np.where(program.thread == NO_ROW, 0, np.rint(weight * share).astype(np.int64))
 
 
 def _previous(chain: Int64) -> Int64:
-    """The node before each one in its chain."""
+    """For each node, the node before it in its chain, or `NO_ROW`."""
     order = np.argsort(chain, kind="stable")
     result = np.full(len(chain), NO_ROW)
     same = chain[order][1:] == chain[order][:-1]
@@ -296,7 +299,7 @@ def _arrays(frame: pl.DataFrame, alignment: Alignment | None) -> tuple[Int64, In
 
 
 def _streams(trace: Attributed, gpu: tuple[Int64, Int64]) -> tuple[Int64, tuple[Int64, Int64]]:
-    """The number of each activity's stream, and pairs of activities that follow each other on one."""
+    """The number of each activity's stream, and pairs of successive activities on one stream."""
     keys = trace.gpu.select("rank", "device", "stream")
     number = (
         keys.select(pl.struct(pl.all()).rank("dense")).to_series().cast(pl.Int64).to_numpy() - 1

@@ -1,10 +1,11 @@
-"""Activities that one launch of a CUDA graph brought about, and what waits for what among them.
+"""Activities that were launched as nodes of CUDA graphs, and the dependencies between them.
 
-An API call that launched several activities launched a graph, whatever else the producer says of it. What its nodes
-wait for is known where labels of its capture hold the edges (`thence.save_labels` and recordings write them) and the
-trace names the nodes: by the ids of executable graph and node. Nodes that leave no activity, such as empty ones, host
-functions and events, are passed through. Bodies of loops and conditions run a node several times in a launch: the edges
-say nothing of that, so such launches count as not known.
+An API call that launched several activities launched a graph, whatever else the producer records of it. The edges of
+a graph are known if labels of its capture hold them (`thence.save_labels` and recordings write such labels) and the
+trace identifies the nodes by the ids of executable graph and node. Nodes without an activity, such as empty nodes, host
+functions and events, are bypassed: their predecessors are connected with their successors. Bodies of loops and
+conditions may run a node several times in a launch, which the edges do not describe, so the edges of such launches
+count as unknown.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _SHIFT = np.uint64(32)
 
 @dataclass(frozen=True)
 class GraphNodes:
-    """What is known of activities in CUDA graphs.
+    """The activities of launches of CUDA graphs, and the edges between them.
 
     Attributes:
-        inside: which activities a graph's launch brought about.
-        known: which of them are of launches whose edges are known.
-        source, target: rows of gpu; the target waits for the end of the source. Of launches that are known.
+        inside: mask of the activities that a launch of a graph launched.
+        known: mask of those in launches whose edges are known.
+        source, target: rows of gpu, a pair for each known edge: the target waits for the end of the source.
     """
 
     inside: Mask
@@ -52,12 +53,12 @@ class GraphNodes:
 
 
 def graph_nodes(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels] = ()) -> GraphNodes:
-    """Activities inside of launches of CUDA graphs.
+    """The activities inside launches of CUDA graphs, and the edges between them.
 
     Args:
-        trace: attributed.
-        labels: of its captured graphs.
-        launch: host row of the call that launched each activity, `NO_ROW` where unknown.
+        trace: the attributed trace.
+        launch: host row of the call that launched each activity; `NO_ROW` if unknown.
+        labels: labels of its captured graphs.
     """
     inside = (
         trace.gpu["graph"].is_not_null().to_numpy() | trace.gpu["node"].is_not_null().to_numpy()
@@ -79,7 +80,7 @@ def graph_nodes(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels] 
 def _of_labels(
     trace: Attributed, launch: Int64, labels: Sequence[GraphLabels]
 ) -> Iterator[tuple[Int64, Int64, Int64]]:
-    """For each captured graph with edges: the rows of gpu that they hold for, and sources and targets of these."""
+    """For each captured graph with edges: the rows of gpu whose edges are known, and the edges' sources and targets."""
     node = trace.gpu["node"].fill_null(0).to_numpy()
     named = (launch != NO_ROW) & trace.gpu["node"].is_not_null().to_numpy()
     graph = trace.gpu["graph"].fill_null(0).to_numpy() & _LOW
@@ -94,7 +95,7 @@ def _of_labels(
                 continue
             numbers = captured.nodes["number"].to_numpy()
             if not np.isin(number[rows], numbers).all():
-                continue  # of another graph, or of a child graph whose edges are not in these
+                continue  # rows of another graph, or of a child graph whose edges are not among these
             run = pl.DataFrame({"row": rows, "launch": launch[rows], "number": number[rows]})
             once = run.filter(pl.struct("launch", "number").is_unique().all().over("launch"))
             yield (once["row"].to_numpy(), *_joined(once, captured))
@@ -111,7 +112,7 @@ def _joined(run: pl.DataFrame, captured: CapturedGraph) -> tuple[Int64, Int64]:
 
 
 def _without_silent(captured: CapturedGraph, shown: set[int]) -> list[tuple[int, int]]:
-    """Edges between nodes that leave activities: through the others, what is before them leads to what is behind."""
+    """Edges between nodes with activities; predecessors of other nodes are connected with their successors."""
     assert captured.edges is not None
     behind: dict[int, set[int]] = {}
     before: dict[int, set[int]] = {}

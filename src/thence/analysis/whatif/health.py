@@ -1,19 +1,19 @@
-"""Whether the graph of a program explains its trace, and by how much predictions from it may err.
+"""Checks whether the graph of a program explains its trace, and estimates the error of predictions from it.
 
-An interval joins three errors that do not depend on each other, as the root of the sum of their squares:
+The interval of a prediction combines three independent errors, as the root of the sum of their squares:
 
-- `LEAST_NOISE` of the step, or the standard deviation of the steps where that is more.
-- What the step takes longer where the host works slower by `HOST_NOISE`, of the program as recorded or as changed,
-  whichever is more: a run of the same program repeats the work of its device, but its host is faster or slower by some
-  percent, and nothing in one trace tells by how much.
-- By how much the gain differs where the host is faster, or slower, in both runs than in the trace: by `PACE_NOISE`, or
-  by what its pace differed by within the trace where that is more (`thence.analysis.whatif.host_pace`). A step that
-  the device decides hides how fast its host is, and shows it as soon as the work of the device is gone.
+- `LEAST_NOISE` of the step, or the standard deviation of the steps if that is larger.
+- The time by which the step is longer if the host is slower by `HOST_NOISE`, in the program as recorded or as changed,
+  whichever is more. Another run of the same program repeats the work of its device, but its host is faster or slower
+  by some percent, and one trace does not tell by how much.
+- The difference of the gain if the host is faster, or slower, in both runs than in the trace: by `PACE_NOISE`, or by
+  the variation of its pace within the trace if that is larger (`thence.analysis.whatif.host_pace`). The time of a step
+  that the device bounds does not depend on the speed of its host, until the work of the device is removed.
 
-The first two constants are of 40 runs of changed programs on H200s, none of them of those that benchmarks/gpu_whatif.py
-makes: of 13 whose step the host decided, predictions of 12 were within 9 % of it. The third is of 92 traces of three
-programs, 19 to 30 of each in one process: from trace to trace the pace of the host had a standard deviation of 18 to
-22 %, for the same calls, and of 4 to 15 % within one.
+The first two constants are from 40 runs of changed programs on H200s, none of which is among the programs of
+benchmarks/gpu_whatif.py: of 13 whose step was bounded by the host, the predictions of 12 were within 9 % of it. The
+third is from 92 traces of three programs, 19 to 30 of each in one process: the pace of the host for the same calls had
+a standard deviation of 18 to 22 % from trace to trace, and of 4 to 15 % within a trace.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ __all__ = [
 ]
 
 MOST_UNEXPLAINED = 0.05
-"""Share of the time by which activities began later than the graph explains, above which nothing is predicted."""
+"""Nothing is predicted if activities began later than the graph explains by more than this share of the time."""
 LEAST_NOISE = 0.04
-"""Half of the width of an interval at least, as a share of the step."""
+"""Least half width of an interval, as a share of the step."""
 HOST_NOISE = 0.08
-"""By how much the work of the host differs from run to run at least, as a share of it."""
+"""Least difference of the host's work from run to run, as a share of it."""
 PACE_NOISE = 0.2
-"""By how much the pace of the host differs from trace to trace at least, as a share of it."""
+"""Least difference of the host's pace from trace to trace, as a share of it."""
 _LATE_NS = 20_000
 
 
@@ -70,12 +70,13 @@ class Health:
     """Whether the graph explains the trace.
 
     Attributes:
-        unexplained: share of the time by which activities began over 20 us later than it explains.
+        unexplained: sum of the delays of over 20 us by which activities began later than the graph explains, as a
+            share of the time.
         inferred: share of the waits for events whose record is inferred or unknown.
-        noise: half of the width of intervals at least, as a share of the step.
-        spread: the part of that which is not the host's.
-        pace: by how much the host may be faster or slower than in the trace, as a share of it.
-        counted: nodes of the steps and before them; all where there are none.
+        noise: least half width of intervals, as a share of the step.
+        spread: the part of noise that is not due to the host: the spread of the steps.
+        pace: how much faster or slower the host may be than in the trace, as a share of its work.
+        counted: mask of the nodes up to the end of the steps; all nodes if there are no steps.
     """
 
     unexplained: float
@@ -87,7 +88,7 @@ class Health:
 
 
 def health(trace: Attributed, program: Program) -> Health:
-    """Whether the graph explains the trace, and how much predictions may err."""
+    """Checks whether the graph explains the trace, and estimates the error of predictions."""
     delay = program.graph.delay[program.is_activity]
     span = int(program.graph.time.max(initial=0)) * max(
         trace.gpu.select("rank", "device").n_unique(), 1
@@ -105,7 +106,7 @@ def health(trace: Attributed, program: Program) -> Health:
 
 
 def _spread_of_steps(trace: Attributed) -> float:
-    """The standard deviation of the steps as a share of their mean, `LEAST_NOISE` at least."""
+    """The standard deviation of the steps as a share of their mean, but at least `LEAST_NOISE`."""
     try:
         frame = steps(trace).frame
     except MissingData:
@@ -117,22 +118,22 @@ def _spread_of_steps(trace: Attributed) -> float:
 
 
 def at_pace(program: Program, graph: Graph, share: float) -> Graph:
-    """The graph where the work of the host takes longer by that share of it.
+    """The graph with the work of the host longer by a share of it.
 
     Args:
-        program: as recorded.
-        graph: of it, or of it with a change.
-        share: of the work of the host; below 0 it takes less.
+        program: the recorded program.
+        graph: its graph, or its graph with a change.
+        share: added share of the host's work; if negative, the work becomes shorter.
     """
     weight = longer_host_work(program, graph.weight, share)
     return replace(graph, weight=weight, shared=graph.order)
 
 
 def _counted_nodes(trace: Attributed, program: Program) -> Mask:
-    """As `Health.counted`.
+    """`Health.counted`.
 
-    On the host those until the last step of their rank ended, on the device those that were launched until then:
-    what the program does behind its last step is in none.
+    Nodes of a host count until the last step of their rank ended, and nodes of a device if they were launched before
+    that: work after the last step belongs to no step.
     """
     time = program.graph.time
     result = np.ones(len(time), np.bool_)
@@ -163,7 +164,7 @@ def ranks_of_nodes(trace: Attributed, program: Program) -> Int64:
 
 
 def steps_took(program: Program, time: Int64, duration: Int64, counted: Mask) -> int:
-    """From the first step's begin, or the first node, to the end of all nodes that count, in ns."""
+    """Time from the start of the first step, or the first node, to the end of the last node that counts, in ns."""
     begin = time[program.steps[0]] if len(program.steps) else time.min()
     ends = time.copy()
     ends[program.node_of_activity] += np.where(program.end_of_activity == NO_ROW, duration, 0)

@@ -1,13 +1,13 @@
-"""How fast the host does the same work again: from step to step, and from rank to rank.
+"""The variation of the host's speed for the same work, from step to step and from rank to rank.
 
-A piece is the work of a thread from one call that launches to its next, where no other of the graph's nodes is between,
-such as a wait or the begin of a step. Pieces of one kind launch the same before and behind them. A program that repeats
-itself repeats its pieces, so what one of them takes, as a multiple of the median of its kind, tells how fast the host
-was then:
+A piece is the work of a thread from one launching call to its next one, without another node of the graph in between,
+such as a wait or the start of a step. Pieces are of one kind if their first calls launch the same kernel, and their
+last calls as well. A program that repeats its steps repeats its pieces, so the duration of a piece, divided by the
+median of its kind, is a measure of the host's speed at that time:
 
     pace of a step of a rank = median over its pieces of (duration / median duration of their kind)
 
-Pauses, and other work that few pieces hold, change no median.
+Pauses and other work that only few pieces contain do not change the medians.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ if TYPE_CHECKING:
 __all__ = ["host_pieces", "pace_spread"]
 
 _FEW = 8
-"""Pieces below which a kind has no median, and a step no pace."""
+"""Fewest pieces of a kind for a median, and of a step for a pace."""
 
 
 def host_pieces(trace: Attributed, program: Program) -> pl.DataFrame:
     """The pieces of the host's work.
 
     Returns:
-        rank; step: number of the step of the rank that was the last to begin, -1 before all; before, behind: names of
-        what is launched at their ends; ns: from one call to the next.
+        rank; step: number of the rank's step that began last before the piece, -1 before the first step; before,
+        behind: names of the first activities that the calls at its start and at its end launched; ns: from one call
+        to the next.
     """
     graph = program.graph
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     launched = np.flatnonzero(launch != NO_ROW)[::-1]
     first = np.full(trace.host.height, NO_ROW)
-    first[launch[launched]] = launched  # of several that one call launched the first one stays
+    first[launch[launched]] = launched  # in descending order: the first activity of each call is written last
     nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.weight > 0))
     row = program.row[nodes]
     before, behind = first[program.row[graph.previous[nodes]]], first[row]
@@ -62,10 +63,10 @@ def host_pieces(trace: Attributed, program: Program) -> pl.DataFrame:
 
 
 def pace_spread(pieces: pl.DataFrame) -> float:
-    """Standard deviation of the pace over all steps of all ranks, the first ones left out; 0 where there are too few.
+    """Standard deviation of the pace over all steps of all ranks but each rank's first; 0 if there are too few.
 
     Args:
-        pieces: as of `host_pieces`.
+        pieces: as `host_pieces` returns them.
     """
     kind = ["before", "behind"]
     paces = (
@@ -79,7 +80,7 @@ def pace_spread(pieces: pl.DataFrame) -> float:
 
 
 def _steps_of(trace: Attributed, rows: Int64) -> Int64:
-    """For each of these host rows how many steps of its rank began before it, less one."""
+    """For each of these host rows, the number of the last step of its rank that began before it; -1 if none did."""
     start, ranks = trace.host["start"].to_numpy(), trace.host["rank"].to_numpy()
     steps = np.flatnonzero((trace.host["category"] == "step").to_numpy())
     result = np.full(len(rows), -1)

@@ -1,8 +1,8 @@
-"""What a change would gain: the recorded program replayed with it.
+"""Predicts the gain of a change by replaying the recorded program with it.
 
-A prediction is of the profiled program: profiling makes the host slower, and so what waits for it. It is refused
-where what the graph does not explain is more than a part of the time (`thence.analysis.whatif.health`, which also says
-how wide intervals are), and for work inside CUDA graphs whose edges are not known.
+A prediction holds for the profiled program: profiling makes the host slower, and therefore all work that waits for it.
+Nothing is predicted if the graph does not explain enough of the time (`thence.analysis.whatif.health`, which also
+describes the width of intervals). Changes of work inside CUDA graphs whose edges are unknown are refused.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ class WhatIf(Shown):
     """Predicted gains of changes.
 
     Attributes:
-        steps: how many; 1 where the trace holds none, and the whole of it counts as one.
-        step_ns: mean time of a step, of the profiled program.
+        steps: number of steps; 1 if the trace holds none, so that the whole trace counts as one step.
+        step_ns: mean time of a step of the profiled program.
         health: whether the graph explains the trace.
-        rows: change, part (which meaning of it), before_ns and after_ns (mean step), gain_ns, gain_share (of the
-            step; negative: it becomes slower), low_share and high_share (the interval), verdict: gain, loss,
-            noise (no more than the interval), refused (inside CUDA graphs without edges) or absent (the trace
-            holds nothing that it is about). Null where nothing is predicted.
+        rows: change, part (its meaning, see `Change.part`), before_ns and after_ns (mean step), gain_ns, gain_share
+            (of the step; negative if it becomes slower), low_share and high_share (the interval), verdict: gain,
+            loss, noise (the interval contains 0), refused (inside CUDA graphs without edges) or absent (the trace
+            holds nothing that it applies to). If nothing is predicted, the columns from after_ns to high_share are
+            null.
     """
 
     steps: int
@@ -63,7 +64,7 @@ class WhatIf(Shown):
     rows: pl.DataFrame
 
     def form(self) -> Form:
-        """What a notebook shows of it."""
+        """How a notebook displays the result."""
         return Form(
             f"a step takes {format_ns(self.step_ns)}; what it would gain",
             f"of the profiled program, {self.steps:,} steps",
@@ -101,11 +102,12 @@ def what_if(
     """Predicts the gain of changes, each by itself.
 
     Args:
-        trace: attributed, whole.
-        changes: none means those of `suggestions`, of which the ten with the largest gain above the noise are kept.
-        alignment: of the ranks' clocks; None for one rank.
+        trace: the whole attributed trace.
+        changes: the changes; if empty, those of `suggestions`, of which the ten with the largest gain above the noise
+            are kept.
+        alignment: alignment of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
-        labels: of captured CUDA graphs, which may hold their edges.
+        labels: labels of captured CUDA graphs, which may hold the edges of these.
 
     Raises:
         MissingData: the trace holds no device activity, or the graph explains too little of it.
@@ -130,7 +132,7 @@ def what_if(
 
 
 def suggestions(trace: Attributed) -> list[Change]:
-    """Changes that are worth asking about: the largest places, kernels and collectives, causes, waits, ranks."""
+    """Changes that may be worth predicting: the largest places and kernels, and collectives, causes, waits, ranks."""
     result = []
     causes = host_causes(trace.host)
     present = {CAUSES[number] for number in np.unique(causes)}

@@ -1,14 +1,14 @@
-"""Longest paths through a graph of chains: when everything happens, given what it waits for.
+"""Longest paths through a graph of chains: computes the time of every node from the nodes that it waits for.
 
-A node happens after the one before it in its chain (a thread, a stream), and after others that edges name:
+A node happens after the previous node of its chain (a thread or a stream), and after the sources of its edges:
 
     time = max(time of the previous in the chain + weight, time of each source + weight of its edge) + delay
 
-Along a chain that is a prefix maximum of ``x - cumsum(weight + delay)``, so that no node is visited by itself.
-Nodes are in an order in which every edge leads forward, and are done in blocks of that order: within a block chains
-are solved and edges are followed in turns, until nothing changes, which takes as many turns as paths inside
-the block change their chain. Graphs that differ in weights and delays alone are replayed together, as the rows of
-two-dimensional arrays: a block is small, and what an operation costs beside its numbers is shared.
+Along a chain, this is a prefix maximum of ``x - cumsum(weight + delay)``, so no loop over single nodes is needed. Nodes
+are in an order in which every edge leads forward, and are processed in blocks of that order. Within a block, solving
+the chains and following the edges alternate until nothing changes, which takes as many rounds as a path inside the
+block changes chains. Graphs that differ only in weights and delays are replayed together, as rows of two-dimensional
+arrays: a block is small, so most of the cost of an array operation does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["BEFORE_ALL", "TOGETHER", "Graph", "Order", "replayed", "replayed_together"]
 
 BEFORE_ALL = -(1 << 44)
-"""A time before all others, in ns; what is no constraint has it. Times are less than 4 hours from 0."""
+"""A time before all others, in ns, which stands for no constraint. Times are less than 4 hours from 0."""
 _APART = 1 << 46
 _BLOCK = 512
 TOGETHER = 8
-"""Graphs that are replayed at once at most: each has a copy of all weights then."""
+"""Most graphs that are replayed at once: each then has a copy of all weights."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class _Into:
     """Edges into nodes of a block.
 
     Attributes:
-        edge: which of the edges by target.
-        source: node that each comes from; of edges inside of the block its place in the block.
-        first: the first of the edges of each target.
-        target: place in the block of each target.
+        edge: numbers of the edges in the order of `Order.by_target`.
+        source: source node of each edge; if it is inside the block, the node's place in the block.
+        first: position of the first edge of each target.
+        target: place of each target in the block.
     """
 
     edge: Int64
@@ -58,12 +58,12 @@ class _Into:
 
     @classmethod
     def of(cls, edge: Int64, source: Int64, target: Int64) -> _Into:
-        """Of edges in order of their targets' nodes."""
+        """From edges in order of their target nodes."""
         first = np.flatnonzero(np.append(True, target[1:] != target[:-1])[: len(target)])
         return cls(edge, source, first, target[first])
 
     def raised(self, least: Int64, offered: Int64) -> bool:
-        """Raises the least times of the targets to what their edges offer; whether any was less."""
+        """Raises the least times of the targets to the times from their edges; returns whether any changed."""
         best = np.maximum.reduceat(offered, self.first, axis=1)
         before = least[:, self.target]
         if (best <= before).all():
@@ -74,15 +74,16 @@ class _Into:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some nodes that follow each other, in order of their chains.
+    """A block of successive nodes, sorted by chain.
 
     Attributes:
-        nodes: which of the nodes by chain.
-        rows: these nodes.
-        group: number of the chain of each, from 1, times `_APART`: what keeps chains apart.
-        begins, lengths: where each chain begins in the block, and how many nodes it has there.
-        carried, carried_from: places of the nodes whose previous one is in an earlier block, and that one.
-        outer, inner: edges from earlier blocks, and those inside.
+        nodes: the block's slice of `Order.by_chain`.
+        rows: the nodes in that slice.
+        group: for each node, the number of its chain in the block, from 1, times `_APART`, so that one prefix maximum
+            over the block does not carry values from one chain to the next.
+        begins, lengths: place in the block where each chain begins, and its number of nodes in the block.
+        carried, carried_from: places of the nodes whose previous node is in an earlier block, and these previous nodes.
+        outer, inner: edges from earlier blocks, and edges inside the block.
     """
 
     nodes: slice
@@ -98,13 +99,13 @@ class _Block:
 
 @dataclass(frozen=True)
 class Order:
-    """The nodes of a graph by block and chain, and its edges by target: what all replays of it share.
+    """The order in which replays of a graph process its nodes and edges; graphs of the same shape share it.
 
     Attributes:
-        by_chain: nodes by block, chain and order.
-        by_target: edges by target.
-        alone: nodes without any constraint.
-        blocks: in order.
+        by_chain: nodes sorted by block, chain and order.
+        by_target: edges sorted by target.
+        alone: mask of the nodes without any constraint.
+        blocks: the blocks in order.
     """
 
     by_chain: Int64
@@ -118,13 +119,14 @@ class Graph:
     """Nodes and edges. Times and weights are ns, int64.
 
     Attributes:
-        time: of each node as recorded, from 0; nodes are in order of it.
-        previous: node before it in its chain, `NO_ROW` for the first.
+        time: recorded time of each node, from 0; nodes are sorted by it.
+        previous: the previous node in the chain of each node, or `NO_ROW` for the first.
         chain: number of the chain of each node.
-        weight: from the previous node of the chain.
-        delay: added to what the constraints give; what nothing explains.
+        weight: least time of each node after the previous node of its chain.
+        delay: time added to the latest of a node's constraints: the part that nothing explains.
         source, target: nodes of each edge; target > source.
-        edge_weight: of each edge.
+        edge_weight: least time of each edge's target after its source.
+        shared: the order of another graph with the same nodes and edges; None to compute it.
     """
 
     time: Int64
@@ -139,7 +141,7 @@ class Graph:
 
     @cached_property
     def order(self) -> Order:
-        """How its nodes and edges are visited."""
+        """The order in which replays process its nodes and edges."""
         if self.shared is not None:
             return self.shared
         count = len(self.time)
@@ -162,10 +164,10 @@ class Graph:
         """One block.
 
         Args:
-            nodes: which of the nodes by chain.
-            rows: these nodes.
-            into: the edges into them, by target.
-            edge: number of the first of these among all by target.
+            nodes: the block's slice of the nodes by chain.
+            rows: the nodes in that slice.
+            into: the edges into these nodes, by target.
+            edge: number of the first of these edges among all edges by target.
         """
         place = np.empty(len(rows), np.int64)
         place[rows - nodes.start] = np.arange(len(rows))
@@ -185,7 +187,10 @@ class Graph:
         )  # fmt: skip
 
     def explained(self) -> Int64:
-        """When each node would have happened, had it not been delayed, given the recorded times of the others."""
+        """The time of each node without its delay, from the recorded times of the other nodes.
+
+        It is `BEFORE_ALL` for nodes without any constraint.
+        """
         result = np.where(
             self.previous == NO_ROW, BEFORE_ALL, self.time[self.previous] + self.weight
         )
@@ -193,9 +198,9 @@ class Graph:
         return result
 
     def exact(self) -> Graph:
-        """The same graph with the delays of which its replay gives the recorded times.
+        """The same graph with delays such that its replay gives the recorded times.
 
-        Nodes without any constraint happen when they did.
+        Nodes without any constraint keep their recorded times.
         """
         explained = self.explained()
         alone = explained == BEFORE_ALL
@@ -204,13 +209,13 @@ class Graph:
 
 
 def replayed(graph: Graph) -> Int64:
-    """The time of every node; of nodes without constraints the recorded one."""
+    """The time of every node; nodes without constraints keep their recorded time."""
     times: Int64 = replayed_together([graph])[0]
     return times
 
 
 def replayed_together(graphs: Sequence[Graph]) -> list[Int64]:
-    """As `replayed`, of each of several graphs that differ in weights and delays alone."""
+    """The result of `replayed` for each of several graphs, which differ only in weights and delays."""
     return [
         times
         for low in range(0, len(graphs), TOGETHER)
@@ -219,7 +224,7 @@ def replayed_together(graphs: Sequence[Graph]) -> list[Int64]:
 
 
 def _replayed(graphs: Sequence[Graph]) -> Int64:
-    """The time of every node, in a row for each graph."""
+    """The time of every node, with one row for each graph."""
     first, order = graphs[0], graphs[0].order
     weight = np.stack([graph.weight[order.by_chain] for graph in graphs])
     delay = np.stack([graph.delay[order.by_chain] for graph in graphs])
@@ -236,14 +241,14 @@ def _replayed(graphs: Sequence[Graph]) -> Int64:
 def _fill(
     block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least: Int64, result: Int64
 ) -> None:
-    """Fills in the times of one block.
+    """Computes the times of one block, and writes them to ``result``.
 
     Args:
-        block: whose times are wanted.
-        weight: of its nodes, by chain.
-        delay: of the same.
-        edge_weight: of all edges, by target.
-        least: recorded times of its nodes without constraints, `BEFORE_ALL` for others.
+        block: the block.
+        weight: weights of its nodes, by chain.
+        delay: delays of its nodes, by chain.
+        edge_weight: weights of all edges, by target.
+        least: recorded times of its nodes without constraints, `BEFORE_ALL` for other nodes; it is overwritten.
         result: times of all nodes; those of earlier blocks are known.
     """
     total = np.cumsum(weight + delay, axis=1)
