@@ -75,7 +75,7 @@ class Compilation(Shown):
 
     def covering(self, share: float) -> int:
         """How many of the longest phases together take at least this share (0 to 1) of the wall time."""
-        before = int((self.phases["share"].cum_sum() < share - 1e-9).sum())  # float sums are not exact
+        before = int((self.phases["share"].cum_sum() < share - 1e-9).sum())  # sums are inexact
         return min(before + 1, self.phases.height)
 
     def form(self) -> Form:
@@ -171,7 +171,7 @@ class _Ranges:
     parent: Int64
     phase: npt.NDArray[np.object_]
     main: Mask  # on a thread that called the compiler
-    launcher: Int64  # for ranges of workers: the range on a main thread that they work for; else NO_ROW
+    launcher: Int64  # for a worker's range, the main thread's range that it works for; or NO_ROW
 
     @classmethod
     def of(cls, frame: pl.DataFrame, height: int) -> _Ranges:

@@ -31,7 +31,7 @@ __all__ = ["Clocks", "clocks_of"]
 
 _RESOLUTION_NS = 1000
 _FEWEST = 8
-"""Fewest shared collectives of a rank to which a line is fitted."""
+"""Minimum number of shared collectives of a rank for which a line is fitted."""
 _SCATTER = 0.9
 _CLEAR = 5
 

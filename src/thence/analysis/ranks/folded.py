@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CELLS", "STATES", "job_rows", "opened", "step_columns"]
 
 MOST_CELLS = 1_000_000
-"""Most spans of all ranks together; with more, consecutive steps are merged into one span."""
+"""Maximum number of spans of all ranks together; to stay below it, consecutive steps are merged into one span."""
 STATES = ("makes others wait", "waits most of the step", "waits", "in time")
 """Names of spans. The first that applies is used: the device caused waits of more than `LEAST_SHARE` of the step; it
 waited for more than half of the step; it waited for more than a tenth of it; none of these."""
@@ -74,7 +74,7 @@ def job_rows(
         late: texts about stragglers, by rank and device.
         origin_ns: time on the clock of the summaries that is 0 on the timeline.
         corrections: ns to subtract from all times of a rank, by rank.
-        most: most cells of all rows together.
+        most: maximum number of cells of all rows together.
     """
     shift = pl.col("rank").replace_strict(
         pl.Series(list(corrections), dtype=pl.Int32),

@@ -36,7 +36,7 @@ _NAMES = (  # first match decides
 )
 
 _FEWEST_ALIKE = 3
-"""Fewest similar groups that are compared: of only two, it is undecidable which one is slow."""
+"""Minimum number of similar groups that are compared: of only two, it cannot be decided which one is slow."""
 _LINKS: dict[str, pl.DataType] = {
     "group": pl.Int32(),
     "members": pl.String(),
@@ -116,7 +116,8 @@ def slow_links(
 
     Returns:
         group, members (text), ranks (list; null if unknown), extra_ns (mean per step, since since_step), low_ns
-        (its lower bound), since_step (key), times (its transfer time / the median of similar groups).
+        (lower bound of extra_ns less the mean of the other groups), since_step (key), times (transfer time of the
+        group / median of similar groups).
     """
     moved = _transfers(joined, steps, keys)
     if moved.is_empty():

@@ -29,7 +29,7 @@ __all__ = ["Job", "job_of"]
 
 _PLACE = ["rank", "device"]
 _EXPLAINED = 8
-"""Most stragglers that are explained: those that caused the longest waits."""
+"""Maximum number of stragglers that are explained: those that caused the longest waits."""
 _UNUSUAL = 4
 """A step in which a straggler caused more than this many times its median is left out of the explanation: its cause
 may be another than that of the other steps."""
@@ -47,7 +47,8 @@ class Job:
             less the mean of what the other devices cause; null with too few steps), since_step, and as means per
             step, in ns: step_ns, busy_ns, compute_ns, copy_ns, exposed_wait_ns, transfer_ns, idle_ns; steps,
             steps_per_second.
-        reasons: of stragglers; without stragglers, of the device that caused most, if it caused any wait.
+        reasons: why stragglers are late; without stragglers, the reasons of the device that caused the longest waits,
+            if it caused any.
         groups: as `thence.analysis.ranks.groups.group_rows` returns them.
         links: as `thence.analysis.ranks.groups.slow_links` returns them.
         stages: rank, device, stage, and means per step: step_ns, own_ns, bubble_ns, bubble_share; empty without

@@ -7,7 +7,7 @@ straggler if
 - it caused waits of more than `LEAST_SHARE` of a step's time on average, and
 - the lower bound of its mean sample is above 0. The bounds of all devices hold together with the probability `SURE`
   (Bonferroni's correction for the number of devices, and of the steps since which a device may be late): of a hundred
-  jobs without a late rank, at most one has a straggler named. The bound that is shown holds with `CONFIDENCE`.
+  jobs without a late rank, a straggler is named in at most one. The bound that is shown holds with `CONFIDENCE`.
 
 A single step that takes far longer than all others tells little about the rest, but makes the error of the mean
 large. So in addition to the mean of all samples, the mean without the fifth of the samples at either end is tested
@@ -43,7 +43,7 @@ CONFIDENCE = 0.95
 SURE = 0.99
 """Probability with which all lower bounds that decide about stragglers hold together."""
 FEWEST_STEPS = 3
-"""Fewest steps from which a bound is computed."""
+"""Minimum number of steps from which a bound is computed."""
 _TRIMMED = 5
 """The trimmed mean leaves out 1 of this many samples at either end."""
 

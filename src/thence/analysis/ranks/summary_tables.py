@@ -15,8 +15,8 @@ from thence.model.schema import Column, Table
 __all__ = ["MOST_ROWS", "SUMMARY"]
 
 MOST_ROWS = 150
-"""Most named rows of one step, device and kind of place: the longest ones. The others are merged into rows without a
-name."""
+"""Maximum number of rows with a name for one step, device and kind of place: those with the most time. The others are
+merged into rows without a name."""
 
 _RANK = Column("rank", pl.Int32(), "rank of the process in its job")
 _DEVICE = Column("device", pl.Int32(), "device index within the process")

@@ -83,7 +83,7 @@ def _unknown_launches(evidence: Evidence) -> list[NotChecked]:
 
 
 def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
-    """The rule is not checked if, of all launches, only those of graphs are recorded as calls."""
+    """The rule is not checked if only launches of graphs are recorded as calls; empty if other launches are, too."""
     table = evidence.launches.table
     if table.is_empty() or not table["graph"].all() or evidence.tables.gpu.is_empty():
         return []

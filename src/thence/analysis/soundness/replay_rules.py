@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["partial_replay"]
 
-_MOST_SHAPES = 100  # most different sets of activities with which launches are compared
-_LARGEST = 20_000  # most activities of a launch with which launches are compared
+_MOST_SHAPES = 100  # launches with more different sets of activities are not compared
+_LARGEST = 20_000  # if a launch has more activities, launches are not compared
 
 
 def partial_replay(evidence: Evidence) -> Judgement:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["broken_order", "impossible_time", "outlier", "work_before_launch"]
 
 _TIMES_THE_MEDIAN = 1000
-_FEWEST = 10  # fewest executions of a kernel for which a median is used
+_FEWEST = 10  # minimum number of executions of a kernel for which a median is used
 _ALONE = 10  # an outlier is alone if it takes this many times the second longest execution
 _LEAST_SHARE = 0.01  # share of the span; a shorter outlier changes no result much
 _WAITING = r"(?i)spin|wait|sleep|delay|barrier|signal|poll|notify|dispatch|combine"

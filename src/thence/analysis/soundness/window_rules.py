@@ -138,7 +138,7 @@ def _empty(steps: pl.DataFrame, working: pl.Series, host: pl.Series) -> Mask:
 
 def _counted(times: pl.Series, begin: Int64, end: Int64) -> Int64:
     """The number of times in each interval."""
-    moments = np.sort(times.to_numpy(), kind="stable")  # quick: the times of each thread are sorted already
+    moments = np.sort(times.to_numpy(), kind="stable")  # times of each thread are sorted already
     counted: Int64 = np.searchsorted(moments, end) - np.searchsorted(moments, begin)
     return counted
 

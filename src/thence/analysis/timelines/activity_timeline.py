@@ -236,7 +236,7 @@ def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[p
     Args:
         rows: rows sorted by keys and start.
         keys: columns in which rows of one group are equal.
-        most: most groups, if there are not more combinations of keys.
+        most: maximum number of groups, unless there are more combinations of keys.
     """
     start, duration = rows["start"].to_numpy(), rows["duration"].to_numpy()
     other = np.zeros(len(start), np.bool_)

@@ -236,7 +236,7 @@ def _bins(pieces: pl.DataFrame, width: Ns) -> pl.DataFrame:
     largest = by_name.filter(pl.col("ns") == pl.col("ns").max().over("lane", "bin"))
     busy = by_name.group_by("lane", "bin").agg(busy_ns=pl.col("ns").sum())
     return (
-        largest.sort("lane", "bin", pl.col("name").cast(pl.String))  # of equal times, the first name
+        largest.sort("lane", "bin", pl.col("name").cast(pl.String))  # the name decides between ties
         .unique(("lane", "bin"), keep="first", maintain_order=True)
         .join(busy, on=["lane", "bin"], how="left", maintain_order="left")
         .select("lane", "bin", "busy_ns", *_SHOWN)

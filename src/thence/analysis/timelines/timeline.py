@@ -35,7 +35,7 @@ flight: bytes of the running copies and sets, and message sizes of the running c
 the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.communication`)."""
 
 _KEY = ("rank", "device")
-_MOST_NAMES = 3  # most names of marks after the number of a lane
+_MOST_NAMES = 3  # maximum number of mark names after the number of a lane
 _COUNTERS_SCHEMA = {
     "rank": pl.Int32,
     "device": pl.Int32,

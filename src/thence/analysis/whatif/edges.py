@@ -42,11 +42,13 @@ EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks", "grap
 """Kinds of edges; host and stream are also the kinds of the links along the chains of threads and of streams."""
 STEP, END, CALL, START = 0, 1, 2, 3
 """Kinds of nodes; nodes of equal time are in this order."""
-_QUEUED_NS = 20_000  # an activity that was launched this long before the previous one ended was queued
-_RETURN_NS = 5_000  # most time that a waiting call needs to return after the activity ended
-_OWN_NS = 4_000  # most time that a waiting call takes if there is nothing to wait for
-_REST_NS = 15_000  # a thread that has been without work for this long may have been given its next work
-_HANDED_NS = 2_000_000  # most time to begin handed work: autograd first scans its graph, 0.5 ms for 6 layers
+_QUEUED_NS = 20_000  # an activity launched this long before the previous one ended was queued
+_RETURN_NS = 5_000  # maximum time that a waiting call needs to return after the activity ended
+_OWN_NS = 4_000  # maximum time that a waiting call takes if there is nothing to wait for
+_REST_NS = 15_000  # a thread without work for this long may be given work by another thread
+_HANDED_NS = 2_000_000
+"""Maximum time from the end of a thread's work to the start of the work that it hands over: autograd first scans its
+whole graph, which took 0.5 ms for a model with 6 layers."""
 _CLOCKS_NS = 2_000
 _FEW = 8  # with fewer samples, a default latency is assumed
 _LATENCY_NS, _GAP_NS, _EVENT_NS = 5_000, 1_000, 500

@@ -57,11 +57,11 @@ __all__ = [
 MOST_UNEXPLAINED = 0.05
 """Nothing is predicted if activities began later than the graph explains by more than this share of the time."""
 LEAST_NOISE = 0.04
-"""Least half width of an interval, as a share of the step."""
+"""Minimum half width of an interval, as a share of the step."""
 HOST_NOISE = 0.08
-"""Least difference of the host's work from run to run, as a share of it."""
+"""Minimum difference of the host's work from run to run, as a share of it."""
 PACE_NOISE = 0.2
-"""Least difference of the host's pace from trace to trace, as a share of it."""
+"""Minimum difference of the host's pace from trace to trace, as a share of it."""
 _LATE_NS = 20_000
 
 
@@ -73,7 +73,7 @@ class Health:
         unexplained: sum of the delays of over 20 us by which activities began later than the graph explains, as a
             share of the time.
         inferred: share of the waits for events whose record is inferred or unknown.
-        noise: least half width of intervals, as a share of the step.
+        noise: minimum half width of intervals, as a share of the step.
         spread: the part of noise that is not due to the host: the spread of the steps.
         pace: how much faster or slower the host may be than in the trace, as a share of its work.
         counted: mask of the nodes up to the end of the steps; all nodes if there are no steps.

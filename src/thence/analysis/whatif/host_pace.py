@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["host_pieces", "pace_spread"]
 
 _FEW = 8
-"""Fewest pieces of a kind for a median, and of a step for a pace."""
+"""Minimum number of pieces of a kind for a median, and of a step for a pace."""
 
 
 def host_pieces(trace: Attributed, program: Program) -> pl.DataFrame:
@@ -45,7 +45,7 @@ def host_pieces(trace: Attributed, program: Program) -> pl.DataFrame:
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     launched = np.flatnonzero(launch != NO_ROW)[::-1]
     first = np.full(trace.host.height, NO_ROW)
-    first[launch[launched]] = launched  # in descending order: the first activity of each call is written last
+    first[launch[launched]] = launched  # descending, so the first activity of a call is kept
     nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.weight > 0))
     row = program.row[nodes]
     before, behind = first[program.row[graph.previous[nodes]]], first[row]

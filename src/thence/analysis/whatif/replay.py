@@ -37,7 +37,7 @@ BEFORE_ALL = -(1 << 44)
 _APART = 1 << 46
 _BLOCK = 512
 TOGETHER = 8
-"""Most graphs that are replayed at once: each then has a copy of all weights."""
+"""Maximum number of graphs that are replayed at once: each then has a copy of all weights."""
 
 
 @dataclass(frozen=True)
