@@ -47,7 +47,10 @@ def opened(job: Job) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def step_columns(job: Job, most: int) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """The column of every step of `Job.keys`, and the columns' labels, with at most about ``most`` cells in all."""
+    """The column of every step of `Job.keys`, and the columns' labels.
+
+    Each device has a cell in every column; there are at most ``most`` cells, unless there are more devices.
+    """
     keys = job.keys
     columns = max(1, most // max(job.ranks.height, 1))
     width = max(1, -(-len(keys) // columns))
