@@ -1,8 +1,8 @@
-/* What CUPTI calls back for: the fast twin of probe.py.
+/* The callback of CUPTI: the compiled counterpart of PythonProbe in probe.py.
  *
- * CUPTI calls `on_call` for one cheap CUDA function; calling that function therefore tells the counter of launches. It
- * calls it for others, too: those are noted with their times, and the stack of the thread is read (_stack.c). No
- * GIL is held here; a lock protects the calls and what is read of stacks. */
+ * CUPTI calls `on_call` for one cheap CUDA function, with the number of the call; so calling that function reads the
+ * counter of launches. CUPTI calls it for other functions, too: their calls are noted with their times, and the stack
+ * of the thread is read (_stack.c). The GIL is not held here; a lock protects the rows of calls and of stacks. */
 
 #include "_stack.h"
 #include <time.h>
@@ -10,7 +10,7 @@
 enum { ENTER = 0, RUNTIME_API = 2 };
 enum { NOTHING, STACKS, CALLS };
 
-/* As CUpti_CallbackData of cupti_callbacks.h begins: site at 0, correlationId at 64. */
+/* The first fields of CUpti_CallbackData of cupti_callbacks.h: site at offset 0, correlationId at offset 64. */
 typedef struct {
     int site;
     const char *function, *_parameters[3];
@@ -27,13 +27,13 @@ typedef struct {
 } Call;
 _Static_assert(sizeof(Call) == 32, "calls are read as NumPy records of 32 bytes");
 
-static __thread uint32_t number; /* of the call that this thread makes to read it */
+static __thread uint32_t number; /* of the call by which this thread reads the counter */
 static __thread int reading;
-static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
-static __thread int domain_of; /* that call's, */
+static __thread int64_t began; /* Unix ns: when the thread's other call began; 0: it is in none */
+static __thread int domain_of; /* the domain of that call, */
 static __thread uint32_t number_of; /* and its number */
-static int followed; /* of calls: see Followed of probe.py */
-static const int64_t CLOCKS_DIFFER = 5000; /* by so many ns at most, where another clock times the calls */
+static int followed; /* what is noted of calls: a value of Followed in probe.py */
+static const int64_t CLOCKS_DIFFER = 5000; /* ns, at most: between this clock and that of CUPTI's records of calls */
 static Rows calls = {.size = sizeof(Call), .most = 1 << 22};
 
 int64_t thence_now(void) {
@@ -54,7 +54,7 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
         if (data->site == ENTER) number = data->correlation;
     } else if (data->site == ENTER) {
         if (followed == NOTHING) return;
-        if (began && domain != RUNTIME_API) return; /* the runtime calls the driver: one call, with its number */
+        if (began && domain != RUNTIME_API) return; /* a driver call inside of a runtime call is no row of its own */
         domain_of = domain;
         number_of = data->correlation;
         began = thence_now();

@@ -1,6 +1,8 @@
-/* Numbers for chains, and what is known of code objects and modules by their addresses: the tables of _stack.c.
+/* The tables that _stack.c uses: a number for each chain, and by address the kind of a code object and the place of
+ * a module.
  *
- * Whoever asks has the lock, or the GIL where nothing is changed: those who change have both. */
+ * The maps of code objects and modules change only with the GIL and the lock held, so a reader needs one of the two.
+ * Chains are read and added with the lock held. */
 
 #include "_stack.h"
 #include <stdlib.h>
@@ -79,7 +81,8 @@ static int enter_in_table(uint32_t room) {
     return 0;
 }
 
-/* The number of a chain, from 1 on; 0 where there is no memory, or there are too many. */
+/* Returns the number of a chain, from 1 on, and adds the chain if it is new; 0 if there is no memory for it, or there
+ * are `most` chains already. */
 uint32_t thence_chain_number(const uint32_t *key, size_t length, uint32_t most) {
     uint64_t hash = length;
     for (size_t at = 0; at < length; at++) hash = (hash ^ key[at]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;

@@ -1,15 +1,15 @@
-/* Callbacks of sys.monitoring for code that is met all the time: modules that are called, and functions of the user's.
+/* Callbacks of sys.monitoring for code that runs often: calls of modules, and functions of the user's.
  *
- * They follow in which place autograd nodes are made that launch nothing, and tell Python of modules that it does not
- * know and of calls outside of all others; all else that Python watches is passed on to it. They run with the GIL
- * held, and the frame of the code is the thread's innermost. */
+ * They note in which chain autograd nodes are made, also by operations that launch nothing. They call Python for
+ * modules that have no place yet and for calls of outermost modules; events of other watched code are passed on to
+ * Python. They run with the GIL held, and the frame of the code is the innermost frame of the thread. */
 
 #include "_stack.h"
 
-/* What Python is told by: set_callbacks. */
+/* The callbacks in Python, in the order of the tuple that set_callbacks takes. */
 enum { BEGINS, RESUMES, ENDS, THROWS, MODULE_BEGINS, MODULE_OVER, NODES, CALLBACKS };
 static PyObject *callbacks[CALLBACKS], *observer;
-static int idle; /* whether Python is to be told when a node was made: functions of the user's have no events */
+static int idle; /* whether events of the user's functions are off, because no node was made; the first one ends this */
 
 static PyObject *pass_on(int which, PyObject *const *arguments, Py_ssize_t count) {
     if (count < 2 || !callbacks[which]) RETURN_NONE;
@@ -17,7 +17,8 @@ static PyObject *pass_on(int which, PyObject *const *arguments, Py_ssize_t count
                                         NULL);
 }
 
-/* What Python answered; errors of ours do not reach the program, but what interrupts it does. */
+/* Drops the result of a callback. An Exception is cleared, so that it does not reach the program; anything else that
+ * was raised, such as KeyboardInterrupt, is passed on: returns -1. */
 static int said(PyObject *answer) {
     Py_XDECREF(answer);
     if (answer) return 0;
@@ -26,13 +27,14 @@ static int said(PyObject *answer) {
     return 0;
 }
 
-/* The calling thread is in the place of a frame from here on. */
+/* Calls the observer with the chain of a frame, in which the calling thread is from now on. */
 static PyObject *tell(char *frame, uint32_t code, uint32_t position) {
     if (observer && said(PyObject_CallFunction(observer, "I", thence_chain(frame, code, position)))) return NULL;
     RETURN_NONE;
 }
 
-/* Nodes made so far were made in a frame; Python switches events on where it went without. */
+/* Notes that the nodes made since the last call were made in the chain of a frame. While idle, the first node makes
+ * Python switch the events of the user's functions on. */
 static int made(char *frame, uint32_t code, uint32_t position) {
     thence_made(frame, code, position);
     if (!idle || !thence_nodes || !callbacks[NODES]) return 0;
@@ -64,14 +66,14 @@ static PyObject *module_ends(char *frame) {
     return tell(thence_previous(frame), 0, 0);
 }
 
-/* Which frame an event is of; NULL where nobody reads stacks. */
+/* Returns the frame of an event, NULL while stacks are not read; sets the kind of its code. */
 static char *frame_of(PyObject *const *arguments, Py_ssize_t count, uint32_t *kind) {
     char *frame = thence_reading && count ? thence_frame() : NULL;
     *kind = count ? thence_kind_of(arguments[0]) : UNKNOWN;
     return frame && thence_code(frame) == arguments[0] ? frame : NULL;
 }
 
-/* A function of the user's goes on at its present position. */
+/* A function of the user's begins or continues, at the present position of its frame. */
 static PyObject *goes_on(char *frame, uint32_t kind) {
     Here *here = thence_here();
     if (made(thence_previous(frame), 0, 0)) return NULL;
@@ -87,7 +89,8 @@ static PyObject *on_start(PyObject *module, PyObject *const *arguments, Py_ssize
     if (kind < FIRST_OWN) {
         PyObject *answer = pass_on(BEGINS, arguments, count);
         if (!answer || thence_kind_of(arguments[0]) < FIRST_OWN) return answer;
-        /* It is the user's now. Disabled once it would stay so, in later recordings too. */
+        /* Python has just registered it as the user's. Its answer, which may be DISABLE, is dropped: the event would
+         * stay disabled in later recordings, too. */
         Py_DECREF(answer);
         frame = frame_of(arguments, count, &kind);
     }
@@ -102,7 +105,7 @@ static PyObject *on_resume(PyObject *module, PyObject *const *arguments, Py_ssiz
     if (kind < FIRST_OWN) {
         PyObject *answer = pass_on(RESUMES, arguments, count);
         if (!answer || thence_kind_of(arguments[0]) < FIRST_OWN) return answer;
-        Py_DECREF(answer); /* it is the user's: it is not to be disabled */
+        Py_DECREF(answer); /* Python has just registered it as the user's: do not disable it */
     } else if (frame) {
         return goes_on(frame, kind);
     }
@@ -143,7 +146,7 @@ static PyObject *on_line(PyObject *module, PyObject *const *arguments, Py_ssize_
     int same = here->frame == frame && here->code == kind;
     if (same ? made(frame, kind, here->position) : made(thence_previous(frame), 0, 0)) return NULL;
     here->frame = frame, here->code = kind;
-    here->position = (uint32_t)PyLong_AsUnsignedLong(arguments[1]) << 1 | 1; /* odd: a line */
+    here->position = (uint32_t)PyLong_AsUnsignedLong(arguments[1]) << 1 | 1; /* odd: twice the line, and 1 */
     return tell(frame, kind, here->position);
 }
 
@@ -167,7 +170,8 @@ static PyObject *observe_stacks(PyObject *module, PyObject *value) {
     RETURN_NONE;
 }
 
-/* Where no node was made so far, nothing but that is looked for from now on; returns whether. */
+/* If no node was made so far, and there is no observer, only the first node is looked for from now on. Returns whether
+ * that is so. */
 static PyObject *go_idle(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     idle = !thence_nodes && !observer;

@@ -1,7 +1,7 @@
-/* Frames of Python functions, by the offsets of their fields.
+/* Reads frames of Python functions, by the offsets of their fields.
  *
- * A thread that launches is inside of C, so its frames stand still, and need no GIL to be read. Python says at which
- * offsets their fields are, and tries them out first (stacks.py). */
+ * A thread that launches is inside of C code, so its frames do not change, and can be read without the GIL. stacks.py
+ * sets the offsets of the fields, and tests them before they are used. */
 
 #include "_stack.h"
 #include <sys/syscall.h>
@@ -24,7 +24,8 @@ static PyObject *use_layout(PyObject *module, PyObject *arguments) {
     RETURN_NONE;
 }
 
-/* A word that may lie nowhere: the kernel looks, so that a wrong offset is an answer and no fault. */
+/* Reads a word at an address that may be invalid. The word goes through a pipe, so that the operating system checks the
+ * address: a wrong offset makes the call fail, without a segmentation fault. */
 static int peek(const int *ends, const char *address, char **value) {
     return syscall(SYS_write, ends[1], address, sizeof *value) == sizeof *value
         && read(ends[0], value, sizeof *value) == sizeof *value;

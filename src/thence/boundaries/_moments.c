@@ -1,8 +1,8 @@
-/* Notes when marks open and close: the fast twin of moments.py, which says what the rows mean.
+/* Notes when marks and steps begin and end: the compiled counterpart of moments.py, which documents the rows.
  *
- * Names, lanes and metadata are kept as the objects that they are, and every three of them that were seen lately once:
- * a mark in a loop adds a row of numbers, and nothing for the garbage collector. Everything here runs with the GIL
- * held; the lock is held because all rows are appended so. */
+ * Names, lanes and metadata are kept as Python objects. A triple of them that was seen recently is not kept again: a
+ * mark in a loop adds a row of numbers, and no object for the garbage collector. Everything here runs with the GIL
+ * held; the lock is taken because thence_append requires it. */
 
 #include "_stack.h"
 #include <string.h>
@@ -17,13 +17,13 @@ typedef struct {
 _Static_assert(sizeof(Moment) == 40, "moments are read as NumPy records of 40 bytes");
 
 typedef struct {
-    PyObject *name, *lane, *metadata; /* held by the list of texts */
+    PyObject *name, *lane, *metadata; /* borrowed: the list of texts owns them */
     uint32_t number;
 } Texts;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *log, *texts; /* a list of tuples, whose numbers begin at 1; NULL for none */
+    PyObject *log, *texts; /* texts: a list of tuples, numbered from 1 on; NULL for none */
     Texts remembered[REMEMBERED];
     Rows rows;
 } Moments;
@@ -35,14 +35,15 @@ static Texts *place_of(Moments *moments, PyObject *name, PyObject *lane, PyObjec
     return &moments->remembered[(mixed >> 4) % REMEMBERED];
 }
 
-/* The number of a name, its lane and its metadata, if they were remembered; else 0. */
+/* Returns the number of a name, lane and metadata if they are remembered, else 0. */
 static uint32_t number_of(Moments *moments, PyObject *name, PyObject *lane, PyObject *metadata) {
     const Texts *texts = place_of(moments, name, lane, metadata);
     int same = texts->name == name && texts->lane == lane && texts->metadata == metadata;
     return same ? texts->number : 0;
 }
 
-/* Keeps a tuple of these three; returns its number, 0 where there is no memory, with an error set. */
+/* Keeps `row`, the tuple of name, lane and metadata. Returns its number; 0, with an exception set, if there is no
+ * memory. */
 static uint32_t remember(Moments *moments, PyObject *row, PyObject *name, PyObject *lane, PyObject *metadata) {
     if (PyList_Append(moments->texts, row)) return 0;
     uint32_t number = (uint32_t)PyList_Size(moments->texts);
@@ -58,14 +59,14 @@ static PyObject *append(Moments *moments, Moment moment) {
 }
 
 static PyObject *begin(Moments *moments, Moment moment, PyObject *name, PyObject *lane, PyObject *metadata) {
-    if (PyDict_Check(metadata) && !PyDict_Size(metadata)) metadata = Py_None; /* every mark has a dict of its own */
+    if (PyDict_Check(metadata) && !PyDict_Size(metadata)) metadata = Py_None; /* each mark has its own */
     moment.thread = thence_thread();
     if (thence_note(moments->log, 0, 0, &moment.time, &moment.counter)) return NULL;
     if ((moment.texts = number_of(moments, name, lane, metadata))) return append(moments, moment);
     PyObject *row = PyTuple_Pack(3, name, lane, metadata), *texts = PyList_New(0), *answer = NULL;
     if (row && texts) {
-        /* What was allocated may have run Python code, and that have taken all rows and texts: nothing does from here
-         * on, so that this row goes with its texts. */
+        /* The allocations above may have run Python code (garbage collection, another thread) that took all rows and
+         * texts. From here on no Python code runs, so this row and its texts are taken together. */
         if (!moments->texts) moments->texts = Py_NewRef(texts);
         moment.texts = remember(moments, row, name, lane, metadata);
         if (moment.texts) answer = append(moments, moment);

@@ -1,9 +1,9 @@
-/* Which node of autograd's runs on the calling thread: its number, and the thread that made it.
+/* Reads which autograd node runs on the calling thread: its number, and the thread that made it.
  *
- * The engine holds the node as long as it runs. PyTorch tells of it by torch::autograd::get_current_node, which
- * returns a pointer that owns a reference: std::shared_ptr, of two words, or c10::intrusive_ptr, of one. The reference
- * is given back at once, and cannot be the last. Where the fields lie is tried out first, on nodes of which Python
- * knows the same (hooks/torch/running_nodes.py). */
+ * torch::autograd::get_current_node returns the node as a pointer that owns a reference: a std::shared_ptr of two
+ * words, or a c10::intrusive_ptr of one word. The reference is released at once. It is never the last one, because the
+ * engine owns the node while it runs. The offsets of the fields are tested first, on nodes whose number and thread
+ * Python knows (hooks/torch/running_nodes.py). */
 
 #include "_stack.h"
 #include <string.h>
@@ -11,14 +11,14 @@
 enum { MOST_WORDS = 4, FIRST_FIELD = 2, LAST_FIELD = 8, MAKER = 3 /* words after the number */ };
 static const uint32_t FIELDS = (1u << (LAST_FIELD + 1)) - (1u << FIRST_FIELD);
 
-static void *(*current)(uint64_t *pointer); /* by a hidden pointer to what it returns */
+static void *(*current)(uint64_t *pointer); /* get_current_node; the argument is the hidden pointer to its result */
 static uint64_t (*own_id)(void);
-static int words;                 /* of what it returns; 0: it is not known */
-static uint32_t candidates = ~0u; /* bits of the fields that held the number of every node that was tried */
-static int number_at;             /* the field that does; 0: not known yet */
-static int hooked;                /* backward passes whose nodes have hooks */
+static int words;                 /* size of its result; 0: not known */
+static uint32_t candidates = ~0u; /* bit set of the fields that fit every node tried so far */
+static int number_at;             /* index of the field with the number; 0: not known yet */
+static int hooked;                /* number of backward passes under way whose nodes have hooks */
 
-/* The count of references. */
+/* Address of the reference count. */
 static void *count_of(const uint64_t *pointer) { return (char *)(uintptr_t)pointer[words - 1] + 8; }
 
 static void give_back(const uint64_t *pointer) {
@@ -41,15 +41,16 @@ uint32_t thence_maker(void) { return own_id ? (uint32_t)own_id() : 0; }
 
 void thence_forget_hooked(void) { hooked = 0; }
 
-/* What Python calls. */
+/* Functions that Python calls. */
 
-/* Outside of all nodes. Of how many words the pointer is that the function returns; 0 for none that is known. */
+/* Called outside of all nodes. Returns how many words the result of get_current_node has; 0 if it is of no known
+ * kind. */
 static PyObject *look_for_nodes(PyObject *module, PyObject *arguments) {
     Py_ssize_t of_current, of_id;
     uint64_t pointer[MOST_WORDS];
     (void)module;
     if (!PyArg_ParseTuple(arguments, "nn", &of_current, &of_id)) return NULL;
-#ifdef __x86_64__ /* elsewhere a hidden pointer is passed otherwise than the first argument */
+#ifdef __x86_64__ /* elsewhere the hidden pointer is not passed like a first argument */
     memcpy(&current, &of_current, sizeof current), memcpy(&own_id, &of_id, sizeof own_id);
     memset(pointer, 0xff, sizeof pointer);
     current(pointer);
@@ -63,8 +64,8 @@ static PyObject *look_for_nodes(PyObject *module, PyObject *arguments) {
     return PyLong_FromLong(words);
 }
 
-/* What the node that runs is to Python: address of its object, its number, and the thread that may have made it.
- * Whether the same is found here; None if it was another thread. */
+/* Takes what Python knows of the node that runs: the address of its object, its number, and the thread that probably
+ * made it. Returns whether get_current_node and the fields of the node agree; None if another thread made it. */
 static PyObject *try_node(PyObject *module, PyObject *arguments) {
     Py_ssize_t address;
     unsigned long long number;
@@ -73,7 +74,7 @@ static PyObject *try_node(PyObject *module, PyObject *arguments) {
     (void)module;
     if (!PyArg_ParseTuple(arguments, "nKI", &address, &number, &maker)) return NULL;
     if (!words || !maker) Py_RETURN_FALSE;
-    const uint64_t *known = (const uint64_t *)address + 2; /* behind the head of the object */
+    const uint64_t *known = (const uint64_t *)address + 2; /* after the header of the Python object */
     const uint32_t *count = count_of(known);
     uint32_t before = __atomic_load_n(count, __ATOMIC_ACQUIRE);
     current(pointer);
@@ -89,11 +90,11 @@ static PyObject *try_node(PyObject *module, PyObject *arguments) {
     return PyBool_FromLong(candidates & FIELDS);
 }
 
-/* After enough of these. Whether nodes are known from now on. */
+/* Called after enough nodes agreed. Returns whether nodes are read from now on: exactly one field fits. */
 static PyObject *use_nodes(PyObject *module, PyObject *unused) {
     uint32_t left = candidates & FIELDS;
     (void)module, (void)unused;
-    if (left && !(left & (left - 1))) number_at = __builtin_ctz(left); /* one alone */
+    if (left && !(left & (left - 1))) number_at = __builtin_ctz(left); /* a single bit */
     return PyBool_FromLong(number_at);
 }
 

@@ -1,5 +1,5 @@
-/* Notes boundaries with CUPTI's counter of launches (_calls.c): the fast twin of log.py, which says what the rows
- * mean. Everything here runs with the GIL held, which protects the boundaries. */
+/* Notes boundaries with CUPTI's counter of launches (_calls.c): the compiled counterpart of log.py, which documents
+ * the rows. Everything here runs with the GIL held, which protects the rows. */
 
 #include "_stack.h"
 #include <stdlib.h>
@@ -24,7 +24,7 @@ typedef struct {
     int (*call)(int *);
     Chunk *first, *last;
     size_t rows, lost;
-    PyObject *observer; /* told of each place; NULL for none */
+    PyObject *observer; /* called with the place of each boundary; NULL for none */
 } Log;
 
 static void forked(void) { /* another thread of the parent may have held the lock */
@@ -51,7 +51,8 @@ static PyTypeObject *log_type;
 
 int thence_is_log(PyObject *object) { return log_type && PyObject_TypeCheck(object, log_type); }
 
-/* The calling thread is in a place from here on. Fails, with an error set, where the observer does. */
+/* Notes that the calling thread is in a place from now on. Returns -1, with an exception set, if the observer raises
+ * one. */
 int thence_note(PyObject *self, uint32_t place, uint32_t flags, int64_t *time, uint32_t *counter) {
     Log *log = (Log *)self;
     *counter = thence_read_counter(log->call);

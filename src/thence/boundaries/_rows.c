@@ -1,4 +1,4 @@
-/* Rows that wait to be taken, the lock that protects them, and the calling thread's id. */
+/* Growing buffers of rows that Python takes, the lock that protects them, and the id of the calling thread. */
 
 #include "_stack.h"
 #include <stdlib.h>
@@ -11,7 +11,7 @@ static uint32_t forks = 1;
 pthread_mutex_t thence_lock = PTHREAD_MUTEX_INITIALIZER;
 
 uint32_t thence_thread(void) {
-    if (thread_of != forks) { /* first asked, or another process since */
+    if (thread_of != forks) { /* first call of this thread, or the process was forked since */
         thread_id = (uint32_t)syscall(SYS_gettid);
         thread_of = forks;
     }

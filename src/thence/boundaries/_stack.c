@@ -1,8 +1,9 @@
-/* Reads the Python stack of the calling thread: which functions of the user's, and which module, it is in.
+/* Reads the Python stack of the calling thread: in which of the user's functions, and in which module, it is.
  *
- * Python says which code objects are the user's, and which objects are modules. What is found is a chain: the innermost module, the line below the outermost frame, and the
- * functions with the position in each, innermost first. Each distinct chain has a number; names and lines are
- * found later, in Python. A lock protects all but what is one thread's own. */
+ * Python registers the code objects that are the user's, and the objects that are modules. The result is a chain: the
+ * place of the innermost module, the place of the line from which the outermost frame was reached, and the user's
+ * functions with the position in each, innermost first. Each distinct chain has a number; Python looks up names and
+ * lines later. A lock protects everything that is not thread-local. */
 
 #include "_stack.h"
 #include <string.h>
@@ -11,17 +12,19 @@ enum { MOST_OWN = 200, MOST_CHAINS = 1 << 18, HEAD = 2, KEY = HEAD + 2 * MOST_OW
 
 static const uint64_t NOT_KNOWN = UINT64_MAX;
 
-/* A thread's chain changed at a launch, or another call: time and number of it, and the end of its call before. */
+/* Row: at a call, such as a launch, the chain of a thread was another than at its last row. `time` is just
+ * before the call, `before` the end of the thread's previous call, Unix ns; `number` is CUPTI's counter before the
+ * call. */
 typedef struct {
     int64_t time, before;
-    uint64_t node; /* of autograd's that ran there */
+    uint64_t node; /* number of the autograd node that ran; `maker` is the thread that made it, 0 for no node */
     uint32_t number, thread, chain, maker;
 } Change;
 _Static_assert(sizeof(Change) == 40, "changes are read as NumPy records of 40 bytes");
 
-/* Autograd nodes of these numbers, the end excluded, were made in a chain. */
+/* Row: the autograd nodes from `begin` to before `end` of thread `maker` were made in a chain. */
 typedef struct {
-    uint64_t begin, end, inside; /* inside of which other node */
+    uint64_t begin, end, inside; /* inside: the node that ran meanwhile, of thread `inside_maker`; 0 for no node */
     uint32_t thread, chain, maker, inside_maker;
 } Made;
 _Static_assert(sizeof(Made) == 40, "rows are read as NumPy records of 40 bytes");
@@ -42,8 +45,9 @@ Here *thence_here(void) {
 
 uint32_t thence_kind(const char *frame) { return thence_kind_of(thence_code(frame)); }
 
-/* The chain from a frame on; where the first function of the user's is `code`, it is at `position`. Below it is what
- * `node` was made in: unless there is none, or generated code comes first, and then none is left there. */
+/* Returns the number of the chain from a frame outwards. If the innermost function of the user's is `code`, it is at
+ * `position`. `node` is the node that runs: the chain ends at the engine, and Python adds the place where the node was
+ * made. If generated code comes first, its known place is added here, and `node` is cleared. */
 static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position, Node *node) {
     const Here *here = thence_here();
     uint32_t key[KEY], module = 0, line = 0;
@@ -58,7 +62,7 @@ static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position, 
             length += 2;
         } else if (kind == MODULE && !module) {
             module = thence_module(thence_self(frame));
-            if (module && !thence_own_functions && !here->generated.set) break; /* lines are not wanted */
+            if (module && !thence_own_functions && !here->generated.set) break; /* lines are not recorded */
         } else if (kind == GENERATED && here->generated.set) {
             if (!module) module = here->generated.module;
             line = here->generated.line;
@@ -88,15 +92,16 @@ uint32_t thence_chain(char *frame, uint32_t code, uint32_t position) {
     return chain;
 }
 
-/* The number of the next autograd node, where some were made since this was last asked; else that of `here`. */
+/* Returns the number that the thread's next autograd node will get; `here->sequence` if PyTorch's counter is not
+ * known. */
 static uint64_t upcoming_node(Here *here) {
     if (!next_sequence) return here->sequence;
     uint64_t upcoming = next_sequence();
-    if (here->sequence == NOT_KNOWN) here->sequence = upcoming; /* those before were made nobody knows where */
+    if (here->sequence == NOT_KNOWN) here->sequence = upcoming; /* where earlier nodes were made is not known */
     return upcoming;
 }
 
-/* With the lock held: autograd nodes that were made since were made in a chain. */
+/* Notes, with the lock held, that the nodes from `here->sequence` to before `upcoming` were made in a chain. */
 static void nodes_in(Here *here, uint64_t upcoming, uint32_t chain, Node node) {
     Made row = {here->sequence, upcoming, node.number, thence_thread(), chain, thence_maker(), node.maker};
     thence_append(&made, &row);
@@ -104,7 +109,7 @@ static void nodes_in(Here *here, uint64_t upcoming, uint32_t chain, Node node) {
     thence_nodes = 1;
 }
 
-/* Nodes that were made since this was last asked were made in the chain from a frame on. */
+/* Notes that the nodes which the thread made since the last call were made in the chain from a frame outwards. */
 void thence_made(char *frame, uint32_t code, uint32_t position) {
     Here *here = thence_here();
     uint64_t upcoming = upcoming_node(here);
@@ -116,7 +121,8 @@ void thence_made(char *frame, uint32_t code, uint32_t position) {
     pthread_mutex_unlock(&thence_lock);
 }
 
-/* The calling thread makes the call of this number. */
+/* Notes the chain of the calling thread before it makes the call after this number, if the chain or the node has
+ * changed. */
 void thence_note_stack(uint32_t number, int64_t time) {
     char *frame = thence_frame();
     Node node = thence_node();
@@ -146,10 +152,10 @@ void thence_forget_stacks(void) {
     thence_forget_chains();
     lost_callers = 0;
     thence_forget_hooked();
-    changes.count = made.count = 0; /* their memory serves again */
+    changes.count = made.count = 0; /* their memory is reused */
 }
 
-/* What Python calls. */
+/* Functions that Python calls. */
 
 static PyObject *begin_stacks(PyObject *module, PyObject *address) {
     void *function = PyLong_AsVoidPtr(address);

@@ -1,4 +1,4 @@
-/* What the files of the compiled probe share: rows that wait to be taken, and the stack of a thread. */
+/* Declarations that the files of the compiled probe share: buffers of rows, and the stack of a thread. */
 
 #ifndef THENCE_STACK_H
 #define THENCE_STACK_H
@@ -9,13 +9,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* As Py_RETURN_NONE of Python 3.11. That of newer headers takes no reference to None, which is immortal from 3.12 on: a
- * library built with them, and loaded by 3.11, would free it. */
+/* Py_RETURN_NONE as in Python 3.11. The macro of newer headers takes no reference to None, which is immortal from 3.12
+ * on: a library that is built with them and loaded by Python 3.11 would free None. */
 #define RETURN_NONE return Py_NewRef(Py_None)
 
 #define SHARED __attribute__((visibility("hidden")))
 
-/* Rows of one size; whoever appends or takes holds the lock. */
+/* A buffer of rows of one size, `most` of them at most. thence_append is called with the lock held; thence_take takes
+ * the lock itself. */
 typedef struct {
     char *content;
     size_t count, room;
@@ -23,36 +24,36 @@ typedef struct {
     size_t lost;
 } Rows;
 
-/* What the map of code objects says of one; numbers from FIRST_OWN on are functions of the user's. */
+/* Kinds of code objects; each number from FIRST_OWN on is one function of the user's. */
 enum { UNKNOWN, WATCHED, MODULE, ENGINE, GENERATED, FIRST_OWN };
 
-/* What is known of the calling thread. Frames are compared with, and never read, unless they are on its stack. */
+/* The state of the calling thread. `frame` is only compared with frames on the stack, and never dereferenced. */
 typedef struct {
-    uint32_t generation, chain; /* of which beginning; noted last */
-    long depth;                 /* calls of modules that it is in */
-    char *frame;                /* in which a line of the user's began last, */
-    uint32_t code, position;    /* that function and line */
-    uint64_t sequence;          /* autograd nodes up to this number are noted */
-    int64_t ended;              /* when its last call was over */
-    uint64_t node;              /* autograd's that it ran when its chain was noted last, */
-    uint32_t maker, ran;        /* by which thread that was made, 0 for none; whether one launched in this call */
+    uint32_t generation, chain; /* the reading of stacks that this state is of; the chain noted last */
+    long depth;                 /* how many calls of modules the thread is in */
+    char *frame;                /* frame of the user's function in which a line began last, */
+    uint32_t code, position;    /* and the number of that function and its position */
+    uint64_t sequence;          /* autograd nodes below this number are noted */
+    int64_t ended;              /* when the thread's last call ended, Unix ns */
+    uint64_t node;              /* number of the autograd node that ran when the chain was noted last, */
+    uint32_t maker, ran;        /* the thread that made it, 0: no node; whether a node launched in this engine call */
     struct {
         uint32_t set, module, line;
-    } engine, generated; /* places below autograd's engine, and below code that a compiler generated */
+    } engine, generated; /* places to which frames called by autograd's engine, and by generated code, belong */
 } Here;
 
-/* A node of autograd's: its number, and the thread that made it; maker 0: none. Numbers are each thread's own. */
+/* An autograd node: its number, and the thread that made it; maker 0: no node. Each thread numbers its own nodes. */
 typedef struct {
     uint64_t number;
     uint32_t maker;
 } Node;
 
-/* Offsets in bytes (stacks.py); through is -1 for none. */
+/* Offsets in bytes (Layout in stacks.py); `through` is -1 if there is no such field. */
 typedef struct {
     Py_ssize_t through, top, previous, instruction, code, locals;
 } Layout;
 
-enum { MOST_FRAMES = 5000 }; /* that are looked at; Python's own limit is 1000 */
+enum { MOST_FRAMES = 5000 }; /* read at most; Python's recursion limit is 1000 unless it is raised */
 
 /* Of _rows.c */
 SHARED extern pthread_mutex_t thence_lock;
@@ -76,7 +77,7 @@ SHARED int thence_add_calls(PyObject *module);
 
 /* Of _frames.c */
 SHARED extern Layout thence_layout;
-SHARED char *thence_frame(void); /* the innermost; NULL for none */
+SHARED char *thence_frame(void); /* the innermost frame of the calling thread; NULL for none */
 SHARED int thence_add_frames(PyObject *module);
 
 static inline char *thence_word(const char *address) { return *(char *const *)address; }
@@ -87,7 +88,7 @@ static inline PyObject *thence_code(const char *frame) { return (PyObject *)then
 
 static inline PyObject *thence_self(const char *frame) { return (PyObject *)thence_word(frame + thence_layout.locals); }
 
-/* Of the instruction that runs, in bytes: even. */
+/* Offset of the instruction that runs, in bytes: even. */
 static inline uint32_t thence_position(const char *frame) {
     Py_ssize_t offset = thence_word(frame + thence_layout.instruction) - thence_word(frame) - thence_layout.code;
     return offset > 0 ? (uint32_t)offset : 0;
@@ -106,7 +107,7 @@ SHARED void thence_forget_stacks(void);
 SHARED int thence_add_stack(PyObject *module);
 
 /* Of _nodes.c */
-SHARED Node thence_node(void); /* that the calling thread runs */
+SHARED Node thence_node(void); /* the node that the calling thread runs */
 SHARED uint32_t thence_maker(void);
 SHARED void thence_forget_hooked(void);
 SHARED int thence_add_nodes(PyObject *module);

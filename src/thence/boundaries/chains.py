@@ -1,9 +1,9 @@
-"""What the compiled probe reads of stacks, as places and boundaries.
+"""Turns the chains that the compiled probe reads from stacks into places and boundaries.
 
 At each launch, and at every other call and boundary that the probe sees, it reads the chain that the thread is
-in: the innermost module, the places around the outermost frame, and the user's functions with the position in
-each. Here chains become places, and their changes boundaries: lines are looked up when rows are written, not at
-the launch.
+in: the innermost module, the line from which the outermost frame was reached, and the user's functions with the
+position in each. This module looks up the places of chains, and makes a boundary of each change of place. Lines are
+looked up when rows are written, not at the launch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["ENGINE", "FIRST_OWN", "GENERATED", "MODULE_CALL", "WATCHED", "Chains"]
 
 WATCHED, MODULE_CALL, ENGINE, GENERATED, FIRST_OWN = range(1, 6)
-"""What a code object is to the probe: one that Python has events of, the call of a module, the call of autograd's
-engine, code that a compiler generated; from the last on functions of the user's (_stack.h)."""
+"""Kinds of code objects in the probe (_stack.h): code whose events are passed on to Python, the call of a module, the
+call of autograd's engine, code that a compiler generated; each number from `FIRST_OWN` on is one user function."""
 _CHANGE = np.dtype(
     [("time", "<i8"), ("before", "<i8"), ("node", "<u8")]
     + [(name, "<u4") for name in ("number", "thread", "chain", "maker")]
@@ -49,12 +49,12 @@ class Chains:
     Args:
         native: the compiled probe, which can read stacks here (`thence.boundaries.stacks.why_unreadable`).
         places: takes numbers for lines.
-        lines: whether lines are noted, or modules alone.
+        lines: whether lines are noted, or only modules.
 
     Attributes:
-        observed: told when somebody begins to observe.
-        nodes: where autograd's nodes were made.
-        phases: places of the phases of what they launch, and of what those of leaves do.
+        observed: called when an observer is set.
+        nodes: the places in which autograd nodes were made.
+        phases: numbers of the phases of what autograd nodes launch, and of what leaves' nodes launch.
     """
 
     phases = (0, 0)
@@ -81,21 +81,21 @@ class Chains:
         self.native.begin_stacks(0)
 
     def end(self) -> None:
-        """No longer. What was read can still be taken."""
+        """Read no more stacks. What was read can still be taken."""
         self.native.end_stacks()
 
     def own(self, code: CodeType) -> None:
-        """A function of the user's: it is kept alive, so that no other code gets its address."""
+        """Register a function of the user's; its code is kept alive, so that no other code gets its address."""
         with self._lock:
             self._codes.append(code)
             self.native.add_code(id(code), FIRST_OWN + len(self._codes) - 1)
 
     def kind(self, code: CodeType) -> int:
-        """What a code object is; 0 where nothing was told of it."""
+        """The kind of a code object; 0 if it was not registered."""
         return self.native.code_kind(id(code))  # type: ignore[no-any-return]
 
     def watch(self, code: CodeType, what: int) -> None:
-        """Code that is something else to the probe: `WATCHED`, `MODULE_CALL`, `ENGINE` or `GENERATED`."""
+        """Register other code, of kind `WATCHED`, `MODULE_CALL`, `ENGINE` or `GENERATED`."""
         self._kept.append(code)
         self.native.add_code(id(code), what)
 
@@ -120,7 +120,7 @@ class Chains:
         return module, line
 
     def observe(self, observer: Callable[[int], None] | None) -> None:
-        """Tell of the places that a thread comes to, on that thread, as they change; None for nobody."""
+        """Call the observer with each place that a thread enters, on that thread; None removes the observer."""
         if observer is None:
             self.native.observe_stacks(None)
             return
@@ -139,10 +139,10 @@ class Chains:
         self.observed()
 
     def take_made(self) -> list[tuple[Any, Any, Any]]:
-        """Which autograd nodes were made where since this was last asked, those inside of other nodes excluded.
+        """The autograd nodes made since the last call and their places, without nodes made inside of other nodes.
 
         Returns:
-            rows of ``_MADE``, and the numbers of the places of module and line of each, in portions.
+            in portions: rows of ``_MADE``, and the numbers of the places of module and line of each row.
         """
         with self._lock:
             self._note_made()
@@ -150,7 +150,7 @@ class Chains:
         return untold
 
     def _note_made(self) -> None:
-        """Find the places of nodes that were made since."""
+        """Find the places of the nodes that were made since the last call."""
         rows = np.frombuffer(self.native.take_made(), _MADE)
         modules, lines = self._arrays(rows["chain"])
         outer = rows["inside_maker"] == 0
@@ -161,7 +161,7 @@ class Chains:
         ready = outer
         while len(rows):
             if not ready.any():
-                ready = ~ready  # the nodes around these are not known
+                ready = ~ready  # the remaining rows lie in nodes that are not known
             made = rows[ready]
             around = self.nodes.find(made["inside_maker"], made["inside"])
             places = self._inside(modules[ready], lines[ready], *around)
@@ -170,7 +170,10 @@ class Chains:
             ready = self.nodes.find(rows["inside_maker"], rows["inside"])[0] > 0
 
     def _inside(self, modules: Any, lines: Any, around: Any, below: Any) -> tuple[Any, Any]:
-        """Places of module and line that lie in those of a node; 0 where that has none."""
+        """Places of module and line, within the places `around` and `below` of the running node; those are 0 for none.
+
+        The node's module is taken where a row has no module; the node's line becomes the outermost caller of a line.
+        """
         modules = np.where((modules == self._nowhere[MODULE]) & (around > 0), around, modules)
         mine = np.flatnonzero(below > 0)
         keys = lines[mine].astype(np.uint64) << 32 | below[mine]
@@ -181,7 +184,7 @@ class Chains:
         return modules, lines
 
     def _above(self, line: int, below: int) -> int:
-        """A line that was reached from another one."""
+        """The place of a line, with the line `below` as its outermost caller."""
         if not below or below == self._nowhere[LINE]:
             return line
         known = self._moved.get((line, below))
@@ -193,10 +196,10 @@ class Chains:
         return known
 
     def take(self, until: int) -> Columns:
-        """Boundaries at which a thread's module or line changed since this was last asked, as `BoundaryLog.take`.
+        """Boundaries at which a thread's module or line changed since the last call, as `BoundaryLog.take`.
 
         Args:
-            until: Unix ns; later ones wait for the next time.
+            until: Unix ns; later boundaries are left for the next call.
         """
         with self._lock:
             rows = np.concatenate([self._later, np.frombuffer(self.native.take_changes(), _CHANGE)])
@@ -215,13 +218,14 @@ class Chains:
         return {name: whole[name][in_time].astype(dtype) for name, dtype in COLUMNS.items()}
 
     def lost(self) -> tuple[int, int, int]:
-        """Changes, and ranges of autograd nodes, for which there was no memory; chains that lack their callers."""
+        """Numbers of changes and ranges of nodes lost for lack of memory, and of chains cut to their innermost line."""
         return self.native.lost_stacks()  # type: ignore[no-any-return]
 
     def _changes(self, kind: int, rows: Any, place: Any, order: Any) -> Columns:
-        """Boundaries where a thread's place of a kind is another than at its row before.
+        """Boundaries at which a thread's place of a kind differs from that of its previous row.
 
-        Between the end of the call before and this one it was where both are: in their function.
+        Between the end of the previous call and this call, the thread was in the innermost place that contains both
+        places: for two lines of one function, in this function.
         """
         place = place[order]
         before = self._before(kind, rows["thread"][order], place, self._nowhere[kind])
@@ -232,7 +236,7 @@ class Chains:
         between = np.array(common, np.uint32)[which]
         gap = (between != before) & (rows["before"] > 0) & (rows["before"] < rows["time"])
         new = ~(gap & (between == place))
-        # Of rows at one moment those of what lies behind come last.
+        # The caller's sort by time is stable: of rows at one moment those for the time between calls come last.
         whole = {
             "counter": (rows["number"], rows["number"]),
             "time": (rows["time"], rows["before"]),
@@ -243,7 +247,7 @@ class Chains:
         return {name: np.concatenate([a[new], b[gap]]) for name, (a, b) in whole.items()}
 
     def _before(self, kind: int, thread: Any, place: Any, nowhere: int) -> Any:
-        """Where each row's thread was before: rows by thread, and by time."""
+        """The previous place of each row's thread; rows are sorted by thread and time."""
         first = np.ones(len(thread), bool)
         first[1:] = thread[1:] != thread[:-1]
         before = np.roll(place, 1)
@@ -256,9 +260,9 @@ class Chains:
         return before
 
     def _phases_of(self, rows: Any, order: Any) -> Columns:
-        """Boundaries where a thread comes to the phase of its nodes, or of those of leaves.
+        """Boundaries at which a thread enters the phase of autograd nodes, or of leaves' nodes.
 
-        What is called by these notes phases of its own, and when it is over that of the node.
+        Hooks note other phases inside of a node, and at their end the phase of the node again.
         """
         rows = rows[order]
         place = np.where(rows["node"] == LEAF, self.phases[1], self.phases[0])
@@ -270,7 +274,7 @@ class Chains:
         return {**found, "counter": rows["number"], "place": place[new], "flags": flags}
 
     def _common(self, kind: int, one: int, other: int) -> int:
-        """The innermost place that two are in: where they are two lines of one function, this function."""
+        """The innermost place that contains two places: for two lines of one function, this function."""
         above, paths = 0, [self._path(number) for number in (one, other)]
         for a, b in zip(*paths, strict=False):
             if a != b:
@@ -282,7 +286,7 @@ class Chains:
         return above or self._nowhere[kind]
 
     def _path(self, number: int) -> list[int]:
-        """The numbers of the places around one, outermost first, and its own; none for no place."""
+        """The numbers of the places around a place, outermost first, and its own; empty for no place."""
         path: list[int] = []
         while number and self._places[number].name is not None:
             path.append(number)
@@ -296,7 +300,7 @@ class Chains:
         return found[:, 0], found[:, 1]
 
     def _resolve(self) -> None:
-        """Find the places of chains that came since."""
+        """Find the places of the chains that are new since the last call."""
         with self._lock:
             known = len(self._of_chain)
             words = np.frombuffer(self.native.chains_from(known), np.uint32).tolist()
@@ -322,7 +326,7 @@ class Chains:
         return module or self._nowhere[MODULE], line or self._nowhere[LINE]
 
     def _line(self, code: int, position: int) -> int:
-        """The line of a position: odd ones are twice a line and one, even ones offsets of instructions."""
+        """The line of a position: an odd position is twice the line and 1, an even one the offset of an instruction."""
         if position & 1:
             return position >> 1
         if code not in self._starts:

@@ -1,8 +1,8 @@
 """The boundaries that a process crosses, as columns.
 
-A row says: from here on, the innermost place of its kind on this thread is ``place``. Its columns:
+A row means: from here on, the innermost place of its kind on this thread is ``place``. Its columns:
 
-    counter   uint32   launches that CUPTI had numbered
+    counter   uint32   CUPTI's counter of launches at the boundary
     time      int64    Unix nanoseconds
     thread    uint32   gettid
     place     uint32   number of a place (`thence.boundaries.places`)
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
             """As `BoundaryLog.note`."""
 
         def take(self) -> bytes:
-            """Rows of `_RECORD` since this was last asked."""
+            """Rows of `_RECORD` since the last call."""
 
     class Stacks(Protocol):
         """`thence.boundaries.chains.Chains`."""
 
         def take(self, until: int) -> dict[str, np.ndarray[Any, Any]]:
-            """Boundaries that were read of stacks, as `BoundaryLog.take`."""
+            """Boundaries that were read from stacks, as `BoundaryLog.take`."""
 
         def observe(self, observer: Callable[[int], None] | None) -> None:
-            """Tell of the places that threads come to."""
+            """As `Chains.observe`."""
 
 
 __all__ = ["BEGINS", "COLUMNS", "ENDS", "READ", "BoundaryLog", "NativeBoundaryLog"]
@@ -55,8 +55,8 @@ BEGINS = 1
 ENDS = 2
 """The thread launches nothing until its next boundary: it goes idle or waits for another thread."""
 READ = 4
-"""The place was read of the thread's stack at a call: the counter is that before the call, and may be that of the
-thread's boundary before."""
+"""The place was read from the thread's stack at a call: the counter is its value before the call, and may equal that of
+the thread's previous boundary."""
 COLUMNS = {"counter": "u4", "time": "i8", "thread": "u4", "place": "u4", "flags": "u1"}
 _RECORD = np.dtype(
     [("time", "<i8"), ("counter", "<u4"), ("thread", "<u4"), ("place", "<u4"), ("flags", "<u4")]
@@ -71,7 +71,7 @@ class BoundaryLog:
         counter: reads CUPTI's counter.
 
     Attributes:
-        observer: told of the place of every boundary, on its thread; None but for captures of CUDA graphs.
+        observer: called with the place of every boundary, on its thread; set only during captures of CUDA graphs.
     """
 
     lost = 0
@@ -79,7 +79,7 @@ class BoundaryLog:
     stack_reader: ModuleType | None = None
     """The compiled probe, where it sees every launch, so that it can read the stack there."""
     chains: Stacks | None = None
-    """What is read of stacks, whose rows are taken with those of the log; None where nothing is."""
+    """The reader of stacks, whose rows are taken with those of the log; None if stacks are not read."""
 
     def __init__(self, counter: Callable[[], int]) -> None:
         self.observer: Callable[[int], None] | None = None
@@ -88,7 +88,7 @@ class BoundaryLog:
         self._local = CallingThread()
 
     def note(self, place: int, flags: int = 0) -> int:
-        """This thread is in a place from here on; returns the counter."""
+        """Note that this thread is in a place from here on; returns the counter."""
         counter = self._counter()
         self._rows.append((counter, time_ns(), self._local.number, place, flags))
         if self.observer is not None:
@@ -96,11 +96,11 @@ class BoundaryLog:
         return counter
 
     def moments(self) -> Moments | NativeMoments:
-        """Notes moments of marks, each with a boundary of this log."""
+        """Returns a log of moments of marks, each of which is noted with a boundary of this log."""
         return Moments(self.note)
 
     def take(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The rows since this was last asked, in the order of the calls."""
+        """The rows since the last call, in the order in which they were noted."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         columns = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
         return {
@@ -110,11 +110,11 @@ class BoundaryLog:
 
 
 class NativeBoundaryLog(BoundaryLog):
-    """The same by the compiled probe: a boundary costs a tenth.
+    """A `BoundaryLog` of the compiled probe: a boundary costs a tenth of one in Python.
 
     Args:
-        log: of the compiled probe.
-        make_moments: makes what notes moments with it.
+        log: the log of the compiled probe.
+        make_moments: makes a log of moments for it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class NativeBoundaryLog(BoundaryLog):
         self._make_moments = make_moments
         self._moments: list[NativeMoments] = []
         self._observer: Callable[[int], None] | None = None
-        self.note = log.note  # type: ignore[method-assign]  # without a call of Python in between
+        self.note = log.note  # type: ignore[method-assign]  # no Python call in between
 
     @property
     def observer(self) -> Callable[[int], None] | None:
@@ -133,7 +133,7 @@ class NativeBoundaryLog(BoundaryLog):
 
     @observer.setter
     def observer(self, observer: Callable[[int], None] | None) -> None:
-        """Has the probe tell it."""
+        """Pass the observer on to the compiled probe, and to the reader of stacks."""
         self._observer = self._log.observer = observer
         if self.chains is not None:
             self.chains.observe(observer)
@@ -149,7 +149,7 @@ class NativeBoundaryLog(BoundaryLog):
         return self._moments[-1]
 
     def take(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The rows since this was last asked, in the order of the calls."""
+        """The rows since the last call, in the order of time where stacks are read, else of the calls."""
         now = time_ns()
         rows = np.frombuffer(self._log.take(), _RECORD)
         noted = {name: rows[name].astype(dtype) for name, dtype in COLUMNS.items()}

@@ -1,4 +1,4 @@
-"""When marks and steps begin and end, as columns. Each is a boundary too, at which CUPTI's counter is read.
+"""When marks and steps begin and end, as columns. Each moment is also a boundary, at which CUPTI's counter is read.
 
 The columns of a row:
 
@@ -6,8 +6,8 @@ The columns of a row:
     serial    int64    number of the mark, or of the step
     forward   int64    number of the mark around the forward operation of a backward node; -1 for none
     time      int64    Unix nanoseconds
-    counter   uint32   launches that CUPTI had numbered
-    thread    uint32   gettid; 0 for `CLOSED`, whose serial says what ends
+    counter   uint32   CUPTI's counter of launches at this moment
+    thread    uint32   gettid; 0 for `CLOSED`, whose serial identifies the mark that ends
     texts     uint32   number of the name, lane and metadata, which count from 1; 0 for `CLOSED`
 """
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
             """As `Moments.began`."""
 
         def take(self) -> tuple[bytes, list[Texts]]:
-            """Rows of ``_MOMENT`` and texts since this was last asked."""
+            """Rows of ``_MOMENT`` and texts since the last call."""
 
 
 __all__ = ["COLUMNS", "NOTHING", "CallingThread", "Moments", "NativeMoments", "Texts"]
 
 NOTHING = -1
-"""Of ``forward``: no mark."""
+"""Value of ``forward`` for no mark."""
 Texts = tuple[str, "str | None", "Mapping[str, object] | None"]
-"""Name, lane and metadata of what begins; None for those that it has not."""
+"""Name, lane and metadata of what begins; None for no lane or no metadata."""
 COLUMNS = {
     "what": "u1",
     "serial": "i8",
@@ -70,9 +70,9 @@ _Columns = dict[str, np.ndarray[Any, Any]]
 
 
 class CallingThread(threading.local):
-    """The calling thread's id, for which the system has to be asked.
+    """The calling thread's id, kept thread-locally because reading it is a system call.
 
-    A forked child needs one of its own: this one remembers the ids of the parent's threads.
+    A forked child needs an object of its own: this object keeps the ids of the parent's threads.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class CallingThread(threading.local):
 class Moments:
     """Notes moments, in Python.
 
-    A forked child needs one of its own: this one remembers the ids of the parent's threads.
+    A forked child needs an object of its own: this object keeps the ids of the parent's threads.
 
     Args:
         note: notes a boundary at a place, 0 here, and returns CUPTI's counter.
@@ -99,19 +99,19 @@ class Moments:
     def opened(
         self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]
     ) -> None:
-        """A mark opens on this thread."""
+        """Note that a mark opens on this thread."""
         self._begin(OPENED, number, NOTHING, (name, lane, metadata or None))
 
     def closed(self, number: int) -> None:
-        """A mark closes."""
+        """Note that a mark closes."""
         self._rows.append((CLOSED, number, NOTHING, time_ns(), self._note(0), 0, None))
 
     def began(self, what: int, serial: int, forward: int, name: str) -> None:
-        """Something else begins on this thread."""
+        """Note that a step or the mark of a backward node begins on this thread: `what` is its code."""
         self._begin(what, serial, forward, (name, None, None))
 
     def take(self) -> tuple[_Columns, list[Texts]]:
-        """The rows since this was last asked, in the order of the calls, and the texts that they name."""
+        """The rows since the last call, in the order in which they were noted, and the texts that they number."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         *values, texts = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
         distinct = [one for one in texts if one is not None]
@@ -128,10 +128,10 @@ class Moments:
 
 
 class NativeMoments:
-    """The same by the compiled probe: a moment costs a tenth, and names that repeat are kept once.
+    """Notes moments by the compiled probe: a moment costs a tenth, and repeated names are mostly kept once.
 
     Args:
-        moments: of the compiled probe.
+        moments: the object of the compiled probe.
     """
 
     def __init__(self, moments: CompiledMoments) -> None:

@@ -1,7 +1,8 @@
-"""In which places autograd's nodes were made, for the backward pass: found by thread and number.
+"""The places in which autograd nodes were made, by thread and number of the node, for the backward pass.
 
-A thread numbers the nodes that it makes, and a node knows its number and its thread. So what a node launches is
-joined with the launches of its forward by these two, when rows are written; nothing is done as it runs.
+Each thread numbers the nodes that it makes, and a node holds its number and its thread. By these two the launches of a
+node in the backward pass get the places of its forward operation. The join happens when rows are written; nothing is
+done while the node runs.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["LEAF", "MOST_ROWS", "MOST_THREADS", "NodePlaces"]
 
 LEAF = (1 << 64) - 1
-"""Number of nodes that accumulate into leaves: none of their own."""
+"""The number that all nodes share which accumulate gradients into leaves."""
 MOST_ROWS = 1 << 17
-"""Rows that are kept of each thread, the latest: those of one forward pass many times over, in 3 MB."""
+"""The most rows kept of each thread, the latest ones: enough for many forward passes, in 3 MB."""
 MOST_THREADS = 64
-"""Threads of which rows are kept: those that made nodes last."""
+"""The most threads whose rows are kept: those that made nodes last."""
 _MOST_CALLS = 1 << 14
-"""Calls of the engine whose lines are kept."""
+"""The most calls of the engine whose lines are kept."""
 _ROW = np.dtype([("begin", "<u8"), ("end", "<u8"), ("module", "<u4"), ("line", "<u4")])
 
 
 class NodePlaces:
-    """Places of module and line by thread and number of nodes; 0 where nothing is known.
+    """Places of module and line by thread and number of nodes; 0 where the place is not known.
 
     Args:
         no_line: number of the place for no line.
@@ -43,7 +44,7 @@ class NodePlaces:
         self._called: deque[tuple[int, int]] = deque(maxlen=_MOST_CALLS)
 
     def add(self, makers: Any, begins: Any, ends: Any, modules: Numbers, lines: Numbers) -> None:
-        """Nodes from some number to before another were made by a thread in a place; all shapes (n,)."""
+        """Add ranges of nodes: thread that made them, first number, end (excluded), module, line; all shapes (n,)."""
         for maker in np.unique(makers).tolist():
             mine = makers == maker
             rows = np.empty(int(mine.sum()), _ROW)
@@ -72,11 +73,12 @@ class NodePlaces:
     def around(self, rows: Any, order: Any) -> tuple[Numbers, Numbers]:
         """Places of module and line in which the node that runs at each row was made; 0 outside of nodes.
 
-        A leaf's node has the places of the node before it. A line that is not known is that which called the engine.
+        A leaf's node gets the places of the node that ran before it on the thread. Where the line is not known, it is
+        the line that called the engine.
 
         Args:
             rows: columns time, thread, maker (0: outside of nodes) and node, shape (n,).
-            order: rows by thread and time.
+            order: indices that sort the rows by thread and time.
         """
         rows = rows[order]
         plain = (rows["maker"] > 0) & (rows["node"] != LEAF)
@@ -99,7 +101,7 @@ class NodePlaces:
         return unsorted[:, 0], unsorted[:, 1]
 
     def calls(self, time: int, line: int) -> None:
-        """From a time on, Unix ns, the engine runs for a line that called it; 0: it does not, or for several."""
+        """Note which line has called the engine that runs from a time (Unix ns) on; 0: none or several have."""
         self._called.append((time, line))
 
     def _calling(self, times: Any) -> Numbers:

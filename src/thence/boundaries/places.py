@@ -1,8 +1,8 @@
-"""The places of a program: every distinct one once, with a number.
+"""The places of a program: every distinct place once, with a number.
 
-A place is one of a kind (`KINDS`): a module, a line of the user's code, a phase, a step. Places of one kind form
-a tree: the parent of a line is the line that called its function, the parent of a module the module around it.
-The place with the name None is *no* place of its kind: where a thread has left all of them.
+A place is of one kind (`KINDS`): a module, a line of the user's code, a phase or a step. Places of one kind form
+a tree: the parent of a line is the line that called its function, the parent of a module is the module around it.
+The place with the name None means *no* place of its kind: the thread has left all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Numbers of places, from 1 on. Any thread may ask."""
+    """The numbers of places, from 1 on. Thread-safe."""
 
     def __init__(self) -> None:
         self._numbers: dict[Place, int] = {}
@@ -49,7 +49,7 @@ class Places:
         self._lock = threading.Lock()
 
     def number(self, place: Place) -> int:
-        """The number of a place; hooks keep it, so that a boundary needs no lookup."""
+        """The number of a place, which is added if it is new; hooks keep it, so that a boundary needs no lookup."""
         found = self._numbers.get(place)
         if found is None:
             with self._lock:
@@ -60,11 +60,11 @@ class Places:
         return found
 
     def nothing(self, kind: int) -> int:
-        """The number for being in no place of a kind."""
+        """The number that means no place of a kind."""
         return self.number(Place(kind, 0, None))
 
     def take(self) -> Sequence[tuple[int, Place]]:
-        """Number and place of those that came since this was last asked."""
+        """Number and place of every place that is new since the last call."""
         with self._lock:
             first, self._taken = self._taken, len(self._places)
             return list(enumerate(self._places[first:], first + 1))

@@ -1,13 +1,14 @@
-"""Reading CUPTI's counter of launches: by the compiled probe (``_calls.c``), else in Python.
+"""Reads CUPTI's counter of launches: by the compiled probe (``_calls.c``), else in Python.
 
-CUPTI tells the number of a call when it calls back for it. Enabled for one function that does nearly nothing,
-calling this function tells the number. Other functions may be called back for: their calls are noted with number,
-thread, begin and end. For the compiled probe these can be those that launch work, which adds some 0.1 us to each
-launch and leaves nothing to find out. The probe in Python would hold up every launch: it is for the few functions
-that wait or build graphs, and launches are found by their number (`thence.readers.recording.counted`).
+CUPTI passes the number of a call to its callback. The callback is enabled for one function that does nearly nothing, so
+calling this function reads the counter. If the callback is enabled for other functions, their calls are noted with
+number, thread, begin and end. With the compiled probe these can be the functions that launch work: that adds some
+0.1 us to each launch, and nothing has to be inferred later. The probe in Python would slow every launch down: it is
+only enabled for the few functions that wait or build graphs, and launches are matched by their number
+(`thence.readers.recording.counted`).
 
-The compiled probe is there where it was built; free-threaded Pythons go without it. The environment variable
-THENCE_PROBE=python does, too. Both note boundaries alike, but that in Python costs some 1 us a boundary, not 0.1.
+The probe in Python is used where the compiled one was not built, in free-threaded Pythons, and with the environment
+variable THENCE_PROBE=python. Both note the same boundaries, but a boundary costs some 1 us in Python instead of 0.1 us.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ _CALL = np.dtype(
 _MOST_CALLS = 1 << 20
 
 VARIABLE = "THENCE_PROBE"
-"""Environment variable: ``python`` goes without the compiled probe."""
+"""Environment variable: ``python`` selects the probe in Python."""
 _ENTER = 0
 """CUPTI_API_ENTER"""
 _CORRELATION = 64
 """Offset of correlationId in CUpti_CallbackData (cupti_callbacks.h of CUDA 11.7 to 13.5)."""
 _Callback = CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
-_Function = PYFUNCTYPE(c_int, c_void_p)  # holds the GIL: no other thread notes in between
+_Function = PYFUNCTYPE(c_int, c_void_p)  # keeps the GIL during the call: no other thread notes a boundary meanwhile
 
 
 class Followed(IntEnum):
-    """What is noted of the calls that CUPTI calls back for. Nothing until a probe is told otherwise."""
+    """What is noted of the calls for which CUPTI calls back. A probe begins with `NOTHING`."""
 
     NOTHING = 0
     STACKS = 1
-    """The stack of the thread, by the compiled probe: the calls themselves are recorded elsewhere."""
+    """Only the stack of the thread, by the compiled probe: CUPTI's activity records hold the calls themselves."""
     CALLS = 2
     """The calls and their stacks."""
 
@@ -63,8 +64,8 @@ class Probe(Protocol):
 
     Attributes:
         name: ``c`` or ``python``.
-        callback: address of the function that CUPTI calls back, a CUpti_CallbackFunc.
-        notes_launches: whether it is quick enough to be called back for every launch.
+        callback: address of the callback for CUPTI, a CUpti_CallbackFunc.
+        notes_launches: whether the callback is fast enough to be enabled for every launch.
     """
 
     name: str
@@ -82,13 +83,13 @@ class Probe(Protocol):
         ...
 
     def log(self, function: int) -> BoundaryLog:
-        """A log that reads the counter by calling a CUDA function: its address; it takes an int pointer."""
+        """A log that reads the counter by calling the CUDA function at an address, which takes an int pointer."""
 
     def follow(self, what: Followed) -> None:
-        """What is noted of calls from now on. The callbacks themselves stay as they are."""
+        """Set what is noted of calls from now on. Which callbacks are enabled does not change."""
 
     def take_calls(self) -> Calls:
-        """Calls that CUPTI called back for otherwise, since this was last asked, but none inside another.
+        """The other calls for which CUPTI called back since the last call of this, without calls inside of others.
 
         Returns:
             begin and end (Unix ns), domain, function (callback id), thread and number of each.
@@ -96,7 +97,7 @@ class Probe(Protocol):
 
 
 def choose_probe() -> Probe:
-    """The compiled probe, or that in Python."""
+    """The compiled probe if there is one and `VARIABLE` does not select the other, else the probe in Python."""
     native = None if os.environ.get(VARIABLE) == "python" else _compiled()
     return PythonProbe() if native is None else NativeProbe(native)
 
@@ -106,12 +107,12 @@ def _compiled() -> ModuleType | None:
         from thence.boundaries import _probe  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         return None
-    # One that was built for an older thence, as in a checkout that has moved on, lacks functions.
+    # A module that was built for an older thence, as after an update of a checkout, lacks functions.
     return _probe if hasattr(_probe, "follow") else None
 
 
 class NativeProbe:
-    """By the compiled probe."""
+    """`Probe` by the compiled module."""
 
     name = "c"
     notes_launches = True
@@ -145,7 +146,7 @@ class NativeProbe:
 
 
 class PythonProbe:
-    """In Python, through ctypes."""
+    """`Probe` in Python, through ctypes."""
 
     name = "python"
     notes_launches = False
@@ -174,7 +175,7 @@ class PythonProbe:
         self._followed = Followed.NOTHING
         self._local = local
         self._calls = calls
-        self._kept = _Callback(on_call)  # CUPTI may call it as long as it lives
+        self._kept = _Callback(on_call)  # CUPTI may call it as long as the process lives
         _KEPT.append(self._kept)
         self.callback = ctypes.cast(self._kept, c_void_p).value or 0
 
@@ -203,7 +204,7 @@ class PythonProbe:
 
 
 class _Local(threading.local):
-    """What one thread is at: whether it reads the counter, and what it read; when its call of another kind began."""
+    """The state of one thread: whether it reads the counter, the number that it read, when its other call began."""
 
     def __init__(self) -> None:
         self.reading = False
@@ -216,4 +217,4 @@ class _Local(threading.local):
 
 
 _KEPT: list[object] = []
-"""Callbacks: CUPTI may call one after its recording has ended, in another thread."""
+"""Keeps callbacks alive: CUPTI may call one after its recording has ended, on another thread."""

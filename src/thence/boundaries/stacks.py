@@ -1,9 +1,9 @@
-"""Whether the compiled probe can read this Python's stack, tried out.
+"""Tests whether the compiled probe can read the stack of this Python.
 
-A thread that launches is inside of C, where its Python frames stand still: the probe reads them in some 0.1 us, at
-the launch itself, instead of following every line of the program. No interface of Python's gives them without the
-GIL, so the offsets of a few fields stand here for the versions that are known, and each process tries them against
-`sys._getframe` before it relies on them. A word at a wrong address is refused by the system, not a fault.
+A thread that launches is inside of C code, where its Python frames do not change: the probe reads them in some 0.1 us,
+at the launch itself, instead of following every line of the program. No API of Python gives access to frames without
+the GIL, so this module holds the offsets of a few fields for the known versions, and each process compares what they
+yield with `sys._getframe` before it relies on them. A wrong offset makes this test fail, without a segmentation fault.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
 __all__ = ["LAYOUTS", "VARIABLE", "Layout", "why_unreadable"]
 
 VARIABLE = "THENCE_LINES"
-"""Environment variable: ``events`` follows every line by an event, as where stacks cannot be read."""
+"""Environment variable: ``events`` follows every line by an event, as if stacks could not be read."""
 
 _DEEP = 40
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes, as ``Include/internal/pycore_frame.h`` and ``Include/cpython/pystate.h`` have them.
+    """Offsets in bytes, from ``Include/internal/pycore_frame.h`` and ``Include/cpython/pystate.h``.
+
+    The first word of _PyInterpreterFrame is a pointer to its code.
 
     Attributes:
-        through: in PyThreadState, of the pointer to _PyCFrame; -1 where there is none.
-        top: of the pointer to the innermost frame, in that, or else in PyThreadState.
-        previous: of the pointer to the frame around one, in _PyInterpreterFrame, whose first word is its code.
-        instruction: of the pointer to the instruction that runs.
+        through: of the pointer to _PyCFrame in PyThreadState; -1 for versions without it.
+        top: of the pointer to the innermost frame, in _PyCFrame, or else in PyThreadState.
+        previous: of the pointer to the calling frame, in _PyInterpreterFrame.
+        instruction: of the pointer to the instruction that runs, in _PyInterpreterFrame.
         code: of the first instruction, in PyCodeObject.
-        locals: of the first local.
+        locals: of the first local, in _PyInterpreterFrame.
     """
 
     through: int
@@ -48,11 +50,11 @@ LAYOUTS = {
     (3, 12): Layout(through=56, top=0, previous=8, instruction=56, code=192, locals=72),
     (3, 13): Layout(through=-1, top=72, previous=8, instruction=56, code=200, locals=72),
 }
-"""By version of CPython, of builds with a GIL on machines of 64 bits."""
+"""By version of CPython, for builds with a GIL on 64-bit machines."""
 
 
 def why_unreadable(native: ModuleType | None) -> str | None:
-    """Why stacks cannot be read here; None if they can: the probe is told the offsets then.
+    """Why stacks cannot be read here; None if they can, and the probe has been given the offsets.
 
     Args:
         native: the compiled probe.
@@ -74,7 +76,7 @@ def why_unreadable(native: ModuleType | None) -> str | None:
 
 
 class _Instance:
-    """Stands for a module that is called."""
+    """Takes the role of a module that is called: its first local is ``self``."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the first argument."""
@@ -82,7 +84,7 @@ class _Instance:
 
 
 def _calls() -> list[Callable[[Callable[[], Any]], Any]]:
-    """Ways to call a function: from frames of every kind that there is."""
+    """Ways to call a function: from every kind of frame that there is."""
 
     def deep(function: Callable[[], Any], left: int = _DEEP) -> Any:
         return deep(function, left - 1) if left else function()
@@ -133,7 +135,7 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], Any]], Any]) -> boo
         frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no other way to a frame
         if found is None or frame is None:
             return False
-        # It compared before this line; all frames around it stand still.
+        # The position in this frame has moved on since try_frames; the frames around it have not.
         expected = []
         frame = frame.f_back
         while frame is not None:
@@ -150,7 +152,7 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], Any]], Any]) -> boo
 
 
 def _first(frame: FrameType, code: CodeType) -> int | None:
-    """Address of what the first argument is, where that is plain."""
+    """Address of the first argument, for `_Instance.call` only; None for other frames."""
     if code is not _Instance.call.__code__:
         return None
     return id(frame.f_locals["self"])

@@ -1,1 +1,1 @@
-"""libcupti and the CUDA driver through ctypes: bindings that know nothing of recordings."""
+"""Bindings of libcupti and the CUDA driver through ctypes, which do not depend on recordings."""

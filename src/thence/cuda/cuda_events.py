@@ -1,6 +1,6 @@
-"""CUDA events on streams that somebody else made, through ctypes on the driver.
+"""CUDA events on streams that other code has made, by ctypes calls of the driver.
 
-Functions and codes are those of ``cuda.h``; all of them are there since CUDA 9.2.
+Functions and codes are those of ``cuda.h``; all of them exist since CUDA 9.2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def load_driver() -> Any:
     """The CUDA driver of this machine.
 
     Raises:
-        MissingRequirement: there is none.
+        MissingRequirement: it cannot be loaded.
     """
     try:
         return ctypes.CDLL(_DRIVER)
@@ -33,21 +33,21 @@ def load_driver() -> Any:
 
 
 def served_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver serves, major and minor; None without a driver."""
+    """The newest CUDA version that the driver supports, major and minor; None without a driver."""
     version = c_int()
     try:
         if load_driver().cuDriverGetVersion(byref(version)):
             return None
-    except (MissingRequirement, AttributeError):  # no driver; a library of that name that is none
+    except (MissingRequirement, AttributeError):  # no driver, or a library of that name that is no driver
         return None
     return version.value // 1000, version.value % 1000 // 10
 
 
 class Event:
-    """A moment on a stream: when the GPU has done what the stream held before.
+    """A CUDA event: the moment at which the GPU has finished the earlier work of a stream.
 
-    Made for the context of the first stream that it is recorded on, and kept: to record again costs
-    less than a microsecond.
+    The event is created in the context of the first stream on which it is recorded, and kept: recording it again
+    costs less than a microsecond.
     """
 
     def __init__(self, driver: Any) -> None:
@@ -56,7 +56,7 @@ class Event:
         self.handle: int | None = None
 
     def record(self, stream: int) -> None:
-        """Put the event on a stream (a CUstream; 0: the default one).
+        """Record the event on a stream (a CUstream; 0: the default stream).
 
         Raises:
             MissingRequirement: the driver refuses.
@@ -70,7 +70,7 @@ class Event:
         call(self._driver, "cuEventRecord", c_void_p(self.handle), c_void_p(stream))
 
     def destroy(self) -> None:
-        """Give the event back."""
+        """Destroy the CUDA event."""
         if self.handle is not None:
             self._driver.cuEventDestroy_v2(c_void_p(self.handle))
         self.handle = None
@@ -86,10 +86,10 @@ class Event:
 
 
 def elapsed_ms(driver: Any, start: Event, end: Event) -> float:
-    """Milliseconds of GPU time between two events, waiting for the later one; half a microsecond fine.
+    """Milliseconds of GPU time between two events, with a resolution of 0.5 us; waits for the later event.
 
     Raises:
-        UsageError: one of them was never recorded, or they are of different devices.
+        UsageError: one of them was never recorded.
         MissingRequirement: the driver refuses.
     """
     if start.handle is None or end.handle is None:

@@ -1,9 +1,9 @@
-"""libcupti through ctypes: only what recording and labelling need.
+"""Bindings of libcupti through ctypes: only what recording and labelling need.
 
-Every call that fails raises `CuptiError` with the call, the code and what it means. Signatures and
+Every call that fails raises `CuptiError` with the call, the code and its meaning. Signatures and
 codes are those of ``cupti_activity.h``, ``cupti_callbacks.h`` and ``cupti_result.h`` of CUDA 11.7 to
-13.5. Two copies of libcupti in one process know nothing of each other, so the copy that the process
-already uses comes first (`thence.cuda.libraries`).
+13.5. Two copies of libcupti in one process share no state, so the copy that the process already uses
+is preferred (`thence.cuda.libraries`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ DRIVER_API = 1
 RUNTIME_API = 2
 """CUPTI_CB_DOMAIN_RUNTIME_API"""
 MOST_CALLBACK_IDS = 4096
-"""More than any domain has."""
+"""More callback ids than any domain has."""
 
 TAKEN = 39
-"""CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another profiler has it."""
+"""CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another profiler uses CUPTI."""
 
 BufferRequested = ctypes.CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_t))
 """CUpti_BuffersCallbackRequestFunc(buffer, size, most records)"""
@@ -88,7 +88,7 @@ _MEANINGS = {
     45: "profiling is not supported under WSL here: update the Windows driver, or allow profiling in it",
     999: "an unknown internal error",
 }
-"""What CUptiResult codes mean to a user."""
+"""Meanings of CUptiResult codes, for users."""
 
 
 class CuptiError(MissingRequirement):
@@ -138,14 +138,14 @@ class Cupti:
         return hasattr(self._library, function)
 
     def subscribe(self, callback: int | None = None) -> int:
-        """Become the process's one user of CUPTI; the handle is for `unsubscribe`.
+        """Become the one subscriber of CUPTI in this process; returns the handle for `unsubscribe`.
 
         Args:
-            callback: address of a CUpti_CallbackFunc that lives as long as the process; None: nothing is
-                called back for.
+            callback: address of a CUpti_CallbackFunc that lives as long as the process; None: no callbacks
+                are needed.
 
         Raises:
-            CuptiError: code 39 when another profiler holds it, 15 without a usable driver.
+            CuptiError: code 39 if another profiler is the subscriber, 15 without a usable driver.
         """
         if callback is None:
             nothing = _Callback(lambda *_: None)
@@ -156,14 +156,14 @@ class Cupti:
         return handle.value or 0
 
     def enable_callback(self, handle: int, domain: int, callback_id: int, *, on: bool) -> None:
-        """Have the subscriber's callback called for one API function, or no longer."""
+        """Switch calls of the subscriber's callback for one API function on or off."""
         self._call(
             "cuptiEnableCallback",
             c_uint32(on), c_void_p(handle), ctypes.c_int(domain), c_uint32(callback_id),
         )  # fmt: skip
 
     def callback_id(self, domain: int, function: str) -> int | None:
-        """Callback id of an API function, named as in CUDA's headers; None where there is none."""
+        """Callback id of an API function, named as in CUDA's headers; None if this libcupti has none."""
         for callback_id, name in self.callbacks(domain):
             if name == function or name.startswith(f"{function}_v"):
                 return callback_id
@@ -178,11 +178,11 @@ class Cupti:
             yield callback_id, name
 
     def latency_timestamps(self, *, on: bool) -> None:
-        """Have kernel records hold when the host queued them; before their kind is enabled."""
+        """Have kernel records hold the time at which the host queued them; call it before their kind is enabled."""
         self._call("cuptiActivityEnableLatencyTimestamps", c_uint8(on))
 
     def unsubscribe(self, handle: int) -> None:
-        """Give CUPTI back."""
+        """Stop being the subscriber of CUPTI."""
         self._call("cuptiUnsubscribe", c_void_p(handle))
 
     def register(
@@ -190,32 +190,32 @@ class Cupti:
         requested: Callable[[Any, Any, Any], None],
         completed: Callable[[int | None, int, int | None, int, int], None],
     ) -> None:
-        """Set who provides and who takes buffers: called by CUPTI, from any thread."""
+        """Set the callbacks that provide buffers and take filled buffers; CUPTI calls them from any thread."""
         callbacks = BufferRequested(requested), BufferCompleted(completed)
         self._kept.extend(callbacks)
         self._call("cuptiActivityRegisterCallbacks", *callbacks)
 
     def system_thread_ids(self) -> None:
-        """Have records carry the thread ids of gettid; before any kind is enabled."""
+        """Have records hold the thread ids of gettid; call it before any kind is enabled."""
         self._call("cuptiSetThreadIdType", ctypes.c_int(_SYSTEM_THREAD_IDS))
 
     def buffers_are_zeroed(self) -> None:
-        """Promise to hand out buffers of zeros: else CUPTI zeroes them, in the program's own threads."""
+        """Tell CUPTI that buffers are zeroed already: otherwise it zeroes them, in the program's own threads."""
         value, size = c_uint8(1), c_size_t(1)
         self._call(
             "cuptiActivitySetAttribute", ctypes.c_int(_ZEROED_BUFFERS), byref(size), byref(value)
         )
 
     def enable(self, kind: int) -> None:
-        """Record a CUpti_ActivityKind; possible before there is a CUDA context."""
+        """Record a CUpti_ActivityKind; works before there is a CUDA context."""
         self._call("cuptiActivityEnable", ctypes.c_int(kind))
 
     def disable(self, kind: int) -> None:
-        """Record a CUpti_ActivityKind no longer."""
+        """Stop recording a CUpti_ActivityKind."""
         self._call("cuptiActivityDisable", ctypes.c_int(kind))
 
     def api(self, domain: int, callback_id: int, *, on: bool) -> None:
-        """Record calls of one API function, or not, while the kind of its API is enabled."""
+        """Switch records of calls of one API function on or off, while the activity kind of its API is enabled."""
         name = (
             "cuptiActivityEnableRuntimeApi"
             if domain == RUNTIME_API
@@ -232,11 +232,11 @@ class Cupti:
         return name.value.decode(errors="replace") if not code and name.value else None
 
     def flush(self, *, unfinished: bool) -> None:
-        """Have buffers delivered; `unfinished`: also those that still have room."""
+        """Have CUPTI deliver filled buffers; `unfinished`: also buffers that still have room."""
         self._call("cuptiActivityFlushAll", c_uint32(_FORCED if unfinished else 0))
 
     def dropped(self, context: int | None, stream: int) -> int:
-        """Records lost since the last question, because there was no buffer."""
+        """The number of records lost since the last call because there was no buffer."""
         return self._number(
             "cuptiActivityGetNumDroppedRecords", c_size_t, c_void_p(context), c_uint32(stream)
         )
@@ -253,11 +253,11 @@ class Cupti:
         return pointer.value
 
     def finalize(self) -> None:
-        """Take CUPTI out of the process, so that another profiler can begin."""
+        """Detach CUPTI from the process, so that another profiler can use it."""
         self._call("cuptiFinalize")
 
     def _number(self, name: str, kind: type[ctypes._SimpleCData[int]], *arguments: Any) -> int:
-        """A call whose result is written where its last argument points, or its only one."""
+        """Call a function that writes its result through its last argument, and return that result."""
         result = kind()
         self._call(name, *arguments, byref(result))
         return int(result.value)
@@ -289,10 +289,10 @@ class Cupti:
 
 
 def load() -> Cupti:
-    """The libcupti of this process, loaded.
+    """The libcupti of this process, which is loaded if necessary.
 
     Raises:
-        MissingRequirement: there is none, or it cannot be loaded.
+        MissingRequirement: there is no libcupti, or it cannot be loaded.
     """
     return _open(find_libcupti())
 
@@ -305,6 +305,6 @@ def _open(path: str) -> Cupti:
         raise MissingRequirement(f"libcupti cannot be loaded: {error}") from error
     if not hasattr(library, "cuptiGetVersion"):
         raise MissingRequirement(f"{path} is no libcupti: it has no cuptiGetVersion")
-    if "/" not in path:  # found by the dynamic linker: it knows where
+    if "/" not in path:  # a bare name, found by the dynamic linker: take its path from the mapped files
         path = next(iter(mapped_copies()), path)
     return Cupti(library, path)

@@ -1,7 +1,7 @@
-"""libcuda through ctypes: what labelling a CUDA graph needs to know while it is captured.
+"""Queries of libcuda through ctypes: what labelling a CUDA graph needs to know during its capture.
 
-Signatures, codes and layouts are those of ``cuda.h``. Where CUDA 12.3 and 13 have a newer version of
-a function, both stay exported by the driver; the newer one is used if it is there.
+Signatures, codes and layouts are those of ``cuda.h``. For some functions CUDA 12.3 and 13 have a newer
+version, and the driver exports both; the newer version is used if the driver has it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _TYPES = (
     "batch_mem_op",
     "conditional",
 )
-"""CUgraphNodeType, in its order."""
+"""Names of the values of CUgraphNodeType, from 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelNode:
-    """What a kernel node will launch.
+    """The kernel that a kernel node launches.
 
     Attributes:
-        name: of the function, mangled; None where the driver cannot tell (before CUDA 12.3).
+        name: mangled name of the function; None if the driver does not report it (before CUDA 12.3).
         grid: blocks in x, y, z.
         block: threads in x, y, z.
         shared_memory: dynamic shared memory per block, bytes.
@@ -57,25 +57,25 @@ class KernelNode:
 
 
 class GraphDriver(Protocol):
-    """What is asked about graphs in capture; handles are integers."""
+    """Queries about graphs during capture; handles are integers."""
 
     def captured_graph(self, stream: int) -> int | None:
-        """The CUgraph that a stream's work goes to; None while it is not being captured."""
+        """The CUgraph into which a stream is captured; None while the stream is not being captured."""
 
     def node_count(self, graph: int) -> int:
         """Number of nodes of a graph."""
 
     def nodes(self, graph: int) -> list[int]:
-        """Its nodes."""
+        """The nodes of a graph."""
 
     def edges(self, graph: int) -> list[tuple[int, int]]:
-        """Its edges: a node and one that waits for it."""
+        """The edges of a graph: a node, and a node that depends on it."""
 
     def node_type(self, node: int) -> str:
         """Kind of node: kernel, memcpy, memset, host, graph, ..."""
 
     def kernel(self, node: int) -> KernelNode:
-        """What a kernel node launches."""
+        """The kernel that a kernel node launches."""
 
     def child_graph(self, node: int) -> int:
         """The graph inside a node of type graph."""
@@ -107,19 +107,19 @@ class Driver:
         else:
             self._info = getattr(library, "cuStreamGetCaptureInfo_v2", None)  # CUDA 11.3
             self._beyond_graph = 2
-        # Asked for each mark or node of a capture: bound once.
+        # Called for each mark or node of a capture, so looked up once.
         self._count = getattr(library, "cuGraphGetNodes", None)
         self._type = getattr(library, "cuGraphNodeGetType", None)
         self._kernel = getattr(library, "cuGraphKernelNodeGetParams_v2", None)  # CUDA 12.0
 
     def captured_graph(self, stream: int) -> int | None:
-        """The CUgraph that a stream's work goes to; None while it is not being captured."""
+        """The CUgraph into which a stream is captured; None while the stream is not being captured."""
         if self._info is None:
             raise MissingRequirement("the NVIDIA driver is older than CUDA 11.3: update it")
         status, number, graph = c_int(), c_uint64(), c_void_p()
         rest = (None,) * self._beyond_graph
         if self._info(c_void_p(stream), byref(status), byref(number), byref(graph), *rest):
-            return None  # the stream has no capture that could still succeed
+            return None  # no capture, or one that is already invalid
         return graph.value if status.value == _ACTIVE else None
 
     def node_count(self, graph: int) -> int:
@@ -130,7 +130,7 @@ class Driver:
         return count.value
 
     def nodes(self, graph: int) -> list[int]:
-        """Its nodes."""
+        """The nodes of a graph."""
         count = c_size_t(self.node_count(graph))
         handles = (c_void_p * count.value)()
         if count.value:
@@ -138,7 +138,7 @@ class Driver:
         return [handle or 0 for handle in handles]
 
     def edges(self, graph: int) -> list[tuple[int, int]]:
-        """Its edges: a node and one that waits for it."""
+        """The edges of a graph: a node, and a node that depends on it."""
         newer = hasattr(self._library, "cuGraphGetEdges_v2")
         name = "cuGraphGetEdges_v2" if newer else "cuGraphGetEdges"
         count = c_size_t()
@@ -146,7 +146,7 @@ class Driver:
         call(self._library, name, c_void_p(graph), *nothing, byref(count))
         if not count.value:
             return []
-        # The older function refuses programmatic edges; their data, 8 bytes each, is not kept.
+        # The older function fails for graphs with programmatic edges. The edge data, 8 bytes each, is not kept.
         arrays: list[Any] = [(c_void_p * count.value)(), (c_void_p * count.value)()]
         data = [(c_uint64 * count.value)()] if newer else []
         call(self._library, name, c_void_p(graph), *arrays, *data, byref(count))
@@ -160,7 +160,7 @@ class Driver:
         return _TYPES[kind.value] if 0 <= kind.value < len(_TYPES) else f"type {kind.value}"
 
     def kernel(self, node: int) -> KernelNode:
-        """What a kernel node launches."""
+        """The kernel that a kernel node launches."""
         found = _KernelParameters()
         if self._kernel is None or self._kernel(c_void_p(node), byref(found)):
             call(self._library, "cuGraphKernelNodeGetParams_v2", c_void_p(node), byref(found))
@@ -193,6 +193,6 @@ def load() -> Driver:
     """The CUDA driver of this process.
 
     Raises:
-        MissingRequirement: there is none.
+        MissingRequirement: it cannot be loaded.
     """
     return Driver(load_driver())

@@ -1,4 +1,4 @@
-"""Who holds CUPTI, when it is taken, and what to do about it."""
+"""Which other profiler uses CUPTI if a recording cannot, and what the user can do about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thence.cuda.libraries import mapped_files
 __all__ = ["holder", "taken"]
 
 _LIBRARIES = (
-    # part of the file name, who brings it, what to do
+    # part of the file name, the tool that loads the library, the advice
     ("libToolsInjection", "Nsight Systems (nsys)", "run the program without nsys"),
     ("libInterceptorInjection", "Nsight Compute (ncu)", "run the program without ncu"),
     ("libcuda-injection", "Nsight Compute (ncu)", "run the program without ncu"),
@@ -21,7 +21,7 @@ _LIBRARIES = (
 
 
 def holder() -> tuple[str, str] | None:
-    """The likely user of CUPTI in this process and the way out; None if nothing points to one."""
+    """The tool that probably uses CUPTI in this process, and advice to the user; None if no tool is found."""
     for profiler, runs in (("torch.profiler", _torch_profiles), ("jax.profiler", _jax_profiles)):
         if runs():
             return profiler, f"end that profile first, or leave {profiler} out of this run"
@@ -42,7 +42,7 @@ def _by_environment() -> tuple[str, str] | None:
 
 
 def _earlier() -> tuple[str, str] | None:
-    """Frameworks keep CUPTI when their profile has ended."""
+    """The framework that may still hold CUPTI: frameworks keep it after their profile has ended."""
     if "torch" in sys.modules:
         return (
             "torch.profiler, probably, which keeps it after its first profile,",
@@ -54,7 +54,7 @@ def _earlier() -> tuple[str, str] | None:
 
 
 def taken() -> str:
-    """The sentence for CUPTI's error 39."""
+    """The message for CUPTI's error 39, with the tool that probably uses CUPTI."""
     found = holder()
     if found is None:
         return (

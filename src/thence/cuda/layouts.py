@@ -1,10 +1,10 @@
-"""CUPTI's activity records: kinds, sizes and where their fields lie.
+"""CUPTI's activity records: kinds, sizes and the offsets of their fields.
 
-Source: ``cupti_activity.h`` of CUDA 11.7 to 13.5, as the C compiler lays them out
+Source: ``cupti_activity.h`` of CUDA 11.7 to 13.5, as the C compiler lays the records out
 (``tests/data/cupti/layouts.json`` holds that table, and the tests compare). In all of these versions
-no field that is read here has ever moved: newer records only grew at their end. So one table of
-offsets serves all, and only the size of a record depends on the version; libcupti itself is asked for
-it (`thence.recorder.walking`).
+no field that is read here has moved: newer records only grew at their end. So one table of offsets
+holds for all versions, and only the size of a record depends on the version; libcupti itself is queried
+for it (`thence.recorder.walking`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMCPY = 1
 MEMSET = 2
 DRIVER = 4
 RUNTIME = 5
-KERNEL = 10  # CONCURRENT_KERNEL: what kernels are without serialising them
+KERNEL = 10  # CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, which does not serialise kernels
 MARKER = 12
 OVERHEAD = 17
 MEMCPY2 = 22
@@ -40,20 +40,20 @@ MEMCPY2 = 22
 OLDEST = 17
 """CUPTI_API_VERSION of CUDA 11.7"""
 NEWEST_MAJOR = 13
-"""From CUDA 13.0 on, the version is 10000 times the major one and more."""
+"""From CUDA 13.0 on, CUPTI_API_VERSION divided by 10000 is the major version."""
 
 Offsets = dict[str, tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How records of one kind look.
+    """The layout of records of one kind.
 
     Attributes:
-        table: name of the table that they go to.
-        smallest: bytes of the shortest record that holds all fields.
-        fields: column name to offset in bytes and NumPy type.
-        names: columns that are addresses of C strings.
+        table: name of the table for these records.
+        smallest: size in bytes of the shortest record that holds all fields.
+        fields: offset in bytes and NumPy type by column name.
+        names: columns that hold addresses of C strings.
     """
 
     table: str
@@ -160,17 +160,20 @@ LAYOUTS = {
         },
     ),
 }
-"""What is read of each kind of record."""
+"""The fields that are read, by kind of record."""
 
 CALLS = {RUNTIME: 2, DRIVER: 1}
 """Callback domain of each kind that records API calls."""
 
 
 def require_known(version: int) -> None:
-    """Refuse a libcupti whose records are not known to be laid out as here.
+    """Refuse a libcupti whose record layouts are not known.
+
+    Args:
+        version: CUPTI_API_VERSION.
 
     Raises:
-        MissingRequirement: it is older than CUDA 11.7 or of a major version after 13.
+        MissingRequirement: the libcupti is older than CUDA 11.7 or of a major version after 13.
     """
     major = version // 10000 if version >= 10000 else None
     if version < OLDEST or (major is not None and major > NEWEST_MAJOR):

@@ -1,4 +1,4 @@
-"""Where libcupti is."""
+"""Finds libcupti, and the libraries that this process has loaded."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NAMES = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
 
 
 def find_libcupti() -> str:
-    """Path of the libcupti to use, or its name where only the dynamic linker knows the path.
+    """Path of the libcupti to use, or its name if only the dynamic linker knows the path.
 
     In this order: the file that the environment variable THENCE_LIBCUPTI names, the copy that this
-    process has loaded, the copy of the NVIDIA wheels that PyTorch and JAX load, the CUDA toolkit's,
-    and whatever the dynamic linker finds.
+    process has loaded, the copy in the NVIDIA wheels that PyTorch and JAX load, the CUDA toolkit's
+    copy, and the copy that the dynamic linker finds.
 
     Raises:
-        MissingRequirement: there is none.
+        MissingRequirement: there is no libcupti.
     """
     named = os.environ.get("THENCE_LIBCUPTI")
     if named:
@@ -54,9 +54,9 @@ def find_libcupti() -> str:
 
 
 def find_libcudart() -> str | None:
-    """Path of the CUDA runtime that this process has loaded; None where it has none of its own file.
+    """Path of the CUDA runtime that this process has loaded as a library file; None if there is none.
 
-    The environment variable THENCE_LIBCUDART names another.
+    The environment variable THENCE_LIBCUDART overrides it.
     """
     named = os.environ.get("THENCE_LIBCUDART")
     loaded = (path for path in mapped_files() if Path(path).name.startswith("libcudart"))
@@ -64,7 +64,7 @@ def find_libcudart() -> str | None:
 
 
 def mapped_files() -> set[str]:
-    """Every file that is mapped into this process."""
+    """Paths of all files that are mapped into this process."""
     try:
         maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
     except OSError:
@@ -73,7 +73,7 @@ def mapped_files() -> set[str]:
 
 
 def mapped_copies() -> list[str]:
-    """The copies of libcupti that this process has loaded."""
+    """Paths of the copies of libcupti that this process has loaded."""
     return sorted(path for path in mapped_files() if Path(path).name.startswith("libcupti"))
 
 
@@ -98,7 +98,7 @@ def _in_toolkits() -> list[Path]:
 
 
 def _fitting(paths: list[Path]) -> list[str]:
-    """The copies that the driver can serve, newest CUDA first; all when that cannot be told."""
+    """The copies that the driver supports, newest CUDA first; all copies if none is known to be supported."""
     served = served_cuda()
     fitting = [path for path in paths if served is None or _major(path) <= served[0]]
     newest_first = sorted(fitting or paths, key=lambda path: -_major(path))
@@ -106,7 +106,7 @@ def _fitting(paths: list[Path]) -> list[str]:
 
 
 def _major(path: Path) -> int:
-    """CUDA's major version of ``libcupti.so.13`` or ``libcupti.so.2025.3.1`` (0: not said)."""
+    """CUDA's major version from a name such as ``libcupti.so.13``; 0 for names such as ``libcupti.so.2025.3.1``."""
     match = re.search(r"\.so\.(\d+)", path.name)
     number = int(match[1]) if match else 0
-    return number if number < 1000 else 0  # a year: toolkits name the file so, with links beside
+    return number if number < 1000 else 0  # a year: toolkits name the file by it, and add symbolic links

@@ -1,7 +1,8 @@
-"""Making NVTX, which XLA, PyTorch and others name their work with, tell the recorder's libcupti of it.
+"""Connects NVTX, by whose ranges XLA, PyTorch and others name their work, to the libcupti of the recorder.
 
-NVTX reads the variable once, at the first range of each library in a process, and loads the file that it
-names. It has to be the very libcupti that records: another copy gets the ranges, and nobody reads them.
+NVTX reads an environment variable once, at the first range of each library in a process, and loads the file that the
+variable names. This has to be the same libcupti that records: another copy would get the ranges, and nothing would
+read them there.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ VARIABLE = "NVTX_INJECTION64_PATH"
 
 
 def collect_nvtx() -> bool:
-    """Have NVTX tell libcupti, wherever it has not been used yet; whether that was set here.
+    """Have NVTX report its ranges to libcupti, in libraries that have not used it yet; returns whether this was set.
 
-    Another tool that collects NVTX already goes on doing so.
+    If the variable is set already, for another tool that collects NVTX, it stays as it is.
     """
     if os.environ.get(VARIABLE):
         return False
     try:
         path = find_libcupti()
     except ThenceError:
-        return False  # said when recording begins
+        return False  # reported when the recording begins
     if Path(path).is_absolute():
         os.environ[VARIABLE] = path
         return True
@@ -36,5 +37,5 @@ def collect_nvtx() -> bool:
 
 
 def leave_nvtx() -> None:
-    """Libraries that use NVTX for the first time from now on tell nobody."""
+    """Unset the variable: libraries that use NVTX for the first time from now on report to no tool."""
     os.environ.pop(VARIABLE, None)

@@ -1,4 +1,4 @@
-"""Waiting for the device before a recording ends, without making contexts and without hanging."""
+"""Waits for the devices before a recording ends, without creating contexts and without hanging."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MAJOR, _MINOR = 75, 76
 
 
 def synchronize(patience_seconds: float) -> bool:
-    """Wait until every device that this process uses is idle; False if that took too long.
+    """Wait until every device that this process uses is idle; returns False if that takes too long.
 
-    Only the primary contexts that exist are asked: those are what PyTorch, JAX and the CUDA runtime use.
-    A thread of its own waits, because a device that hangs would otherwise hang the program's end.
+    Only primary contexts that exist are synchronised: PyTorch, JAX and the CUDA runtime use these.
+    A separate thread waits, because a device that hangs would otherwise keep the program from ending.
     """
     try:
         driver = load_driver()
@@ -30,7 +30,7 @@ def synchronize(patience_seconds: float) -> bool:
     thread = threading.Thread(target=_wait, args=(driver,), daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # the interpreter is too far gone for threads
+    except RuntimeError:  # the interpreter is shutting down and starts no threads
         return True
     thread.join(patience_seconds)
     return not thread.is_alive()
@@ -48,13 +48,13 @@ def _wait(driver: Any) -> None:
 
 
 def driver_version() -> str | None:
-    """The newest CUDA that the driver serves, such as ``13.0``; None without a driver."""
+    """The newest CUDA version that the driver supports, such as ``13.0``; None without a driver."""
     served = served_cuda()
     return None if served is None else f"{served[0]}.{served[1]}"
 
 
 def devices() -> list[dict[str, Any]]:
-    """Every device that this process uses: index, name, memory, multiprocessors, capability."""
+    """Every device that this process uses: index, name, memory in bytes, multiprocessors, compute capability."""
     try:
         driver = load_driver()
     except MissingRequirement:
@@ -63,7 +63,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def _active(driver: Any) -> list[int]:
-    """Devices whose primary context exists; none before the program initialised CUDA."""
+    """Devices whose primary context exists; none before the program has initialised CUDA."""
     count = c_int()
     if driver.cuDeviceGetCount(byref(count)):
         return []
