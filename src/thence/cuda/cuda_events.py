@@ -59,7 +59,7 @@ class Event:
         """Record the event on a stream (a CUstream; 0: the default stream).
 
         Raises:
-            MissingRequirement: the driver refuses.
+            MissingRequirement: a call of the driver fails.
         """
         context = c_void_p()
         call(self._driver, "cuStreamGetCtx", c_void_p(stream), byref(context))
@@ -90,7 +90,7 @@ def elapsed_ms(driver: Any, start: Event, end: Event) -> float:
 
     Raises:
         UsageError: one of them was never recorded.
-        MissingRequirement: the driver refuses.
+        MissingRequirement: a call of the driver fails, as for events of different devices.
     """
     if start.handle is None or end.handle is None:
         raise UsageError("an event was never recorded: the program did not come by")

@@ -1,1 +1,1 @@
-"""What is attached to PyTorch and JAX in a program that is recorded."""
+"""Hooks into PyTorch and JAX in a program that is recorded."""

@@ -1,1 +1,1 @@
-"""``thence record -- COMMAND``: starts a program so that every process of it records itself."""
+"""``thence record -- COMMAND``: starts a program so that each of its processes records itself."""

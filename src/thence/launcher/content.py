@@ -1,4 +1,4 @@
-"""What a recording holds, told without reading it all."""
+"""Counts what a recording contains, without reading all of it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Content:
     """What the processes of one directory recorded.
 
     Attributes:
-        processes: that recorded something.
-        cut: of these, those that did not finish their recording.
-        unwritten: further processes, that began to record and ended before anything was written.
-        rows: kernels, copies and sets.
-        kernels: of these, kernels.
-        dropped: records that were lost, for want of memory or of disk space.
-        bytes: on disk.
+        processes: number of processes that recorded something.
+        cut: number of these that did not finish their recording.
+        unwritten: number of further processes that began to record and ended before anything was written.
+        rows: number of kernels, copies and sets.
+        kernels: number of kernels.
+        dropped: number of records that were lost for lack of memory or disk space.
+        bytes: size on disk.
     """
 
     processes: int
@@ -40,7 +40,7 @@ class Content:
 
 
 def content(directory: Path) -> Content:
-    """Count what there is; files that cannot be read count as nothing."""
+    """Count the content of a directory; files that cannot be read count as empty."""
     folders = [path.parent for path in sorted(directory.glob(f"*/{DESCRIPTION}"))]
     told = [_description(folder) for folder in folders]
     counts = [_counts(folder, one) for folder, one in zip(folders, told, strict=True)]

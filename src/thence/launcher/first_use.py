@@ -1,9 +1,9 @@
-"""In a process that ``thence record`` started: begin to record when something is about to use a GPU.
+"""In a process that ``thence record`` started: begins to record when something is about to use a GPU.
 
 Importing a framework does not mean using a GPU: PyTorch is recorded from the moment at which it
-initialises CUDA, JAX from the moment at which it looks for its CUDA plugin, others from their import. So
-processes that only manage others load neither libcupti nor anything else, and may fork. What PyTorch
-imports while it is imported itself, such as cuda.bindings, is PyTorch's and not yet a use.
+initialises CUDA, JAX from the moment at which it looks for its CUDA plugin, other libraries from their
+import. So processes that only manage others load neither libcupti nor anything else, and can fork. A
+library that PyTorch imports during its own import, such as cuda.bindings, does not start a recording.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _USERS_OF_NVTX = frozenset({"torch", "jaxlib", "cupy", "numba", "nvtx", "tensorf
 def _collect_nvtx() -> None:
     from thence.cuda.nvtx import collect_nvtx
 
-    collect_nvtx()  # NVTX looks for it at its first use, which may come before CUDA's
+    collect_nvtx()  # NVTX reads its variable at its first use, which may come before CUDA's
 
 
 def _torch_is_there(torch_cuda: Any, begin: Callable[[], None]) -> None:
-    # torch calls it when it initialises CUDA, also in a child that was forked before.
+    # torch calls `begin` when it initialises CUDA, also in a child that was forked before that.
     when_initialised = getattr(torch_cuda, "_lazy_call", None)
     if when_initialised is None:
         begin()
@@ -64,7 +64,7 @@ def _torch_is_there(torch_cuda: Any, begin: Callable[[], None]) -> None:
 
 
 def install() -> None:
-    """Watch imports, and record as the environment says."""
+    """Watch imports, and record with the directory and options of the environment variable."""
     settings = json.loads(os.environ[SETTINGS])
     begun: set[int] = set()
 
@@ -91,9 +91,9 @@ def install() -> None:
 
 
 def _for_jax(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with which a recording begins for JAX: launches are recorded, unless the user said otherwise.
+    """The options with which a recording begins for JAX: launches are recorded, unless the user set the option.
 
-    They are not tried to be counted first. In a program with PyTorch they are, since that needs the counts.
+    In a program that also uses PyTorch the options stay as they are, because PyTorch's hooks need launches counted.
     """
     if options.get("launches") is None and "torch" not in sys.modules:
         return {**options, "launches": True}
@@ -101,7 +101,7 @@ def _for_jax(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record_launches() -> None:
-    """A recording that began with another framework records launches for JAX from here on."""
+    """Have a recording that began with another framework record launches from here on, for JAX."""
     from thence.recorder.session import running
 
     recorder = running()
@@ -110,7 +110,7 @@ def _record_launches() -> None:
 
 
 def _begin(directory: str, options: dict[str, Any]) -> None:
-    """Start a recording that lasts to the end of the process; never an exception."""
+    """Start a recording that lasts to the end of the process; never raises."""
     try:
         from thence.recorder.options import RecordOptions
         from thence.recording.record import record

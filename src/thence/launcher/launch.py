@@ -1,4 +1,4 @@
-"""``thence record -- COMMAND``: run a command with every Python process below it recorded."""
+"""``thence record -- COMMAND``: runs a command so that it and every Python process that it starts are recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outcome:
     """How a command ended.
 
     Attributes:
-        code: its exit code, as a shell gives it: 128 and the signal's number if one ended it.
+        code: its exit code as in a shell: 128 plus the number of the signal if a signal ended it.
         seconds: how long it ran.
     """
 
@@ -43,13 +43,14 @@ class Outcome:
 
 
 def claimed_directory(wanted: str | None) -> Path:
-    """The directory to record to, made, and no other recording's.
+    """Creates the directory for a recording, and returns its absolute path.
 
     Args:
-        wanted: as the user named it; None takes ``thence-recording``, or the next free number.
+        wanted: the path that the user named, which may be an empty directory; None takes ``thence-recording``,
+            or the first free name with a number.
 
     Raises:
-        UsageError: it cannot be made or written to, or holds something already.
+        UsageError: the directory cannot be created or written to, or is not empty.
     """
     names = (Path(wanted),) if wanted else map(Path, _default_names())
     for path in names:
@@ -78,7 +79,7 @@ def _default_names() -> Iterator[str]:
 def run(command: Sequence[str], directory: Path, options: RecordOptions) -> Outcome:
     """Run a command to its end, recorded.
 
-    Signals that this process gets go to the command too; Ctrl-C reaches it from the terminal anyway.
+    The signals of `_PASSED_ON` are passed on to the command; the terminal sends Ctrl-C to it by itself.
     """
     began = time.monotonic()
     try:
@@ -96,10 +97,9 @@ def run(command: Sequence[str], directory: Path, options: RecordOptions) -> Outc
 def _environment(
     given: Mapping[str, str], directory: Path, options: RecordOptions
 ) -> dict[str, str]:
-    """What makes every Python process of the command import our sitecustomize.
+    """The environment that makes every Python process of the command import thence's sitecustomize.
 
-    PYTHONPATH also gets the folder that this very package is in, after everything that was there: so a
-    copy that is not installed records too.
+    If this package is not installed, its folder is appended to PYTHONPATH, so that it can be imported there.
     """
     startup = Path(__file__).with_name("startup")
     package = Path(__file__).parents[2]

@@ -1,13 +1,13 @@
-"""The HLO of the XLA programs that a recorded process runs, kept beside its recording.
+"""Collects the HLO of the XLA programs that a recorded process runs, and writes it next to its recording.
 
-JAX tells of every compilation (`jax.monitoring`), and its client lists the executables that are alive, with
-their optimized modules: schedule and source lines included. So no flag has to be set before XLA starts,
-nothing else is dumped, and executables that came out of a compilation cache, or were compiled before the
-recording began, have their HLO too.
+JAX reports every compilation (`jax.monitoring`), and its clients list the live executables with their optimized
+modules, which include the schedule and source lines. So no flag has to be set before XLA starts, nothing else is
+dumped, and the HLO of executables that were loaded from a compilation cache, or compiled before the recording
+began, is collected too.
 
-A module gets another number when it leaves the CUDA plugin, so the number cannot tell which program of the
-recording it is. Where several have one name, the thread and moment of the compilation do:
-`thence.model.formats.COMPILED_INDEX` has them.
+A module gets a new number when it leaves the CUDA plugin, so the number does not identify its program in the
+recording. If several programs have the same name, the thread and time of the compilation tell them apart: they are
+in the file `thence.model.formats.COMPILED_INDEX`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["XlaPrograms"]
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-"""Event of jax.monitoring (jax/_src/dispatch.py) when an executable is there, on the compiling thread."""
+"""Event of jax.monitoring (jax/_src/dispatch.py) after a compilation, on the compiling thread."""
 _NOT_RECORDED = frozenset({"cpu"})
 _UNFIT = re.compile(r"[^\w.-]+")
 _LONGEST_NAME = 120
@@ -43,7 +43,7 @@ _LOG = logging.getLogger("thence.recorder")
 
 @dataclass(frozen=True)
 class _Module:
-    """One module: its name, bytes (HloModuleProto), and the compilation it came from, if that was seen."""
+    """One module: its name, bytes (HloModuleProto), and thread and end of its compilation, if that was observed."""
 
     name: str
     content: bytes
@@ -52,10 +52,10 @@ class _Module:
 
 
 class XlaPrograms:
-    """Collects the modules of one process; nothing here ever raises.
+    """Collects the modules of one process; its public methods never raise.
 
     Args:
-        ignored: platforms of JAX whose programs are left out.
+        ignored: platforms of JAX whose programs are skipped.
     """
 
     def __init__(self, ignored: frozenset[str] = _NOT_RECORDED) -> None:
@@ -71,7 +71,7 @@ class XlaPrograms:
         self._complained = False
 
     def look(self) -> None:
-        """Take what is there and has not been taken; listen from now on, once JAX has been imported."""
+        """Collect modules that are new since the last call; register with jax.monitoring once JAX is imported."""
         if self._ended:
             return
         if not self._listening and "jax._src" in sys.modules:
@@ -79,19 +79,19 @@ class XlaPrograms:
         self._take(latest=False)
 
     def end(self) -> None:
-        """Take what is left; listen no more."""
+        """Collect the remaining modules, and nothing from then on."""
         self.look()
         self._ended = True
 
     def forked(self) -> None:
-        """This is a child process now: what was compiled is its parent's."""
+        """Collect nothing in this child process: the programs so far are its parent's."""
         self._ended = True
 
     def save(self, folder: Path) -> None:
         """Write the modules that are not yet on disk.
 
         Args:
-            folder: of the recording.
+            folder: folder of the recording.
         """
         try:
             with self._writing:
@@ -100,7 +100,7 @@ class XlaPrograms:
             self._complain(f"the HLO of XLA programs cannot be written: {error.strerror or error}")
 
     def _listen(self) -> None:
-        """JAX itself may still be being imported: this module of it needs no other."""
+        """Register for events of compilations. ``jax._src.monitoring`` can be imported while JAX itself still is."""
         self._listening = True
         try:
             monitoring = importlib.import_module("jax._src.monitoring")
@@ -122,7 +122,7 @@ class XlaPrograms:
             self._take(latest=True)
 
     def _take(self, *, latest: bool) -> None:
-        """Take modules of new executables; the latest one is that of this thread's compilation."""
+        """Collect modules of new executables; with `latest`, the newest is that which this thread has just compiled."""
         ended = time.time_ns()
         try:
             with self._lock:
@@ -133,9 +133,9 @@ class XlaPrograms:
             self._complain(f"the HLO of XLA programs cannot be had from this JAX: {error!r}")
 
     def _executables(self) -> Iterator[list[Any]]:
-        """Of each platform, newest first; none before the program itself has made JAX look for GPUs."""
+        """Live executables of each platform, newest first; none before the program has made JAX look for GPUs."""
         bridge = sys.modules.get("jax._src.xla_bridge")
-        # Not by its functions: they take a lock that the thread at hand can hold already.
+        # The attribute, because the functions of the module take a lock that this thread may already hold.
         found = tuple(getattr(bridge, "_backends", {}).values())
         clients = {id(client): client for client in found}
         for client in clients.values():
@@ -143,7 +143,7 @@ class XlaPrograms:
                 yield client.live_executables()
 
     def _take_one(self, executable: Any, ended_ns: int | None) -> None:
-        # The address alone could be that of an executable that is gone.
+        # Another executable may have had the same address before.
         key = (id(executable), getattr(executable, "fingerprint", None))
         if key in self._taken and ended_ns is None:
             return

@@ -1,4 +1,4 @@
-"""JAX: put work on CUDA streams of its own, and ask what the compiler made of that.
+"""JAX: put work on CUDA streams of its own, and query how the compiler assigned streams.
 
     import thence
 
@@ -12,16 +12,16 @@
     thence.jax.stream_of(compiled)                              # (1,)
     thence.jax.custom_calls(compiled)                           # [("te_gemm_ffi", None, 1), ("te_gemm_ffi", 1, 1)]
 
-XLA honours a stream annotation only where it sits on a call that is not inlined; on a bare op it has
-no effect. So the function becomes one call that carries ``_xla_stream_annotation`` and
-``inlineable=false``, by the best way that the installed jax offers:
+XLA honours a stream annotation only on a call that is not inlined; on an op outside of such a call it has
+no effect. So the function becomes one call with the attributes ``_xla_stream_annotation`` and
+``inlineable=false``, by the best API that the installed jax offers:
 
     jax 0.11.1 and newer   jax.experimental.compute_on.compute_on, called with the function
     jax 0.10.1 to 0.11.0   jax.experimental.compute_on.compute_on2
     jax 0.6 to 0.10.0      set_xla_metadata around a jitted call
 
-The annotation follows through jit, grad and vmap: the backward pass runs on the stream, too. On other
-devices than CUDA GPUs it has no effect.
+The annotation survives jit, grad and vmap: the backward pass runs on the stream, too. On devices other
+than CUDA GPUs it has no effect.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class CustomCalls(NamedTuple):
     """Custom calls of one target in an optimized program.
 
     Attributes:
-        target: such as ``te_gemm_ffi``.
-        stream: of XLA that it was annotated to; None without annotation.
-        calls: how many there are.
+        target: name of the target, such as ``te_gemm_ffi``.
+        stream: number of the XLA stream in the annotation; None without annotation.
+        calls: number of calls.
     """
 
     target: str
@@ -64,20 +64,20 @@ class CustomCalls(NamedTuple):
 
 
 def on_stream(f: Callable[..., Any] | None = None, n: int | None = None) -> Any:
-    """The function with its work on stream ``n`` of XLA.
+    """Returns a function whose work runs on stream ``n`` of XLA.
 
     Args:
-        f: function of arrays and pytrees of arrays, positional or by keyword, that returns such. Bind
-            anything else with functools.partial. Left out, the result is a decorator.
-        n: number of the stream, 1 or more; 0 is the one that everything else runs on. XLA maps numbers to
-            CUDA streams of its own: traces show other ids, and may show several for one number.
+        f: function that takes arrays and pytrees of arrays, positional or by keyword, and returns such. Bind
+            other arguments with functools.partial. If ``f`` is left out, the result is a decorator.
+        n: number of the stream, 1 or more; everything else runs on stream 0. XLA maps the numbers to CUDA
+            streams of its own: traces show other ids, and may show several for one number.
 
     Returns:
-        A function like ``f``. Work that it does not depend on can run beside it; `stream_of` tells
-        whether XLA kept the annotation, and ``thence streams --expect`` where the kernels ran.
+        A function like ``f``. Independent work can run concurrently with it. `stream_of` returns whether
+        XLA kept the annotation, and ``thence streams --expect`` checks on which streams the kernels ran.
 
     Raises:
-        UsageError: ``n`` is no such number, or ``f`` is no function.
+        UsageError: ``n`` is not such a number, or ``f`` is not callable.
         MissingRequirement: jax is not installed, or older than 0.6.
     """
     if f is None and n is not None:
@@ -88,10 +88,10 @@ def on_stream(f: Callable[..., Any] | None = None, n: int | None = None) -> Any:
         raise UsageError(f"on_stream needs the number of a stream, 1 or more, not {n!r}")
     place = _placing()
 
-    def work(args: Any, kwargs: Any) -> Any:  # two pytrees: compute_on knows no keywords
+    def work(args: Any, kwargs: Any) -> Any:  # two pytrees, because compute_on takes no keyword arguments
         return f(*args, **kwargs)
 
-    work.__name__ = getattr(f, "__name__", work.__name__)  # jit shows it in op names
+    work.__name__ = getattr(f, "__name__", work.__name__)  # jit puts it into op names
     placed = place(work, n)
 
     @functools.wraps(f, updated=())
@@ -102,17 +102,17 @@ def on_stream(f: Callable[..., Any] | None = None, n: int | None = None) -> Any:
 
 
 def stream_of(compiled: Any) -> tuple[int, ...]:
-    """The streams that the optimized program gives to asynchronous calls.
+    """The streams that the optimized program assigns to asynchronous calls.
 
     Args:
-        compiled: what ``jax.jit(f).lower(...).compile()`` returns.
+        compiled: the result of ``jax.jit(f).lower(...).compile()``.
 
     Returns:
-        Stream numbers as `on_stream` took them, ascending; empty where no annotation survived: the
-        device is no CUDA GPU, or --xla_gpu_experimental_stream_annotation is switched off.
+        Stream numbers as `on_stream` took them, ascending; empty if no annotation survived: the device is
+        not a CUDA GPU, or --xla_gpu_experimental_stream_annotation is switched off.
 
     Raises:
-        UsageError: it is something else, or its HLO is not to be had.
+        UsageError: ``compiled`` is something else, or its HLO is not available.
     """
     starts = (line for line in _hlo(compiled, "stream_of").splitlines() if _START.search(line))
     numbers = (found for line in starts if (found := _ANNOTATION.search(line)))
@@ -122,24 +122,24 @@ def stream_of(compiled: Any) -> tuple[int, ...]:
 def custom_calls(compiled: Any) -> list[CustomCalls]:
     """The custom calls of the optimized program, counted with and without a stream annotation.
 
-    A call counts as annotated where the annotation sits on it, or on a call of the computation that it
-    is in.
+    A call counts as annotated if the annotation is on the call itself, or on a call of the computation
+    that contains it.
 
     Args:
-        compiled: what ``jax.jit(f).lower(...).compile()`` returns, or the text of its HLO.
+        compiled: the result of ``jax.jit(f).lower(...).compile()``, or the text of its HLO.
 
     Returns:
-        by target and stream, those without annotation first.
+        one row for each target and stream, in this order, rows without annotation first.
 
     Raises:
-        UsageError: it is something else, or its HLO is not to be had.
+        UsageError: ``compiled`` is something else, or its HLO is not available.
     """
     text = compiled if isinstance(compiled, str) else _hlo(compiled, "custom_calls")
     computation = ""
-    found: list[tuple[str, int | None, str]] = []  # target, stream of its own, computation
+    found: list[tuple[str, int | None, str]] = []  # target, stream of its own annotation, computation
     calls: dict[
         str, list[tuple[str, int | None]]
-    ] = {}  # who calls a computation, and on which stream
+    ] = {}  # by called computation: the calling computation, and the stream of the call
     for line in text.splitlines():
         if line[:1] not in (" ", "}", ""):
             header = _COMPUTATION.match(line)
@@ -165,7 +165,7 @@ def _inherited(
     calls: dict[str, list[tuple[str, int | None]]],
     seen: frozenset[str],
 ) -> int | None:
-    """The stream of an instruction, or else of the nearest call around its computation."""
+    """The stream of an instruction, or else that of the nearest annotated call around its computation."""
     if stream is not None or computation in seen:
         return stream
     around = (
@@ -185,9 +185,9 @@ def _hlo(compiled: Any, who: str) -> str:
 
 
 def _placing() -> Callable[[Callable[..., Any], int], Callable[..., Any]]:
-    """How the installed jax puts a function on a stream."""
+    """The function that puts a function on a stream with the installed jax."""
     try:
-        import jax  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
+        import jax  # type: ignore[import-not-found,unused-ignore]  # optional
     except ImportError as error:
         raise MissingRequirement(
             "thence.jax needs jax, which is not installed: pip install 'jax[cuda13]'"
@@ -197,13 +197,13 @@ def _placing() -> Callable[[Callable[..., Any], int], Callable[..., Any]]:
         raise MissingRequirement(
             f"jax {jax.__version__} cannot put work on a stream of its own; jax 0.6 and newer can"
         )
-    # As long as it exists, the context manager of the same name ignores bare ops: not that one.
+    # The context manager that older jax has under the name compute_on is not used: it has no effect on bare ops.
     compute_on = _compute_on()
     return _by_metadata if compute_on is None else functools.partial(_by_compute_on, compute_on)
 
 
 def _compute_on() -> Callable[..., Any] | None:
-    """compute_on as a function of functions, by either of its names; None where jax lacks it."""
+    """compute_on in the form that takes a function, under either of its names; None if jax lacks it."""
     from jax.experimental import (  # type: ignore[import-not-found,unused-ignore]  # see _placing
         compute_on,
     )

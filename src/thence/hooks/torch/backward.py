@@ -1,20 +1,22 @@
-"""The backward pass: each of its nodes has the module and the line of its forward.
+"""Gives each node of a backward pass the module and the line of its forward operation.
 
-Autograd numbers its nodes as a thread makes them, and each thread's `ForwardLog` holds in which module and line
-that was. The engine runs the nodes that are ready by descending number, and a node is ready when all that were
-made of its output, later, have run. So a backward pass is walked once before it begins, and only nodes at which
-module or line change along that order get a prehook. Where several devices take part each runs nodes of its own,
-and every node gets one.
+Autograd numbers the nodes in the order in which a thread makes them, and the thread's `ForwardLog` holds in which
+module and line they were made. Of the nodes that are ready, the engine runs that with the highest number first, and a
+node is ready when all nodes that use its output have run; those were made later. So the graph is walked once before a
+backward pass, and only nodes at which module or line change along that order get a prehook. If several devices take
+part, a thread for each device runs its own nodes, and every node gets a prehook.
 
-Nodes that accumulate into leaves have no number and run as soon as they can. They launch where a gradient is there
-already: these get a prehook for the phase ``gradient``, and so does the node after.
+Nodes that accumulate gradients into leaves share one number and run as soon as they are ready. They launch something
+if the leaf already has a gradient: such nodes get a prehook for the phase ``gradient``, and the next node gets a
+prehook, too.
 
 The thread that calls the engine waits for it, unless it runs the nodes itself.
 
-Where the compiled probe can tell which node runs (`thence.hooks.torch.running_nodes`) none of this is needed: no
-walk, no hook, nothing in Python. At each launch it notes the node's number and thread, and these are joined with
-the forward when rows are written (`thence.boundaries.node_places`). All that leaves' nodes launch is of the phase
-``gradient`` then. Hooks are set while this is tried out, and while somebody is told of each place: during captures.
+Where the compiled probe can read which node runs (`thence.hooks.torch.running_nodes`), no walk, no hook and no Python
+code is needed: at each launch the probe notes the node's number and thread, and these are joined with the forward
+when rows are written (`thence.boundaries.node_places`). Everything that leaves' nodes launch has the phase
+``gradient`` then. Hooks are still set until the probe has been tested, and while an observer is called with each
+place, which is during captures.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ class _Run:
     """One call of the engine.
 
     Attributes:
-        caller: the thread that called.
-        state: what the caller was in; None for calls that are not followed.
-        line: the caller's innermost place.
+        caller: the thread that called the engine.
+        state: the caller's state at the call; None for calls that are not followed.
+        line: number of the line that the caller was in.
         on_caller: whether the caller ran nodes itself.
-        by_number: whether nodes are known without hooks.
-        hooks: prehooks, to be removed.
-        done: whether it is over.
+        by_number: whether the probe reads nodes, without hooks.
+        hooks: handles of the prehooks, to be removed.
+        done: whether the call has ended.
     """
 
     def __init__(self, caller: Thread, line: int) -> None:
@@ -69,10 +71,10 @@ class BackwardCalls:
 
     Args:
         torch: the package.
-        common, threads: what is known of threads.
+        common, threads: the state of threads.
         phases: places of phases.
-        log: whose observer is told of each place.
-        nodes: that run, where the compiled probe can tell.
+        log: the log whose observer is called with each place.
+        nodes: reads the nodes that run, by the compiled probe; None if this is not available.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class BackwardCalls:
         self.compiled = False
 
     def enter(self) -> None:
-        """The engine is called."""
+        """Handle a call of the engine."""
         thread = self._threads.now
         run = _Run(thread, self._common.here(thread)[1])
         self._runs.append(run)
@@ -114,7 +116,7 @@ class BackwardCalls:
         run.state = self._common.enter_engine(thread)
 
     def leave(self) -> None:
-        """It is over."""
+        """Handle the end of a call of the engine."""
         thread = self._threads.now
         run = next((run for run in reversed(self._runs) if run.caller is thread), None)
         if run is None:
@@ -133,7 +135,7 @@ class BackwardCalls:
         self._restore(thread, run.state, 0 if run.on_caller else BEGINS)
 
     def resume(self) -> None:
-        """It is no generator."""
+        """Do nothing: the function is no generator."""
 
     def inside(self) -> bool:
         """Whether the calling thread runs a node."""
@@ -164,7 +166,7 @@ class BackwardCalls:
         return bool(self._torch._C._len_torch_dispatch_stack())  # noqa: SLF001 - no public name
 
     def _hook(self, run: _Run, nodes: list[Any]) -> None:
-        """Put prehooks where something changes."""
+        """Put prehooks on the nodes at which module, line or phase may change."""
         numbers = np.array([node._sequence_nr() for node in nodes], np.uint64)  # noqa: SLF001 - no public name
         leaf = numbers == LEAF
         order = np.argsort(numbers)[::-1]
@@ -197,7 +199,7 @@ class BackwardCalls:
         return np.where(known, modules[at], nowhere), np.where(known, lines[at], run.line)
 
     def _log(self, caller: Thread, root: int) -> ForwardLog | None:
-        """The log of the thread that made the node of the highest number, None where two may have."""
+        """The log of the thread that made the node with the highest number; None if two threads may have."""
         if caller.log is not caller.forward:
             return caller.log
         logs = [one for one in self._common.makers if root < one.upcoming]
@@ -217,12 +219,12 @@ class BackwardCalls:
         return len(devices) > 1
 
     def _accumulating(self, nodes: list[Any], leaves: Iterable[int]) -> list[Any]:
-        """Nodes of leaves that have a gradient already."""
+        """Those of the leaves' nodes whose leaf already has a gradient."""
         with_variable = ((nodes[at], getattr(nodes[at], "variable", None)) for at in leaves)
         return [node for node, leaf in with_variable if leaf is not None and leaf.grad is not None]
 
     def _after_leaves(self, nodes: list[Any], order: Any, changes: Any, leaves: list[Any]) -> None:
-        """The node after one that makes a leaf's gradient begins anew."""
+        """Mark a change at each node that follows a node which passes a gradient to one of these leaves."""
         if not leaves:
             return
         waiting = set(leaves)
@@ -233,7 +235,7 @@ class BackwardCalls:
     def _begin(
         self, run: _Run, module: int | None, line: int | None, phase: int, _gradients: Any
     ) -> None:
-        """A node begins, on this thread."""
+        """Prehook: a node begins on this thread."""
         if self._nodes is not None:
             self._nodes.look()
         thread = self._threads.now
@@ -249,19 +251,19 @@ class BackwardCalls:
         common = self._common
         if thread.log is thread.forward:
             common.make_in(thread, ForwardLog(common.sequence()))
-        # The first boundary says that the thread waited, whether or not anything changes.
+        # On a thread that waited before, the first boundary is noted even if nothing changes.
         if flags or phase != thread.phase:
             common.cross(thread, phase, flags)
             thread.phase = phase
         common.begin_node(thread, module, line)
 
     def _end(self, thread: Thread) -> None:
-        """The last node of a run is over, on a thread of autograd's."""
+        """Handle the end of a backward pass on a thread of the engine."""
         if self._threads.now is not thread:
-            return  # several devices took part: the others' threads say nothing until they begin again
+            return  # several devices took part: other threads note nothing until their next node
         self._common.cross(thread, 0, ENDS)
         thread.running = None
-        thread.phase = self._phases.backward  # where no hook says so, this is what it runs next
+        thread.phase = self._phases.backward  # for nodes without a hook that it runs next
         self._common.end_nodes(thread)
 
     def _restore(self, thread: Thread, state: tuple[Any, ...], flags: int) -> None:
@@ -277,7 +279,7 @@ class BackwardCalls:
 
 
 def nodes_of(roots: Any) -> list[Any]:
-    """Every node of the autograd graph behind tensors or gradient edges."""
+    """Every node of the autograd graph that is reachable from tensors or gradient edges."""
     if hasattr(roots, "grad_fn"):
         roots = (roots,)
     starts = (getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots)

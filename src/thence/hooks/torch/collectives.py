@@ -1,4 +1,4 @@
-"""PyTorch: the facts of a collective, kept for the kernels of CUDA graphs.
+"""PyTorch: labels the kernels of collectives with the facts of the call, also in CUDA graphs.
 
     import thence
 
@@ -6,13 +6,13 @@
     ...                                          # capture graphs
     thence.save_labels("labels.json")
 
-In an eager run the profiler writes beside every NCCL kernel which collective it is, of how many
-elements, in which process group. A graph replays the kernel without the call, so these facts are
-missing; here they are taken when the graph is captured, under the names that the profiler gives them.
-A recording (`thence.record`) takes them of eager calls, too, and asks for them by itself.
+In an eager run PyTorch's profiler writes with every NCCL kernel which collective it belongs to, the
+number of elements, and the process group. A graph replays the kernel without the call, so these facts
+are missing; here they are taken when the graph is captured, under the names that the profiler uses.
+A recording (`thence.record`) takes them from eager calls, too, and installs the labels by itself.
 
-All calls pass PyTorch's dispatcher, also those from C++ (DistributedDataParallel) and from compiled
-code (functional collectives), and are seen there.
+All calls go through PyTorch's dispatcher, also those from C++ (DistributedDataParallel) and from
+compiled code (functional collectives); the labels are set there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KINETO_NAMES = {
     "recv_": "recv",
     "recv_any_source_": "recvAnySource",
 }
-"""Operators of c10d and what Kineto calls them (RECORD_PARAM_COMMS in ProcessGroupNCCL.cpp)."""
+"""Operators of c10d, and the names that Kineto writes for them (RECORD_PARAM_COMMS in ProcessGroupNCCL.cpp)."""
 
 _NAME, _DTYPE = KINETO_KEYS["collective"], KINETO_KEYS["element_type"]
 _ELEMENTS = (KINETO_KEYS["in_elements"], KINETO_KEYS["out_elements"])
@@ -68,9 +68,9 @@ _INPUTS = {"input", "inputs", "input_tensor", "input_tensors", "input_list"}
 _SAME = {"tensors"}
 _POINT_TO_POINT = {"send", "recv_", "recv_any_source_"}
 _MOST_RANKS = 30
-"""Ranks of a group that Kineto writes, before an ellipsis (kTruncatLength in profiler/util.cpp)."""
+"""The most ranks of a group that Kineto writes before an ellipsis (kTruncatLength in profiler/util.cpp)."""
 _MOST_CALLS = 1024
-"""Different calls of a group whose facts are kept."""
+"""The most distinct calls of a group whose facts are cached."""
 _LOG = logging.getLogger("thence.torch")
 
 _DTYPES = {
@@ -91,22 +91,22 @@ _DTYPES = {
     "uint32": "UInt32",
     "uint64": "UInt64",
 }
-"""torch.dtype and what Kineto calls it; types that are not here only begin with a capital there."""
+"""Kineto's name for a torch.dtype; for other types it is the name of the dtype with a capital first letter."""
 
 
 @contextmanager
 def collective(op: str, tensor_in: Any, tensor_out: Any, group: Any = None) -> Iterator[None]:
-    """Labels what runs inside as one collective, for communication that does not go through PyTorch.
+    """Labels the work launched inside as one collective, for communication that does not go through PyTorch.
 
         with thence.torch.collective("allreduce", x, y, group):
             my_custom_all_reduce(x, y)
 
     Args:
-        op: name of the collective, best as Kineto spells it: allreduce, _allgather_base,
+        op: name of the collective, preferably as Kineto spells it: allreduce, _allgather_base,
             _reduce_scatter_base, all_to_all, broadcast ...
         tensor_in: tensor, or list of tensors, that this rank contributes.
-        tensor_out: tensor, or list of tensors, that it gets.
-        group: torch.distributed.ProcessGroup; the default one if left out.
+        tensor_out: tensor, or list of tensors, that this rank receives.
+        group: torch.distributed.ProcessGroup; None is the default group.
 
     Raises:
         MissingRequirement: torch.distributed is not initialised.
@@ -122,11 +122,11 @@ def label_collectives() -> Callable[[], None]:
     """Labels every collective of torch.distributed from now on: in CUDA graphs, and in recordings.
 
     A process group's collectives share a lane, whatever stream they are on. Groups that are made
-    later are seen, too. Calling it again changes nothing. Recordings do so by themselves, for as long
-    as they run; after this call the labels stay when a recording ends.
+    later are included. Calling this again changes nothing. A recording does this by itself, for as long
+    as it runs; after a call of this the labels stay when a recording ends.
 
     Returns:
-        A function that undoes it.
+        A function that undoes the call.
 
     Raises:
         MissingRequirement: torch is missing, or has no torch.distributed.
@@ -140,12 +140,12 @@ _lock = threading.Lock()
 
 
 def hold_labels(holder: Hashable) -> Callable[[], None]:
-    """What `label_collectives` does, for one of several who may want it: the last to leave undoes it.
+    """Labels collectives, as `label_collectives`, on behalf of a holder, until the last holder leaves.
 
     It neither initialises CUDA nor waits for torch's own locks.
 
     Args:
-        holder: who wants it; the same one holds once, however often it asks.
+        holder: identifies the holder; further calls for the same holder have no effect.
 
     Returns:
         A function by which the holder leaves.
@@ -175,14 +175,14 @@ def hold_labels(holder: Hashable) -> Callable[[], None]:
 def _install(distributed: Any) -> None:
     torch = __import__("torch")
     library = torch.library.Library("c10d", "IMPL")
-    _installed.append(library._destroy)  # noqa: SLF001 - torch has no other way to take it back
+    _installed.append(library._destroy)  # noqa: SLF001 - torch has no other way to remove the operators
     for name in _KINETO_NAMES:
         operator = getattr(torch.ops.c10d, name, None)
         if operator is not None:
             library.impl(
                 name,
                 _labelled(torch, distributed, name, operator.default),
-                "BackendSelect",  # comes by in every call, also in inference mode and from C++
+                "BackendSelect",  # every call has this key, also in inference mode and from C++
                 with_keyset=True,
             )
     _installed.extend(_patch_coalescing(distributed.ProcessGroup))
@@ -194,7 +194,7 @@ def _undo_all() -> None:
 
 
 def _labelled(torch: Any, distributed: Any, name: str, operator: Any) -> Callable[..., Any]:
-    """An operator of c10d that opens a label and calls itself."""
+    """An implementation of a c10d operator that opens a label and redispatches to the operator."""
     names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001 - no public name
     this = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
     unbox = distributed.ProcessGroup.unbox
@@ -238,11 +238,11 @@ def _complain(error: Exception) -> None:
 
 
 class _Known:
-    """What stays the same for all collectives of a process group.
+    """The facts that all collectives of a process group share.
 
     Attributes:
         facts: size, name, description and ranks of the group.
-        lane: where its collectives are shown: always the same.
+        lane: the lane in which its collectives are shown.
     """
 
     def __init__(self, distributed: Any, group: Any) -> None:
@@ -257,7 +257,7 @@ class _Known:
             KINETO_KEYS["group_description"]: group.group_desc,
         }
         self.lane = f"{group.group_desc} (process group {group.group_name})"
-        try:  # a group that was not made by torch.distributed's own functions is unknown to them
+        try:  # they do not know groups that were made without torch.distributed's own functions
             self.ranks = list(distributed.get_process_group_ranks(group))
             self.here = distributed.get_rank()
         except (KeyError, ValueError, RuntimeError):
@@ -268,18 +268,18 @@ class _Known:
 
     @property
     def complete(self) -> bool:
-        """Whether torch.distributed knows the group: not before it is wholly made."""
+        """Whether torch.distributed knows the group, which it does once the group is completely set up."""
         return self.here is not None
 
     def of_call(self, name: str, values: Mapping[str, Any]) -> dict[str, object] | None:
-        """Metadata of a call of a c10d operator; None where sizes are symbols: nothing is run."""
+        """Metadata of a call of a c10d operator; None if sizes are symbolic, as nothing is run then."""
         taken = [v for k, v in values.items() if k in _INPUTS or k in _SAME]
         given = [v for k, v in values.items() if k in _OUTPUTS or k in _SAME]
         taken = _flat(taken)
         given = taken if "tensors" in values else _flat(given)
         elements = _elements(taken)
         sizes = (elements, elements if given is taken else _elements(given))
-        # Ranks that are not the root have tensors of one side only; Kineto writes what the root has on all of them.
+        # Ranks other than the root have tensors on one side only; Kineto writes the root's sizes on every rank.
         if name == "scatter_":
             sizes = (sizes[1] * self._size, sizes[1])
         elif name == "gather_":
@@ -303,7 +303,7 @@ class _Known:
         return facts
 
     def number(self, group: Any, metadata: dict[str, object]) -> None:
-        """Adds which collective of its group it is, where the group's backend counts them."""
+        """Adds the sequence number of the collective in its group, if the group's backend counts them."""
         if self._numbered:
             try:
                 metadata[_SEQUENCE] = group._get_sequence_number_for_group() + 1  # noqa: SLF001
@@ -319,7 +319,7 @@ class _Known:
 
 
 _groups: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
-"""Process groups by identity: one that is made anew under an old name is another."""
+"""Facts by process group, compared by identity: a group that reuses an old name is a different group."""
 
 
 def _known(distributed: Any, group: Any) -> _Known:
@@ -351,7 +351,7 @@ def _elements(tensors: list[Any]) -> Any:
 
 
 def _flat(tensors: Any) -> list[Any]:
-    """The tensors of a nest of lists."""
+    """The tensors in nested lists."""
     if not isinstance(tensors, list | tuple):
         return [] if tensors is None else [tensors]
     found: list[Any] = []
@@ -364,7 +364,7 @@ def _flat(tensors: Any) -> list[Any]:
 
 
 _coalesced: dict[int, list[LibraryMark]] = {}
-"""Calls since a group began to coalesce, by the group's id: their kernel is launched at its end."""
+"""Calls since a group began to coalesce, by `_key` of the group: the kernel is launched when coalescing ends."""
 
 
 def _remember(group: Any, call: LibraryMark) -> None:
@@ -378,7 +378,7 @@ def _key(group: Any) -> int:
 
 
 def _patch_coalescing(group_class: Any) -> list[Callable[[], None]]:
-    """Has the kernel that ends a coalescing labelled with what was coalesced."""
+    """Labels the kernel that is launched at the end of coalescing with the coalesced calls."""
     start, end = group_class._start_coalescing, group_class._end_coalescing  # noqa: SLF001
 
     @functools.wraps(start)
@@ -403,14 +403,14 @@ def _patch_coalescing(group_class: Any) -> list[Callable[[], None]]:
 
 
 def _together(calls: list[LibraryMark]) -> LibraryMark:
-    """One label for several calls: their elements added up."""
+    """One label for several coalesced calls, with the sum of their elements."""
     first = calls[0]
     facts = dict(first.metadata)
     for key in _ELEMENTS:
         facts[key] = sum(int(str(call.metadata[key])) for call in calls)
     names = {str(call.metadata[_NAME]) for call in calls}
     facts[_NAME] = names.pop() if len(names) == 1 else "coalesced"
-    for key in _PEERS:  # of several peers none is the one
+    for key in _PEERS:  # left out if the calls have different peers
         if len({call.metadata.get(key) for call in calls}) > 1:
             facts.pop(key, None)
     return _mark(str(facts[_NAME]), first.lane, facts)

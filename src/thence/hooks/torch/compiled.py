@@ -1,11 +1,11 @@
-"""Module, line and phase of what compiled code launches, as boundaries of a recording.
+"""Notes module, line and phase of the launches of compiled code, as boundaries of a recording.
 
-`thence.marks.generated_lines` tells before each launch of code that Inductor generated what it is made of. The
-places of its main part are noted where they change, and when the code is over those of the eager code around it.
-A fused kernel has one place of each kind: that of its main part (`thence.marks.launch_facts.main_part`, estimated).
+Before each launch of code that Inductor generated, `thence.marks.generated_lines` reports from which parts of the
+program the kernel was made. The places of its main part are noted if they changed; when the code has ended, the places
+of the eager code around it are noted again. A fused kernel has one place of each kind: that of its main part
+(`thence.marks.launch_facts.main_part`, an estimate).
 
-A module that cannot be told is a place without a name whose ``detail`` is the code of the reason
-(`thence.model.reasons`).
+An unknown module is a place without a name whose ``detail`` is the code of the reason (`thence.model.reasons`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _KINDS = (MODULE, LINE, PHASE)
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 _OPERATORS_OF_TORCH = ("aten.", "prims.", "inductor.")
 _Numbers = tuple[int, int, int]
-"""Of the places of module, line and phase."""
+"""Numbers of the places of module, line and phase."""
 
 
 class _Local(threading.local):
-    """What one thread notes.
+    """The state of one thread.
 
     Attributes:
-        run: the call of generated code that it is in.
-        outer: places around that.
-        last: places that were noted last; 0 where it must be noted in any case.
+        run: the call of generated code that the thread is in.
+        outer: places around this call.
+        last: the places noted last; 0 for a place that has to be noted in any case.
     """
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class CompiledPlaces:
     Args:
         places: of the recording.
         log: takes the boundaries.
-        around: what the hooks of eager code know of the calling thread; None where there are none.
-        lines: that are followed.
-        chains: has the places below generated code, where stacks are read; None where boundaries are noted.
+        around: the places of the calling thread in eager code; None without hooks of eager code.
+        lines: reports the launches of generated code.
+        chains: takes module and line of generated code if stacks are read; None if boundaries are noted.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class CompiledPlaces:
 
     @property
     def notes(self) -> Mapping[str, None]:
-        """What could not be told and why, as sentences."""
+        """Sentences about what is not known, and why."""
         return self._lines.notes
 
     def begin(self) -> bool:
-        """From now on.
+        """Follow compiled code from now on.
 
         Returns:
-            whether compiled code can be followed: Python 3.12 and newer; `notes` says why not.
+            whether compiled code can be followed, which takes Python 3.12 or newer; if not, `notes` has the reason.
         """
         self._lines.around = self._around
         if self._lines.follow(self.changed):
@@ -103,12 +103,12 @@ class CompiledPlaces:
         return False
 
     def end(self) -> None:
-        """No longer."""
+        """Follow compiled code no longer."""
         self._lines.unfollow(self.changed)
         self._lines.around = Nowhere()
 
     def changed(self, run: Run | None, facts: LineFacts | None) -> None:
-        """Generated code launches something from here on, or is over: `thence.marks.generated_lines`."""
+        """Handle that generated code is about to launch something, or has ended: see `thence.marks.generated_lines`."""
         here = self._local
         if run is None:
             return
@@ -126,7 +126,7 @@ class CompiledPlaces:
                 0,
                 0,
                 0,
-            )  # an operator of the user may run Python, and note places of its own
+            )  # a custom operator of the user's may run Python code that notes places of its own
 
     def _outer(self) -> _Numbers:
         module, line, phase = (
@@ -135,7 +135,7 @@ class CompiledPlaces:
         return module, line, phase
 
     def _note(self, here: _Local, numbers: _Numbers) -> None:
-        """Notes what has changed."""
+        """Notes the places that have changed."""
         if numbers == here.last:
             return
         observe = self._log.observer
@@ -151,14 +151,14 @@ class CompiledPlaces:
         here.last = numbers
 
     def _leave(self, here: _Local) -> None:
-        """The code is over."""
+        """Handle the end of generated code."""
         self._note(here, here.outer)
         if self._chains is not None:
             self._chains.native.go_below(1, 0, 0, 0)
         here.run = None
 
     def _watch(self, run: Run) -> None:
-        """Have chains end at the code that runs."""
+        """Register the code of a run as generated, so that chains end at it."""
         if self._chains is not None and id(run.module) not in self._known_to_chains:
             self._known_to_chains.add(id(run.module))
             for code in run.module.codes:
@@ -171,7 +171,7 @@ class CompiledPlaces:
         if known is None or known[0] is not facts:
             known = self._known[key] = (facts, self._placed(run, facts))
         module, line, phase = known[1]
-        # What the code does not say is as around it.
+        # A place that is not known from the code is that of the code around it.
         return module or run.instance or outer[0], line or outer[1], phase or outer[2]
 
     def _placed(self, run: Run, facts: LineFacts) -> _Numbers:
@@ -200,7 +200,7 @@ class CompiledPlaces:
         return self._places.number(Place(MODULE, 0, None, reason))
 
     def _line(self, run: Run, part: Part) -> int:
-        """Number of the innermost line of the user's, below the line that called the code."""
+        """Number of the innermost line of the user's code, under the line that called the generated code."""
         number = run.line
         for frame in part.stack:
             match = _FRAME.fullmatch(frame)

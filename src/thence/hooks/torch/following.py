@@ -1,7 +1,7 @@
-"""The two ways in which modules and lines are known: by the stack at each launch, or by events of every one.
+"""The two ways to follow modules and lines: by the stack at each launch, or by an event for each line and call.
 
-The stack is the better way by far: it costs a tenth to a fifth, and no line is ever switched off. It takes the
-compiled probe, called at every launch, and a version of Python whose stack is known (`thence.boundaries.stacks`).
+The stack is far better: it costs a tenth to a fifth of the events, and no line is ever switched off. It requires the
+compiled probe, called at every launch, and a Python version whose stack layout is known (`thence.boundaries.stacks`).
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ __all__ = ["ByEvents", "ByStack", "Told", "Way"]
 
 
 class Told(Protocol):
-    """Who is told of calls of modules, and of errors."""
+    """Receives calls of outermost modules, and errors."""
 
     def outermost(self, thread: Thread, module: Any, frame: Any) -> None:
-        """A module is called outside of all others on its thread."""
+        """Handle the call of a module outside of all other modules on its thread."""
 
     def over(self, thread: Thread) -> None:
-        """That call is over."""
+        """Handle the end of such a call."""
 
     def failed(self, error: BaseException) -> None:
-        """An error of ours: nothing is followed any longer."""
+        """Handle an internal error, after which nothing is followed any longer."""
 
 
 class ByEvents:
-    """By an event of every line and of every call of a module.
+    """Follows by an event of every line and of every call of a module.
 
     Attributes:
-        common, threads: what is known of threads.
+        common, threads: the state of threads.
         paths: places of modules.
-        monitor: events of Python's.
-        chains: what is read of stacks: nothing.
+        monitor: the events of Python.
+        chains: None, as stacks are not read.
 
     Args:
         log, places: take boundaries and places.
         is_own: whether a file is the user's.
-        told: of calls and errors.
+        told: receives calls and errors.
     """
 
     chains: Chains | None = None
@@ -76,19 +76,19 @@ class ByEvents:
         self.step: Callable[[], None] = self._lines.step
 
     def start(self, *, lines: bool) -> None:
-        """Begin; with the user's own lines or without."""
+        """Begin, with or without the lines of the user's own code."""
         self.common.calibrate()
         self.monitor.start(everywhere=lines)
         if lines:
             self._lines.follow_running()
 
     def torch_is_there(self, torch: Any) -> str | None:
-        """PyTorch was imported; returns what it lacks, in words."""
+        """Handle the import of PyTorch; returns a sentence about what it lacks, None if nothing."""
         self.common.sequence = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - no public name
         return None
 
     def running_nodes(self, _torch: Any, _phases: PhasePlaces) -> RunningNodes | None:
-        """Autograd's nodes that run, without hooks: not known."""
+        """Returns None: the autograd node that runs is not known without hooks."""
         return None
 
     def watch_modules(self, code: CodeType) -> None:
@@ -109,18 +109,18 @@ class ByEvents:
 
 
 class ByStack:
-    """By the stack, which the compiled probe reads at each launch.
+    """Follows by the stack, which the compiled probe reads at each launch.
 
     Attributes:
-        common, threads, paths, monitor: as `ByEvents` has them.
-        chains: what is read of stacks.
+        common, threads, paths, monitor: as in `ByEvents`.
+        chains: the chains that are read from stacks.
 
     Args:
         log, places: take boundaries and places.
         reader: the compiled probe.
         is_own: whether a file is the user's.
-        told: of calls and errors.
-        lines: whether lines are noted, or modules alone.
+        told: receives calls and errors.
+        lines: whether lines are noted, or only modules.
     """
 
     def __init__(
@@ -147,16 +147,16 @@ class ByStack:
         self._monitor = monitor
 
     def start(self, *, lines: bool) -> None:
-        """Begin; with the user's own lines or without."""
+        """Begin, with or without the lines of the user's own code."""
         self.monitor.start(everywhere=lines)
         if lines:
             self._functions.follow_running()
 
     def step(self) -> None:
-        """A step begins."""
+        """Do nothing at the beginning of a step: no line is switched off."""
 
     def torch_is_there(self, torch: Any) -> str | None:
-        """PyTorch was imported; returns what it lacks, in words."""
+        """Handle the import of PyTorch; returns a sentence about what it lacks, None if nothing."""
         self.common.sequence = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - no public name
         address = counter_of_nodes(torch)
         self.chains.native.count_nodes(address)
@@ -165,7 +165,7 @@ class ByStack:
         return "this PyTorch does not tell the numbers of autograd's nodes as thence knows it"
 
     def running_nodes(self, torch: Any, phases: PhasePlaces) -> RunningNodes | None:
-        """Autograd's nodes that run, without hooks, if that can be known."""
+        """Returns the reader of the autograd node that runs, which needs no hooks once it has been tested."""
         self.chains.phases = phases.backward, phases.gradient
         return RunningNodes(torch, self.chains.native, self.chains.nodes)
 

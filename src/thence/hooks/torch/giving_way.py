@@ -1,7 +1,7 @@
-"""Giving CUPTI to torch.profiler when the program starts it: CUPTI serves one at a time.
+"""Leaves CUPTI to torch.profiler when the program starts a profile, because CUPTI has one subscriber at a time.
 
-While a recording has CUPTI, a profile of torch.profiler would hold nothing that ran on a GPU. The user's own
-profile comes first, so the recording ends just before it.
+While a recording uses CUPTI, a profile of torch.profiler would contain no GPU activity. The user's own profile takes
+precedence, so the recording ends just before it begins.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["GivingWay"]
 
 _MODULE = "torch.autograd.profiler"
 _PREPARE = "_prepare_profiler"
-"""What ``torch.autograd.profiler.profile`` and ``torch.profiler`` call before anything else, since torch 1.8: with
-a configuration and the set of activities."""
+"""The function that ``torch.autograd.profiler.profile`` and ``torch.profiler`` call first, since torch 1.8, with a
+configuration and the set of activities."""
 _ON_GPUS = "CUDA"
 """Name of the ``ProfilerActivity`` that needs CUPTI."""
 
@@ -39,7 +39,7 @@ class GivingWay:
         self._wrapper: Any = None
 
     def look(self) -> None:
-        """Watch torch's profiler, if torch is there by now."""
+        """Wrap the function of torch's profiler, if torch has been imported by now."""
         module: Any = sys.modules.get(_MODULE)
         prepare = getattr(module, _PREPARE, None)
         if self._ended or self._module is not None or prepare is None or torch_is_being_imported():
@@ -54,7 +54,7 @@ class GivingWay:
         setattr(module, _PREPARE, prepare_after_recording)
 
     def end(self) -> None:
-        """Watch no longer, for good."""
+        """Unwrap the function, and never wrap it again."""
         self._ended = True
         if self._module is not None and getattr(self._module, _PREPARE, None) is self._wrapper:
             setattr(self._module, _PREPARE, self._prepare)
@@ -62,7 +62,7 @@ class GivingWay:
 
 
 def _uses_cuda(arguments: tuple[Any, ...]) -> bool:
-    """Whether activities among the arguments need CUPTI; where there are none to be seen, they may."""
+    """Whether activities among the arguments need CUPTI; True if no argument looks like a set of activities."""
     sets = [one for one in arguments if isinstance(one, set | frozenset | list | tuple)]
     names = {getattr(activity, "name", None) for one in sets for activity in one}
     return not sets or _ON_GPUS in names

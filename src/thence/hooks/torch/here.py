@@ -1,4 +1,4 @@
-"""What the hooks of eager code know of the calling thread: asked where compiled code begins."""
+"""The places of the calling thread in eager code, queried where compiled code begins."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Here:
         self._is_own = is_own
 
     def current_module(self) -> str | None:
-        """Path of the innermost module that is running; None where none is."""
+        """Path of the innermost module that is running; None outside of all modules."""
         return self._paths.path(self._common.here(self._threads.now)[0])
 
     def current_place(self, kind: int) -> int:
-        """Number of the innermost place of a kind; 0 where nothing tells."""
+        """Number of the innermost place of a kind; 0 if it is not known."""
         thread = self._threads.now
         module, line = self._common.here(thread)
         return {MODULE: module, LINE: line, PHASE: thread.phase}.get(kind, 0)

@@ -1,7 +1,7 @@
-"""What is attached to a program of PyTorch while it is recorded, so that nobody needs to annotate it.
+"""Follows a PyTorch program while it is recorded, so that it needs no annotations.
 
-Modules, lines, phases and steps are noted as the program crosses from one to the next (`thence.boundaries`).
-Nothing of PyTorch is replaced and no hook of a module is set: these change what torch.compile makes.
+Modules, lines, phases and steps are noted when the program enters or leaves them (`thence.boundaries`).
+No function of PyTorch is replaced and no module hook is set, because both change what torch.compile generates.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOG = logging.getLogger("thence.recorder")
 
 
 class HooksOptions(Protocol):
-    """What `thence.RecordOptions` says of hooks."""
+    """The options of `thence.RecordOptions` for hooks."""
 
     @property
     def modules(self) -> bool:
@@ -51,17 +51,17 @@ class HooksOptions(Protocol):
 
     @property
     def lines(self) -> bool:
-        """Whether lines are."""
+        """Whether lines are noted."""
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Packages whose code counts as the user's own, too."""
+        """Further packages whose code counts as the user's own."""
 
 
 class Hooks:
-    """Notes where a program is.
+    """Notes in which places a program is.
 
-    Nothing here raises in the program, initialises CUDA or waits for a lock of PyTorch's.
+    Nothing here raises in the program, initialises CUDA or waits for a lock of PyTorch.
 
     Args:
         log: takes boundaries; `log.note` is called on the program's threads.
@@ -70,7 +70,7 @@ class Hooks:
 
     Attributes:
         missing: why nothing is noted; None if something is.
-        no_stacks: why modules and lines are not known by stacks, but by events or not at all; None if they are.
+        no_stacks: why modules and lines are followed by events or not at all; None if they are read from stacks.
     """
 
     def __init__(self, log: BoundaryLog, places: Places, options: HooksOptions) -> None:
@@ -113,12 +113,12 @@ class Hooks:
             self._waiting.append(self._compiled.end)
 
     def way(self) -> dict[str, str | None]:
-        """For ``recording.json``: in which way modules and lines are known, and why in no better one."""
+        """For ``recording.json``: how modules and lines are followed, and why not in a better way (``trouble``)."""
         by = None if self.missing is not None else "events" if self.no_stacks else "stack"
         return {"by": by, "trouble": self.no_stacks}
 
     def way_back(self) -> dict[str, str | None]:
-        """The same of the backward pass: by the numbers of nodes, by hooks of them, or not at all."""
+        """The same for the backward pass, which is followed by the numbers of nodes, by hooks, or not at all."""
         if self._backward is None:
             return {"by": None, "trouble": "nothing followed PyTorch"}
         if self._nodes is None:
@@ -133,16 +133,16 @@ class Hooks:
         self._monitor.stop()
 
     def step(self) -> None:
-        """The program says that a step begins: it alone decides from now on."""
+        """Begin a step because the program says so; from then on, only the program begins steps."""
         if self._live:
             self._steps.told(self._threads.now)
 
     def forked(self) -> None:
-        """This is a child process now: what is noted is its parent's."""
+        """Note nothing in this child process: the recording is its parent's."""
         self.stop()
 
     def said(self) -> list[str]:
-        """Sentences about what could not be watched: in programs that use PyTorch, for which it is more than lines."""
+        """Sentences about what could not be followed; that nothing is noted is one only if PyTorch is in use."""
         said = list(self._said)
         wanted = self._options.modules or self._options.lines
         if self.missing is not None and wanted and "torch" in sys.modules:
@@ -170,7 +170,7 @@ class Hooks:
         return said
 
     def failed(self, error: BaseException) -> None:
-        """An error of thence's: nothing is noted any longer."""
+        """Handle an internal error: warn, and note nothing any longer."""
         if self._live:
             _LOG.warning("thence: modules and lines are noted no longer: %r", error)
             self._said.append(
@@ -235,7 +235,7 @@ class Hooks:
         self._watch(inner, handler, "recomputation is")
 
     def outermost(self, thread: Thread, module: Any, frame: Any) -> None:
-        """A module is called outside of all others on its thread."""
+        """Note phase and step for the call of a module outside of all other modules on its thread."""
         if self._common.inside_node(thread):
             thread.phases.append(thread.phase)
             self._common.phase(thread, self._phases.recompute)
@@ -250,7 +250,7 @@ class Hooks:
             self._way.called_without_gradients()
 
     def over(self, thread: Thread) -> None:
-        """The call is over."""
+        """Note the phase after such a call."""
         if self._common.inside_node(thread):
             if thread.phases:
                 self._common.phase(thread, thread.phases.pop())
@@ -262,7 +262,7 @@ class Hooks:
             self._common.phase(thread, self._phases.none)
 
     def _optimizer_over(self, thread: Thread, frame: Any) -> None:
-        # Within GradScaler.step: its update ends the step.
+        # Within GradScaler.step (phase gradient), the step ends with GradScaler.update.
         scaled = thread.phase == self._phases.gradient
         if not scaled and self._backward is not None and not self._backward.inside():
             arguments = frame.f_locals.get("args")
@@ -274,6 +274,6 @@ class Hooks:
 
 
 def _cuda_is_used() -> bool:
-    """Whether PyTorch has begun to use CUDA: a program that has not is at its beginning, before any step."""
+    """Whether PyTorch has initialised CUDA; a program that has not done so is at its beginning, before any step."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda is not None and bool(cuda.is_initialized())

@@ -1,16 +1,16 @@
-"""The line of the user's own code that runs, as a chain of calls, noted as it changes.
+"""Notes the line of the user's own code that runs, with its chain of calls, whenever it changes.
 
-A line is watched until it has run `QUIET_RUNS` times without anything being launched meanwhile; then its events
-are switched off, and at a later step (`CHANCE_SECONDS`) it gets one more chance. A line that launched once stays on
-for good.
+A line is watched until it has run `QUIET_RUNS` times without a launch meanwhile; then its events are switched off. At
+a later step (`CHANCE_SECONDS`) they are switched on again for one run. A line that has launched once is watched until
+the recording ends.
 
-Switched-off lines leave no trace, so a place that is noted for a line must hold for them too. *Line X is noted with
-its number only where every line that can run right after it is watched* (`successors`): then the next event ends
-it, and what was launched in between is X's. Otherwise its place is that of the function, with the line 0. To keep
-numbers for lines that launch, the lines right after them are never switched off.
+Lines that are switched off cause no boundaries, so the place noted before them holds for them, too. *Line X is noted
+with its number only if every line that can run right after it is watched* (`successors`): then the next event ends
+X, and every launch in between belongs to X. Otherwise the place noted is that of the function, with the line 0. To keep
+the numbers of lines that launch, the lines right after them are never switched off.
 
-A function that ran `QUIET_CALLS` times without launching is not looked at any more; what it should launch later
-counts as its caller's. So what watching costs is bounded, whatever a program does.
+A function that was called `QUIET_CALLS` times without a launch is not watched any more; what it launches later is
+attributed to its caller. So the cost of watching is bounded for every program.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ __all__ = [
 QUIET_RUNS = 32
 QUIET_CALLS = 10_000
 BLIND_RUNS = 20_000
-"""Runs after which a line is switched off where the counter does not say what launched: every launch is recorded."""
+"""Runs after which a line is switched off if the counter does not work, because every launch is recorded instead."""
 CHANCE_SECONDS = 0.5
-"""How often lines that were switched off get another chance, at most: short steps would pay more than it tells."""
+"""The shortest time after which lines are switched on again: doing it at every short step would cost too much."""
 MOST_FUNCTIONS = 20_000
-"""Functions that are followed at most: a program can make them without end."""
+"""The most functions that are followed: a program can make any number of them."""
 MOST_PLACES = 200_000
-"""Places beyond which chains are no longer told apart, only lines."""
+"""The number of places from which on only lines are distinguished, not their chains of calls."""
 _MOST_FRAMES = 500
 
 
@@ -60,11 +60,11 @@ class Activation:
     """One call of a function.
 
     Attributes:
-        function: which.
+        function: the function that is called.
         table: places of the function's lines in this chain of calls.
         parent: place of the line that called it.
-        number: of the line that runs; 0 as long as none is known.
-        line: that line; None as long as it is not known.
+        number: number of the line that runs; 0 as long as no line is known.
+        line: state of that line; None as long as no line is known.
         moved: `Thread.moved` when the line began.
         began: `Thread.moved` when the call began; -1 as long as it has crossed no boundary.
     """
@@ -86,12 +86,12 @@ class Activation:
 
 
 class _Line:
-    """What is known of one line.
+    """The state of one line.
 
     Attributes:
-        quiet: how often it ran without anything being launched.
-        most: how often it may, before it is switched off.
-        loud: whether it has launched.
+        quiet: how often the line ran without a launch.
+        most: how often it may do so before it is switched off.
+        loud: whether it has launched something.
     """
 
     __slots__ = ("loud", "most", "quiet")
@@ -109,9 +109,9 @@ class Function:
         code: its code.
         lines: its lines by number.
         off: numbers of the lines that are switched off.
-        kept: numbers of those that are not to be: one that launches may run right before them.
-        wanted: whether some of the latter are switched off.
-        quiet: calls without any launch.
+        kept: numbers of the lines that must not be switched off, as they may run right after a line that launches.
+        wanted: whether some lines of `kept` are switched off.
+        quiet: number of calls without any launch.
     """
 
     __slots__ = ("_after", "_tables", "_watch", "code", "kept", "lines", "off", "quiet", "wanted")
@@ -128,14 +128,14 @@ class Function:
         self._watch = watch
 
     def table(self, parent: int) -> dict[int, int]:
-        """Places of its lines when it is called from a place; `place` fills it."""
+        """Places of the function's lines if it is called from the place `parent`; `place` fills the table."""
         found = self._tables.get(parent)
         if found is None:
             found = self._tables[parent] = {}
         return found
 
     def place(self, activation: Activation, number: int) -> int:
-        """The place of a line; of the function, where lines are not certain."""
+        """The place of a line, or of the function if a line that is switched off can run right after it."""
         exact = number and not (self.off and self.off & self.after(number))
         place = self._watch.place(self.code, activation.parent, number if exact else 0)
         activation.table[number] = place
@@ -148,19 +148,19 @@ class Function:
         return self._after.get(number, frozenset())
 
     def launched(self, number: int) -> None:
-        """A line launched something, for the first time."""
+        """Note that a line launched something, for the first time."""
         self.lines[number].loud = True
         self.kept |= self.after(number)
         self.wanted = bool(self.off & self.kept)
 
     def switch_off(self, number: int) -> None:
-        """A line has no events from now on."""
+        """Note that a line has no events from now on."""
         self.off.add(number)
         for table in self._tables.values():
             table.clear()
 
     def rearm(self) -> None:
-        """All lines are watched again; those that were switched off for one run."""
+        """Watch all lines again; those that were switched off, for one run."""
         for number in self.off:
             line = self.lines[number]
             line.most = line.quiet + 1
@@ -171,7 +171,7 @@ class Function:
         self._watch.monitor.rearm(self.code, ALL_LINES)
 
     def enter(self) -> Any:
-        """It is called."""
+        """Handle a call of the function."""
         if self.quiet >= QUIET_CALLS:
             return self._watch.monitor.disable
         if self.wanted:
@@ -180,13 +180,13 @@ class Function:
         stack = thread.stack
         activation = Activation(self, stack[-1].place() if stack else 0)
         stack.append(activation)
-        if self.off:  # its first line may be one of them
+        if self.off:  # its first line may be switched off
             self._watch.common.line(thread, activation.place())
             activation.began = thread.moved
         return None
 
     def leave(self) -> None:
-        """It returns, yields or fails: its caller's line goes on."""
+        """Handle that the function returns, yields or raises: its caller's line continues."""
         watch = self._watch
         thread = watch.threads.now
         stack = thread.stack
@@ -212,7 +212,7 @@ class Function:
                 watch.monitor.rearm(self.code, 0)
 
     def resume(self) -> Any:
-        """It goes on after a yield, in the middle of a line."""
+        """Handle that the function continues after a yield, in the middle of a line."""
         if self.quiet >= QUIET_CALLS:
             return self._watch.monitor.disable
         thread = self._watch.threads.now
@@ -231,7 +231,7 @@ class Function:
         place = stack[-1].place() if stack else thread.below
         if place == thread.line:
             return
-        # A thread that has left the user's code waits for more of it; the main thread may be in a library's.
+        # A thread that has left the user's code is taken to be waiting. The main thread may be in a library instead.
         idle = not stack and not thread.modules and thread.log is thread.forward
         ends = idle and thread.number != self._watch.main
         self._watch.common.line(thread, place, ENDS if ends else 0)
@@ -241,14 +241,14 @@ class Lines:
     """Notes the lines of the user's own code.
 
     Args:
-        common, threads: what is known of threads.
-        places: takes numbers for lines.
+        common, threads: the state of threads.
+        places: gives numbers to lines.
         is_own: whether a file is the user's.
 
     Attributes:
-        monitor: set by who makes both.
-        too_many: whether chains of calls were too many to be told apart.
-        main: the main thread's number.
+        monitor: set by the code that makes both objects.
+        too_many: whether there were too many chains of calls to distinguish them.
+        main: identifier of the main thread.
     """
 
     monitor: Monitor
@@ -282,7 +282,7 @@ class Lines:
                 at = at.f_back
 
     def step(self) -> None:
-        """A step begins: lines that were switched off get another chance."""
+        """Switch lines on again at the beginning of a step, for one run."""
         now = monotonic()
         due = now >= self._next_chance
         if due:
@@ -292,26 +292,26 @@ class Lines:
                 function.rearm()
 
     def place(self, code: CodeType, parent: int, number: int) -> int:
-        """The place of a line that is reached from another."""
+        """The place of a line in a call from the place `parent`."""
         if len(self._places) >= MOST_PLACES:
             self.too_many, parent = True, 0
         return self._places.number(Place(LINE, parent, code.co_qualname, code.co_filename, number))
 
     @property
     def most_runs(self) -> int:
-        """How often a line may run without any launch, before it is switched off."""
+        """How often a line may run without a launch before it is switched off."""
         return BLIND_RUNS if self.common.blind else QUIET_RUNS
 
     @staticmethod
     def judge(activation: Activation, line: _Line, thread: Thread) -> None:
-        """A line is over that was not known to launch."""
+        """Note at the end of a line, which was not known to launch, whether it did."""
         if thread.moved == activation.moved:
             line.quiet += 1
         else:
             activation.function.launched(activation.number)
 
     def activations(self, frame: FrameType | None) -> list[Activation]:
-        """The stack of a thread in a frame: where events were missed."""
+        """The activations of a frame and its callers, to rebuild the stack of a thread after missed events."""
         frames: list[tuple[Function, int]] = []
         while frame is not None and len(frames) < _MOST_FRAMES:
             function = self.monitor.handler(frame.f_code)
@@ -325,10 +325,10 @@ class Lines:
             stack.append(activation)
         return stack
 
-    def on_line(  # noqa: C901 - every call would cost more than what it does
+    def on_line(  # noqa: C901 - helper functions would cost more than their work
         self, failed: Callable[[BaseException], None]
     ) -> Callable[[CodeType, int], Any]:
-        """The callback of `sys.monitoring` for lines that begin; `failed` is told of its errors."""
+        """Returns the callback of `sys.monitoring` for lines that begin; it passes its errors to `failed`."""
         threads, common, note = self.threads, self.common, self.common.note
         own, disable = common.own, self.monitor.disable
         activations, judge = self.activations, self.judge

@@ -1,9 +1,9 @@
-"""Which module of PyTorch is being called, by its path in the outermost one.
+"""Notes which PyTorch module is being called, by its path in the outermost module.
 
-Paths are those that users know from ``named_modules``: ``model.layers.3.self_attn``. What FSDP, DDP,
-torch.compile, PEFT, checkpointing and DeepSpeed wrap around a module leaves no part in them. A module that has two
-paths has the first. Modules outside of the first model that was called have the class of their own outermost
-module before their path: ``Discriminator.layers.0``.
+Paths are those of ``named_modules``: ``model.layers.3.self_attn``, without parts for the wrappers that FSDP, DDP,
+torch.compile, PEFT, checkpointing and DeepSpeed put around modules. A module with two paths gets the first. Modules
+outside of the first model that was called have the class of their own outermost module before their path:
+``Discriminator.layers.0``.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _WRAPPERS = {
     "DeepSpeedEngine": "module",
     "BaseTuner": "model",
 }
-"""Classes that wrap one module, and the attribute that it is in."""
+"""Classes that wrap one module, and the attribute that holds it."""
 _BASE = "base_model"
-"""Attribute of PEFT's models, whose classes have many names, that a tuner (`LoraModel`) is in."""
+"""The attribute of PEFT's models, whose classes have many names, that holds a tuner (`LoraModel`)."""
 _MOST_SEARCHES = 100
-"""How often a module that no model is known to hold is looked for, by its class and the module around it: a program
-may make one for every call."""
+"""How often modules that are not known yet are searched for in the models, for each class and module around it: a
+program may make a new module for every call."""
 
 
 class ModulePaths:
     """Places of modules.
 
     Args:
-        places: takes numbers for them.
-        named: told of the address of each module that gets a place, and its number; 0: it is gone.
+        places: gives numbers to them.
+        named: called with the address and the number of each module that gets a place; with 0 when it is freed.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class ModulePaths:
         self._searched: dict[tuple[int, type], int] = {}
 
     def number(self, module: Any, around: int) -> int:
-        """The place of a module that is called inside another one, or outside of all (0)."""
+        """The place of a module that is called inside the module at place `around`, or outside of all modules (0)."""
         found = self._numbers.get(id(module))
         return found if found is not None else self._new(module, around)
 
     def path(self, number: int) -> str | None:
-        """The path of a place: empty for the first model itself, None for no module."""
+        """The path of a place: empty for the first model itself, None for the place of no module."""
         return "" if number in self._whole else self._places[number].name
 
     def get(self, module: Any) -> int | None:
-        """The place of a module that has one."""
+        """The place of a module; None if it has no place yet."""
         return self._numbers.get(id(module))
 
     def _new(self, module: Any, around: int) -> int:
-        if around:  # it came to be after the model around it, or is kept in no attribute
+        if around:  # made after the model around it was named, or in no attribute of it
             parent = self._places[around]
             name = self._found(module, around) or f"{parent.name}.{class_name(module)}"
             self._keep(module, self._places.number(Place(MODULE, around, name, class_name(module))))
@@ -82,7 +82,7 @@ class ModulePaths:
         return self._numbers[id(module)]
 
     def _found(self, module: Any, around: int) -> str | None:
-        """The path of a module that has come to be in a model that was named before."""
+        """The path of a module that was added to a model after the model had been named; None if none holds it."""
         searched = self._searched.get((around, type(module)), 0)
         self._searched[around, type(module)] = searched + 1
         if searched >= _MOST_SEARCHES:
@@ -95,7 +95,7 @@ class ModulePaths:
         return None
 
     def _name_all(self, root: Any) -> None:
-        """Name every module of one that is called outside of all others."""
+        """Name every module of a model that is called outside of all other modules."""
         inside = {id(one) for _, one in paths(root)}
         for prefix, ref in tuple(self._roots.items()):
             if (other := ref()) is None or id(
@@ -104,7 +104,7 @@ class ModulePaths:
                 del self._roots[prefix]
         name = class_name(root)
         prefix = ""
-        if len(inside) > 1:  # a loss by itself needs no number
+        if len(inside) > 1:  # a single module, such as a loss, gets no number
             prefix = self._register(root, name)
             name = prefix.removesuffix(".") or name
         whole = self._places.number(Place(MODULE, 0, name, class_name(root)))
@@ -117,7 +117,7 @@ class ModulePaths:
                 continue
             named.add(id(module))
             if path not in above:
-                # Paths in the first model begin with its parts, as users know them, not with itself.
+                # Paths in the first model begin with its parts, as in named_modules, not with its own name.
                 parent = above.get(path.rpartition(".")[0], whole)
                 around = parent if prefix or parent != whole else 0
                 place = Place(MODULE, around, prefix + path, class_name(module))
@@ -125,7 +125,7 @@ class ModulePaths:
             self._keep(module, above[path])
 
     def _register(self, root: Any, name: str) -> str:
-        """What stands before the paths in a model; the first one's are as they are."""
+        """The prefix of the paths in a model; empty for the first model."""
         kinds = [class_name(other) for ref in self._roots.values() if (other := ref()) is not None]
         number = kinds.count(name)
         prefix = f"{name}_{number}." if number else f"{name}." if kinds else ""
@@ -140,7 +140,7 @@ class ModulePaths:
         self._numbers[key] = number
         self._named(key, number)
 
-        def gone(_ref: object) -> None:  # another object may get its id
+        def gone(_ref: object) -> None:  # another object may get the same id
             self._numbers.pop(key, None)
             self._alive.pop(key, None)
             self._named(key, 0)
@@ -149,7 +149,7 @@ class ModulePaths:
 
 
 def class_name(module: Any) -> str:
-    """The class that the user knows a module by: that of what is wrapped, without what FSDP2 puts before it."""
+    """The name of a module's class as the user knows it: that of the wrapped module, without the prefix of FSDP2."""
     while (wrapped := _wrapped(module)) is not None:
         module = wrapped[1]
     kinds = type(module).__mro__
@@ -159,9 +159,9 @@ def class_name(module: Any) -> str:
 
 
 def paths(root: Any) -> Iterator[tuple[str, Any]]:
-    """The path of each module in a model without the parts of wrappers, outer ones first.
+    """The path of each module in a model, without the parts of wrappers, and the module; outer modules come first.
 
-    A wrapper and what it wraps have the same path. A module that is kept twice comes twice.
+    A wrapper and the module that it wraps have the same path. A module in two attributes comes twice.
     """
     waiting: list[tuple[str, Any]] = [("", root)]
     seen: set[int] = set()
@@ -181,7 +181,7 @@ def paths(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _wrapped(module: Any) -> tuple[str, Any] | None:
-    """Name and value of the attribute that holds what a wrapper wraps; None for other modules."""
+    """Name and value of the attribute that holds the module which a wrapper wraps; None for other modules."""
     children = module._modules  # noqa: SLF001
     for kind in type(module).__mro__:
         name = _WRAPPERS.get(kind.__name__)
@@ -197,10 +197,10 @@ class ModuleCalls:
     """Notes the calls of modules: the `Handler` of ``nn.Module._wrapped_call_impl``.
 
     Args:
-        common, threads: what is known of threads.
+        common, threads: the state of threads.
         module_paths: names modules.
-        outermost: told of each call outside of all others that it begins, with the frame of the call, and that
-            it is over.
+        outermost: called at the beginning of each call outside of all other modules, with the frame of the call.
+        over: called at the end of each such call.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class ModuleCalls:
         self._over = over
 
     def enter(self) -> None:
-        """A module is called."""
+        """Handle a call of a module."""
         thread = self._threads.now
         frame = sys._getframe(2)  # noqa: SLF001 - no other way to the caller's frame
         module = frame.f_locals["self"]
@@ -233,7 +233,7 @@ class ModuleCalls:
             self._common.module(thread, place)
 
     def leave(self) -> None:
-        """The call is over."""
+        """Handle the end of a call."""
         thread = self._threads.now
         modules = thread.modules
         if not modules:
@@ -246,4 +246,4 @@ class ModuleCalls:
             self._over(thread)
 
     def resume(self) -> None:
-        """It is no generator."""
+        """Do nothing: the function is no generator."""

@@ -1,11 +1,12 @@
-"""Events of Python code from `sys.monitoring` (Python 3.12 and newer), for one tool of ours.
+"""Events of Python code from `sys.monitoring` (Python 3.12 and newer), for one tool id of thence.
 
-Every code object that we care about has a `Handler`; all others answer `DISABLE` once and then cost nothing. A
-handler's events are set on its own code object, except for beginnings and resumptions, by which code is found, and
-for exceptions that leave a function or are thrown into a generator, which `sys.monitoring` has for all code or none.
+Every code object that is followed has a `Handler`; for all others the first event returns `DISABLE`, and later ones
+cost nothing. A handler's events are set on its own code object, with two exceptions: the beginning and the resumption
+of functions, by which code is found, and exceptions that leave a function or are thrown into a generator, which
+`sys.monitoring` only has for all code or none.
 
-Callbacks run with events off, so nothing that they call is seen. What they raise would be raised in the program:
-the first error ends the watching, and is told.
+Callbacks run with events off, so the code that they call causes no events. An exception in a callback would be raised
+in the program, so it is caught: the first one ends the watching, and is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["ALL_LINES", "CALLS", "EVENTS", "Handler", "Monitor", "free_id", "why
 
 _NAME = "thence"
 _IDS = (3, 4)
-"""Those that no kind of tool has a claim to: 0 is of debuggers, 1 of coverage, 2 of profilers, 5 of optimizers."""
+"""Tool ids that are not reserved: 0 is for debuggers, 1 for coverage, 2 for profilers, 5 for optimizers."""
 _monitoring: Any = getattr(sys, "monitoring", None)
 EVENTS: Any = getattr(_monitoring, "events", None)
 CALLS: int = EVENTS.PY_START | EVENTS.PY_RETURN if EVENTS else 0
@@ -34,19 +35,19 @@ ALL_LINES: int = (
 
 
 class Handler(Protocol):
-    """What is done at the events of one code object.
+    """Handles the events of one code object.
 
     The frame of the code is `sys._getframe(2)` in each of these methods.
     """
 
     def enter(self) -> Any:
-        """The function begins; may return `Monitor.disable`, to be called no more."""
+        """Handle the beginning of the function; may return `Monitor.disable`, to be called no more."""
 
     def leave(self) -> None:
-        """It returns, yields, or an exception leaves it."""
+        """Handle that the function returns, yields, or is left by an exception."""
 
     def resume(self) -> Any:
-        """It goes on after a yield, in the middle of a line; may return the same."""
+        """Handle that it continues after a yield, in the middle of a line; may return `Monitor.disable`."""
 
 
 def why_not() -> str | None:
@@ -61,20 +62,20 @@ def why_not() -> str | None:
 
 
 def free_id() -> int | None:
-    """An id that no tool has taken."""
+    """A tool id that no tool uses; None if there is none."""
     free = [number for number in _IDS if _monitoring.get_tool(number) is None]
     return free[0] if free else None
 
 
 class Monitor:
-    """Our use of `sys.monitoring`.
+    """Follows code objects by `sys.monitoring`.
 
     Args:
-        unknown: makes the handler of a code object that begins for the first time, and sets its events; None
-            for code that is not to be followed.
-        lines: makes the callback for lines, when watching begins. It gets code and line, in whose frame
-            `sys._getframe(1)` is, and may return `disable`.
-        failed: told of an error of ours, after which nothing is watched.
+        unknown: makes the handler of a code object that begins for the first time, and sets its events; returns
+            None for code that is not to be followed.
+        lines: makes the callback for lines, when watching begins. The callback gets code and line, may return
+            `disable`, and finds the frame of the code by `sys._getframe(1)`.
+        failed: called with an internal error, after which nothing is watched.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Monitor:
         self._failed = failed
         self._tool: int | None = None
         self._handlers: dict[int, Handler] = {}
-        self._codes: dict[int, CodeType] = {}  # keeps them alive, so that ids stay theirs
+        self._codes: dict[int, CodeType] = {}  # keeps them alive, so that no other object gets the same id
         self.disable: Any = getattr(_monitoring, "DISABLE", None)
 
     def watch(self, code: CodeType, handler: Handler, events: int) -> None:
@@ -103,7 +104,7 @@ class Monitor:
         return self._handlers.get(id(code))
 
     def rearm(self, code: CodeType, events: int) -> None:
-        """Have all locations of a code object told of (again), those that were disabled too."""
+        """Set the events of a code object anew, which enables them also at locations where they were disabled."""
         self._codes[id(code)] = code
         if self._tool is not None:
             _monitoring.set_local_events(self._tool, code, 0)
@@ -113,7 +114,7 @@ class Monitor:
         """Begin.
 
         Args:
-            everywhere: see every function begin, for `unknown`; otherwise only those that are watched.
+            everywhere: receive the beginning of every function, for `unknown`; else only of those that are watched.
         """
         self._tool = free_id()
         assert self._tool is not None
@@ -124,7 +125,7 @@ class Monitor:
         _monitoring.set_events(self._tool, always | (begins if everywhere else 0))
 
     def stop(self) -> None:
-        """No event from now on."""
+        """Receive no events from now on, and free the tool id."""
         tool, self._tool = self._tool, None
         if tool is None or _monitoring.get_tool(tool) != _NAME:
             return

@@ -1,4 +1,4 @@
-"""Which files hold the user's own code, asked for every function that begins."""
+"""Decides which files hold the user's own code; called for every function that begins for the first time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = str(Path(__file__).parents[2])
 
 
 class OwnFiles:
-    """Files of the user's, each asked about once.
+    """Whether a file is the user's, with a cache by file name.
 
     Args:
         own: further packages, folders or files whose code counts as the user's own.

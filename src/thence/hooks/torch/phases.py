@@ -1,4 +1,4 @@
-"""Which part of a training step runs: by the functions of PyTorch that are it."""
+"""Notes which phase of a training step runs, by calls of the PyTorch functions that make it up."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _OF_PHASE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "input": {"torch.utils.data.dataloader": ("_BaseDataLoaderIter.__next__",)},
 }
-"""Functions of PyTorch by the phase that they are, and by module."""
+"""Functions of PyTorch whose calls are a phase, by phase and module."""
 
 
 class PhasePlaces:
     """Numbers of phases (`thence.model.phases.Phase`).
 
     Args:
-        places: takes them.
+        places: gives the numbers.
     """
 
     def __init__(self, places: Places) -> None:
@@ -62,12 +62,12 @@ class PhasePlaces:
 
 
 class PhaseCalls:
-    """A `Handler` of functions that are a phase.
+    """A `Handler` of functions whose calls are a phase.
 
     Args:
-        common, threads: what is known of threads.
-        phase: place of the phase.
-        over: told of the frame of each call that is over and in no other call of the same phase.
+        common, threads: the state of threads.
+        phase: number of the phase's place.
+        over: called with thread and frame at the end of each call that is not inside another one of the same phase.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class PhaseCalls:
         self._over = over
 
     def enter(self) -> None:
-        """A function of the phase is called."""
+        """Handle a call of such a function: the phase begins."""
         thread = self._threads.now
         thread.phases.append(thread.phase)
         self._common.phase(thread, self._phase)
 
     def leave(self) -> None:
-        """It is over."""
+        """Handle the end of the call: the phase around it continues."""
         thread = self._threads.now
         if not thread.phases:
             return  # it began before the recording
@@ -98,14 +98,14 @@ class PhaseCalls:
             self._over(thread, sys._getframe(2))  # noqa: SLF001 - no other way to the caller's frame
 
     def resume(self) -> None:
-        """It is no generator."""
+        """Do nothing: the function is no generator."""
 
 
 def phase_functions(found: Callable[[str, CodeType], None]) -> list[Callable[[], None]]:
-    """Tells of each function that is a phase, as soon as its module is there.
+    """Calls `found` with phase and code of each function of `_OF_PHASE`, as soon as its module has been imported.
 
     Returns:
-        functions after which those that have not come yet are waited for no longer.
+        functions that cancel the waiting for modules that have not been imported yet.
     """
 
     def look(phase: str, names: tuple[str, ...], module: Any) -> None:
@@ -125,7 +125,7 @@ def phase_functions(found: Callable[[str, CodeType], None]) -> list[Callable[[],
 
 
 def code_of(module: Any, name: str) -> CodeType | None:
-    """The code of a function of a module, below its decorators; None where this PyTorch has no such function."""
+    """The code of a module's function without its decorators; None if this PyTorch has no such function."""
     function: Any = module
     for part in name.split("."):
         function = getattr(function, part, None)
@@ -136,7 +136,7 @@ def code_of(module: Any, name: str) -> CodeType | None:
 
 
 def inner_code(code: CodeType | None, name: str) -> CodeType | None:
-    """The code of a function that is defined in another, at any depth."""
+    """The code of a function that is defined inside another one, at any depth; None if there is none."""
     return next((one for one in _inside(code) if one.co_name == name), None)
 
 

@@ -1,7 +1,7 @@
-"""The collectives of PyTorch, labelled for as long as a recording runs.
+"""Labels the collectives of PyTorch for as long as a recording runs.
 
-A recording may begin before torch is imported, or while it is. Then imports are watched until torch is
-there. Whatever comes, it is there when CUDA is initialised, and no kernel of NCCL runs before that.
+A recording may begin before torch is imported, or during its import. Then imports are watched until torch has
+been imported. This is the case at the latest when CUDA is initialised, and no kernel of NCCL runs before that.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LOG = logging.getLogger("thence.recorder")
 
 
 class CollectiveLabels:
-    """Switches `thence.torch.label_collectives` on, and off again if nobody else wanted it.
+    """Switches the labels of `thence.torch.label_collectives` on, and off again if no one else holds them.
 
-    Nothing here raises, initialises CUDA or waits for its lock: it may be called from within
-    torch.cuda's own initialisation.
+    Nothing here raises, initialises CUDA or waits for the lock of torch.cuda's initialisation: it may be
+    called from within that initialisation.
     """
 
     def __init__(self) -> None:
@@ -34,29 +34,29 @@ class CollectiveLabels:
         self._no_longer: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """Now, or as soon as torch is there."""
+        """Label collectives from now on, or as soon as torch has been imported."""
         self._waiting = True
         if torch_is_being_imported():
             self._no_longer.append(when_imported("torch.cuda", self._ask_cuda))
         self._no_longer.append(when_imported("torch", lambda _torch: self._install()))
 
     def end(self) -> None:
-        """Labels no longer, unless others asked for them, too."""
+        """Stop labelling, unless other holders want the labels."""
         self._stop_waiting()
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
 
     def forked(self) -> None:
-        """This is a child process: what is installed stays, and costs little without a listener.
+        """Leave the labels installed in this child process, where they cost little without a consumer.
 
-        To take it back would need torch's lock, which another thread of the parent may have held.
+        Removing them needs a lock of torch's, which another thread of the parent may have held.
         """
         self._stop_waiting()
         self._leave = None
 
     def _ask_cuda(self, torch_cuda: Any) -> None:
-        """Does what torch.cuda._lazy_call does, without its lock."""
+        """Queue the installation for CUDA's initialisation, as torch.cuda._lazy_call does, but without its lock."""
         calls = getattr(torch_cuda, "_queued_calls", None)
         if isinstance(calls, list):
             calls.append((self._install, []))

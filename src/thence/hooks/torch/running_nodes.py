@@ -1,8 +1,9 @@
-"""Whether the compiled probe can tell which node of autograd's runs (``_nodes.c``), tried out.
+"""Tests whether the compiled probe can read which autograd node runs (``_nodes.c``).
 
-PyTorch's library exports a function that returns the node, and a node holds its number and its thread's, but
-where is nowhere promised. So nothing is known at first, and hooks are set (`BackwardCalls`): as some of these nodes
-run, what the probe finds is compared with what Python knows of them. Once it agreed nodes need no hooks.
+PyTorch's library exports a function that returns the node, and a node holds its number and the number of the thread
+that made it, but their offsets are not documented. So hooks are set at first (`BackwardCalls`): when some of the nodes
+with hooks run, the values that the probe reads are compared with those that Python reports. Once enough nodes have
+agreed, no hooks are needed.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ if TYPE_CHECKING:
 __all__ = ["VARIABLE", "RunningNodes", "library_function"]
 
 VARIABLE = "THENCE_BACKWARD"
-"""Environment variable: ``hooks`` always sets hooks."""
+"""Environment variable: with ``hooks``, hooks are always set."""
 _CURRENT = "_ZN5torch8autograd16get_current_nodeEv"
 """``torch::autograd::get_current_node``"""
 _THREAD = "_ZN2at14RecordFunction15currentThreadIdEv"
 """``at::RecordFunction::currentThreadId``"""
 _ENOUGH = 3
-"""Nodes, of different numbers, that have to agree."""
+"""How many nodes with different numbers have to agree."""
 _HEAD = 16
-"""Bytes of a Python object before what is its own."""
+"""Bytes of the header of a Python object."""
 
 
 class RunningNodes:
-    """The nodes that run, by the compiled probe.
+    """Reads the autograd nodes that run, by the compiled probe.
 
     Args:
         torch: the package.
         native: the compiled probe.
-        places: where nodes were made.
+        places: the places in which nodes were made.
 
     Attributes:
-        trouble: why they are not known; None if they are.
+        trouble: why nodes cannot be read (yet); None if they can.
     """
 
     def __init__(self, torch: Any, native: ModuleType, places: NodePlaces) -> None:
@@ -70,12 +71,12 @@ class RunningNodes:
                 self.trouble = "this PyTorch does not tell of its nodes as thence knows it"
 
     def called(self) -> None:
-        """The calling thread calls the engine, and is likely to have made the nodes."""
+        """Note the calling thread, which calls the engine: it has probably made the nodes."""
         if self._trying:
             self._maker = self.native.maker()
 
     def look(self) -> None:
-        """The calling thread runs a node: see whether the probe finds the same one."""
+        """Test on the node that the calling thread runs whether the probe reads the same node."""
         if self._trying:
             try:
                 self._look()
@@ -86,11 +87,11 @@ class RunningNodes:
     def _look(self) -> None:
         core = self._torch._C  # noqa: SLF001 - no public name
         node = core._current_autograd_node()  # noqa: SLF001
-        if node is None or isinstance(node, core._FunctionBase):  # noqa: SLF001 - kept otherwise
+        if node is None or isinstance(node, core._FunctionBase):  # noqa: SLF001 - laid out differently
             return
         number = node._sequence_nr()  # noqa: SLF001 - no public name
         if type(node).__basicsize__ != self._size or number in (LEAF, *self._agreed):
-            return  # its object is not only a pointer to it
+            return  # not tested: its object holds more than a pointer to the node, or its number is no new one
         agrees = self.native.try_node(id(node), number, self._maker)
         if agrees is None:
             return
@@ -105,7 +106,7 @@ class RunningNodes:
 
 
 def library_function(torch: Any, name: str) -> int:
-    """Address of a function of PyTorch's library, by the name that its compiler gave it; 0 where it has none."""
+    """Address of a function of PyTorch's library by its mangled name; 0 if the library has no such function."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         function = getattr(ctypes.CDLL(str(path) if path.exists() else None), name)

@@ -1,8 +1,8 @@
-"""Modules and lines by the stack, as the compiled probe reads it at each launch (`thence.boundaries.chains`).
+"""Follows modules and lines by the stack, which the compiled probe reads at each launch (`thence.boundaries.chains`).
 
-So neither a call of a module nor a line needs Python code of ours: the callbacks of `sys.monitoring` are compiled
-(``_events.c``). They tell Python of modules that have no place yet, of calls outside of all other modules, and of
-nothing else; and they note in which chain autograd nodes are made, for the backward pass.
+So no Python code runs at calls of modules and at lines: the callbacks of `sys.monitoring` are compiled (``_events.c``).
+They only call Python for modules that have no place yet, and for calls outside of all other modules. They note in which
+chain autograd nodes are made, for the backward pass.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 __all__ = ["OwnFunctions", "StackCommon", "StackModules", "StackMonitor", "counter_of_nodes"]
 
 MOST_FUNCTIONS = 20_000
-"""Functions that are followed at most: a program can make them without end, and they are kept alive."""
+"""The most functions that are followed: a program can make any number of them, and they are kept alive."""
 _CALLS_WITHOUT_NODES = 2
-"""Calls of a model after which a program that made no autograd node so far is not looked at for them."""
+"""Calls of a model after which the events of lines are switched off, if no autograd node was made so far."""
 _SEQUENCE = "_ZN2at15sequence_number4peekEv"
 """``at::sequence_number::peek``: the number of the next autograd node of the calling thread."""
 
 
 class StackCommon(Common):
-    """`Common`, where chains are read.
+    """`Common` for recordings that read chains from stacks.
 
     Args:
-        log, places: as there.
-        chains: what is read.
+        log, places: as in `Common`.
+        chains: the chains that are read.
     """
 
     def __init__(self, log: BoundaryLog, places: Places, chains: Chains) -> None:
@@ -58,8 +58,8 @@ class StackCommon(Common):
         self._lock = threading.RLock()
 
     def joined(self, thread: Thread) -> None:
-        """A thread crosses its first boundary; nodes that it made before are known already."""
-        if self._chains.native.in_node():  # a thread of autograd's, that runs nothing else
+        """Prepare for the first boundary of a thread; nodes that it made before are known already."""
+        if self._chains.native.in_node():  # a thread of the engine, which runs nothing else
             thread.phase = self._chains.phases[0]
         with self._lock:
             self._drain()
@@ -71,7 +71,7 @@ class StackCommon(Common):
             self._claimed.add(native)
 
     def made(self, _thread: Thread) -> None:
-        """Have the logs of all threads complete."""
+        """Bring the logs of all threads up to date."""
         self._chains.native.here()
         self._drain()
 
@@ -95,7 +95,7 @@ class StackCommon(Common):
 
     def leave_engine(self, thread: Thread, state: tuple[Any, ...]) -> bool:
         """See `Common`."""
-        if thread.log is not state[0][-1]:  # it ran nodes that have hooks
+        if thread.log is not state[0][-1]:  # it ran nodes with hooks
             self.make_in(thread, state[0][-1])
         super().leave_engine(thread, state[0])
         return bool(self._chains.native.leave_engine(state[1]))
@@ -103,7 +103,7 @@ class StackCommon(Common):
     def begin_node(self, _thread: Thread, module: int | None, line: int | None) -> None:
         """See `Common`."""
         if module is None or line is None:
-            return  # as the node before it
+            return  # the places of the node before hold
         self._chains.native.go_below(0, 1, module, line)
         if self._log.observer is not None:
             for place in (module, line):
@@ -123,10 +123,10 @@ class StackCommon(Common):
                     self._made(native, rows[mine], modules[mine].tolist(), lines[mine].tolist())
 
     def _made(self, native: int, rows: Any, modules: list[int], lines: list[int]) -> None:
-        """A thread made nodes."""
+        """Note the nodes that a thread made, given as rows of `Chains.take_made` and their places."""
         begins, end = rows["begin"].tolist(), int(rows["end"][-1])
         log = self._logs.get(native)
-        if log is None or begins[0] < log.upcoming:  # another thread had its number
+        if log is None or begins[0] < log.upcoming:  # an earlier thread had the same number
             log = self._logs[native] = ForwardLog(makers=self.makers)
             self._claimed.discard(native)
         if begins[0] > log.upcoming:
@@ -138,11 +138,11 @@ class OwnFunctions:
     """The functions of the user's own code.
 
     Args:
-        chains: told of them.
+        chains: where they are registered.
         is_own: whether a file is the user's.
 
     Attributes:
-        monitor: set by who makes both.
+        monitor: set by the code that makes both objects.
     """
 
     monitor: Monitor
@@ -156,14 +156,14 @@ class OwnFunctions:
         chains.observed = self.arm
 
     def unknown(self, code: CodeType) -> None:
-        """A function is called for the first time."""
+        """Register a function that is called for the first time, if it is the user's."""
         if self._is_own(code.co_filename) and len(self._codes) < MOST_FUNCTIONS:
             self._codes.append(code)
             self._chains.own(code)
             self.monitor.rearm(code, self._events)
 
     def follow_running(self) -> None:
-        """Know the functions that run already, on all threads."""
+        """Register the functions that run already, on all threads."""
         for frame in sys._current_frames().values():  # noqa: SLF001 - no other name
             at: FrameType | None = frame
             while at is not None:
@@ -172,13 +172,13 @@ class OwnFunctions:
                 at = at.f_back
 
     def called_without_gradients(self) -> None:
-        """A model is called: where no autograd node was ever made, their lines need not be followed."""
+        """Count a call of a model; after two, lines are not followed if no autograd node has been made."""
         self._calls += 1
         if self._calls == _CALLS_WITHOUT_NODES and self._chains.native.go_idle():
             self._switch(0)
 
     def arm(self) -> None:
-        """Follow lines (again): a node was made, or a capture began."""
+        """Follow lines (again), because a node was made or an observer was set."""
         self._calls = 0
         if self._events != ALL_LINES:
             self._switch(ALL_LINES)
@@ -190,12 +190,12 @@ class OwnFunctions:
 
 
 class StackModules:
-    """Calls of modules, as ``_events.c`` tells of them.
+    """Handles the calls of modules that ``_events.c`` reports.
 
     Args:
-        threads: what is known of threads.
+        threads: the state of threads.
         module_paths: names modules.
-        outermost, over, failed: as `ModuleCalls` and `Monitor` have them.
+        outermost, over, failed: as in `ModuleCalls` and `Monitor`.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class StackModules:
         self._failed = failed
 
     def begins(self, module: Any, is_outermost: int, around: int) -> None:
-        """A module is called that has no place yet, or outside of all others."""
+        """Handle the call of a module that has no place yet, or of a module outside of all other modules."""
         try:
             self._paths.number(module, around)
             if is_outermost:
@@ -223,7 +223,7 @@ class StackModules:
             self._failed(error)
 
     def ends(self) -> None:
-        """The outermost call is over."""
+        """Handle the end of a call outside of all other modules."""
         try:
             self._over(self._threads.now)
         except Exception as error:  # noqa: BLE001 - the program comes first
@@ -234,12 +234,12 @@ class StackMonitor(Monitor):
     """`Monitor`, with the callbacks of ``_events.c``.
 
     Args:
-        chains: told of all code that is watched.
-        functions: of the user's.
-        failed: as there.
+        chains: where all code that is watched is registered.
+        functions: the user's functions.
+        failed: as in `Monitor`.
 
     Attributes:
-        modules: told of calls of modules; set by who makes both.
+        modules: handles calls of modules; set by the code that makes both objects.
     """
 
     modules: StackModules
@@ -291,7 +291,7 @@ class StackMonitor(Monitor):
 
 
 def counter_of_nodes(torch: Any) -> int:
-    """Address of the function that tells the number of the next autograd node; 0 where there is none."""
+    """Address of the function that returns the number of the next autograd node; 0 if there is none that works."""
     address = library_function(torch, _SEQUENCE)
     if not address:
         return 0

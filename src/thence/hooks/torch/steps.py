@@ -1,13 +1,13 @@
-"""Where a step of the program ends and the next one begins, without being told.
+"""Detects where a step of the program ends and the next one begins, if the program does not say so.
 
-Where the recording begins before PyTorch uses CUDA, the first step begins with the first call of a model: making and
-loading the model is no part of it. Else it begins with the recording.
+If the recording begins before PyTorch uses CUDA, the first step begins with the first call of a model, so that it does
+not include making and loading the model. Otherwise it begins with the recording.
 
-In training a step ends with the optimizer's; of several optimizers with that of the last one before the first one's
-turn comes again, which is known after one turn. Of an optimizer that a gradient scaler steps, or leaves out because
-gradients overflowed, a step ends with the scaler's update. Before any optimizer stepped, each call without gradients
-of the model that is called most begins a step: prefill or decode, where its input is token ids. Who calls
-`recording.step` decides alone from then on.
+In training, a step ends with the step of the optimizer. With several optimizers it ends with the last of them to step
+before the first one steps again, which is known after one round. If a gradient scaler steps the optimizer, or skips it
+because gradients overflowed, the step ends with the scaler's update. As long as no optimizer has stepped, each call
+without gradients of the model that is called most begins a step: prefill or decode, if its input is token ids. Once the
+program calls `recording.step`, only these calls begin steps.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Steps:
     """Notes steps.
 
     Args:
-        common: what is known of threads.
-        places: takes numbers.
-        begins: told of each step.
+        common: the state that threads share.
+        places: gives numbers.
+        begins: called at the beginning of each step.
     """
 
     def __init__(self, common: Common, places: Places, begins: Callable[[], None]) -> None:
@@ -55,23 +55,23 @@ class Steps:
         self._most = 0
 
     def begin(self, thread: Thread, detail: str | None = None) -> None:
-        """A step begins. Steps are told apart by their order: a number in their names would never end."""
+        """Begin a step. All have one name, and are identified by their order: with numbers, places would never end."""
         self._any = True
         self._common.cross(thread, self._places.number(Place(STEP, 0, _NAME, detail)))
         self._begins()
 
     def told(self, thread: Thread) -> None:
-        """The program says that a step begins."""
+        """Begin a step because the program says so."""
         self._told = True
         self.begin(thread)
 
     def differentiated(self, thread: Thread) -> None:
-        """A module is called outside of all others, with gradients."""
+        """Handle the call of a module outside of all other modules, with gradients: it may begin the first step."""
         if not self._any:
             self.begin(thread)
 
     def optimizer_stepped(self, thread: Thread, optimizer: Any) -> None:
-        """An optimizer has changed the parameters, or the gradient scaler that calls it was updated."""
+        """Handle that an optimizer has changed the parameters, or that the gradient scaler around it was updated."""
         self._trains = True
         if self._told:
             return
@@ -89,7 +89,7 @@ class Steps:
             self.begin(thread)
 
     def model_called(self, thread: Thread, model: Any, frame: Any) -> None:
-        """A module is called outside of all others, without gradients."""
+        """Handle the call of a module outside of all other modules, without gradients."""
         if self._told or self._trains or not model._modules:  # noqa: SLF001 - `children` makes a generator
             return
         if len(self._calls) > _MOST_MODELS:
@@ -102,13 +102,13 @@ class Steps:
 
 
 def tokens(arguments: dict[str, Any]) -> str | None:
-    """Which part of serving a call of a language model is, its batch size and the number of tokens of each.
+    """Prefill or decode, for a call of a language model, with its batch size and the number of tokens per sequence.
 
     Args:
         arguments: ``args`` and ``kwargs`` of the call.
 
     Returns:
-        such as ``decode batch=4 tokens=1``; None for other models.
+        a text such as ``decode batch=4 tokens=1``; None for other models.
     """
     given = next((v for name in _INPUTS if (v := arguments["kwargs"].get(name)) is not None), None)
     if given is None and arguments["args"]:

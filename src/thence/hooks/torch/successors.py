@@ -1,4 +1,4 @@
-"""Which lines of a function can run right after which."""
+"""Finds which lines of a function can run right after each line."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
 def successors(code: CodeType) -> dict[int, frozenset[int]]:
-    """For each line, the other lines that can run next in the same call, by any jump or exception.
+    """For each line, the other lines that can run next in the same call, through any jump or exception.
 
-    Instructions without a line pass on to those after them: no line begins there.
+    Instructions without a line are skipped over to the instructions after them, as no line begins there.
     """
     instructions = list(dis.get_instructions(code))
     index = {one.offset: at for at, one in enumerate(instructions)}
@@ -70,9 +70,9 @@ def _next_lines(at: int, edges: list[list[int]], lines: list[int | None]) -> set
 def _handlers(code: CodeType) -> list[tuple[int, int, int]]:
     """Start, end and target (byte offsets) of every range whose exceptions are handled.
 
-    The format is described in CPython's ``Objects/exception_handling_notes.txt``: numbers of six bits a byte, the
-    first with bit 7 set at the beginning of an entry, bit 6 where the number goes on; start, length, target in
-    units of two bytes, and depth.
+    The format is described in CPython's ``Objects/exception_handling_notes.txt``: an entry is the numbers start, length
+    and target, in units of two bytes, and depth. A number has six bits in each byte; bit 6 is set if another byte
+    follows, and bit 7 in the first byte of an entry.
     """
     data = iter(code.co_exceptiontable)
 

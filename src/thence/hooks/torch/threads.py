@@ -1,7 +1,7 @@
-"""What is known of each thread: the innermost place of every kind, and in which places autograd nodes were made.
+"""The state of each thread: the innermost place of every kind, and the places in which autograd nodes were made.
 
-CUPTI's counter, read at every boundary of a thread, tells whether anything was launched since its boundary
-before; another thread's launches count too, so that "nothing was launched" is certain and "something was" is not.
+CUPTI's counter, which is read at every boundary of a thread, shows whether anything was launched since the thread's
+previous boundary. Launches of other threads count, too: "nothing was launched" is certain, "something was" is not.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 __all__ = ["Common", "ForwardLog", "Thread", "Threads"]
 
 _LOG_LIMIT = 1 << 17
-"""Entries of a forward log that are kept at least: those of one forward pass, many times over."""
+"""The least number of entries of a forward log that is kept: enough for many forward passes."""
 _MOST_MAKERS = 64
-"""Threads whose forward logs are kept, those that have ended included."""
+"""The most threads whose forward logs are kept, including threads that have ended."""
 _WORD = (1 << 32) - 1
 
 
 class ForwardLog:
-    """In which module and line the autograd nodes of a thread were made.
+    """The module and line in which the autograd nodes of a thread were made.
 
     Attributes:
-        starts: sequence numbers of nodes, ascending: the first of those that were made in one place.
-        modules: place of the innermost module from there on.
-        lines: place of the innermost line from there on.
-        upcoming: sequence number from which on nothing is noted yet.
+        starts: ascending sequence numbers: for each range of nodes made in one place, that of its first node.
+        modules: place of the innermost module for each range.
+        lines: place of the innermost line for each range.
+        upcoming: the first sequence number for which nothing is noted yet.
 
     Args:
-        upcoming: the same.
-        makers: gets this log when it has more than what a thread did before its first boundary.
+        upcoming: the initial value of the attribute.
+        makers: gets this log once it holds more than the nodes made before the thread's first boundary.
     """
 
     __slots__ = ("lines", "makers", "modules", "starts", "upcoming")
@@ -52,7 +52,7 @@ class ForwardLog:
         self.upcoming = upcoming
 
     def made(self, upcoming: int, module: int, line: int) -> None:
-        """Nodes were made, up to before this number, while a module and a line were innermost."""
+        """Note that nodes up to before the number `upcoming` were made, with this innermost module and line."""
         self.starts.append(self.upcoming)
         self.modules.append(module)
         self.lines.append(line)
@@ -65,7 +65,7 @@ class ForwardLog:
     def extend(
         self, starts: list[int], modules: list[int], lines: list[int], upcoming: int
     ) -> None:
-        """Nodes were made in several places, one after another; the first from `upcoming` on."""
+        """Note several ranges of nodes, the first of which begins at the old `upcoming`; sets `upcoming`."""
         before = len(self.starts)
         self.starts += starts
         self.modules += modules
@@ -85,7 +85,7 @@ class ForwardLog:
         del self.starts[:count], self.modules[:count], self.lines[:count]
 
     def since(self, sequence: int) -> tuple[list[int], list[int], list[int]]:
-        """`starts`, `modules` and `lines` that hold for nodes of a sequence number and greater ones."""
+        """The parts of `starts`, `modules` and `lines` for nodes with at least this sequence number."""
         first = max(bisect_right(self.starts, sequence) - 1, 0)
         return self.starts[first:], self.modules[first:], self.lines[first:]
 
@@ -94,17 +94,17 @@ class Thread:
     """One thread of the program.
 
     Attributes:
-        number: what the interpreter calls it.
+        number: its identifier in the interpreter (`threading.get_ident`).
         last: the counter at its last boundary.
         moved: how often the counter had moved between two of its boundaries.
         module, line, phase: numbers of its innermost places.
         modules: numbers of the places of the modules that it is in, outermost first.
-        phases: those around the innermost.
+        phases: numbers of the phases around the innermost one.
         stack: activations of the user's functions (`thence.hooks.torch.lines`), outermost first.
-        below: the line below the outermost of these: of the forward, where an autograd node runs.
-        around: the module around the outermost of `modules`, likewise.
-        log: where autograd nodes are made now; `forward`, or another one while it runs such a node.
-        running: the backward pass whose nodes it runs, if another thread called for it.
+        below: place of the line under `stack`: while an autograd node runs, the line of its forward operation.
+        around: place of the module around `modules`, likewise.
+        log: where the nodes that it makes are noted; `forward`, or another log while it runs an autograd node.
+        running: the backward pass whose nodes it runs, if another thread called the engine.
     """
 
     __slots__ = (
@@ -136,12 +136,12 @@ class Thread:
         self.running: object = None
 
     def state(self) -> tuple[object, ...]:
-        """What a backward pass changes, for `restore`."""
+        """The attributes that a backward pass changes, for `restore`."""
         places = (self.module, self.line, self.phase, self.around, self.below)
         return (*places, self.modules, self.stack, self.log)
 
     def restore(self, state: tuple[object, ...]) -> None:
-        """Be where it was when `state` was asked."""
+        """Set the attributes to the values that `state` returned."""
         self.module, self.line, self.phase, self.around, self.below = state[:5]  # type: ignore[assignment]
         self.modules, self.stack, self.log = state[5:]  # type: ignore[assignment]
 
@@ -150,7 +150,7 @@ class Threads(threading.local):
     """The calling thread, as attribute `now`.
 
     Args:
-        common: what all threads share.
+        common: the state that all threads share.
     """
 
     def __init__(self, common: Common) -> None:
@@ -159,15 +159,15 @@ class Threads(threading.local):
 
 
 class Common:
-    """What all threads share.
+    """The state that all threads share.
 
     Attributes:
         note: `BoundaryLog.note`.
         own: by how much a boundary itself moves the counter.
-        blind: whether the counter is always 0, so that nothing says what launched.
+        blind: whether the counter is always 0, so that launches cannot be detected by it.
         nowhere: places for no module, no line, no phase.
         makers: forward logs of the threads that made autograd nodes.
-        sequence: the next sequence number of autograd on the calling thread; 0 always as long as torch is not there.
+        sequence: returns autograd's next sequence number on the calling thread; 0 until torch is imported.
     """
 
     def __init__(self, log: BoundaryLog, places: Places) -> None:
@@ -179,52 +179,52 @@ class Common:
         self.makers: list[ForwardLog] = []
 
     def calibrate(self) -> None:
-        """See by how much a boundary itself moves the counter: other threads may move it, too."""
+        """Measure by how much a boundary itself moves the counter: the smallest step, as other threads move it, too."""
         counters = [self.note(0) for _ in range(5)]
         self.blind = not any(counters)
         self.own = min((after - before) & _WORD for before, after in pairwise(counters))
 
     def cross(self, thread: Thread, place: int, flags: int = 0) -> None:
-        """The calling thread crosses a boundary."""
+        """Note that the calling thread crosses a boundary."""
         now = self.note(place, flags)
         if now - thread.last != self.own:
             thread.moved += 1
         thread.last = now
 
     def made(self, thread: Thread) -> None:
-        """The calling thread may have made autograd nodes since its boundary before, in the places that it was in."""
+        """Note the autograd nodes that the calling thread made since its previous boundary, in its present places."""
         upcoming, log = self.sequence(), thread.log
         if upcoming != log.upcoming:
             log.made(upcoming, thread.module, thread.line)
 
     def joined(self, thread: Thread) -> None:
-        """A thread is about to cross its first boundary."""
+        """Prepare for the first boundary of a thread."""
 
     def here(self, thread: Thread) -> tuple[int, int]:
         """Places of module and line that the calling thread is in."""
         return thread.module, thread.line
 
     def make_in(self, thread: Thread, log: ForwardLog) -> None:
-        """What the calling thread makes from here on goes to another log."""
+        """Note the nodes that the calling thread makes from now on in another log."""
         thread.log = log
 
     def inside_node(self, thread: Thread) -> bool:
-        """Whether the calling thread runs a node of autograd's."""
+        """Whether the calling thread runs an autograd node."""
         return thread.log is not thread.forward
 
     def enter_engine(self, thread: Thread) -> tuple[Any, ...]:
-        """The calling thread calls autograd's engine; returns the state to leave it with."""
+        """Handle a call of autograd's engine by the calling thread; returns the state for `leave_engine`."""
         state = thread.state()
         thread.modules, thread.stack = [], []
         return state
 
     def leave_engine(self, thread: Thread, state: tuple[Any, ...]) -> bool:
-        """The engine is done: the thread is where it was. Whether it is known to have run nodes that launched."""
+        """Restore the thread's state after the engine; returns whether it is known to have run nodes that launched."""
         thread.restore(state)
         return False
 
     def begin_node(self, thread: Thread, module: int | None, line: int | None) -> None:
-        """A node of autograd's begins on the calling thread, in the places of its forward; None: as before."""
+        """Note that an autograd node begins on the calling thread, in the places of its forward; None: unchanged."""
         thread.around = thread.module if module is None else module
         thread.below = thread.line if line is None else line
         if thread.around != thread.module:
@@ -233,15 +233,15 @@ class Common:
             self.line(thread, thread.below)
 
     def end_nodes(self, thread: Thread) -> None:
-        """The last node of a backward pass is over, on a thread of autograd's."""
+        """Reset the state of a thread of the engine after its last node of a backward pass."""
         thread.log = thread.forward
         thread.around, thread.below = self.nowhere[:2]
         thread.modules, thread.stack, thread.phases = [], [], []
 
-    # `module` and `line` are `cross` and `made` written out: two calls less at every event of the program.
+    # `module` and `line` inline `cross` and `made`, which saves two calls at every event of the program.
 
     def module(self, thread: Thread, place: int) -> None:
-        """A module is the innermost one now."""
+        """Note that a module is the innermost one from now on."""
         now = self.note(place, 0)
         if now - thread.last != self.own:
             thread.moved += 1
@@ -252,7 +252,7 @@ class Common:
         thread.module = place
 
     def line(self, thread: Thread, place: int, flags: int = 0) -> None:
-        """A line is the innermost one now."""
+        """Note that a line is the innermost one from now on."""
         now = self.note(place, flags)
         if now - thread.last != self.own:
             thread.moved += 1
@@ -263,7 +263,7 @@ class Common:
         thread.line = place
 
     def phase(self, thread: Thread, place: int, flags: int = 0) -> None:
-        """A phase begins."""
+        """Note that a phase begins."""
         if place != thread.phase:
             self.cross(thread, place, flags)
             thread.phase = place

@@ -1,8 +1,8 @@
 # ruff: noqa: INP001 - a folder of its own on PYTHONPATH, no package
-"""Python imports this at its start, in every process below ``thence record``.
+"""Python imports this module at its start, in every process that ``thence record`` starts.
 
-The folder that it lies in is first on PYTHONPATH. It lets the sitecustomize that would have been found
-without it run as well.
+Its folder is first on PYTHONPATH. It also runs the sitecustomize that Python would have imported
+without it.
 """
 
 import importlib.machinery
