@@ -46,7 +46,7 @@ _ENTER = 0
 _CORRELATION = 64
 """Offset of correlationId in CUpti_CallbackData (cupti_callbacks.h of CUDA 11.7 to 13.5)."""
 _Callback = CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
-_Function = PYFUNCTYPE(c_int, c_void_p)  # keeps the GIL during the call: no other thread notes a boundary meanwhile
+_Function = PYFUNCTYPE(c_int, c_void_p)  # keeps the GIL: no other thread notes meanwhile
 
 
 class Followed(IntEnum):
@@ -89,7 +89,7 @@ class Probe(Protocol):
         """Set what is noted of calls from now on. Which callbacks are enabled does not change."""
 
     def take_calls(self) -> Calls:
-        """The other calls for which CUPTI called back since the last call of this, without calls inside of others.
+        """The other calls for which CUPTI called back, since the last `take_calls`, without calls inside of others.
 
         Returns:
             begin and end (Unix ns), domain, function (callback id), thread and number of each.

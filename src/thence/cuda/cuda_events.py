@@ -38,7 +38,7 @@ def served_cuda() -> tuple[int, int] | None:
     try:
         if load_driver().cuDriverGetVersion(byref(version)):
             return None
-    except (MissingRequirement, AttributeError):  # no driver, or a library of that name that is no driver
+    except (MissingRequirement, AttributeError):  # no driver, or not a driver
         return None
     return version.value // 1000, version.value % 1000 // 10
 

@@ -305,6 +305,6 @@ def _open(path: str) -> Cupti:
         raise MissingRequirement(f"libcupti cannot be loaded: {error}") from error
     if not hasattr(library, "cuptiGetVersion"):
         raise MissingRequirement(f"{path} is no libcupti: it has no cuptiGetVersion")
-    if "/" not in path:  # a bare name, found by the dynamic linker: take its path from the mapped files
+    if "/" not in path:  # found by the dynamic linker, which has mapped the file
         path = next(iter(mapped_copies()), path)
     return Cupti(library, path)

@@ -109,4 +109,4 @@ def _major(path: Path) -> int:
     """CUDA's major version from a name such as ``libcupti.so.13``; 0 for names such as ``libcupti.so.2025.3.1``."""
     match = re.search(r"\.so\.(\d+)", path.name)
     number = int(match[1]) if match else 0
-    return number if number < 1000 else 0  # a year: toolkits name the file by it, and add symbolic links
+    return number if number < 1000 else 0  # a year, as in toolkits, which add links

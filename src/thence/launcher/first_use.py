@@ -91,9 +91,9 @@ def install() -> None:
 
 
 def _for_jax(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with which a recording begins for JAX: launches are recorded, unless the user set the option.
+    """The options with which a recording begins for JAX: launches are recorded at once, unless the user set the option.
 
-    In a program that also uses PyTorch the options stay as they are, because PyTorch's hooks need launches counted.
+    In a program that also uses PyTorch the options stay as they are, because its hooks need the counter of launches.
     """
     if options.get("launches") is None and "torch" not in sys.modules:
         return {**options, "launches": True}

@@ -1,7 +1,7 @@
-"""Marks: names for what runs, given once for every tool, also inside CUDA graphs.
+"""Marks: names for the work of a program, given once for all tools, also inside CUDA graphs.
 
-`mark` opens one, `listen` tells a recorder of all of them, `save_labels` writes what the nodes of
-captured CUDA graphs were made for.
+`mark` opens a mark, `listen` registers a recorder for all marks, `save_labels` writes the labels of the nodes of
+captured CUDA graphs.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _boundaries: tuple[BoundaryLog, Places] | None = None
 
 
 def listen(listener: Listener) -> None:
-    """Tell a listener of every mark from now on."""
+    """Call a listener for every mark from now on."""
     watch.listen(listener)
 
 
 def unlisten(listener: Listener) -> None:
-    """Tell it no longer."""
+    """Stop calling a listener."""
     watch.unlisten(listener)
 
 
 def follow_boundaries(boundaries: tuple[BoundaryLog, Places] | None) -> None:
-    """Has the nodes of captured CUDA graphs get the places of a recording's boundaries; None: no longer."""
-    global _boundaries  # noqa: PLW0603 - captures that are yet to be made need it, too
+    """Give the nodes of captured CUDA graphs the places of a recording's boundaries; None: stop doing so."""
+    global _boundaries  # noqa: PLW0603 - needed when torch is imported later
     _boundaries = boundaries
     for captures in _torch_captures:
         captures.follow_boundaries(boundaries)
@@ -66,16 +66,16 @@ def captured_nodes() -> CapturedNodes:
 
 
 def save_labels(path: str | os.PathLike[str]) -> None:
-    """Writes what is known of every CUDA graph captured in this process so far.
+    """Writes the labels of all CUDA graphs captured in this process so far.
 
-    ``thence label`` gives the labels back to the kernels of the graphs' replays. It can be called at
-    any time, again and again: the file holds all graphs of the process.
+    ``thence label`` assigns the labels to the kernels of the graphs' replays. `save_labels` can be called
+    at any time and repeatedly: the file holds all graphs of the process.
 
     Args:
         path: JSON file; replaced when the new one is complete.
 
     Raises:
-        MissingData: no graph was captured; the message says why, where that is known.
+        MissingData: no graph was captured; the message gives the reason, if it is known.
         UsageError: the file cannot be written there.
     """
     for captures in _torch_captures:
@@ -84,16 +84,16 @@ def save_labels(path: str | os.PathLike[str]) -> None:
 
 
 def save_known_labels(path: Path, saved: int) -> int:
-    """What `save_labels` writes, without asking the driver: on any thread, also during a capture.
+    """Writes the same file as `save_labels`, without calls of the driver: on any thread, also during a capture.
 
-    Executable graphs that came to be unseen lack their id, by which a join is only quicker.
+    The ids of executable graphs whose instantiation was not observed are missing; they only make a join faster.
 
     Args:
         path: JSON file.
-        saved: graphs that it holds already; with no more than these nothing is written.
+        saved: number of graphs that it already holds; without further graphs nothing is written.
 
     Returns:
-        how many graphs the file holds.
+        the number of graphs in the file.
 
     Raises:
         UsageError: the file cannot be written there.

@@ -1,13 +1,14 @@
-"""Marks around the forward, carried over to the backward.
+"""Applies the marks around forward operations to the nodes of the backward pass.
 
-Autograd numbers its nodes as a thread makes them, and a `frames.Log` holds at which numbers marks opened
-and closed. So, when somebody watches a backward pass, its graph is walked once, and every node
-whose forward was inside a mark gets a hook that puts a frame of that mark in place while the node runs,
-on the thread that runs it. A node's frame stays until the next node begins: the sums of gradients that
-autograd makes in between, and the accumulation into parameters, belong to the node that caused them.
+Autograd numbers its nodes in the order in which a thread makes them, and a `frames.Log` holds at which
+numbers marks opened and closed. If there is a listener or a capture during a backward pass, its graph is
+walked once, and every node gets a hook that sets a frame with the mark of its forward operation while the
+node runs, on the thread that runs it. A node's frame stays until the next node begins: sums of gradients
+that autograd computes in between, and the accumulation into parameters, belong to the node that caused them.
 
-Not labelled: nodes made by another thread than the one that calls backward, nodes made by a backward
-pass itself (create_graph). They keep what was open around the call, with the phase backward.
+Not labelled are nodes that another thread made than the one that calls backward, and nodes made by a
+backward pass itself (create_graph). They have the marks that were open around the call, with the phase
+backward.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BackwardMarks", "patch_autograd"]
 
 _NEVER = (1 << 64) - 1
-"""Sequence number of nodes that accumulate into leaves: none of their own."""
+"""The sequence number that all nodes share which accumulate gradients into leaves."""
 _MADE_BY_BACKWARD = "thence.made_by_backward"
 
 
@@ -35,11 +36,11 @@ class _Run:
     """One call of the engine.
 
     Attributes:
-        caller: the thread that called.
+        caller: the thread that called the engine.
         around: innermost frame of the caller.
-        log: of the caller.
-        upcoming: sequence number that the caller will give out next.
-        done: whether it has returned.
+        log: log of the caller.
+        upcoming: next sequence number of the caller.
+        done: whether the call has returned.
     """
 
     def __init__(self, upcoming: int) -> None:
@@ -51,15 +52,15 @@ class _Run:
 
 
 class _Worker(threading.local):
-    """Runs whose nodes this thread is in the middle of, and its innermost frame before each."""
+    """The runs whose nodes this thread is running, and its innermost frame before each run."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[_Run, Frame | None]] = []
-        self.frame: Frame | None = None  # of the node that runs
+        self.frame: Frame | None = None  # frame of the node that runs
 
 
 class BackwardMarks:
-    """Puts frames in place while the nodes of backward passes run."""
+    """Sets frames while the nodes of backward passes run."""
 
     def __init__(self, torch: Any, watch: Watch, captures: Captures) -> None:
         self._torch = torch
@@ -84,9 +85,9 @@ class BackwardMarks:
             self._running.remove(run)
 
     def current(self) -> Frame | None:
-        """The frame of the autograd node that this thread is in the middle of; None outside of one.
+        """The frame of the autograd node that this thread is running; None outside of nodes.
 
-        For captures that begin inside a node: those of compiled functions do.
+        It is for captures that begin inside a node, as those of compiled functions do.
         """
         node = self._torch._C._current_autograd_node()  # noqa: SLF001 - no public name
         if node is None:
@@ -96,7 +97,7 @@ class BackwardMarks:
         if self._worker.runs:
             return self._worker.frame
         if len(runs) != 1:
-            return None  # there is no telling whose node it is
+            return None  # it is not known which run the node belongs to
         return self._frame(runs[0], self._forward(runs[0], node))
 
     def _watched(
@@ -118,11 +119,11 @@ class BackwardMarks:
         return result
 
     def _tracing(self) -> bool:
-        """Whether this call only traces: AOTAutograd does, under a dispatch mode."""
+        """Whether this call only traces, as AOTAutograd does under a dispatch mode."""
         return bool(self._torch._C._len_torch_dispatch_stack())  # noqa: SLF001 - no public name
 
     def _hook(self, nodes: list[Any], run: _Run) -> list[Any]:
-        """Hooks on the nodes, to be removed afterwards."""
+        """Put hooks on the nodes; returns their handles, to be removed afterwards."""
         hooks = []
         frames: dict[int, Frame] = {}
         for node in nodes:
@@ -137,9 +138,9 @@ class BackwardMarks:
         return hooks
 
     def _forward(self, run: _Run, node: Any) -> Frame | None:
-        """The frame that a node was made in."""
+        """The innermost frame when a node was made; None if it is not known."""
         sequence = node._sequence_nr()  # noqa: SLF001 - no public name
-        # A number that the caller has yet to give out is another thread's.
+        # The caller has not used this number yet, so another thread made the node.
         if sequence >= run.upcoming or self._made_by_backward(node):
             return None
         return run.log.innermost(sequence)
@@ -148,9 +149,9 @@ class BackwardMarks:
         return (run.around, next(numbers), Backward(forward), None)
 
     def _begin(self, run: _Run, frame: Frame, name: str, _gradients: Any) -> None:
-        """A node begins, on this thread."""
+        """Prehook: a node begins on this thread."""
         runs = self._worker.runs
-        while runs and runs[-1][0].done:  # it failed, or ended on another thread
+        while runs and runs[-1][0].done:  # the run failed, or ended on another thread
             self._leave()
         if runs and runs[-1][0] is run:
             self._close()
@@ -169,7 +170,7 @@ class BackwardMarks:
             self._watch.changed(frame)
 
     def _end(self, run: _Run) -> None:
-        """The last node of a run is over."""
+        """Handle the end of a run."""
         if self._worker.runs and self._worker.runs[-1][0] is run:
             self._leave()
 
@@ -179,7 +180,7 @@ class BackwardMarks:
         top.set(before)
         if (
             self._watch.changed is not None
-        ):  # callbacks at its end still belong to the backward pass
+        ):  # callbacks at the end of the run still belong to the backward pass
             self._watch.changed((run.around, 0, Backward(None), None))
         if not self._worker.runs and run.caller != threading.get_ident():
             self._captures.work_for(None)
@@ -192,7 +193,7 @@ class BackwardMarks:
         return self._second_order and _MADE_BY_BACKWARD in node.metadata
 
     def _remember_new(self, nodes: list[Any], result: Any) -> None:
-        """Marks the nodes that a backward pass made: their numbers are those of autograd's threads."""
+        """Flag the nodes that a backward pass made, because the engine's threads numbered them, not the caller."""
         old = set(nodes)
         leaves = [n.variable.grad for n in nodes if hasattr(n, "variable")]
         roots = [t for t in (*(result or ()), *leaves) if t is not None]
@@ -203,7 +204,7 @@ class BackwardMarks:
 
 
 def _nodes(roots: Any) -> Iterator[Any]:
-    """Every node of the autograd graph behind tensors or gradient edges."""
+    """Every node of the autograd graph that is reachable from tensors or gradient edges."""
     starts = (getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots)
     waiting = [node for node in starts if node is not None]
     seen = set(waiting)
@@ -217,8 +218,8 @@ def _nodes(roots: Any) -> Iterator[Any]:
 
 
 def patch_autograd(torch: Any, marks: BackwardMarks) -> Callable[[], None]:
-    """Has backward passes seen from now on; the result undoes that."""
-    owners = [torch.autograd.graph, torch.autograd]  # the second imported the name
+    """Wrap the function that runs backward passes; the result undoes that."""
+    owners = [torch.autograd.graph, torch.autograd]  # the second imports the name from the first
     original = torch.autograd.graph._engine_run_backward  # noqa: SLF001 - no public name
 
     @functools.wraps(original)

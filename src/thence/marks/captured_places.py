@@ -1,7 +1,7 @@
-"""Where in the program each node of a CUDA graph was made: from what was noted while it was captured.
+"""Finds the place in the program in which each node of a CUDA graph was made, from notes during its capture.
 
-Two things are noted with the number of nodes by then: boundaries of eager code (`thence.boundaries`), where a
-recording has them, and launches in code that Inductor generated (`thence.marks.generated_lines`).
+Two things are noted, each with the number of nodes at that moment: boundaries of eager code (`thence.boundaries`), if
+a recording has them, and launches in code that Inductor generated (`thence.marks.generated_lines`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Launch", "Noted", "module_of_part", "node_places", "phase_of_part"]
 
 Launch = tuple[Run, LineFacts]
-"""What generated code launches until the next note."""
+"""The call of generated code, and the facts of its launches until the next note."""
 Noted = int | Launch | None
-"""Number of a place, a launch, or None: generated code is over."""
+"""Number of a place, a launch, or None for the end of generated code."""
 
 _MOST_FRAMES = 1000
 
@@ -33,11 +33,11 @@ _MOST_FRAMES = 1000
 def node_places(
     noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]
 ) -> list[tuple[int, NodePlace | None]]:
-    """From which number of nodes on which place holds.
+    """The places of nodes, each with the number of nodes from which on it holds.
 
     Args:
-        noted: number of nodes, and what was noted then, in order.
-        named: the places that numbers stand for.
+        noted: number of nodes at each note, and the note, in order.
+        named: the places by number.
     """
     reading = _Reading(named)
     found: list[tuple[int, NodePlace | None]] = []
@@ -58,14 +58,14 @@ class _Reading:
         self._launch: Launch | None = None
 
     def take(self, note: Noted) -> None:
-        """Something changes."""
+        """Apply the next note."""
         if not isinstance(note, int):
             self._launch = note
         elif note in self._named:
             self._at[self._named[note].kind] = note
 
     def place(self) -> NodePlace | None:
-        """What holds now; None for nothing at all."""
+        """The present place; None if nothing of it is known."""
         module, phase = self._name(MODULE), self._name(PHASE)
         if self._launch is None:
             place = NodePlace(module, self._frames(self._at.get(LINE, 0)), phase)
@@ -90,7 +90,7 @@ class _Reading:
         return None if number is None else self._named[number].name
 
     def _frames(self, number: int) -> tuple[str, ...]:
-        """The chain of lines that a place stands for, outermost first."""
+        """The chain of lines of a place, outermost first."""
         frames: list[str] = []
         while (place := self._named.get(number)) is not None and len(frames) < _MOST_FRAMES:
             if place.name is not None:
@@ -100,10 +100,10 @@ class _Reading:
 
 
 def module_of_part(run: Run, part: Part, facts: LineFacts) -> str | None:
-    """Path of the module that a part is of; None where it is not known.
+    """Path of the module of a part; None if it is not known.
 
-    Nodes that Inductor made itself have neither module nor line, and code that was compiled before
-    thence was there does not tell where a module is missing.
+    Nodes that Inductor made itself have neither module nor line. In code that was compiled without thence, a missing
+    module does not mean that the part is outside of all modules.
     """
     if part.module is None and (facts.before or not part.stack or part.phase == "gradient"):
         return None
@@ -111,7 +111,7 @@ def module_of_part(run: Run, part: Part, facts: LineFacts) -> str | None:
 
 
 def phase_of_part(run: Run, part: Part) -> str:
-    """Phase that a part is in; empty where the code does not say: what is not differentiated is no forward."""
+    """Phase of a part; empty if the code has none: code that is not differentiated is not called forward."""
     if part.phase != "forward":
         return part.phase
     return run.phase or ("" if run.module.kind == "inference" else "forward")

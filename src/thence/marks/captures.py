@@ -1,10 +1,10 @@
-"""CUDA-graph captures of PyTorch, and which marks were open when each of their nodes was made.
+"""Follows CUDA-graph captures of PyTorch, and finds which marks were open when each of their nodes was made.
 
 Every capture of PyTorch goes through torch.cuda.CUDAGraph: torch.cuda.graph, make_graphed_callables and
 the graph trees of torch.compile(mode="reduce-overhead") call its capture_begin and capture_end. These
-are wrapped, replay is not. At each mark the number of nodes in the graph is noted; as nodes are
-numbered in the order of their creation, the notes say at the end which node was made under which mark,
-on whatever stream. So do boundaries of a recording, and launches of code that Inductor generated, for
+are wrapped; replay is not. At each mark the number of nodes in the graph is noted. Nodes are numbered in
+the order of their creation, so at the end these notes give the mark of each node, on whatever stream it
+is. In the same way, the boundaries of a recording and the launches of code that Inductor generated give
 the module, lines and phase of each node.
 """
 
@@ -44,16 +44,16 @@ __all__ = ["Captures", "Streams", "TorchStreams", "patch_torch"]
 
 @dataclass
 class _Capture:
-    """A capture that is going on.
+    """A capture in progress.
 
     Attributes:
         graph: handle of the CUgraph.
-        stream: that the capture began on.
+        stream: stream on which the capture began.
         device: index of the CUDA device.
-        thread: that began it.
-        base: frame of the autograd node that it began in.
-        log: how many nodes there were when a frame became the innermost one.
-        places: how many there were when a place was noted.
+        thread: thread that began it.
+        base: frame of the autograd node in which it began; None outside of nodes.
+        log: the frames that became the innermost one, each with the number of nodes at that moment.
+        places: the notes about places, each with the number of nodes at that moment.
     """
 
     graph: int
@@ -66,7 +66,7 @@ class _Capture:
 
 
 class Streams(Protocol):
-    """Where the work of this thread goes; handles are integers."""
+    """The stream and device that this thread uses; handles are integers."""
 
     def current(self) -> int:
         """The current stream."""
@@ -76,7 +76,7 @@ class Streams(Protocol):
 
 
 class TorchStreams:
-    """Where PyTorch puts the work of this thread."""
+    """The stream and device that PyTorch uses on this thread."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -93,10 +93,10 @@ class TorchStreams:
 class Captures:
     """The captures of this process.
 
-    Nothing here raises into the program that is being captured: what fails becomes a note.
+    Nothing here raises in the program that is being captured: failures become notes.
 
     Attributes:
-        in_backward: the frame of the autograd node that this thread is in the middle of, if any.
+        in_backward: returns the frame of the autograd node that this thread is running, if any.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class Captures:
         self._owners: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 
     def follow_boundaries(self, boundaries: tuple[BoundaryLog, Places] | None) -> None:
-        """Takes the places of a recording's boundaries for nodes, from the next capture on; None: no longer."""
+        """Give nodes the places of a recording's boundaries, from the next capture on; None: stop doing so."""
         self._boundaries = boundaries
 
     def begun(self) -> None:
-        """The current stream may have begun a capture: watch it."""
+        """Follow the capture of the current stream, if there is one that is not followed yet."""
         try:
             stream = self._streams.current()
             graph = self._load_driver().captured_graph(stream)
@@ -133,7 +133,7 @@ class Captures:
         if graph is None or any(one.graph == graph for one in self._live):
             return
         for capture in [one for one in self._live if one.stream == stream]:
-            self._forget(capture)  # it ended unseen
+            self._forget(capture)  # its end was not observed
             self._graphs.note("a capture ended without torch.cuda.CUDAGraph, so it has no labels")
         base = self.in_backward()
         capture = _Capture(graph, stream, self._streams.device(), threading.get_ident(), base)
@@ -143,14 +143,14 @@ class Captures:
         self._follow_places(capture)
 
     def changed(self, frame: Frame | None) -> None:
-        """A frame became the innermost one on this thread."""
+        """Note that a frame became the innermost one on this thread."""
         for capture in tuple(self._live):
             if self._belongs(capture):
                 self._note_frame(capture, frame)
 
     def ending(self) -> CapturedGraph | None:
-        """The capture of the current stream is about to end: its nodes are read. None if it failed."""
-        self.begun()  # in case it began before anybody watched
+        """Read the graph of the current stream's capture just before its end; None if it failed or has no nodes."""
+        self.begun()  # in case its beginning was not observed
         stream = self._streams.current()
         capture = next((one for one in self._live if one.stream == stream), None)
         if capture is None:
@@ -162,7 +162,7 @@ class Captures:
                 self._graphs.note("a capture failed, so its graph has no labels")
                 return None
             if not driver.node_count(capture.graph):
-                return None  # graph trees make an empty graph first
+                return None  # graph trees capture an empty graph first
             labels = _labels(capture.log)
             named = {} if self._boundaries is None else self._boundaries[1].named()
             places = node_places(capture.places, named)
@@ -176,17 +176,17 @@ class Captures:
             return None
 
     def ended(self, owner: Any, captured: CapturedGraph) -> None:
-        """A capture succeeded; `owner` is the torch.cuda.CUDAGraph that has it now."""
+        """Handle the success of a capture; `owner` is its torch.cuda.CUDAGraph."""
         self._owners[owner] = captured
         self.instantiated(owner)
 
     def failed(self, captured: CapturedGraph) -> None:
-        """A capture failed at its end."""
+        """Discard a capture that failed at its end."""
         self._graphs.remove(captured)
         self._graphs.note("a capture failed at its end, so its graph has no labels")
 
     def instantiated(self, owner: Any) -> None:
-        """The graph of a torch.cuda.CUDAGraph may have been made executable, perhaps once more."""
+        """Note the id of the executable graph of a torch.cuda.CUDAGraph, if it has a new one."""
         captured = self._owners.get(owner)
         if captured is None:
             return
@@ -202,23 +202,23 @@ class Captures:
             captured.executables.append(number)
 
     def reset(self, owner: Any) -> None:
-        """A torch.cuda.CUDAGraph gave up its graph."""
+        """Handle that a torch.cuda.CUDAGraph releases its graph."""
         self._owners.pop(owner, None)
 
     def complete(self) -> None:
-        """Ask for what became executable unseen: a first replay() can do that."""
+        """Note the ids of executable graphs whose instantiation was not observed: a first replay() can instantiate."""
         for owner in list(self._owners):
             self.instantiated(owner)
 
     def work_for(self, caller: int | None) -> None:
-        """This thread works for the thread `caller` from now on: autograd's do."""
+        """Note that this thread works for the thread `caller` from now on, as the engine's do; None: for none."""
         if caller is None:
             self._for_threads.pop(threading.get_ident(), None)
         else:
             self._for_threads[threading.get_ident()] = self._for_threads.get(caller, caller)
 
     def _belongs(self, capture: _Capture) -> bool:
-        """Whether what this thread does now goes into a capture."""
+        """Whether the work of this thread goes into a capture."""
         here = threading.get_ident()
         if capture.thread in (here, self._for_threads.get(here)):
             return True
@@ -229,14 +229,14 @@ class Captures:
         if count is None:
             return
         if capture.log and capture.log[-1][0] == count:
-            capture.log.pop()  # no node was made under that frame
+            capture.log.pop()  # no node was made under its frame
         capture.log.append((count, frame or capture.base))
 
     def _count(self, capture: _Capture) -> int | None:
-        """How many nodes a capture has by now; None where it has failed."""
+        """The number of nodes of a capture so far; None if the capture has failed."""
         driver = self._load_driver()
         try:
-            # A capture can fail at any moment, and takes its graph with it.
+            # A capture can fail at any moment, and its graph is gone then.
             if driver.captured_graph(capture.stream) != capture.graph:
                 return None
             return driver.node_count(capture.graph)
@@ -245,7 +245,7 @@ class Captures:
             return None
 
     def _follow_places(self, capture: _Capture) -> None:
-        """Notes places while a capture goes on, those of now first."""
+        """Note places during a capture, beginning with the present ones."""
         for kind in (MODULE, LINE, PHASE):
             number = generated.around.current_place(kind)
             if number:
@@ -261,13 +261,13 @@ class Captures:
             )
 
     def _crossed(self, place: int) -> None:
-        """This thread crossed a boundary."""
+        """Note that this thread crossed a boundary."""
         for capture in tuple(self._live):
             if self._belongs(capture) and (count := self._count(capture)) is not None:
                 capture.places.append((count, place))
 
     def _launching(self, run: Run | None, facts: LineFacts | None) -> None:
-        """Generated code is about to launch something, or is over."""
+        """Note that generated code is about to launch something, or has ended."""
         for capture in tuple(self._live):
             if not self._belongs(capture) or (count := self._count(capture)) is None:
                 continue
@@ -290,7 +290,7 @@ class Captures:
 
 
 def _frame_of(base: Frame | None, facts: LineFacts) -> Frame:
-    """The frame of a launch in generated code: the marks around it, and its operator."""
+    """The frame of a launch in generated code, with the marks around the launch and its operator."""
     paths = main_marks(facts.parts)
     frame = base
     for name in paths[0] if paths else ():
@@ -304,7 +304,7 @@ def _frame_of(base: Frame | None, facts: LineFacts) -> Frame:
 
 
 def _labels(log: list[tuple[int, Frame | None]]) -> list[tuple[int, Label | None]]:
-    """Labels in place of frames."""
+    """The log with labels in place of frames."""
     known: set[tuple[str, ...]] | None = None
     labels: dict[int, Label | None] = {}
     for _, frame in log:
@@ -317,7 +317,7 @@ def _labels(log: list[tuple[int, Frame | None]]) -> list[tuple[int, Label | None
 
 
 def _executable(owner: Any) -> int | None:
-    """Handle of a torch.cuda.CUDAGraph's CUgraphExec; None where there is none yet, or no way to ask."""
+    """Handle of a torch.cuda.CUDAGraph's CUgraphExec; None if there is none yet, or torch does not return it."""
     if not hasattr(owner, "raw_cuda_graph_exec"):
         return None  # before torch 2.8
     try:
@@ -327,14 +327,14 @@ def _executable(owner: Any) -> int | None:
 
 
 def patch_torch(torch: Any, captures: Captures) -> Callable[[], None]:
-    """Has the captures of torch.cuda.CUDAGraph seen from now on; the result undoes that."""
+    """Wrap the methods of torch.cuda.CUDAGraph to follow captures; the result undoes that."""
     owner = torch.cuda.CUDAGraph
     wrappers = _wrappers(captures)
     originals = {name: vars(owner)[name] for name in wrappers if name in vars(owner)}
     for name, original in originals.items():
         setattr(owner, name, _wrapped(original, wrappers[name]))
     if torch.cuda.is_initialized():
-        captures.begun()  # in the middle of one
+        captures.begun()  # this may be during a capture
 
     def undo() -> None:
         for name, original in originals.items():
@@ -344,7 +344,7 @@ def patch_torch(torch: Any, captures: Captures) -> Callable[[], None]:
 
 
 def _wrappers(captures: Captures) -> dict[str, Callable[..., None]]:
-    """What to do around each method of torch.cuda.CUDAGraph: called with it and its owner."""
+    """Wrappers by name of the method of torch.cuda.CUDAGraph; each is called with the method and the graph."""
 
     def capture_begin(original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
         original(owner, *args, **kwargs)

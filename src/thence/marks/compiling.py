@@ -1,11 +1,11 @@
-"""What torch.compile knows of the kernels that it makes, written into the code that Inductor generates.
+"""Writes the facts that torch.compile has about its kernels into the code that Inductor generates.
 
 1. While TorchDynamo traces a mark, the nodes of its graph get the mark's path in their metadata
    (torch.fx.traceback.annotate, PyTorch 2.9 and newer; AOTAutograd copies it to the nodes of the
-   backward pass). No operation is added, so the compiled code is what it would be without marks.
-2. Before Inductor writes the code of a scheduler node, a comment with the module, lines, operator and phase of
-   what it was made of goes there, and the marks (`thence.marks.launch_facts`). A comment changes no kernel and
-   no cache key; caches hold the text, so a warm start has it.
+   backward pass). No operation is added, so the compiled code is the same as without marks.
+2. Before Inductor writes the code of a scheduler node, a comment is written with module, lines, operator, phase and
+   marks of the FX nodes that it was made from (`thence.marks.launch_facts`). The comment changes neither a kernel nor
+   a cache key; caches hold the text, so the comments are there after a warm start, too.
 3. `thence.marks.generated` reads the comments when the code is loaded.
 """
 
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 _FOLLOWED = tuple(f"torch._inductor.{name}" for name in ("codecache", "compile_fx", "scheduler"))
-"""Modules of Inductor with functions that are wrapped."""
+"""Modules of Inductor in which functions are wrapped."""
 
 _open: list[tuple[weakref.ref[Any], ExitStack]] = []
-"""The graphs that are being traced, and what is open in them."""
+"""For each mark that is open in a graph that is being traced: the graph, and the context managers of the mark."""
 
 
 def opens(name: str) -> bool:
-    """TorchDynamo traces the beginning of a mark; it runs this instead of tracing into it."""
+    """Open a mark in the graph that TorchDynamo traces; TorchDynamo runs this instead of tracing into it."""
     traceback = sys.modules.get("torch.fx.traceback")
     graph = _traced_graph()
     if graph is None or not hasattr(traceback, "annotate"):
@@ -51,27 +51,27 @@ def opens(name: str) -> bool:
     stack = ExitStack()
     stack.enter_context(traceback.annotate({MARKS: path}))  # type: ignore[union-attr]
     stack.enter_context(traceback.preserve_node_meta())  # type: ignore[union-attr]
-    graph.add_cleanup_hook(stack.close)  # tracing can be given up at any point
-    _open[:] = [one for one in _open if one[0]() is not None]  # tracing was given up
+    graph.add_cleanup_hook(stack.close)  # tracing can be aborted at any point
+    _open[:] = [one for one in _open if one[0]() is not None]  # drops aborted graphs
     _open.append((weakref.ref(graph), stack))
     return True
 
 
 def ends() -> bool:
-    """TorchDynamo traces the end of the mark that it traced last."""
+    """Close the mark that was opened last in the graph that TorchDynamo traces."""
     graph = _traced_graph()
     if graph is not None and _open and _open[-1][0]() is graph:
         _open.pop()[1].close()
     return True
 
 
-# TorchDynamo then calls them while it traces, and takes the result for a constant.
+# With this attribute TorchDynamo calls the functions while it traces, and takes the result for a constant.
 opens._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 ends._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _traced_graph() -> Any:
-    """The graph that TorchDynamo is building; None where it does not say."""
+    """The graph that TorchDynamo is building; None if it is not found."""
     convert = sys.modules.get("torch._dynamo.symbolic_convert")
     current = getattr(getattr(convert, "InstructionTranslator", None), "current_tx", None)
     graph = getattr(current(), "output", None) if current is not None else None
@@ -79,7 +79,7 @@ def _traced_graph() -> Any:
 
 
 def follow_inductor() -> None:
-    """Has Inductor write comments into the code that it generates, and what it loads followed; what is there of it."""
+    """Wrap functions of Inductor, where imported, to write comments into generated code and to read code on loading."""
     generated.follow_loading()
     scheduler = getattr(sys.modules.get("torch._inductor.scheduler"), "Scheduler", None)
     original = getattr(scheduler, "enter_context", None)
@@ -103,12 +103,12 @@ def follow_inductor() -> None:
 
 
 def _comment(scheduler: Any, node: Any, graph: Any) -> None:
-    """Writes the comment about a scheduler node where its code is about to be written."""
+    """Write the comment about a scheduler node just before its code."""
     if getattr(graph, "cpp_wrapper", False):
         generated.note(
             "code compiled with cpp_wrapper is no Python, so its kernels have no module and no line"
         )
-        return  # comments there would change what is compiled anew
+        return  # comments would change C++ code that is compiled again
     origins = {origin: None for inner in node.get_nodes() for origin in _origins(inner)}
     index = getattr(scheduler, "origin_to_index", {})
     nodes = sorted(
@@ -126,14 +126,14 @@ def _comment(scheduler: Any, node: Any, graph: Any) -> None:
 
 
 def _origins(inner: Any) -> Iterable[Any]:
-    """The FX nodes that one inner node does the work of."""
+    """The FX nodes whose work an inner node of a scheduler node does."""
     ir = inner.node
     if ir is None:
         return ()
     own = getattr(ir, "origin_node", None)
     if own is not None and inner.is_extern():
-        return (own,)  # the others that Inductor names are those of its inputs
-    # A loop's own; those of its buffer hold the user that made it real, too.
+        return (own,)  # Inductor's other origins are those of its inputs
+    # The origins of the loop itself; those of its buffer include the node that caused it to be realized, too.
     found: Iterable[Any] = getattr(getattr(ir, "data", None), "origins", None) or ir.get_origins()
     return found
 
@@ -144,7 +144,7 @@ def _in_compiled_autograd() -> bool:
 
 
 def notice_imports() -> None:
-    """Looks when TorchDynamo and Inductor are imported, as code may be compiled before any mark has run."""
+    """Act when TorchDynamo and Inductor are imported, as code may be compiled before the first mark."""
     before_import("torch._dynamo", watch.look)
     for name in _FOLLOWED:
         when_imported(name, lambda _module: follow_inductor())

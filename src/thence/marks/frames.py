@@ -1,13 +1,12 @@
-"""What is open where: the marks around the code that runs, and around the autograd nodes it made.
+"""Frames of open marks: around the code that runs, and around the autograd nodes that it made.
 
-A frame is a plain tuple, since one is made for every mark that opens:
+A frame is a plain tuple, because a frame is made for every mark that opens:
 
-    (frame around it or None, number, mark or Backward, what its sinks opened or None)
+    (frame around it or None, number, mark or Backward, ranges opened in other tools or None)
 
-`thread.state.top` is the innermost frame of the thread; `task.top` that of an asyncio task, since tasks
-take turns on one thread; `top` that of whichever runs. The thread's ``log`` holds which frame was
-innermost from which autograd sequence number on, so that a node of the autograd graph tells by its own
-number between which marks it was made.
+`thread.state.top` is the innermost frame of the thread, and `task.top` that of an asyncio task, since tasks
+take turns on one thread; `top` selects the one that applies. The thread's ``log`` holds the innermost frame
+by autograd sequence number, so that the number of an autograd node gives the marks around its forward.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 ]
 
 LOG_LIMIT = 1 << 16
-"""Entries of a thread's log that are kept at least: the marks of one forward pass, many times over."""
+"""The least number of entries of a thread's log that is kept: enough for the marks of many forward passes."""
 
 numbers = itertools.count(1)
 
@@ -43,11 +42,11 @@ _in_task: ContextVar[Frame | None] = ContextVar("thence.marks.in_task", default=
 
 
 class Log:
-    """Which frame was innermost from which autograd sequence number on.
+    """The innermost frames of a thread, by autograd sequence number.
 
     Attributes:
-        starts: sequence numbers, ascending, each once.
-        frames: the innermost frame from there on.
+        starts: distinct sequence numbers, ascending.
+        frames: the innermost frame from each of these numbers on.
     """
 
     __slots__ = ("frames", "starts")
@@ -57,8 +56,8 @@ class Log:
         self.frames: list[Frame | None] = [None]
 
     def note(self, start: int, frame: Frame | None) -> None:
-        """A frame is innermost from a number on; `mark` does the first half by itself."""
-        if self.starts[-1] == start:  # no node was made since: nobody will ask for what was before
+        """Note that a frame is the innermost one from a sequence number on; `mark` inlines the first branch."""
+        if self.starts[-1] == start:  # no node was made in between: the frame before is not needed
             self.frames[-1] = frame
             return
         self.starts.append(start)
@@ -67,18 +66,18 @@ class Log:
             del self.starts[:LOG_LIMIT], self.frames[:LOG_LIMIT]
 
     def innermost(self, sequence: int) -> Frame | None:
-        """The innermost frame when the node of a number was made; None: none, or forgotten."""
+        """The innermost frame when the node of a number was made; None if there was none, or it was dropped."""
         at = bisect_right(self.starts, sequence) - 1
         return self.frames[at] if at >= 0 else None
 
     def paths(self) -> set[tuple[str, ...]]:
-        """Paths of the frames that no backward pass opened."""
+        """Paths of the frames that are not inside of a backward pass."""
         frames = {frame[1]: frame for frame in self.frames if frame is not None}
         return {_path(f, set()) for f in frames.values() if not _inside(f)[1]}
 
 
 class _State:
-    """What belongs to a thread: its innermost frame, and the log."""
+    """The state of a thread: its innermost frame and its log."""
 
     __slots__ = ("log", "top")
 
@@ -93,7 +92,7 @@ class _Thread(threading.local):
 
 
 class _Task:
-    """The same of an asyncio task; tasks of a thread share its log."""
+    """The state of an asyncio task; the tasks of a thread share its log."""
 
     __slots__ = ()
 
@@ -112,16 +111,16 @@ class _Task:
 
 
 class _Top:
-    """The innermost frame of whatever runs."""
+    """The innermost frame of the running asyncio task, or else of the thread."""
 
     __slots__ = ()
 
     def get(self) -> Frame | None:
-        """That frame; None outside of all."""
+        """The innermost frame; None outside of all marks."""
         return self._state().top
 
     def set(self, frame: Frame | None) -> None:
-        """Puts a frame in place."""
+        """Make a frame the innermost one."""
         self._state().top = frame
 
     def _state(self) -> _State | _Task:
@@ -134,17 +133,17 @@ top = _Top()
 
 
 class Backward(NamedTuple):
-    """Stands in a frame for a mark while an autograd node runs whose forward was inside `forward`."""
+    """Takes the place of the mark in the frame of an autograd node, whose forward was inside the frame `forward`."""
 
     forward: Frame | None
 
 
 def label_of(frame: Frame | None, known: set[tuple[str, ...]]) -> Label | None:
-    """The label of work that is done while a frame is the innermost one.
+    """The label of work that is launched while a frame is the innermost one.
 
     Args:
-        frame: the innermost one.
-        known: paths of marks in forward passes, see `_joined`.
+        frame: the innermost frame.
+        known: paths of marks in forward passes, for `_joined`.
     """
     if frame is None:
         return None
@@ -159,14 +158,14 @@ def label_of(frame: Frame | None, known: set[tuple[str, ...]]) -> Label | None:
 
 
 def reopened(frame: Frame) -> bool:
-    """Whether the innermost mark opened in a backward pass, as those of a checkpointed forward do."""
+    """Whether the innermost mark was opened in a backward pass, as in a checkpointed forward that runs again."""
     if isinstance(frame[2], Backward):
         return False
     return _inside(frame)[1]
 
 
 def _inside(frame: Frame | None) -> tuple[list[Any], bool]:
-    """The marks that hold in a frame, innermost first, and whether it is in a backward pass."""
+    """The marks of a frame and of those around it, innermost first, and whether it is in a backward pass."""
     marks, backward = [], False
     while frame is not None:
         mark = frame[2]
@@ -191,18 +190,18 @@ def _path(frame: Frame | None, known: set[tuple[str, ...]]) -> tuple[str, ...]:
             break
         (library if mark.from_library else names).append(mark.name)
         frame = frame[0]
-    # What a library calls its own doing is a name only where there is no other.
+    # The names of library marks are only used if there are no other names.
     return _joined(around, tuple(reversed(names)), known) or tuple(reversed(library))
 
 
 def _joined(
     around: tuple[str, ...], inside: tuple[str, ...], known: set[tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """The path of marks that opened in a backward pass.
+    """The path of marks that were opened in a backward pass.
 
-    Activation checkpointing runs a stretch of the forward again, inside whichever node asks for it
-    first. So a mark goes where the forward had one of that name: beside or above that node's own
-    mark. Any other mark is new, and goes below.
+    Activation checkpointing runs part of the forward again, inside the node that needs it first. So a mark
+    goes to the innermost level of that node's path (`around`) at which the forward had a mark of the same
+    name. A mark with any other name is new, and goes below the whole path.
     """
     if not inside:
         return around

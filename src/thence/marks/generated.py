@@ -1,14 +1,15 @@
-"""What the lines of a module that Inductor generated launch.
+"""Reads the facts about each launch in a module that Inductor generated.
 
 The generated code is a Python module whose functions launch one kernel after the other. `thence.marks.compiling`
-put a comment above each stretch of it; the first line of that stretch that runs has its facts:
+has put a comment above the code of each scheduler node; its facts are assigned to the first line of that code that
+runs:
 
     # thence: [["layers.0.mlp", ["model.py:12 forward"], "aten.linear", "forward", 1.0]]
     extern_kernels.addmm(...)
 
-Code from a cache that was filled without thence has no such comments. There Inductor's own say which nodes of
-TorchDynamo's graph a kernel was made of, and its line map which lines; the graph, where it is at hand, adds the
-modules of the forward. Which modules a backward kernel is of cannot be told.
+Code from a cache that was filled without thence has no such comments. There Inductor's own comments give the nodes of
+TorchDynamo's graph from which a kernel was made, and its line map gives the lines of the program; the graph, if it is
+available, adds the modules of the forward. The modules of backward kernels are not known then.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LineFacts", "Module", "facts_of_launches", "is_generated", "read_module"]
 
 _ID = re.compile(r"#\s*AOT ID:\s*\[?'?\w*?_?(forward|backward|inference)\b")
-_HEAD = 3  # lines, in which the id stands
+_HEAD = 3  # first lines of a module, which contain the id
 _COMMENT = re.compile(
     r"^\s*#.*Source Nodes: \[(?P<nodes>[^\]]*)\], Original ATen: \[(?P<aten>[^\]]*)\]"
 )
@@ -38,11 +39,11 @@ _CALL = re.compile(r"^\s*(?:\w+ = )?(?P<name>\w+)\(")
 
 
 class LineFacts(NamedTuple):
-    """What is launched from one line on, to the next one with facts.
+    """The facts about the launches from one line on, up to the next line with facts.
 
     Attributes:
-        parts: what it is made of; empty where nothing is known.
-        before: whether it was compiled before thence was there, so that modules of the backward are unknown.
+        parts: the parts of the launch; empty if nothing is known.
+        before: whether the code was compiled without thence, so that the modules of backward kernels are unknown.
     """
 
     parts: tuple[Part, ...]
@@ -54,10 +55,10 @@ class Module:
     """One generated module.
 
     Attributes:
-        kind: forward, backward or inference; empty where it does not say.
-        entry: the function that is called from outside; the others are its partitions.
-        lines: of each function, by the id of its code object, the lines with facts.
-        codes: those code objects, which keep the ids valid.
+        kind: forward, backward or inference.
+        entry: the function that is called from outside; other functions are its partitions.
+        lines: for each function, by the id of its code object, the facts by line.
+        codes: these code objects, which are kept alive so that the ids stay valid.
     """
 
     kind: str
@@ -66,25 +67,25 @@ class Module:
     codes: tuple[CodeType, ...]
 
     def first_facts(self) -> list[LineFacts]:
-        """Those of the first launch of each function: whether any is from before tells of the whole."""
+        """The facts of the first launch of each function; their `before` holds for the whole module."""
         return [next(iter(lines.values())) for lines in self.lines.values() if lines]
 
 
 def is_generated(head: Iterable[str]) -> re.Match[str] | None:
-    """Whether a file whose first lines are these is the code of a compiled graph."""
+    """The match of the id of a compiled graph in the first lines of a file; None if the file is something else."""
     return next((found for line in head if (found := _ID.match(line))), None)
 
 
 def read_module(
     module: Any, lines: Sequence[str], line_map: Sequence[tuple[int, str]], graph: Any
 ) -> Module | None:
-    """The facts of a module's functions; None where it is no code of a compiled graph.
+    """The facts of a module's functions; None if it is not the code of a compiled graph.
 
     Args:
-        module: as it was imported.
-        lines: of its file.
-        line_map: Inductor's pairs of a line and the traceback of what is launched from there on.
-        graph: of TorchDynamo, from which it was compiled; None where it is not at hand.
+        module: the imported module.
+        lines: lines of its file.
+        line_map: Inductor's pairs of a line, and the traceback of the launches from that line on.
+        graph: TorchDynamo's graph from which it was compiled; None if it is not available.
     """
     identity = is_generated(lines[:_HEAD])
     if identity is None:
@@ -107,7 +108,7 @@ def read_module(
 
 
 def _written(lines: Sequence[str]) -> list[tuple[int, LineFacts]]:
-    """Comments with facts, by their lines."""
+    """The facts in comments of thence, with the lines of the comments."""
     found = []
     for number, line in enumerate(lines, 1):
         if COMMENT in line and (parts := parts_of_text(line)) is not None:
@@ -116,7 +117,7 @@ def _written(lines: Sequence[str]) -> list[tuple[int, LineFacts]]:
 
 
 def _first_lines(code: CodeType, facts: Sequence[tuple[int, LineFacts]]) -> dict[int, LineFacts]:
-    """The first line of a function that runs after each comment, and before the next one."""
+    """For each comment, the first line of a function that runs after it and before the next comment."""
     runs = sorted({line for _, _, line in code.co_lines() if line is not None})
     found: dict[int, LineFacts] = {}
     for at, (start, known) in enumerate(facts):
@@ -130,7 +131,7 @@ def _first_lines(code: CodeType, facts: Sequence[tuple[int, LineFacts]]) -> dict
 def _compiled_before(
     lines: Sequence[str], line_map: Sequence[tuple[int, str]], graph: Any, *, backward: bool
 ) -> list[tuple[int, LineFacts]]:
-    """What can be told of code without comments of thence, by the lines that launch."""
+    """The facts about code without comments of thence, with the lines that launch."""
     nodes = {} if graph is None or backward else {node.name: node for node in graph.nodes}
     starts = [line for line, _ in line_map]
     phase = "backward" if backward else "forward"
@@ -150,9 +151,9 @@ def _compiled_before(
 
 
 def facts_of_launches(lines: Iterable[str]) -> dict[int, tuple[list[str], str]]:
-    """Lines that launch, with the nodes and operators in Inductor's comment about them; line 1 is the first.
+    """Lines that launch, with the nodes and operators in Inductor's comment about them; lines count from 1.
 
-    The comment stands above the launch, or above the definition of the kernel.
+    The comment is above the launch, or above the definition of the kernel.
     """
     defined: dict[str, tuple[list[str], str]] = {}
     found: dict[int, tuple[list[str], str]] = {}
@@ -178,7 +179,10 @@ def facts_of_launches(lines: Iterable[str]) -> dict[int, tuple[list[str], str]]:
 
 
 def _own_operator(line: str, aten: str) -> str:
-    """The operator of a call of a library, of those that Inductor names for its inputs, too."""
+    """The operator of a line that calls a library; other lines have all operators of Inductor's comment.
+
+    For calls of libraries the comment also names the operators of their inputs.
+    """
     call = _EXTERN.search(line)
     own = f"aten.{call['name']}" if call else ""
     return own if own in aten.replace(" ", "").split(",") else aten

@@ -1,14 +1,15 @@
-"""Code that Inductor generated, while it runs: which launch comes next, on whatever thread.
+"""Follows code that Inductor generated while it runs, and reports the next launch, on any thread.
 
-Its modules are read as they are loaded, from a cold cache or a warm one. While somebody follows, their functions,
-and no other code, have events of their instructions (sys.monitoring, Python 3.12): one that begins no launch
-answers once that it wants no more of them. Events of lines would do, but in long functions, as these are, each
-takes microseconds to find the number of its line (`benchmarks/generated_lines.py`). Before Python 3.12 a capture
-of a CUDA graph follows them with sys.settrace, on its own thread only, and elsewhere they are not followed.
+Generated modules are read when they are loaded, from a cold cache or a warm one. While there are followers, the
+functions of these modules, and no other code, have events for instructions (sys.monitoring, Python 3.12); the event of
+an instruction that begins no launch is disabled the first time. Events for lines would be enough, but in long
+functions such as these, each takes microseconds to find the number of its line (`benchmarks/generated_lines.py`).
+Before Python 3.12 a capture of a CUDA graph follows generated code with sys.settrace, only on its own thread; outside
+of captures it is not followed.
 
-Paths of modules in generated code are relative to what was compiled. Where several instances share it (``compile()``
-of each block), the path of the instance is that of the module that is running; in the backward, that of the
-forward which made the autograd node, by its sequence number.
+Paths of modules in generated code are relative to the module that was compiled. If several instances share the code
+(``compile()`` of each block), the path of the instance is that of the module that is running; in the backward, it is
+that of the forward which made the autograd node, found by the node's sequence number.
 """
 
 from __future__ import annotations
@@ -32,38 +33,38 @@ if TYPE_CHECKING:
 __all__ = ["Around", "GeneratedLines", "Nowhere", "Run", "generated"]
 
 _TOOL_IDS = (4, 3)
-"""Of sys.monitoring: those that it leaves to everybody."""
+"""Tool ids of sys.monitoring that are not reserved."""
 _KEPT_FORWARDS = 1 << 14
-"""Forwards whose backward may yet come."""
-_HEAD = 300  # characters, in which a module's id stands
+"""The most calls of forwards that are kept for their backward."""
+_HEAD = 300  # first characters of a module, which contain the id
 
 
 class Around(Protocol):
-    """What the hooks of eager code know of the thread that asks."""
+    """The places of the calling thread in eager code, from hooks."""
 
     def current_module(self) -> str | None:
-        """Path of the innermost nn.Module that is running; None where none is, or nothing tells."""
+        """Path of the innermost nn.Module that is running; None if there is none, or it is not known."""
 
     def current_place(self, kind: int) -> int:
-        """Number of the innermost place of a kind (`thence.boundaries.places`); 0 where nothing tells."""
+        """Number of the innermost place of a kind (`thence.boundaries.places`); 0 if it is not known."""
 
     def is_own(self, file: str) -> bool:
         """Whether lines of a file are to be shown."""
 
 
 class Nowhere:
-    """Knows nothing: no hook of eager code is there."""
+    """The `Around` for processes without hooks of eager code: no place is known."""
 
     def current_module(self) -> str | None:
-        """Nothing tells."""
+        """Returns None: not known."""
         return None
 
     def current_place(self, kind: int) -> int:
-        """Nothing tells."""
+        """Returns 0: not known."""
         return 0 * kind
 
     def is_own(self, file: str) -> bool:
-        """Every line is."""
+        """Returns True for every file with a name."""
         return bool(file)
 
 
@@ -71,11 +72,11 @@ class Run(NamedTuple):
     """One call of a generated module.
 
     Attributes:
-        module: which.
-        prefix: path of the module instance that was compiled; None where it is not known.
-        line: number of the place of the line that called it, or its forward; 0 where it is not known.
-        instance: number of the place of that module instance; 0 where it is not known.
-        phase: what it is in place of what its nodes say; empty for nothing.
+        module: the generated module.
+        prefix: path of the module instance that was compiled; None if it is not known.
+        line: number of the place of the line that called the code, or its forward; 0 if it is not known.
+        instance: number of the place of that module instance; 0 if it is not known.
+        phase: phase to use instead of that of its nodes; empty to use that of the nodes.
     """
 
     module: Module
@@ -85,14 +86,14 @@ class Run(NamedTuple):
     phase: str = ""
 
     def path(self, relative: str | None) -> str | None:
-        """Path of a module whose path in the code is this; None where neither is known."""
+        """Path of a module, from its path relative to the compiled one; None if neither it nor `prefix` is known."""
         if not self.prefix:
             return relative if self.prefix is None else (relative or "")
         return f"{self.prefix}.{relative}" if relative else self.prefix
 
 
 class _Thread(threading.local):
-    """The call that this thread is in the middle of, and the graphs that it compiles."""
+    """The state of a thread: the call of generated code that it runs, and the graphs that it compiles."""
 
     def __init__(self) -> None:
         self.run: Run | None = None
@@ -101,13 +102,13 @@ class _Thread(threading.local):
 
 
 class GeneratedLines:
-    """Every generated module of this process, and who follows them.
+    """The generated modules of this process, and the followers of their launches.
 
-    Nothing here raises into the program.
+    Nothing here raises in the program.
 
     Attributes:
-        around: what is known of eager code.
-        notes: what could not be told and why; each sentence once.
+        around: the places of threads in eager code.
+        notes: sentences about what is not known and why, each once.
     """
 
     def __init__(self) -> None:
@@ -123,11 +124,11 @@ class GeneratedLines:
         self._lock = threading.RLock()
 
     def note(self, sentence: str) -> None:
-        """Something that cannot be told."""
+        """Add a sentence to `notes`."""
         self.notes[sentence] = None
 
     def follow_loading(self) -> None:
-        """Reads generated modules as they are loaded from now on, and those that are loaded already."""
+        """Read generated modules when they are loaded from now on, and those that are loaded already."""
         codecache = sys.modules.get("torch._inductor.codecache")
         cache = getattr(codecache, "PyCodeCache", None)
         if cache is not None and not hasattr(cache.load_by_key_path, "thence_original"):
@@ -149,7 +150,7 @@ class GeneratedLines:
         self._follow_compiling()
 
     def _follow_compiling(self) -> None:
-        """Keeps TorchDynamo's graph at hand while code for it is made or loaded."""
+        """Keep TorchDynamo's graph available while code for it is generated or loaded."""
         compile_fx = sys.modules.get("torch._inductor.compile_fx")
         original = getattr(compile_fx, "compile_fx", None)
         if original is None or hasattr(original, "thence_original"):
@@ -173,9 +174,9 @@ class GeneratedLines:
             graphs.pop()
 
     def loaded(self, module: Any, line_map: Any) -> None:
-        """A module of Inductor's was loaded; those that are no code of compiled graphs are left alone."""
+        """Read a module that Inductor loaded; a module that is not the code of a compiled graph is ignored."""
         try:
-            with open(module.__file__, encoding="utf-8") as file:  # noqa: PTH123 - no pathlib in a guest
+            with open(module.__file__, encoding="utf-8") as file:  # noqa: PTH123 - runs in the user's program
                 head = file.read(_HEAD)
                 if is_generated(head.split("\n")) is None:
                     return
@@ -202,10 +203,10 @@ class GeneratedLines:
                 self._switch(found, on=True)
 
     def follow(self, follower: Callable[[Run | None, LineFacts | None], None]) -> bool:
-        """Tells of every launch, and of the end of a function, on the thread that it happens on.
+        """Call a follower before every launch and at the end of a function, on the thread that runs it.
 
         Returns:
-            whether it can: not before Python 3.12, nor where others took all tool ids of sys.monitoring.
+            whether this works: not before Python 3.12, nor if other tools use all tool ids of sys.monitoring.
         """
         with self._lock:
             if self._tool is None and not self._begin():
@@ -214,17 +215,17 @@ class GeneratedLines:
             return True
 
     def unfollow(self, follower: Callable[[Run | None, LineFacts | None], None]) -> None:
-        """Tells it no longer."""
+        """Stop calling a follower."""
         with self._lock:
             self._followers = tuple(one for one in self._followers if one != follower)
             if not self._followers and self._tool is not None:
                 self._end()
 
     def trace(self, follower: Callable[[Run | None, LineFacts | None], None]) -> bool:
-        """The same on this thread alone, by sys.settrace; until `untrace`.
+        """As `follow`, but on this thread only, by sys.settrace; until `untrace`.
 
         Returns:
-            whether it can: not where a debugger or a coverage tool does.
+            whether this works: not if a debugger or a coverage tool uses sys.settrace.
         """
         if "torch._inductor.codecache" not in sys.modules:
             return True  # nothing is compiled
@@ -235,7 +236,7 @@ class GeneratedLines:
         return True
 
     def untrace(self, follower: Callable[[Run | None, LineFacts | None], None]) -> None:
-        """Ends what `trace` began."""
+        """Undo `trace`."""
         if sys.gettrace() == self._called:
             sys.settrace(None)
         self._followers = tuple(one for one in self._followers if one != follower)
@@ -277,13 +278,13 @@ class GeneratedLines:
             monitoring.set_local_events(self._tool, code, wanted)
 
     def _started(self, code: CodeType, _offset: int = 0) -> None:
-        """A generated function begins."""
+        """Handle the beginning of a generated function."""
         module = self._modules.get(id(code))
         here = self._thread
         if module is None:
             return
         if code is not module.entry and here.run is not None and here.run.module is module:
-            return  # a partition of what runs
+            return  # a partition of the module that runs
         here.opened_by = code
         try:
             here.run = self._run(module)
@@ -292,7 +293,7 @@ class GeneratedLines:
             here.run = Run(module, None, 0)
 
     def _instruction(self, code: CodeType, offset: int) -> Any:
-        """An instruction of a generated function is about to run."""
+        """Handle the next instruction of a generated function; disables its event if it begins no launch."""
         facts = self._offsets.get(id(code), {}).get(offset)
         if facts is None:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
@@ -300,7 +301,7 @@ class GeneratedLines:
         return None
 
     def _returned(self, code: CodeType, _offset: int = 0, _value: object = None) -> None:
-        """A generated function is over."""
+        """Handle the end of a generated function."""
         here = self._thread
         run = here.run
         if here.opened_by is code:
@@ -315,7 +316,7 @@ class GeneratedLines:
                 self.note(f"a launch of compiled code was not noted: {error!r}")
 
     def _called(self, frame: FrameType, event: str, _argument: object) -> Any:
-        """sys.settrace: a function begins; only generated ones are followed."""
+        """The function for sys.settrace: follows generated functions only."""
         code = frame.f_code
         lines = self._lines.get(id(code))
         if event != "call" or lines is None:
@@ -341,12 +342,12 @@ class GeneratedLines:
         instance = around.current_place(MODULE)
         if module.kind != "forward":
             return Run(module, prefix, line, instance)
-        # The autograd node of a compiled forward was made just before its code began to run.
+        # The autograd node of a compiled forward is made just before its code begins to run.
         number = torch.autograd._get_sequence_nr() - 1  # noqa: SLF001 - no public name
         here = threading.get_ident()
         known = self._forwards.pop(number, None)
         if known is not None and known[0] != here and known[1] != prefix:
-            self._forwards[number] = (here, None, 0, 0)  # another thread's: there is no telling
+            self._forwards[number] = (here, None, 0, 0)  # two threads have this number
         else:
             self._forwards[number] = (here, prefix, line, instance)
         while len(self._forwards) > _KEPT_FORWARDS:
@@ -359,7 +360,7 @@ class GeneratedLines:
 
 
 def _offsets(code: CodeType, lines: Mapping[int, LineFacts]) -> dict[int, LineFacts]:
-    """The facts of lines by the offset of the first instruction of each."""
+    """The facts of lines, by the offset of each line's first instruction."""
     found: dict[int, LineFacts] = {}
     seen = set()
     instructions = code.co_code
@@ -368,7 +369,7 @@ def _offsets(code: CodeType, lines: Mapping[int, LineFacts]) -> dict[int, LineFa
             continue
         seen.add(line)
         found[start] = lines[line]
-        while instructions[start] == EXTENDED_ARG:  # either may be told of
+        while instructions[start] == EXTENDED_ARG:  # events may be for either instruction
             start += 2  # noqa: PLW2901 - bytes of one instruction
             found[start] = lines[line]
     return found

@@ -1,4 +1,4 @@
-"""The labels file: what the nodes of captured CUDA graphs were made for; see `thence.model.formats`."""
+"""The labels file: labels and places of the nodes of captured CUDA graphs; see `thence.model.formats`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ACTIVITIES = ("kernel", "memcpy", "memset")
 
 
 class Label(NamedTuple):
-    """What was open when a node was made.
+    """The marks that were open when a node was made.
 
     Attributes:
         path: names of the marks, outermost first.
         phase: forward or backward.
-        lane: extra lane that shows it.
-        metadata: further facts, as JSON.
+        lane: extra lane that shows the node; None for none.
+        metadata: metadata of the marks, as JSON.
     """
 
     path: tuple[str, ...]
@@ -53,15 +53,15 @@ class Label(NamedTuple):
 
 
 class NodePlace(NamedTuple):
-    """Where in the program a node was made, beside its label.
+    """The place in the program in which a node was made.
 
     Attributes:
         module: path of the nn.Module.
-        stack: lines, ``file:line function``, outermost first; line 0 where only the function is certain.
+        stack: lines, ``file:line function``, outermost first; line 0 if only the function is certain.
         phase: forward, backward, recompute ...
-        op: the operator, or in compiled code its main one.
-        parts: of a kernel that is made of several parts: module, innermost line, operator, phase and
-            estimated share of each.
+        op: in compiled code, the operator of the main part of the launch; None in eager code.
+        parts: for a kernel with several parts, the module, innermost line, operator, phase and estimated
+            share of each part.
     """
 
     module: str | None = None
@@ -72,12 +72,12 @@ class NodePlace(NamedTuple):
 
 
 class CapturedNodes(NamedTuple):
-    """How much of what was captured has a label.
+    """How many nodes of captured graphs have a label.
 
     Attributes:
-        graphs: captured so far.
-        nodes: kernels, copies and sets in them.
-        labelled: how many of these nodes have a label.
+        graphs: number of graphs captured so far.
+        nodes: number of kernels, copies and sets in them.
+        labelled: number of these nodes that have a label.
     """
 
     graphs: int
@@ -92,7 +92,7 @@ class LabelledGraphs:
     """Every graph that this process captured, with the labels of its nodes.
 
     Attributes:
-        notes: what could not be labelled and why; each sentence once.
+        notes: sentences about what could not be labelled and why, each once.
     """
 
     def __init__(self) -> None:
@@ -115,18 +115,18 @@ class LabelledGraphs:
         labels: Iterable[tuple[int, Label | None]],
         places: Iterable[tuple[int, NodePlace | None]] = (),
     ) -> CapturedGraph:
-        """Reads a graph that is still in capture.
+        """Read a graph that is still being captured.
 
         Args:
-            driver: that knows the graph.
-            ids: of its nodes.
+            driver: used to query the graph.
+            ids: used to query the ids of its nodes.
             graph: handle of the CUgraph.
             device: index of the CUDA device.
-            labels: how many nodes there were when a label (None: no label) began to hold.
-            places: the same of places.
+            labels: for each label (None: no label), the number of nodes from which on it holds, and the label.
+            places: the same for places.
 
         Raises:
-            MissingRequirement: the driver or CUPTI refuses.
+            MissingRequirement: a call of the driver or of CUPTI fails.
         """
         with self._lock:
             named = [(count, _index(self._labels, label)) for count, label in labels]
@@ -139,12 +139,12 @@ class LabelledGraphs:
         return captured
 
     def remove(self, captured: CapturedGraph) -> None:
-        """The graph was never to be: its capture failed."""
+        """Discard a graph whose capture failed."""
         with self._lock:
             self._graphs = [graph for graph in self._graphs if graph is not captured]
 
     def count(self) -> CapturedNodes:
-        """How many nodes there are, and have a label."""
+        """Count the nodes, and those that have a label."""
         with self._lock:
             nodes = [
                 label >= 0
@@ -155,14 +155,14 @@ class LabelledGraphs:
             return CapturedNodes(len(self._graphs), len(nodes), sum(nodes))
 
     def note(self, sentence: str) -> None:
-        """Something that could not be labelled."""
+        """Add a sentence to `notes`."""
         self.notes[sentence] = None
 
     def document(self) -> dict[str, Any]:
-        """What the labels file holds.
+        """The content of the labels file.
 
         Raises:
-            MissingData: no graph was captured; the message holds the notes.
+            MissingData: no graph was captured; the message contains the notes.
         """
         if not self._graphs:
             why = " ".join(f"{note[0].upper()}{note[1:]}." for note in self.notes)
@@ -188,12 +188,12 @@ class LabelledGraphs:
 
 
 def _index(known: dict[_Named, int], value: _Named | None) -> int:
-    """The number of a label or place among the distinct ones."""
+    """The index of a label or place among the distinct ones, to which it is added if it is new; -1 for None."""
     return -1 if value is None else known.setdefault(value, len(known))
 
 
 def metadata_text(metadata: Mapping[str, object]) -> str:
-    """Metadata of a mark as JSON; what JSON cannot say, such as infinity, becomes text."""
+    """Metadata of a mark as JSON; values that JSON does not have, such as infinity, become text."""
     if not metadata:
         return "{}"
     try:
@@ -202,7 +202,7 @@ def metadata_text(metadata: Mapping[str, object]) -> str:
         ValueError,
         TypeError,
         RecursionError,
-    ):  # one value of them: the others stay as they are
+    ):  # only the values that fail become text
         return _as_json({key: _said(value) for key, value in metadata.items()})
 
 
@@ -215,7 +215,7 @@ def _said(value: object) -> object:
 
 
 def as_text(value: object) -> str:
-    """A value of metadata as text; of one that cannot say what it is, its type."""
+    """A value of metadata as text; its type if ``str`` fails."""
     try:
         return str(value)
     except Exception:  # noqa: BLE001 - whatever the program's own __str__ raises
@@ -227,7 +227,7 @@ def _as_json(value: object) -> str:
 
 
 def write_whole(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
-    """Writes JSON; the file appears only when it is complete.
+    """Write a JSON file atomically.
 
     Raises:
         UsageError: the file cannot be written there.
@@ -235,6 +235,6 @@ def write_whole(path: str | os.PathLike[str], document: Mapping[str, Any]) -> No
     target = Path(path)
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     try:
-        atomic_write(target, text.encode(errors="replace"))  # half a surrogate pair is no text
+        atomic_write(target, text.encode(errors="replace"))  # a lone surrogate cannot be encoded
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error

@@ -1,8 +1,8 @@
-"""The nodes of a CUDA graph, read while it is still being captured: afterwards it may be gone.
+"""Reads the nodes of a CUDA graph while it is still being captured, because it may not exist afterwards.
 
-CUPTI numbers a graph's nodes as they are created, and says the number of a node without anybody having
-subscribed (cuptiGetGraphNodeId, since CUDA 11.1). Instantiation keeps these numbers, so that they are
-what a profiler reports of every replay, in the low 32 bits of the graph node id.
+CUPTI numbers a graph's nodes as they are created, and returns the number of a node without a subscriber
+(cuptiGetGraphNodeId, since CUDA 11.1). Instantiation keeps these numbers, so a profiler reports them for
+every replay, in the low 32 bits of the graph node id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST_DEMANGLED = 1024
 
 
 class NodeIds(Protocol):
-    """What is asked of CUPTI."""
+    """The queries of CUPTI that are needed here."""
 
     def graph_node_id(self, node: int) -> int:
         """Id of a node: graph id in the high 32 bits, node number in the low ones."""
@@ -68,11 +68,11 @@ class CapturedGraph:
     """A graph as it was captured.
 
     Attributes:
-        id: that CUPTI gave the captured graph.
+        id: CUPTI's id of the captured graph.
         device: index of the CUDA device.
-        nodes: what it consists of.
-        edges: numbers of a node and of one that waits for it.
-        executables: ids of the executable graphs made of it.
+        nodes: its nodes.
+        edges: number of a node, and number of a node that depends on it.
+        executables: ids of the executable graphs instantiated from it.
     """
 
     id: int
@@ -83,10 +83,10 @@ class CapturedGraph:
 
 
 class KernelNames:
-    """Every distinct kernel name once.
+    """The distinct kernel names.
 
     Attributes:
-        names: as the driver gives them.
+        names: mangled names, as the driver returns them.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class KernelNames:
         self._index: dict[str, int] = {}
 
     def index(self, name: str) -> int:
-        """Where a name stands in `names`."""
+        """The index of a name in `names`, to which it is added if it is new."""
         found = self._index.get(name)
         if found is None:
             found = self._index[name] = len(self.names)
@@ -102,8 +102,8 @@ class KernelNames:
         return found
 
     def columns(self) -> list[dict[str, str | None]]:
-        """The names as the driver gives them, and as Kineto shows them (None: nothing can tell)."""
-        from thence.recorder.names import demangled  # needs NumPy: not while a program begins
+        """The names as the driver returns them, and as Kineto shows them (None: not known)."""
+        from thence.recorder.names import demangled  # imports NumPy: not at a program's start
 
         def shown(name: str) -> str | None:
             plain = len(name) > _LONGEST_DEMANGLED or not name.startswith("_Z")
@@ -113,7 +113,7 @@ class KernelNames:
 
 
 class Named(NamedTuple):
-    """What a node was made for: index of its label and of its place, -1 for none."""
+    """The index of a node's label and that of its place, -1 for none."""
 
     label: int = -1
     place: int = -1
@@ -132,13 +132,13 @@ class _Reading:
     def level(
         self, graph: int, named: Sequence[Named] | Named, parent: int, first: int | None
     ) -> None:
-        """Adds the nodes of a graph, then those of the graphs inside it.
+        """Add the nodes of a graph, then those of its child graphs.
 
         Args:
-            graph: its handle.
-            named: of its nodes in the order of their creation, or of them all.
-            parent: number of the node that holds the graph.
-            first: number that its first node will have in a replay; None: as CUPTI says.
+            graph: handle of the graph.
+            named: label and place of each of its nodes, in the order of their creation, or of all nodes.
+            parent: number of the child-graph node that holds the graph; -1 for none.
+            first: number that its first node will have in a replay; None: the numbers from CUPTI hold.
         """
         by_number = sorted(
             (self.ids.graph_node_id(node) & _NUMBER, node) for node in self.driver.nodes(graph)
@@ -182,15 +182,15 @@ def read_graph(
     """A graph's id, nodes and edges.
 
     Args:
-        driver: that knows the graph.
-        ids: of its nodes.
+        driver: used to query the graph.
+        ids: used to query the ids of its nodes.
         graph: handle of a CUgraph.
-        labels: how many nodes there were when a label began to hold, and its index, ascending.
-        places: the same of places.
+        labels: for each label, the number of nodes from which on it holds, ascending, and the label's index.
+        places: the same for places.
         kernels: takes the names of its kernels.
 
     Raises:
-        MissingRequirement: the driver or CUPTI refuses.
+        MissingRequirement: a call of the driver or of CUPTI fails.
     """
     handles = driver.nodes(graph)
     columns = [_of_nodes(starts, len(handles)) for starts in (labels, places)]
@@ -200,7 +200,7 @@ def read_graph(
 
 
 def _of_nodes(starts: Sequence[tuple[int, int]], count: int) -> list[int]:
-    """The index that holds for each node, in the order of their creation."""
+    """The index of the label or place of each node, in the order of their creation."""
     counts = [start for start, _ in starts]
     indices = [-1, *(index for _, index in starts)]
     return [indices[bisect_right(counts, rank)] for rank in range(count)]

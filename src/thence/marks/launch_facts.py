@@ -1,14 +1,14 @@
-"""What a launch in code that Inductor generated is made of: facts of FX nodes, as a comment in that code.
+"""The parts of a launch in code that Inductor generated: facts of FX nodes, in a comment in that code.
 
-Every node of the graph that Inductor compiles knows the nn.Module and the lines that it was traced from and the
-operator that it was before decomposition, in the forward as in the backward. Above the code of each scheduler
-node stands one comment with a part for each of them, a JSON list:
+Every FX node of the graph that Inductor compiles has the nn.Module and the lines that it was traced from, and the
+operator before decomposition, in the forward and in the backward. Above the code of each scheduler node is a comment
+with a JSON list of parts, to which the FX nodes that it was made from are combined:
 
     # thence: [[module, [frame, ...], operator, phase, share, [mark, ...]], ...]
 
-module is a path relative to the module that was compiled, null outside of all; a frame is ``file:line function``,
-outermost first, without those of torch; the marks are left out where there are none. Shares are *estimated*: of
-the distinct operators, as the user wrote them, each counts the same; views do no work.
+module is a path relative to the module that was compiled, null outside of all modules; a frame is
+``file:line function``, outermost first, without the frames of torch; the marks are left out if there are none. Shares
+are *estimated*: each operator call that the user wrote counts the same, and views count as no work.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ __all__ = [
 ]
 
 COMMENT = "thence:"
-"""What stands before the parts in a comment of generated code."""
+"""The text before the parts in a comment of generated code."""
 MARKS = "thence"
-"""Under this key the ``custom`` metadata of a node hold the path of the marks around it."""
+"""The key in the ``custom`` metadata of a node whose value is the path of the marks around the node."""
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
 _IN_TORCH = re.compile(r"(?:^|/)torch/|/thence/marks/|^<")
 _IN_OPTIMIZER = re.compile(r"/torch/optim/")
 _GRADIENT_SUM = "Gradient addition node"
-"""In the traceback of what autograd adds where a tensor was used several times (torch.fx.traceback)."""
+"""In the traceback of nodes that sum the gradients of a tensor with several uses (torch.fx.traceback)."""
 _ROOT = re.compile(r"^[LG]\['[^']*'\]\.?")
 _ITEM = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")
-_FIELDS = 5  # of a part without marks
+_FIELDS = 5  # fields of a part without marks
 
 
 class Part(NamedTuple):
-    """A part of what one launch does.
+    """A part of the work of one launch.
 
     Attributes:
-        module: path of the nn.Module, relative to the compiled one; None outside of all.
+        module: path of the nn.Module, relative to the compiled one; None outside of all modules.
         stack: lines that it was traced from, ``file:line function``, outermost first.
-        op: operator that the user's line called, such as ``aten.linear``; empty where it is not known.
-        phase: forward, backward, recompute, gradient (a sum of gradients) or optimizer; empty where it is not known.
+        op: operator that the user's line called, such as ``aten.linear``; empty if it is not known.
+        phase: forward, backward, recompute, gradient (a sum of gradients) or optimizer; empty if it is not known.
         share: estimated share of the launch, 0 to 1.
         marks: names of the marks around it, outermost first.
     """
@@ -74,17 +74,17 @@ def parts_of_nodes(nodes: Iterable[Any], *, backward: bool) -> tuple[Part, ...]:
     """The parts of a launch, in the order of its nodes.
 
     Args:
-        nodes: of the graph that Inductor compiles, in their order there.
-        backward: whether that is a backward graph.
+        nodes: FX nodes of the graph that Inductor compiles, in their order there.
+        backward: whether it is a backward graph.
     """
     distinct: dict[object, tuple[Part, bool]] = {}
     for node in nodes:
         part = _part(node, backward=backward)
         works = not getattr(node.target, "is_view", False)
-        # What one operator was decomposed into has its number, which stands still without gradients.
+        # Nodes of one decomposed operator share its seq_nr. Without gradients all nodes have the same seq_nr.
         key = (node.meta.get("seq_nr"), node.meta.get("stack_trace"), part)
         distinct[key] = (part, works or distinct.get(key, (part, False))[1])
-    # Views beside work, and nodes that Inductor made beside others, tell nothing.
+    # Views are ignored if other nodes do work, and nodes that Inductor made itself if there are others.
     working = [part for part, works in distinct.values() if works]
     found = working or [part for part, _ in distinct.values()]
     found = [part for part in found if part.module is not None or part.stack] or found
@@ -107,7 +107,7 @@ def _part(node: Any, *, backward: bool) -> Part:
         phase = "optimizer"
     elif not backward:
         phase = "forward"
-    else:  # a node of the forward that the backward graph computes anew has the forward's own metadata
+    else:  # a node of the forward that the backward graph recomputes has the metadata of the forward
         again = own and not of_forward and meta.get("partitioner_tag") != "is_backward"
         phase = "recompute" if again else "backward"
     return Part(
@@ -125,7 +125,7 @@ def module_of(stack: Any) -> str | None:
 
 
 def _operator(node: Any) -> str:
-    """The operator before decomposition: ``aten.linear``, ``mylib.op``; of a kernel of the user its name."""
+    """The operator before decomposition: ``aten.linear``, ``mylib.op``; for a Triton kernel of the user its name."""
     original = node.meta.get("original_aten")
     kernel = node.kwargs.get("kernel_idx") if original is None else None
     if isinstance(kernel, int):
@@ -140,12 +140,12 @@ def _triton_kernel(number: int) -> str | None:
     if table is None:
         return None
     function = table.get_kernel(number)
-    function = getattr(function, "fn", function)  # an autotuner's
+    function = getattr(function, "fn", function)  # the function of an autotuner
     return str(getattr(function, "__name__", None) or "triton kernel")
 
 
 def frames_of(trace: str | None) -> tuple[str, ...]:
-    """The lines of a traceback's text that are not torch's, as ``file:line function``, outermost first."""
+    """The lines in the text of a traceback, without those of torch, as ``file:line function``, outermost first."""
     return tuple(
         f"{file}:{line} {function}"
         for file, line, function in _FRAME.findall(trace or "")
@@ -159,17 +159,17 @@ def marks_of(node: Any) -> tuple[str, ...]:
 
 
 def main_part(parts: Sequence[Part]) -> Part:
-    """The part with the greatest share; of equals the last, which gives the result.
+    """The part with the greatest share; the last of equal ones, as it computes the result.
 
-    What a kernel of the backward pass computes anew for its own use, and sums of gradients, are its main part
-    only where it does nothing else.
+    Recomputation in a kernel of the backward pass, and sums of gradients, are the main part only if the kernel does
+    nothing else.
     """
     own = [part for part in parts if part.phase not in ("recompute", "gradient")] or parts
     return max(reversed(own), key=lambda part: part.share)
 
 
 def main_marks(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    """Paths of the marks: first that around most of the launch, of equals the last, then the others."""
+    """Paths of the marks: first the path around the largest share (the last of equal ones), then the others."""
     counts: dict[tuple[str, ...], float] = {}
     for part in parts:
         if part.marks:
@@ -179,20 +179,20 @@ def main_marks(parts: Sequence[Part]) -> list[tuple[str, ...]]:
 
 
 def comment_of(parts: Iterable[Part]) -> str:
-    """The text of the comment, without what begins comments."""
+    """The text of the comment, without the comment character."""
     rows = [list(part) if part.marks else list(part[:_FIELDS]) for part in parts]
     return f"{COMMENT} {json.dumps(rows)}"
 
 
 def parts_of_text(line: str) -> tuple[Part, ...] | None:
-    """The parts in a line of generated code; None where it is no such comment."""
+    """The parts in a line of generated code; None if the line is no such comment."""
     before, found, text = line.partition(COMMENT)
     if not found or before.strip() != "#":
         return None
     try:
         return tuple(_read(*row) for row in json.loads(text))
     except (ValueError, TypeError):
-        return None  # a comment of somebody else's
+        return None  # another comment
 
 
 def _read(

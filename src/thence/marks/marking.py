@@ -1,4 +1,4 @@
-"""mark(): one label for every tool."""
+"""mark(): names a region of a program once for all tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _modules = sys.modules
 
 
 class mark:  # noqa: N801 - used like a function
-    """Names what runs inside it, for every tool that looks.
+    """Names the work inside it, for every tool that is active.
 
         with thence.mark("attention", layer=3):
             ...
@@ -34,32 +34,35 @@ class mark:  # noqa: N801 - used like a function
         @thence.mark("loss")
         def loss(...): ...
 
-    Marks nest into a path. What they name:
+    Nested marks form a path. Marks name:
 
-    - the nodes of a CUDA graph that is being captured, on whatever stream, backward included: see
+    - the nodes of a CUDA graph that is being captured, on whatever stream, including the backward: see
       `thence.save_labels`
-    - ranges in torch.profiler and in JAX's profiler while they run, NVTX ranges where a tool such as
-      Nsight Systems collects them, thence's own recordings
+    - ranges in torch.profiler and in JAX's profiler while they run, NVTX ranges if a tool such as
+      Nsight Systems collects them, and ranges in thence's own recordings
     - operations that JAX traces (jax.named_scope)
-    - operations that torch.compile traces, and the kernels that Inductor makes of them, once a CUDA graph
-      captures these (PyTorch 2.9 and newer; elsewhere what is compiled has the marks around it). In
-      compiled code, make the mark where it is used, or decorate: TorchDynamo refuses context managers
-      that were made outside
+    - operations that torch.compile traces, and the kernels that Inductor generates for them, once a CUDA
+      graph captures these kernels (PyTorch 2.9 and newer; in older versions compiled code only has the
+      marks around it). In compiled code, make the mark where it is used, or use it as a decorator:
+      TorchDynamo refuses context managers that were made outside
 
-    Where nobody looks, a mark costs less than a microsecond. One mark can be used again and again, in
+    If no tool is active, a mark costs less than a microsecond. One mark can be used repeatedly, and in
     several threads at once. Around a coroutine function it is open while the coroutine runs or waits;
     around a generator function, while the generator runs.
 
     Args:
-        name: what to call it.
-        lane: name or number of an extra lane that shows the work again, besides its real stream, in
-            timelines made with ``--lanes lane``. A number gets the names of what is on the lane behind it.
-        stream: the same, in the word that PyTorch's mark_kernels has for it; the work stays where it is.
-        metadata: further facts to show with the work; numbers, strings and lists of them. Inner marks
-            win over outer ones.
+        name: name of the work.
+        lane: name or number of an extra lane that shows the work again, in addition to its real stream, in
+            timelines made with ``--lanes lane``. After a number, the names of the marks on the lane are shown
+            in parentheses.
+        stream: the same as `lane`, under the name that PyTorch's mark_kernels uses; the work stays on its
+            stream.
+        metadata: further facts to show with the work: numbers, strings and lists of them. Inner marks
+            override outer ones.
 
     Raises:
-        WrongArgument: the name is no text, the lane neither name nor number, or given in both words.
+        WrongArgument: the name is not a string, the lane is neither name nor number, or both `lane` and
+            `stream` are given.
     """
 
     __slots__ = ("lane", "metadata", "name")
@@ -82,7 +85,7 @@ class mark:  # noqa: N801 - used like a function
 
     def __enter__(self) -> Self:
         w = watch
-        if w.compiling():  # TorchDynamo knows the answer, and drops the rest
+        if w.compiling():  # a constant for TorchDynamo, which does not trace the rest
             opens(self.name)
             return self
         if len(_modules) != w.modules:
@@ -138,7 +141,7 @@ class mark:  # noqa: N801 - used like a function
                 one.__exit__(kind, error, traceback)
 
     def __call__(self, function: _F) -> _F:
-        """The function, marked whenever it runs."""
+        """Returns the function with the mark open whenever it runs."""
         if not callable(function):
             raise UsageError(f"mark decorates functions, not {function!r}")
         for test, wrap in (
@@ -151,7 +154,7 @@ class mark:  # noqa: N801 - used like a function
 
         @functools.wraps(function)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            if watch.compiling():  # TorchDynamo enters only what it has seen being made
+            if watch.compiling():  # TorchDynamo only enters context managers made in traced code
                 with mark(self.name, self.lane, **self.metadata):  # type: ignore[arg-type]  # no lane among these
                     return function(*args, **kwargs)
             with self:
@@ -163,12 +166,12 @@ class mark:  # noqa: N801 - used like a function
         return f"thence.mark({self.name!r})"
 
     def _ranges(self) -> list[Any] | None:
-        """Opened in the tools that show ranges."""
+        """Open ranges in the tools that show them."""
         return watch.open_ranges(self.name)
 
 
 def _lane(lane: object, stream: object) -> str:
-    """The lane that a mark asks for, as text."""
+    """The lane of a mark, as text."""
     if lane is not None and stream is not None:
         raise WrongArgument(f"lane={lane!r} and stream={stream!r} mean the same: give one of them")
     wanted = stream if lane is None else lane
@@ -182,9 +185,9 @@ def _lane(lane: object, stream: object) -> str:
 
 
 class LibraryMark(mark):
-    """What a library does by itself: it adds its facts, and is a name only where there is no other.
+    """A mark for work of a library: it adds its metadata, and its name is only used if there is no other name.
 
-    Profilers show such a range of their own accord.
+    Profilers show ranges for such work by themselves.
     """
 
     __slots__ = ()
@@ -196,9 +199,9 @@ class LibraryMark(mark):
 
 
 def _taken_out(frame: Frame | None, wanted: mark) -> tuple[Frame | None, Frame | None]:
-    """The innermost frame of a mark that is not the innermost one, and the frames without it.
+    """The innermost frame with the mark `wanted`, which is not the innermost mark, and the frames without it.
 
-    A generator that holds a mark open while its caller opens and closes others gets here.
+    This happens for a generator that has a mark open while its caller opens and closes others.
     """
     above = []
     while frame is not None and frame[2] is not wanted:
@@ -222,7 +225,7 @@ def _marked_coroutine(around: mark, function: Callable[..., Any]) -> Callable[..
 
 
 def _marked_generator(around: mark, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Open from each next() to its yield: what the caller does in between is not the generator's."""
+    """The mark is open from each next() to its yield: the work of the caller in between is not the generator's."""
 
     @functools.wraps(function)
     def marked(*args: Any, **kwargs: Any) -> Any:

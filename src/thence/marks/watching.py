@@ -1,4 +1,4 @@
-"""Who wants to know of marks: looked up once, so that a mark for nobody costs nothing."""
+"""Caches which consumers of marks are active, so that a mark that nobody consumes is nearly free."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 __all__ = ["Frame", "Listener", "Watch", "watch"]
 
 Frame = tuple[Any, int, Any, Any]
-"""A mark that is open: see `thence.marks.frames`."""
+"""An open mark: see `thence.marks.frames`."""
 
 _NVTX_TOOLS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-"""Set where a tool collects NVTX ranges: any tool, Nsight Systems."""
+"""Environment variables that are set if a tool collects NVTX ranges: any tool, and Nsight Systems."""
 
 
 class Listener(Protocol):
-    """Is told of every mark, on the thread that it happens on."""
+    """Is called for every mark, on the thread that opens or closes it."""
 
     def opened(
         self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]
     ) -> None:
-        """A mark opened; `number` is its own in this process."""
+        """Handle that a mark opened; `number` is unique in this process."""
 
     def closed(self, number: int) -> None:
-        """It closed. Innermost first, save where asyncio tasks take turns on one thread."""
+        """Handle that a mark closed: the innermost first, unless asyncio tasks take turns on one thread."""
 
     def backward_opened(self, number: int | None, name: str) -> None:
-        """An autograd node begins; `number` is the mark that was open around its forward, if any."""
+        """Handle that an autograd node begins; `number` is that of the mark around its forward, if any."""
 
     def backward_closed(self) -> None:
-        """The autograd node that began last on this thread is over."""
+        """Handle the end of the autograd node that began last on this thread."""
 
 
 def _no() -> bool:
@@ -49,20 +49,20 @@ def _no() -> bool:
 
 
 class Watch:
-    """What is there to tell marks to.
+    """The consumers of marks that are active.
 
     Attributes:
-        modules: how many modules were imported when `look` last looked.
-        profiler: torch.autograd.profiler, or what says in its place that it is not running.
-        sequence: the next autograd sequence number of this thread; None before there is a listener,
-            or torch has used CUDA.
-        loop: gives the asyncio event loop that runs on this thread, once asyncio is there.
-        ranges: whether NVTX or JAX may want to know of marks.
-        live: whether a listener, or a capture, is there.
-        listeners: who is told.
-        opened: tells all listeners that a mark opened, as `Listener.opened`; None where there is none.
-        closed: likewise, as `Listener.closed`.
-        changed: told which frame is the innermost one now, while captures are live.
+        modules: number of imported modules at the last call of `look`.
+        profiler: torch.autograd.profiler, or before its import an object that reports that it is not running.
+        sequence: returns the next autograd sequence number of this thread; None until there is a listener,
+            or torch uses CUDA.
+        loop: returns the asyncio event loop that runs on this thread; None until asyncio is imported.
+        ranges: whether NVTX or JAX may show marks as ranges.
+        live: whether there is a listener or a capture.
+        listeners: the listeners.
+        opened: calls `Listener.opened` of all listeners; None if there are none.
+        closed: calls `Listener.closed` of all listeners; None if there are none.
+        changed: called with the frame that has become the innermost one, during captures; None otherwise.
         compiling: whether TorchDynamo is tracing the caller.
         framework: called once with torch when it has been imported.
     """
@@ -86,15 +86,15 @@ class Watch:
         self._lock = threading.RLock()
 
     def look(self) -> None:
-        """See which frameworks and tools there are by now."""
+        """Update which frameworks and tools are present."""
         modules = len(sys.modules)
         with self._lock:
             if self._torch is None and (torch := _loaded_torch()) is not None:
                 self._torch = torch
                 self.profiler = torch.autograd.profiler
                 self.compiling = torch.compiler.is_dynamo_compiling
-                # Captures need CUDA: who does not use it does not pay for them. What torch.cuda._lazy_call
-                # does, but for its lock: a recorder may look from within CUDA's own initialisation.
+                # Captures need CUDA, so programs without CUDA do not pay for them. This does the same as
+                # torch.cuda._lazy_call, without its lock: a recorder may call it during CUDA's initialisation.
                 if torch.cuda.is_initialized():
                     self._follow_autograd()
                 else:
@@ -107,27 +107,27 @@ class Watch:
             self.modules = modules
 
     def listen(self, listener: Listener) -> None:
-        """Tell a listener of every mark from now on."""
+        """Call a listener for every mark from now on."""
         with self._lock:
             self.listeners = (*self.listeners, listener)
             self._follow_autograd()
             self._update()
 
     def unlisten(self, listener: Listener) -> None:
-        """Tell it no longer."""
+        """Stop calling a listener."""
         with self._lock:
             self.listeners = tuple(one for one in self.listeners if one is not listener)
             self._update()
 
     def watch_captures(self, changed: Callable[[Frame | None], None] | None) -> None:
-        """Tell of frames, or no longer (None)."""
+        """Set the function that is called with innermost frames; None removes it."""
         with self._lock:
             self.changed = changed
             self._follow_autograd()
             self._update()
 
     def open_ranges(self, name: str) -> list[AbstractContextManager[object]]:
-        """Opens a mark in the tools that show ranges: torch.profiler, NVTX, JAX."""
+        """Open a mark in the tools that show ranges: torch.profiler, NVTX, JAX."""
         ranges: list[AbstractContextManager[object]] = []
         if self.profiler._is_profiler_enabled:  # noqa: SLF001 - the flag has no other name
             ranges.append(self._torch.profiler.record_function(name))
@@ -145,7 +145,7 @@ class Watch:
     def _update(self) -> None:
         self.live = bool(self.listeners) or self.changed is not None
         self.opened, self.closed = _tellers(self.listeners)
-        # Whoever listens has the marks already, and may be the one who collects NVTX.
+        # A listener has the marks already, and may be the tool that collects NVTX.
         collected = any(os.environ.get(name) for name in _NVTX_TOOLS)
         self._nvtx_wanted = collected and not self.listeners
         self.ranges = self._nvtx_wanted or "jax" in sys.modules
@@ -160,7 +160,7 @@ watch = Watch()
 
 
 def _tellers(listeners: tuple[Listener, ...]) -> tuple[Opened | None, Closed | None]:
-    """What tells these listeners that a mark opened, and closed: the function itself of one that is alone."""
+    """Functions that call `opened` and `closed` of these listeners; for a single listener its own methods."""
     if not listeners:
         return None, None
     if len(listeners) == 1:
@@ -185,7 +185,7 @@ def _loaded_torch() -> Any:
 
 
 def _jax_ranges(name: str) -> Iterator[AbstractContextManager[object]]:
-    """A named scope while JAX traces, a host range while its profiler runs."""
+    """The ranges for JAX: a named scope while JAX traces, a host range while its profiler runs."""
     jax = sys.modules.get("jax")
     core = sys.modules.get("jax._src.core")
     if jax is None or not hasattr(core, "trace_state_clean") or not hasattr(jax, "named_scope"):
@@ -207,7 +207,7 @@ def _pushed(name: str, push: Callable[[str], object], pop: Callable[[], object])
 
 
 def _nvtx_functions(torch: Any) -> tuple[Callable[[str], object], Callable[[], object]]:
-    """Push and pop of NVTX, from whatever brings it."""
+    """NVTX's push and pop, from PyTorch or from the nvtx package."""
     if torch is not None and torch.cuda.is_available():
         return torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
     try:

@@ -88,7 +88,7 @@ def on_stream(f: Callable[..., Any] | None = None, n: int | None = None) -> Any:
         raise UsageError(f"on_stream needs the number of a stream, 1 or more, not {n!r}")
     place = _placing()
 
-    def work(args: Any, kwargs: Any) -> Any:  # two pytrees, because compute_on takes no keyword arguments
+    def work(args: Any, kwargs: Any) -> Any:  # two pytrees: compute_on takes no keywords
         return f(*args, **kwargs)
 
     work.__name__ = getattr(f, "__name__", work.__name__)  # jit puts it into op names
@@ -136,7 +136,7 @@ def custom_calls(compiled: Any) -> list[CustomCalls]:
     """
     text = compiled if isinstance(compiled, str) else _hlo(compiled, "custom_calls")
     computation = ""
-    found: list[tuple[str, int | None, str]] = []  # target, stream of its own annotation, computation
+    found: list[tuple[str, int | None, str]] = []  # target, its own stream, computation
     calls: dict[
         str, list[tuple[str, int | None]]
     ] = {}  # by called computation: the calling computation, and the stream of the call

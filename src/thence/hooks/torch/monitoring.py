@@ -89,7 +89,7 @@ class Monitor:
         self._failed = failed
         self._tool: int | None = None
         self._handlers: dict[int, Handler] = {}
-        self._codes: dict[int, CodeType] = {}  # keeps them alive, so that no other object gets the same id
+        self._codes: dict[int, CodeType] = {}  # keeps them alive, so that ids stay valid
         self.disable: Any = getattr(_monitoring, "DISABLE", None)
 
     def watch(self, code: CodeType, handler: Handler, events: int) -> None:
