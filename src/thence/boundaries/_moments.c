@@ -59,7 +59,7 @@ static PyObject *append(Moments *moments, Moment moment) {
 }
 
 static PyObject *begin(Moments *moments, Moment moment, PyObject *name, PyObject *lane, PyObject *metadata) {
-    if (PyDict_Check(metadata) && !PyDict_Size(metadata)) metadata = Py_None; /* each mark has its own */
+    if (PyDict_Check(metadata) && !PyDict_Size(metadata)) metadata = Py_None; /* marks have distinct empty dicts */
     moment.thread = thence_thread();
     if (thence_note(moments->log, 0, 0, &moment.time, &moment.counter)) return NULL;
     if ((moment.texts = number_of(moments, name, lane, metadata))) return append(moments, moment);

@@ -12,9 +12,9 @@ enum { MOST_OWN = 200, MOST_CHAINS = 1 << 18, HEAD = 2, KEY = HEAD + 2 * MOST_OW
 
 static const uint64_t NOT_KNOWN = UINT64_MAX;
 
-/* Row: at a call, such as a launch, the chain of a thread was another than at its last row. `time` is just
- * before the call, `before` the end of the thread's previous call, Unix ns; `number` is CUPTI's counter before the
- * call. */
+/* Row: at a call, such as a launch, the chain of a thread was another than at its last row. `time` is that of
+ * the call or just before it, `before` the end of the thread's previous call, Unix ns; `number` is CUPTI's counter
+ * before the call. */
 typedef struct {
     int64_t time, before;
     uint64_t node; /* number of the autograd node that ran; `maker` is the thread that made it, 0 for no node */
@@ -46,8 +46,9 @@ Here *thence_here(void) {
 uint32_t thence_kind(const char *frame) { return thence_kind_of(thence_code(frame)); }
 
 /* Returns the number of the chain from a frame outwards. If the innermost function of the user's is `code`, it is at
- * `position`. `node` is the node that runs: the chain ends at the engine, and Python adds the place where the node was
- * made. If generated code comes first, its known place is added here, and `node` is cleared. */
+ * `position`. `node` is the node that runs: if there is one, the chain ends at the engine, and Python adds the place
+ * where the node was made. Frames called by generated code, or by a node with hooks, get the place that go_below has
+ * set for them; for generated code `node` is cleared. */
 static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position, Node *node) {
     const Here *here = thence_here();
     uint32_t key[KEY], module = 0, line = 0;

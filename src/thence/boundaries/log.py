@@ -77,7 +77,7 @@ class BoundaryLog:
     lost = 0
     """Rows for which there was no memory."""
     stack_reader: ModuleType | None = None
-    """The compiled probe, where it sees every launch, so that it can read the stack there."""
+    """The compiled probe, if it is called at every launch, so that it can read the stack there; else None."""
     chains: Stacks | None = None
     """The reader of stacks, whose rows are taken with those of the log; None if stacks are not read."""
 

@@ -50,7 +50,7 @@ def node_places(
 
 
 class _Reading:
-    """What holds at one point of a capture: numbers of places by kind, and the launch of generated code."""
+    """The state at one point of a capture: numbers of places by kind, and the launch of generated code."""
 
     def __init__(self, named: Mapping[int, Place]) -> None:
         self._named = named

@@ -49,7 +49,7 @@ class _Run:
     Attributes:
         caller: the thread that called the engine.
         state: the caller's state at the call; None for calls that are not followed.
-        line: number of the line that the caller was in.
+        line: number of the place of the caller's innermost line.
         on_caller: whether the caller ran nodes itself.
         by_number: whether the probe reads nodes, without hooks.
         hooks: handles of the prehooks, to be removed.

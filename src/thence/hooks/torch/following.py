@@ -100,11 +100,11 @@ class ByEvents:
         self.monitor.watch(code, handler, CALLS)
 
     def called_without_gradients(self) -> None:
-        """A model was called without gradients."""
+        """Do nothing when a model is called without gradients."""
 
     @property
     def too_many(self) -> bool:
-        """Whether chains of calls were too many to be told apart."""
+        """Whether there were too many chains of calls to distinguish them."""
         return self._lines.too_many
 
 
@@ -178,12 +178,12 @@ class ByStack:
         self._monitor.watch_engine(code, handler)
 
     def called_without_gradients(self) -> None:
-        """A model was called without gradients."""
+        """Note that a model was called without gradients."""
         self._functions.called_without_gradients()
 
     @property
     def too_many(self) -> bool:
-        """Whether chains of calls were too many to be told apart."""
+        """Whether there were too many chains of calls to distinguish them."""
         return bool(self.chains.lost()[2])
 
 

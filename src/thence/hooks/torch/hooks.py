@@ -258,7 +258,7 @@ class Hooks:
             self._common.phase(thread, self._phases.none)
 
     def _backward_over(self, thread: Thread, _frame: Any) -> None:
-        if not thread.phases:  # the forward before it is over, too
+        if not thread.phases:  # the forward pass before it has ended, too
             self._common.phase(thread, self._phases.none)
 
     def _optimizer_over(self, thread: Thread, frame: Any) -> None:

@@ -1,8 +1,8 @@
 """Notes the line of the user's own code that runs, with its chain of calls, whenever it changes.
 
 A line is watched until it has run `QUIET_RUNS` times without a launch meanwhile; then its events are switched off. At
-a later step (`CHANCE_SECONDS`) they are switched on again for one run. A line that has launched once
-is not switched off any more.
+a later step (`CHANCE_SECONDS`) they are switched on again for one run. A line that has launched
+once is not switched off any more.
 
 Lines that are switched off cause no boundaries, so the place noted before them holds for them, too. *Line X is noted
 with its number only if every line that can run right after it is watched* (`successors`): then the next event ends
