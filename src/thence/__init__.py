@@ -3,10 +3,10 @@
     import thence
 
     trace = thence.open("trace.json.gz")     # or several ranks: thence.open("traces/")
-    trace.summary(by="label")                # shows itself in a notebook
-    trace.activities.filter(...)             # Polars from here on
+    trace.summary(by="label")                # displays as a table in a notebook
+    trace.activities.filter(...)             # a Polars frame
 
-Everything is imported when it is first used, so that ``import thence`` costs nothing.
+Attributes are imported when they are first used, so that ``import thence`` is nearly free.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _MODULES = {
     "jax": "thence.hooks.jax.streams",
     "torch": "thence.hooks.torch.collectives",
 }
-"""Modules that are reached as attributes. They are not in __all__: a star import would hide the
-frameworks that they are named for."""
+"""Modules available as attributes. They are not in ``__all__``, because a star import would then shadow the
+frameworks of the same names."""
 
 
 _LATER = {

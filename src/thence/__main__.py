@@ -21,17 +21,17 @@ _READING = (
 """Verbs that read their inputs in this process."""
 _ENDINGS = (".json", ".json.gz")
 _LEAST_BYTES = 4 << 20
-"""Of a file that may be worth decoding processes, as it is stored."""
+"""Smallest size on disk of a trace for which decoding processes may be worth starting."""
 _BETWEEN_COLLECTIONS = 100_000
-"""Objects made before garbage is looked for: modules, classes and columns are none, and by Python's own 700 a tenth of
-a short run was spent on looking through them."""
+"""Allocated objects between garbage collections. Modules, classes and columns are not garbage, and with Python's
+default of 700 the collector took a tenth of a short run."""
 
 
 def run() -> None:
-    """Runs the command line; Ctrl-C while it is still being loaded ends it without a traceback."""
+    """Runs the command line. Ctrl-C, also while modules are still being imported, exits without a traceback."""
     gc.set_threshold(_BETWEEN_COLLECTIONS)
-    if sys.argv[1:2] != ["record"]:  # which hands its environment to another program
-        # NumPy starts a thread for each core, for algebra that is not done here.
+    if sys.argv[1:2] != ["record"]:  # record passes its environment on to another program
+        # NumPy's OpenBLAS would start a thread for each core, but thence does no linear algebra.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         with reading_ahead(sys.argv[1:]):
@@ -41,12 +41,12 @@ def run() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        gc.freeze()  # Python would look for garbage once more before it ends
+        gc.freeze()  # skips the garbage collection at interpreter exit
 
 
 @contextmanager
 def reading_ahead(arguments: Sequence[str]) -> Iterator[None]:
-    """Has the one large trace that a command line names decoded from now on, by other processes."""
+    """Starts other processes that decode the one large trace that a command line names, and ends them at the end."""
     name = _large_trace(arguments)
     if name is None:
         yield
@@ -61,7 +61,7 @@ def reading_ahead(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _large_trace(arguments: Sequence[str]) -> str | None:
-    """The one large trace that a command line names; None where there are several, or none."""
+    """The one large trace that a command line names; None if it names none or several."""
     if not arguments or (arguments[0] not in _READING and not arguments[0].endswith(_ENDINGS)):
         return None
     large = [n for n in arguments if n.endswith(_ENDINGS) and _size(n) >= _LEAST_BYTES]
@@ -69,7 +69,7 @@ def _large_trace(arguments: Sequence[str]) -> str | None:
 
 
 def _size(name: str) -> int:
-    """Bytes of a file as it is stored; 0 for what is no file, or cannot be looked at."""
+    """The size of a file on disk in bytes; 0 if the name is not a file or its size cannot be read."""
     with suppress(OSError, ValueError):
         path = Path(name)
         return path.stat().st_size if path.is_file() else 0

@@ -18,7 +18,7 @@ __all__ = ["atomic_folder", "atomic_open", "atomic_open_text", "atomic_write", "
 
 
 def temporary_path(target: Path) -> Path:
-    """A hidden name in the target's folder that no file has yet."""
+    """A hidden, random name in the target's folder."""
     return target.parent / f".{target.name}.{secrets.token_hex(4)}"
 
 

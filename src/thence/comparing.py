@@ -1,4 +1,4 @@
-"""What a `Trace` offers for comparisons with others."""
+"""Base class of `Trace` with the methods that compare it with other traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Comparing"]
 
 
 class Comparing:
-    """Methods of a run that is compared with others."""
+    """Methods that compare a run with others."""
 
     @property
     def attributed(self) -> Attributed:
@@ -23,22 +23,25 @@ class Comparing:
 
     @property
     def soundness(self) -> Soundness:
-        """Whether the whole trace can carry figures."""
+        """Whether figures of the whole trace can be trusted."""
         raise NotImplementedError
 
     def sample(self, *, outliers: bool = False, causes: bool | None = None) -> Sample:
-        """The steps of this run as a comparison takes them; it holds no activities.
+        """The steps of this run, summed up for a comparison; the result holds no device activities.
 
         Args:
-            outliers: whether outlying steps count.
-            causes: whether to divide idle time by cause; None: if that takes little time.
+            outliers: whether to keep outlier steps.
+            causes: whether to divide idle time by cause; None: only if that takes little time.
         """
         from thence.analysis.diff.sample import sample
 
         return sample(self.attributed, self.soundness, outliers=outliers, causes=causes)
 
     def diff(self, after: Comparing) -> Diff:
-        """What changed from this run to another; several runs a side go to `thence.analysis.diff.compare`."""
+        """What changed from this run to ``after``.
+
+        To compare several runs on each side, pass their samples to `thence.analysis.diff.compare`.
+        """
         from thence.analysis.consistency_of_answers import consistent_diff
         from thence.analysis.diff.compare import compare
 

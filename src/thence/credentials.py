@@ -1,7 +1,7 @@
-"""Credentials in URLs, which no message, table or file of thence may hold.
+"""Removes credentials from URLs, so that no message, table or file of thence holds them.
 
-An input may be named ``https://user:password@host/trace.json``, or by an address that a store has signed for
-everyone who knows it. Reading needs these words; whoever sees a report or a store must not.
+An input may be named ``https://user:password@host/trace.json``, or by a pre-signed URL of an object store. thence
+needs the credentials to read the input, but readers of a report or a store must not see them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 __all__ = ["without_credentials"]
 
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
-"""User and password before the host; the last ``@`` ends them, as a password may hold another."""
+"""User and password before the host. They end at the last ``@``, because a password may contain ``@``."""
 _SECRET = re.compile(
     r"([?&][^=&\s]*(?:credential|key|passw|secret|sig|token)[^=&\s]*=)[^&#\s'\")]+", re.IGNORECASE
 )
-"""Values of a query such as ``X-Amz-Signature=``, ``sig=`` or ``access_token=``."""
+"""Values of query parameters such as ``X-Amz-Signature=``, ``sig=`` or ``access_token=``."""
 
 
 def without_credentials(text: str) -> str:

@@ -2,16 +2,16 @@
 
 ThenceError                 exit code 2
  +-- InputError             a path that cannot be read at all
- |    +-- UnknownFormat     the bytes are no format that thence reads
- |    +-- DamagedInput      the format is known, its content cannot be read
+ |    +-- UnknownFormat     the content is in no format that thence reads
+ |    +-- DamagedInput      the format is known, but the content cannot be read
  +-- MissingData            the trace is valid, but lacks data that the analysis needs
- +-- Contradiction          figures that cannot be: a defect of thence, or damage that no reader has seen
- +-- MissingRequirement     something that is not installed, or too old
+ +-- Contradiction          figures contradict each other: a defect of thence, or damage that no reader noticed
+ +-- MissingRequirement     something is not installed, or is too old
  +-- UsageError             the request is invalid for any input
-      +-- WrongArgument     an argument of a Python call; a ValueError as well
+      +-- WrongArgument     an argument of a Python call is invalid; also a ValueError
 
-A message names the file, says what was expected, and what to do; of a URL it leaves out the credentials. Only
-``thence.cli`` prints them.
+A message names the file, and says what was expected and what to do. Credentials in URLs are left out of it. Only
+``thence.cli`` prints messages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class InputError(ThenceError):
 
 
 class UnknownFormat(InputError):
-    """The content is none of the formats that thence reads."""
+    """The content is in none of the formats that thence reads."""
 
 
 class DamagedInput(InputError):
@@ -61,11 +61,11 @@ class DamagedInput(InputError):
 
 
 class MissingData(ThenceError):
-    """The trace does not hold what was asked for; the message says how to record it."""
+    """The trace lacks data that the analysis needs; the message says how to record it."""
 
 
 class Contradiction(ThenceError):
-    """Figures of a trace contradict each other; the message says which. None of them is given."""
+    """Figures of a trace contradict each other; the message says which. No result is returned."""
 
 
 class MissingRequirement(ThenceError):
@@ -73,8 +73,8 @@ class MissingRequirement(ThenceError):
 
 
 class UsageError(ThenceError):
-    """The request makes no sense as it stands, whatever the input."""
+    """The request is invalid for any input."""
 
 
 class WrongArgument(UsageError, ValueError):
-    """An argument of a Python call makes no sense: also what Python itself would raise."""
+    """An argument of a Python call is invalid. Also a `ValueError`, as Python itself would raise."""

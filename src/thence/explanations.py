@@ -1,4 +1,4 @@
-"""Why a trace took as long as it did, and what would change that: `Trace` inherits these questions."""
+"""Base class of `Trace` with the methods that explain its time and predict the gain of changes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = ["Explanations"]
 
 
 class Explanations(ABC):
-    """The first answers, idle time, steps, what changes would gain, and the critical path."""
+    """The overview of a trace, idle time, late ranks, steps, the gain of changes, and the critical path."""
 
     @property
     @abstractmethod
     def whole(self) -> Attributed:
-        """The tables with every device activity attributed, whatever is selected."""
+        """The tables of the whole trace, regardless of the selection, with every device activity attributed."""
 
     @property
     @abstractmethod
@@ -46,12 +46,12 @@ class Explanations(ABC):
     @property
     @abstractmethod
     def alignment(self) -> Alignment:
-        """How far the clocks of the ranks are apart."""
+        """The offsets between the clocks of the ranks."""
 
     @property
     @abstractmethod
     def _instances(self) -> Instances:
-        """Which kernels of several ranks are one collective."""
+        """Which kernels of different ranks are part of the same collective."""
 
     @property
     @abstractmethod
@@ -68,17 +68,21 @@ class Explanations(ABC):
 
     @property
     def default_kind(self) -> By:
-        """The kind of place that says most of this trace."""
+        """The kind of place by which `glance` groups GPU time if none is given.
+
+        It is the first of op_name, module, label, source and op that covers two thirds of the GPU time, else the
+        one that covers most; kernel if the trace has no places of these kinds.
+        """
         from thence.analysis.default_kind import default_kind
         from thence.model.places import TABLE_KINDS
 
         return cast("By", default_kind(self.attributed, TABLE_KINDS, "kernel"))
 
     def glance(self, by: By | None = None) -> Glance:
-        """The first answers: where the GPU time went, why the GPU was idle, what is unsound, what to ask next.
+        """An overview: where the GPU time went, why the GPU was idle, what is unsound, and what to analyse next.
 
         Args:
-            by: what the rows of the summary are; None: the kind of place that says most.
+            by: the kind of place that each row of the summary is; None: `default_kind`.
 
         Raises:
             UsageError: ``by`` is none of `thence.model.places.BY`.
@@ -89,20 +93,20 @@ class Explanations(ABC):
         return glance(self.attributed, self.summary(by or self.default_kind))
 
     def idle(self, by: str = "place") -> IdleTime:
-        """Why the devices were idle: every nanosecond with one cause.
+        """Why the devices were idle: every idle nanosecond has exactly one cause.
 
         Args:
-            by: of `thence.analysis.idle.table.BY`: what the rows of a cause are by.
+            by: what to group the idle time of each cause by: one of `thence.model.questions.IDLE_BY`.
 
         Raises:
-            UsageError: ``by`` is none of them.
+            UsageError: ``by`` has another value.
             MissingData: the trace holds no device activity.
         """
         return self._idle_by_place if by == "place" else self._idle(by)
 
     @cached_property
     def _idle_by_place(self) -> IdleTime:
-        """Asked for by the page of a report, by its timeline and by its flame graph."""
+        """Cached, because the page of a report, its timeline and its flame graph all need it."""
         return self._idle("place")
 
     def _idle(self, by: str) -> IdleTime:
@@ -118,9 +122,7 @@ class Explanations(ABC):
         return list(self.attributed.ranks)
 
     def late_ranks(self) -> Job:
-        """Who made the other ranks wait, how long, since which step, and why.
-
-        Of a selection, its ranks and devices count.
+        """Which ranks made the others wait, for how long, since which step, and why.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -134,12 +136,13 @@ class Explanations(ABC):
         return job_of(summarise_ranks(self.attributed))
 
     def steps(self) -> StepTable:
-        """Every step in order of time, with its idle time by cause, the spread of all, and outliers.
+        """Every step in order of time with its idle time by cause, the spread of step times, and outliers.
 
-        Steps are found in the whole trace; of a selection, its ranks, devices and steps count.
+        Steps are found in the whole trace. Of the selection, the ranks, devices and steps apply; a time window or
+        a name pattern does not.
 
         Raises:
-            MissingData: the trace holds no steps.
+            MissingData: the trace holds no steps, or none of the selected ones.
         """
         from thence.analysis.consistency_of_answers import consistent_steps
         from thence.analysis.select import select
@@ -157,19 +160,21 @@ class Explanations(ABC):
         no_wait: Sequence[str] = (),
         on_time: Sequence[str] = (),
     ) -> WhatIf:
-        """What changes would gain, each by itself: the recorded program replayed with it.
+        """Predicts the gain of changes, each on its own, by replaying the recorded program with the change.
+
+        Without any argument, the result holds the ten changes with the largest gain.
 
         Args:
-            free: such as ``label:attention``, ``collective:all-gather`` or ``cause:loader``: takes no time.
-            scale: such as ``kernel:gemm=0.5``: takes this part of its time.
-            no_wait: item, all, a kind of wait (stream, event, device), or a regular expression of its
-                place: returns at once.
-            on_time: such as ``rank:3``: no rank waits for it in collectives.
-                Without any of these, the ten changes with the largest gain.
+            free: work that takes no time, such as ``label:attention``, ``collective:all-gather`` or
+                ``cause:loader``.
+            scale: work that takes this fraction of its time, such as ``kernel:gemm=0.5``.
+            no_wait: waiting host calls that return at once: ``item``, ``all``, a kind of wait (``stream``,
+                ``event``, ``device``), or a regular expression that matches the place of the call.
+            on_time: ranks that no other rank waits for in collectives, such as ``rank:3``.
 
         Raises:
-            UsageError: a change cannot be read.
-            MissingData: the trace explains too little of when its work began.
+            UsageError: a change cannot be parsed.
+            MissingData: the trace holds no device activity, or explains too little of when activities began.
         """
         from thence.analysis.consistency_of_answers import consistent_what_if
         from thence.analysis.whatif.changes import parse_change
@@ -181,7 +186,9 @@ class Explanations(ABC):
         return consistent_what_if(found, self.whole.meta)
 
     def critical_path(self) -> pl.DataFrame:
-        """What every moment waited for last, as tiles of the time: see `thence.analysis.whatif.critical_path`.
+        """The critical path of the recorded program, as consecutive pieces of time that do not overlap.
+
+        `thence.analysis.whatif.critical_path.TILE` describes the columns; start is on the trace's clock.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -198,7 +205,7 @@ class Explanations(ABC):
 
     @property
     def _of_ranks(self) -> tuple[Alignment | None, Instances | None]:
-        """Clocks and shared collectives of the whole trace, where it holds several ranks."""
+        """Clock alignment and collective instances of the whole trace; None for both if it has a single rank."""
         if len(self.whole.ranks) < 2:
             return None, None
         from thence.analysis.collectives.clock_sync import align_clocks
@@ -209,7 +216,7 @@ class Explanations(ABC):
 
     @cached_property
     def _waited(self) -> pl.DataFrame | None:
-        """How long kernels of collectives waited for a late rank; None for one rank, and without collectives."""
+        """How long kernels of collectives waited for a late rank; None for a single rank or without collectives."""
         if len(self.attributed.ranks) < 2:
             return None
         from thence.analysis.idle.table import waited_in_collectives
@@ -221,13 +228,17 @@ class Explanations(ABC):
         return waited_in_collectives(times, self.alignment, self._instances)
 
     def _spans(self) -> pl.DataFrame:
-        """Tracks of spans for timelines: why devices are idle, and the critical path."""
+        """Tracks of spans for timelines: the causes of idle time, and the critical path."""
         from thence.analysis.idle.table import idle_tracks
 
         return pl.concat([idle_tracks(self.attributed), *self._path_track()])
 
     def _path_track(self) -> list[pl.DataFrame]:
-        """The critical path as a track, of one rank of a whole trace that it explains."""
+        """The critical path as one track, in a list.
+
+        The list is empty if a part of the trace is selected, if the trace holds several ranks or no device
+        activity, or if too much of its time is unexplained.
+        """
         if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
             return []
         from thence.analysis.whatif.critical_path import critical_path, path_track

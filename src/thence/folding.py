@@ -1,4 +1,4 @@
-"""A timeline of a job of many ranks: two in full, all others as a row of their steps."""
+"""Timelines of jobs of many ranks: two ranks in full, and a row of steps for every other rank."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ if TYPE_CHECKING:
 __all__ = ["folded_timeline", "has_many_ranks"]
 
 _MOST_IN_FULL = 8
-"""Ranks that are shown in full where nobody says which."""
+"""Most ranks that are all shown in full if no ranks are selected."""
 
 
 def has_many_ranks(trace: Trace) -> bool:
-    """Whether nobody chose ranks, and there are more than a viewer shows well."""
+    """Whether no ranks are selected and the trace holds more of them than a viewer shows well."""
     return not trace.selection.ranks and len(trace.ranks) > _MOST_IN_FULL
 
 
 def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:
-    """The rank that made the others wait most and the one that it is compared with in full, all others in a row each.
+    """A timeline with two ranks in full, and one row for every other rank.
 
-    Of a store, the tables of these two ranks are read and the summaries of all.
+    The two are the rank that made the others wait most, and the rank that it is compared with. Of a store, only the
+    tables of these two ranks are read, and the summaries of all ranks.
 
     Args:
         trace: a job of several ranks.
         lanes: as `Trace.timeline` takes them.
-        clocks: likewise; aligned are those of the whole job.
+        clocks: as `Trace.timeline` takes them; ``aligned`` applies the alignment of the whole job.
 
     Raises:
         MissingData: there is no device activity.
-        UsageError: a lane or clock that there is not.
+        UsageError: there is no such lane, or ``clocks`` has another value.
     """
     job = trace.late_ranks()
     slowest, middle = opened(job)
@@ -69,7 +70,7 @@ def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "alig
 
 
 def _late(job: Job) -> dict[tuple[int, int], str]:
-    """Of each straggler how late it is, and why."""
+    """For each straggler, by rank and device, a text that says how late it is, and why."""
     found = {}
     for (row, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
         if row["straggler"]:

@@ -1,7 +1,7 @@
-"""What a program imports: told to whoever waits for it, by one finder that finds nothing.
+"""Calls functions when the program imports a module, through one finder in ``sys.meta_path``.
 
-`before_import` tells that the import of a module begins, `when_imported` that it is complete. Functions are
-called on the thread that imports, inside the import; what they raise is raised there.
+`before_import` calls a function when the import of a module begins, `when_imported` when it is complete. The
+functions are called on the importing thread, inside the import, and their exceptions are raised there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JAX_ON_CUDA = frozenset(
 
 
 def import_is_complete(name: str) -> bool:
-    """Whether a module is there and its import has ended."""
+    """Whether a module is in ``sys.modules`` and its import has ended."""
     module = sys.modules.get(name)
     return module is not None and not _is_initialising(module)
 
@@ -46,21 +46,21 @@ def torch_is_being_imported() -> bool:
 
 
 def before_import(name: str, function: Callable[[], object]) -> Callable[[], None]:
-    """Has a function called whenever something looks for a module that is not there yet.
+    """Registers a function to call whenever a module that is not in ``sys.modules`` yet is looked up.
 
     Returns:
-        a function after which it is called no longer.
+        a function that removes the registration.
     """
     return _watcher.wait(_watcher.before, name, function)
 
 
 def when_imported(name: str, function: Callable[[Any], object]) -> Callable[[], None]:
-    """Has a function called once with a module: now if it is there, or else when its import is complete.
+    """Calls a function once with a module: now if its import is complete, or else as soon as it is.
 
-    An import that has begun already is seen to be complete when the program imports anything after it.
+    If the import has already begun, its completion is noticed when the program imports another module afterwards.
 
     Returns:
-        a function after which it is called no longer.
+        a function that removes the registration.
     """
     if import_is_complete(name):
         function(sys.modules[name])
@@ -74,11 +74,14 @@ def _is_initialising(module: object) -> bool:
 
 
 class _Watcher:
-    """A finder that finds nothing itself: it sees what is being imported.
+    """A finder that observes imports.
+
+    For a module in ``after`` it returns the spec of `PathFinder`, whose loader it makes call the functions; other
+    modules it leaves to the other finders.
 
     Attributes:
-        before: functions by the name of the module whose import they wait to begin.
-        after: by the name of the module whose import they wait to be complete.
+        before: functions to call when the import of a module begins, by the module's name.
+        after: functions to call when the import of a module is complete, by the module's name.
     """
 
     def __init__(self) -> None:

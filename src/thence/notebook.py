@@ -1,6 +1,6 @@
-"""How results display themselves in notebooks, and become pandas frames. Imported by analyses.
+"""Displays results in notebooks, and converts them to pandas frames. Analyses import this module.
 
-Bars are characters: styles and scripts do not survive where notebooks are only shown, such as GitHub.
+Bars are made of characters, because sites that only show notebooks, such as GitHub, remove styles and scripts.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def table_html(
     """A heading and a table as an HTML fragment; every text is escaped.
 
     Args:
-        head: what is shown, and a line about all of it.
+        head: title of the result, and a line about the whole of it.
         headings: of the columns.
-        rows: the whole name, shown where the mouse rests, and the text of each column.
+        rows: for each row its full name, which is shown on hover, and the text of each column.
         hidden: how many further rows there are.
         notes: sentences below the table.
     """
@@ -58,7 +58,7 @@ def table_html(
 
 
 def _column(text: str) -> str:
-    """A cell beside the name; notebooks align numbers to the right, and bars with them."""
+    """A cell after the first column. Notebooks align cells to the right, so bars get an explicit left alignment."""
     style = ' style="text-align:left"' if text and not text.strip("█") else ""
     return f"<td{style}>{escape(text)}</td>"
 
@@ -74,14 +74,14 @@ class Form:
     """What a notebook shows of a result.
 
     Attributes:
-        title: what it is.
-        about: a line about all of it, such as totals.
+        title: of the result.
+        about: a line about the whole result, such as totals.
         rows: its main table.
         headings: columns that are shown, with their headings.
         bar: column of numbers that bars show, relative to the largest; empty for none.
-        coverage: how much of something is known, by name: from 0 to 1.
+        coverage: shares, from 0 to 1, of the time for which something is known, by its name.
         notes: sentences below the table: reasons, what is unsound, warnings.
-        full: column with the whole name of each row, shown where the mouse rests; empty for the first one.
+        full: column with the full name of each row, which is shown on hover; empty: the first of ``headings``.
     """
 
     title: str
@@ -127,7 +127,7 @@ class Shown:
     """A result that a notebook shows as a `Form`, and whose main table can become a pandas frame."""
 
     def form(self) -> Form:
-        """What a notebook shows of it."""
+        """What a notebook shows of the result."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -152,13 +152,13 @@ def _bar(value: float, largest: float) -> str:
 
 
 def _gauge(share: float) -> str:
-    """A part of a whole: filled and empty marks; only what is whole fills all of them."""
+    """A share as filled and empty marks; only a share of 1 fills all of them."""
     filled = min(int(_GAUGE * max(share, 0) + 0.5), _GAUGE if share >= 1 else _GAUGE - 1)
     return "▮" * filled + "▯" * (_GAUGE - filled)
 
 
 def _cell(column: str, value: object) -> str:
-    """A value as text; the unit of a number stays in its line."""
+    """A value as text; a no-break space keeps a number and its unit on one line."""
     text = format_cell(column, value)
     if isinstance(value, int | float):
         return text.replace(" ", "\u00a0")

@@ -28,31 +28,32 @@ def open_trace(
     max_expansion: int = DEFAULT.ratio,
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
 ) -> Trace:
-    """Reads traces: files, directories, globs, URLs; several ranks become one trace.
+    """Reads traces from files, directories, globs and URLs; several ranks become one trace.
 
-    A store that ``thence ingest`` wrote is opened without reading it: its answers read what they need.
+    A store that ``thence ingest`` wrote is opened without reading its tables; each analysis reads what it needs.
     URLs (``s3://``, ``gs://`` ...) need the extra ``thence[remote]``.
 
-    Labels of CUDA graphs (``*labels*.json``) among the inputs, or in a folder with one of them, are joined
-    if they are of the same process; ``meta.warnings`` says so, or why not.
+    Labels of CUDA graphs (``*labels*.json``) among the inputs, or in the same folder as one of them, are joined if
+    they are of the same process. ``meta.notes`` says that they were joined, ``meta.warnings`` why they were not.
 
     Args:
-        inputs: what to read, one by one or in a list; the format is told from the content.
+        inputs: what to read, one by one or in a list; the format is detected from the content.
         hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
-            ``--xla_dump_to`` left behind, or globs.
-        own: what else counts as the user's own code, by source: names of packages or folders
-            (``transformers``), or glob patterns of paths; after a ``!`` what does not. The last that matches
-            decides.
-        run: of directories that hold several runs, the one to read: a folder of that name, or files with it
-            between the dots of their name. None: the newest, and `Trace.meta` notes it.
-        add: read all of several files that hold one rank, each as a rank of its own.
-        max_expansion: most decompressed bytes for each stored byte of a compressed input; files that hold more,
-            and more than 64 MiB, are refused.
-        progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
+            ``--xla_dump_to`` wrote, or globs.
+        own: further code that counts as the user's own: names of packages or folders (``transformers``), or glob
+            patterns of paths; a leading ``!`` excludes instead. The last pattern that matches decides.
+        run: the run to read from directories that hold several: the name of a folder, or a part of file names
+            between dots. None: the newest, which `Trace.meta` notes.
+        add: whether several files of the same rank are all read, each as a rank of its own.
+        max_expansion: most decompressed bytes for each stored byte of a compressed input. An input that holds
+            more than that, and more than 64 MiB, is refused.
+        progress: called with the file being read, the number of its bytes read so far, and its size (0 if
+            unknown).
 
     Raises:
         thence.InputError: an input is missing, of no known format, or damaged beyond reading.
-        thence.UsageError: files that were given hold one rank, and ``add`` is not set; or nothing was given.
+        thence.UsageError: several of the given files hold the same rank and ``add`` is not set, no input was
+            given, or a store was given with other inputs, or with options that apply only when it is written.
     """
     paths = _flat(inputs)
     if any(is_store(path) for path in paths):
@@ -76,7 +77,7 @@ def _store(
     """A store as a trace.
 
     Raises:
-        UsageError: there are other inputs beside it, or options that only count when a store is written.
+        UsageError: there are other inputs, or options that apply only when a store is written.
     """
     from thence.store.store import open_store
     from thence.store.stored_trace import StoredTrace
@@ -92,9 +93,9 @@ def _store(
 
 
 def open_runs(*inputs: str | os.PathLike[str]) -> list[Trace]:
-    """Reads traces that need not be of one job, such as one of each capture of a server.
+    """Reads traces that need not belong to one job, such as one trace for each capture of a server.
 
-    Inputs that are one job, by their ranks, are one trace. Else each file is a trace of its own.
+    Inputs whose ranks show that they are one job become one trace. Otherwise each file becomes a trace of its own.
 
     Args:
         inputs: files, directories of torch.profiler traces, or globs.
@@ -106,8 +107,8 @@ def open_runs(*inputs: str | os.PathLike[str]) -> list[Trace]:
         whole = open_trace(*inputs)
     except UsageError:
         return [open_trace(file) for file in expand([str(name) for name in inputs], PATTERNS)]
-    # Of a directory with several runs, the newest was read alone; and files without device work, that do not
-    # say which rank they are of, show no time by which to tell runs from ranks.
+    # Of a directory with several runs, only the newest was read. And files that hold no device work and do not
+    # state their rank show no times by which runs can be told from ranks.
     if set(whole.meta.formats) == {NAME}:
         files = expand([str(name) for name in inputs], PATTERNS)
         unknown = not whole.meta.ranks_stated and whole.gpu["rank"].n_unique() < len(files)

@@ -1,4 +1,4 @@
-"""Several computations at once, in threads: NumPy and Polars release the interpreter's lock while they compute."""
+"""Runs several computations at once in threads: NumPy and Polars release the GIL while they compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["both", "in_threads"]
 
 _MOST = 4
-"""Threads at once: each needs memory of its own, and more gain little."""
+"""Most threads at once: each needs memory of its own, and more threads gain little."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -21,10 +21,10 @@ Other = TypeVar("Other")
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """What the function returns for each item, in their order; raises what the first of them raises.
+    """The results of the function for all items, in their order; raises the exception of the first item that fails.
 
-    No more at once than Polars has threads, so ``POLARS_MAX_THREADS`` counts here, too. Where the system lets this
-    process start no more threads, one after the other: a function may then be called twice for an item.
+    It uses no more threads than Polars has, so ``POLARS_MAX_THREADS`` applies here, too. If the process cannot start
+    another thread, the items are computed one after the other; the function may then be called twice for an item.
     """
     every = list(items)
     threads = min(pl.thread_pool_size(), len(every), _MOST)
@@ -40,7 +40,7 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> lis
 
 
 def both(first: Callable[[], Result], second: Callable[[], Other]) -> tuple[Result, Other]:
-    """What two functions return that run at once; one after the other where there is one thread."""
+    """The results of two functions that run at once, or one after the other if no second thread is available."""
     if pl.thread_pool_size() < 2:
         return first(), second()
     with ThreadPoolExecutor(1) as pool:

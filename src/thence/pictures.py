@@ -1,4 +1,4 @@
-"""The pictures of a trace, as Plotly figures: `Trace` inherits them."""
+"""Base class of `Trace` with the methods that draw Plotly figures."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["Pictures"]
 
 
 class Pictures(ABC):
-    """Draws what the analyses of a trace return; each picture has the options of its analysis.
+    """Methods that draw the results of the analyses of a trace.
 
-    Notebooks keep each as Plotly's JSON and as SVG, which GitHub and nbconvert show.
+    A notebook stores each figure as Plotly's JSON, and as SVG, which GitHub and nbconvert show.
     """
 
     @abstractmethod
@@ -60,21 +60,21 @@ class Pictures(ABC):
         """Compile time by phase."""
 
     def plot_timeline(self) -> go.Figure:
-        """Every stream over time, as a Plotly figure like all that follow."""
+        """Every stream over time."""
         from thence.writers.page.pictured import pictured
         from thence.writers.page.timeline_figure import timeline_figure
 
         return pictured(timeline_figure(self.overview()))
 
     def plot_by(self, by: By = "kernel", top: int = 15) -> go.Figure:
-        """The largest rows of ``summary(by)``."""
+        """The ``top`` largest rows of ``summary(by)``."""
         from thence.writers.page import plots
         from thence.writers.page.pictured import pictured
 
         return pictured(plots.by_figure(self.summary(by), top))
 
     def plot_flame(self, by: FlameBy | None = None) -> go.Figure:
-        """The flame graph; ``thence flame`` writes one that searches and filters."""
+        """The flame graph; ``thence flame`` writes a page with search and filters."""
         from thence.writers.page import plots
         from thence.writers.page.pictured import pictured
 
@@ -102,14 +102,14 @@ class Pictures(ABC):
         return pictured(plots.bandwidth_figure(self.collective_times()))
 
     def plot_waits(self) -> go.Figure:
-        """How long collectives waited for the last device that they need."""
+        """How long collectives waited for the last of their devices."""
         from thence.writers.page import plots
         from thence.writers.page.pictured import pictured
 
         return pictured(plots.waits_figure(self.collective_times()))
 
     def plot_wait_histogram(self) -> go.Figure:
-        """How many collectives waited for how long."""
+        """Histogram of the times that collectives waited."""
         from thence.writers.page import wait_plots
         from thence.writers.page.pictured import pictured
 
@@ -123,7 +123,7 @@ class Pictures(ABC):
         return pictured(wait_plots.wait_sizes_figure(self.collective_times()))
 
     def plot_stragglers(self) -> go.Figure:
-        """Which device of which rank the others waited for."""
+        """The devices, by rank, for which the others waited."""
         from thence.writers.page import plots
         from thence.writers.page.pictured import pictured
 

@@ -30,7 +30,7 @@ class Inside:
 
     Attributes:
         decoded: traces and ranges; see `thence.inside.decoding.Decoded` for their columns.
-        path: where the buffer came from.
+        path: of the file that holds the buffer.
     """
 
     decoded: Decoded
@@ -38,7 +38,7 @@ class Inside:
 
     @property
     def description(self) -> Description:
-        """Layout, names and launch."""
+        """The description of the buffer: layout, names and launch."""
         return self.decoded.description
 
     @property
@@ -77,22 +77,22 @@ class Inside:
     def write(
         self, path: str | os.PathLike[str], merge: Any = None, launch: int | None = None
     ) -> tuple[str, ...]:
-        """Writes a timeline for a viewer, in the format that the path's ending says.
+        """Writes a timeline for a viewer, in the format that the ending of the path selects.
 
         Args:
             path: ending in .pftrace, .json, .json.gz or .parquet; replaced if it exists.
             merge: a `thence.Trace` recorded at the same time, which is written as well, with the
                 ranges under the kernel's slice.
-            launch: which launch of the kernel in it this is, in order of start from 0, where nothing
-                in the buffer says so.
+            launch: index, in order of start from 0, of the launch of the kernel in ``merge`` that this
+                profile is of; needed if several launches match the buffer.
 
         Returns:
-            Sentences about how clocks were brought together.
+            Sentences about how the clocks were aligned.
 
         Raises:
-            UsageError: the ending says no format.
-            MissingData: the trace has no such launch, or several that could be it.
-            ThenceError: it cannot be written there.
+            UsageError: the ending is that of no format.
+            MissingData: the trace has no such launch, or several launches match.
+            ThenceError: the file cannot be written.
         """
         parts = [(self.path, self.decoded)]
         timeline = standalone(parts) if merge is None else merged(merge.timeline(), parts, launch)
@@ -129,11 +129,11 @@ def open_inside(path: str | os.PathLike[str], clock_ghz: float | None = None) ->
     """Reads a buffer of in-kernel events with its description.
 
     Args:
-        path: .npz, or .npy with a .json beside it.
-        clock_ghz: SM clock for traces that did not measure it themselves.
+        path: of an .npz file, or of an .npy file with its description in a .json file next to it.
+        clock_ghz: SM clock, for buffers that do not record it.
 
     Raises:
-        thence.InputError: it is missing, of no known format, or damaged beyond reading.
+        thence.InputError: the file is missing, of no known format, or damaged beyond reading.
     """
     words, description = load(path)
     return Inside(decode(words, description, clock_ghz, str(path)), str(path))

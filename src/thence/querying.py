@@ -1,4 +1,4 @@
-"""What a `Trace` offers for SQL."""
+"""Base class of `Trace` with the methods that answer SQL queries."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Querying:
     def sql(self, query: str) -> pl.DataFrame:
         """Runs an SQL query over the tables of the trace.
 
-        gpu, host, places, activities, annotations, collectives, threads, programs, events and waits.
+        The tables are gpu, host, places, activities, annotations, collectives, threads, programs, events and waits.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
 
         Raises:
-            UsageError: the query is no valid SQL, names something that there is not, or reads a file.
+            UsageError: the query is not valid SQL, names a table or column that does not exist, or reads a file.
         """
         from thence.analysis.query import answer
 
         return answer(self.frames(query), query)
 
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
-        """The tables that an SQL query may need; plans where they have not been read."""
+        """The tables that an SQL query may need, by name; lazy frames for tables that have not been read."""
         from thence.analysis.query import named
 
         return {name: getattr(self, name) for name in named(query)}

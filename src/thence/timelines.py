@@ -1,4 +1,4 @@
-"""What a `Trace` offers for viewers: timelines of its devices and threads."""
+"""Base class of `Trace` with the methods that make and write timelines of its devices and threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Timelines"]
 
 
 class Timelines(ABC):
-    """Timelines of all ranks, on one clock where theirs can be compared."""
+    """Timelines of all ranks, on one clock if the clocks of the ranks can be aligned."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class Timelines(ABC):
     @property
     @abstractmethod
     def alignment(self) -> Alignment:
-        """How far the clocks of the ranks are apart."""
+        """The offsets between the clocks of the ranks."""
 
     @abstractmethod
     def _spans(self) -> pl.DataFrame:
@@ -43,16 +43,17 @@ class Timelines(ABC):
     def timeline(
         self, lanes: Sequence[str] = (), clocks: str = "aligned", by: Alignment | None = None
     ) -> Timeline:
-        """The trace as viewers show it.
+        """The trace prepared for viewers.
 
         Args:
-            lanes: of `thence.model.places.LANES`: what to show again on rows of its own.
-            clocks: aligned, which moves each rank as a whole by one offset, that of `alignment`, where it has
-                one, and states it in ``notes`` and ``corrections``; or recorded. Durations never change.
-            by: instead of `alignment`, where the ranks are part of a larger job.
+            lanes: kinds, of `thence.model.places.LANES`, by which to show the device activities again, on rows of
+                their own.
+            clocks: ``aligned`` shifts all times of a rank by the one offset that `alignment` has for it, if any,
+                and states it in ``notes`` and ``corrections``; ``recorded`` shifts nothing. Durations never change.
+            by: the alignment to use instead of `alignment`, if the ranks are part of a larger job.
 
         Raises:
-            UsageError: a lane or clock that there is not.
+            UsageError: there is no such lane, or ``clocks`` has another value.
         """
         from thence.analysis.timelines.timeline import timeline
 
@@ -72,25 +73,26 @@ class Timelines(ABC):
         *,
         gpu_views: bool = False,
     ) -> None:
-        """Writes the trace for a viewer, in the format that the path's ending says.
+        """Writes the trace for a viewer, in the format that the ending of the path selects.
 
         Args:
             path: ending in .pftrace (ui.perfetto.dev), .json or .json.gz (Chrome, HTA, TensorBoard) or
-                .parquet (a folder of tables). Replaced if it exists, but only by a complete one.
+                .parquet (a folder of tables). An existing one is replaced, but only by a complete one.
             lanes: as in `timeline`; Perfetto shows them.
             clocks: as in `timeline`.
-            gpu_views: whether Perfetto's own GPU views get the activities, too, which are in the file twice then.
+            gpu_views: whether to write the device activities a second time, in the form that Perfetto's own GPU
+                views read.
 
         Raises:
-            UsageError: a format, lane or clock that there is not.
-            ThenceError: it cannot be written there.
+            UsageError: there is no such format or lane, or ``clocks`` has another value.
+            ThenceError: the file cannot be written.
         """
         from thence.writers.timelines.write import write_timeline
 
         write_timeline(replace(self.timeline(lanes, clocks), gpu_views=gpu_views), path)
 
     def overview(self) -> Overview:
-        """Every stream over time in a limited number of bins, clocks aligned where they can be.
+        """Every stream over time in a limited number of bins, with clocks aligned if they can be.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -101,6 +103,6 @@ class Timelines(ABC):
 
     @property
     def _applied_alignment(self) -> Alignment | None:
-        """The ranks' clocks where they can be compared."""
+        """The alignment of the ranks' clocks; None for a single rank, or if no collective could be matched."""
         aligned = len(self.attributed.ranks) > 1 and self.alignment.matched > 0
         return self.alignment if aligned else None

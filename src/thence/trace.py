@@ -1,7 +1,7 @@
 """`Trace`: the public object with tables, attribution and analyses.
 
-A method imports the analyses and writers that it calls, here and in what `Trace` inherits from: most runs of the
-command line ask one question, and importing the answers to all of them took longer than reading a small trace.
+Each method, here and in the base classes, imports the analyses and writers that it calls: most runs of the command
+line need one analysis, and importing all of them took longer than reading a small trace.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
-        tables: Polars frames (see ``thence.model.tables``), as the readers returned them, labels of CUDA graphs joined.
-        own: what else than files outside of installed packages counts as the user's own code.
-        selection: which part of the trace is looked at.
+        tables: Polars frames (see ``thence.model.tables``) as the readers returned them, with labels of CUDA graphs
+            joined.
+        own: patterns of further files that count as the user's own code, as `thence.open` takes them.
+        selection: the part of the trace that the analyses cover.
     """
 
     tables: Tables
@@ -65,7 +66,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
     @cached_property
     def whole(self) -> Attributed:
-        """The tables with every device activity attributed, whatever is selected."""
+        """The tables of the whole trace, regardless of the selection, with every device activity attributed."""
         from thence.attribution.attribute import attribute
 
         return attribute(self.tables, self.own)
@@ -87,19 +88,20 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         only: str | None = None,
         warm_up: str = APART,
     ) -> Trace:
-        """A part of the trace; all totals are those of this part.
+        """The part of this trace for which all given conditions hold, as a trace whose totals are those of the part.
 
         Args:
-            ranks: none means all.
-            devices: indices of devices; none means all.
-            steps: such as ``3:6`` for steps 3, 4 and 5.
-            window: such as ``1.2s:1.4s`` after the first device activity.
-            only: regular expression that a name, label, module, op, HLO instruction or op_name matches.
-            warm_up: warm-up executions of XLA programs, and XLA's autotuner: apart, in rows of their own
-                in `summary` and `flame`; keep, among the others; heuristic or first-compiled: left out.
+            ranks: ranks to keep; empty: all.
+            devices: indices of devices to keep; empty: all.
+            steps: keeps work launched in these steps, such as ``3:6`` for steps 3, 4 and 5.
+            window: keeps work that began in this time after the first device activity, such as ``1.2s:1.4s``.
+            only: keeps work whose name, label, module, op, HLO instruction or op_name matches this regex.
+            warm_up: how to treat warm-up executions of XLA programs, and XLA's autotuner. ``apart``: in rows of
+                their own in `summary` and `flame`. ``keep``: like other work. ``heuristic`` or
+                ``first-compiled``: left out, by that rule.
 
         Raises:
-            UsageError: a condition cannot be read, or there is no such rank or device.
+            UsageError: a condition cannot be parsed, or there is no such rank or device.
             MissingData: nothing is left.
         """
         chosen = Selection(
@@ -116,7 +118,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         """A part of the trace, from a `Selection`; see `select`."""
         part = Trace(self.tables, self.own, selection)
         vars(part)["whole"] = self.whole  # the trace is attributed once
-        _ = part.attributed  # says now what is wrong with the selection
+        _ = part.attributed  # raises here if the selection is invalid or empty
         return part
 
     @property
@@ -151,29 +153,30 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
     @property
     def meta(self) -> Meta:
-        """Facts of the whole trace, warnings among them."""
+        """Facts about the whole trace, including warnings."""
         return self.tables.meta
 
     @property
     def selected_meta(self) -> Meta:
-        """The same, with what the selection left out."""
+        """As `meta`, with notes on what the selection left out."""
         return self.attributed.meta
 
     @property
     def places(self) -> pl.DataFrame:
-        """Where each row of `gpu` came from, in its order: label, module, op, source, hlo ... and their rules."""
+        """Where each row of `gpu` came from, row by row: label, module, op, source, hlo ... and the rule for each."""
         return self.attributed.places
 
     @property
     def collectives(self) -> pl.DataFrame:
-        """What each collective kernel moved; ``gpu`` is its row in `gpu`."""
+        """What each collective kernel moved; column ``gpu`` is the kernel's row in `gpu`."""
         return self.attributed.collectives
 
     @cached_property
     def activities(self) -> pl.DataFrame:
-        """`gpu` and `places` joined by row: one frame for custom queries.
+        """`gpu` and `places` joined row by row: one frame for custom queries.
 
-        ``iteration`` is that of `places`; that of `gpu`, which counts runs of an instruction, is ``repetition``.
+        Column ``iteration`` is that of `places`. Column ``iteration`` of `gpu`, which counts the earlier runs of the
+        same instruction, is renamed to ``repetition``.
         """
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
         recorded = recorded.rename({"iteration": "repetition"})
@@ -181,27 +184,27 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
     @cached_property
     def soundness(self) -> Soundness:
-        """Whether the whole trace, whatever is selected, can carry figures: findings, and what was not checked."""
+        """Whether figures of the whole trace can be trusted: findings, and which rules could not be checked."""
         from thence.analysis.soundness.check import check
 
         return check(self.tables)
 
     @cached_property
     def annotations(self) -> pl.DataFrame:
-        """What marks say beside their names, a typed column for each field; see `annotation_table`."""
+        """The metadata of marks, with a typed column for each field; see `thence.analysis.annotation_table`."""
         from thence.analysis.annotation_table import annotation_table
 
         return annotation_table(self.attributed)
 
     @property
     def graph_coverage(self) -> Coverage:
-        """How much of what ran in CUDA graphs has a label, and by which rule."""
+        """How much of the work in CUDA graphs has a label, and by which rule."""
         from thence.attribution.cuda_graphs.coverage import coverage
 
         return coverage(self.attributed)
 
     def graph_lanes(self) -> GraphLanes:
-        """What ran in CUDA graphs, per stream as recorded and per lane as labelled."""
+        """The work in CUDA graphs, per stream as recorded and per lane as labelled."""
         from thence.analysis.graph_lanes import graph_lanes
 
         return graph_lanes(self.timeline(("lane",), clocks="recorded"))
@@ -221,19 +224,21 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         eager: Trace | Sequence[Trace] | None = None,
     ) -> Trace:
-        """The same trace with labels on what ran in CUDA graphs; `graph_coverage` says on how much.
+        """The same trace with labels for the work in CUDA graphs; `graph_coverage` reports for how much of it.
+
+        Either ``labels`` or ``eager`` must be given.
 
         Args:
-            labels: what `thence.save_labels` wrote in the process of this trace, or an annotation
-                file of PyTorch, whose name says the rank; several for several ranks.
-            eager: a trace of the same code run without graphs, or of the capture itself, to take the places
-                of its kernels from where ``labels`` are not given; several where each graph was captured, or
-                each rank recorded, on its own.
+            labels: a file that `thence.save_labels` wrote in the process of this trace, or an annotation file of
+                PyTorch, whose name contains the rank; several files for several ranks.
+            eager: a trace of the same code run without CUDA graphs, or of the capture itself; its kernels' places
+                become the labels. Several traces if each capture, or each rank, was recorded on its own.
 
         Raises:
             UsageError: neither or both are given.
             InputError: the labels cannot be read, or are of another process or program.
-            MissingData: nothing ran in a graph, or nothing fits; the message says where both differ first.
+            MissingData: nothing ran in a CUDA graph, or nothing matches; the message says where the two first
+                differ.
         """
         from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
         from thence.readers.label_files import read_labels
@@ -253,7 +258,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         return Trace(tables, self.own, self.selection)
 
     def summary(self, by: By = "kernel") -> Summary:
-        """Totals, and GPU time by kernel, label, module, op, source, step, stream, rank and others.
+        """Totals, and GPU time by one kind of place: kernel, label, module, op, source, step, stream, rank ...
+
+        Args:
+            by: the kind of place that each row is: one of `thence.model.places.BY`.
 
         Raises:
             UsageError: ``by`` is none of `thence.model.places.BY`.
@@ -279,13 +287,15 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
         Args:
-            by: one of `thence.model.places.FLAMES`; None chooses what says most.
-            split: phase makes the phases the outermost frames; none does not.
-            idle: which idle time has frames: steady (all but that inside and before the first executions of
-                XLA programs), include or exclude.
+            by: the kind of place that the frames are: one of `thence.model.places.FLAMES`. None: the first of
+                op_name, module, label, source and ops that covers two thirds of the GPU time, else the one that
+                covers most.
+            split: ``phase`` makes the phases (forward, backward ...) the outermost frames; ``none`` does not.
+            idle: which idle time has frames. ``steady``: all except that before and inside the first executions
+                of XLA programs. ``include``: all. ``exclude``: none.
 
         Raises:
-            UsageError: ``by``, ``split`` or ``idle`` is none of them.
+            UsageError: ``by``, ``split`` or ``idle`` has another value.
             MissingData: the trace holds no device activity.
         """
         from thence.analysis.consistency import consistent_flame
@@ -295,21 +305,21 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
         kind = by or default_kind(self.attributed, FLAME_KINDS, "ops")
         parts, shown = _choice(Split, split), _choice(Idle, idle)
-        # The page of a report asks for the same idle time.
+        # Cached, because the page of a report needs the same idle time.
         graph = flame(self.attributed, kind, parts, shown, lambda _: self._idle_by_place)
         found = consistent_flame(graph)
         return replace(found, notes=(*self.soundness.lines, *found.notes))
 
     @cached_property
     def alignment(self) -> Alignment:
-        """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
+        """The offsets between the clocks of the ranks, from the ends of the collectives that they share."""
         from thence.analysis.collectives.clock_sync import align_clocks
 
         return align_clocks(self.attributed, self._instances)
 
     @property
     def _graph_labels(self) -> tuple[GraphLabels, ...]:
-        """Labels of captured CUDA graphs, that the trace came with or was given."""
+        """Labels of captured CUDA graphs that came with the trace, or were given to `label`."""
         return self.tables.graph_labels
 
     @cached_property
@@ -322,9 +332,11 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         """Executions, GPU time, idle time and launch latency of XLA programs.
 
         Args:
-            warm_up: which executions to leave out: heuristic, first-compiled or keep.
+            warm_up: the rule for the warm-up executions that are left out: ``heuristic``, ``first-compiled``, or
+                ``keep`` to leave out none.
 
         Raises:
+            UsageError: ``warm_up`` has another value.
             MissingData: the trace holds no XLA program.
         """
         from thence.analysis.consistency_of_answers import consistent_programs
@@ -342,10 +354,11 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives, on aligned clocks.
 
         Args:
-            warm_up: as in `program_times`; first calls of PyTorch's communicators count as such, too.
+            warm_up: as in `program_times`; the first calls of PyTorch's communicators count as warm-up, too.
 
         Raises:
-            MissingData: nothing in the trace communicates.
+            UsageError: ``warm_up`` has another value.
+            MissingData: the trace holds no collective kernels.
         """
         from thence.analysis.collectives.communication import collectives
         from thence.analysis.collectives.missing import why_no_collectives
@@ -359,15 +372,15 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         return consistent_collectives(times, self.meta)
 
     def streams(self, groups: Mapping[str, str] | Patterns | None = None) -> Streams:
-        """What ran on which stream, by group of kernels, and what ran at the same time.
+        """The work on each stream by group of kernels, and which groups ran at the same time.
 
         Args:
-            groups: further groups, names and regular expressions; they come before those of
-                `thence.analysis.kernel_groups`, and a name of one of those extends it.
+            groups: further groups of kernels, from name to regular expression. They are tried before the groups of
+                `thence.analysis.kernel_groups`; a group with the name of one of these extends it.
 
         Raises:
             MissingData: the trace holds no device activity.
-            UsageError: a group has a name or regular expression that cannot be used.
+            UsageError: the name or regular expression of a group is invalid.
         """
         from thence.analysis.consistency import consistent_streams
         from thence.analysis.kernel_groups import Patterns
@@ -381,9 +394,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         """Wall time of compilation by phase.
 
         Args:
-            autotuning: block, or detail to see the phases inside.
+            autotuning: ``block`` makes autotuning one phase, ``detail`` shows the phases inside it.
 
         Raises:
+            UsageError: ``autotuning`` has another value.
             MissingData: the trace holds no compilation.
         """
         from thence.analysis.consistency_of_answers import consistent_compilation
@@ -397,10 +411,13 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         return consistent_compilation(found, self.meta)
 
     def spread(self, warm_up: str = "heuristic") -> pl.DataFrame:
-        """How much durations vary between runs of the same computation: see `compute_spread`.
+        """How much durations vary between runs of one computation: see `thence.analysis.spread.compute_spread`.
 
         Args:
-            warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
+            warm_up: as in `program_times`.
+
+        Raises:
+            UsageError: ``warm_up`` has another value.
         """
         from thence.analysis.programs.warmup import WarmUp
         from thence.analysis.spread import compute_spread
@@ -408,7 +425,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         return compute_spread(self.attributed, _choice(WarmUp, warm_up))
 
     def report(self) -> Report:
-        """All analyses together, as ``thence report -o report.html`` shows them.
+        """The results of all analyses, as ``thence report -o report.html`` shows them.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -434,7 +451,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         )
 
     def report_html(self) -> str:
-        """The report as one page that needs no other file and no network.
+        """The report as one HTML page that needs no other file and no network.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -449,14 +466,14 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         return self.meta.named
 
     def self_check(self) -> Proof:
-        """Proves what must hold of every trace; results are checked again when they are made.
+        """Checks the invariants that hold for every trace; each analysis also checks its own results.
 
         Returns:
-            The figures that were checked: shown in notebooks, one sentence as text.
+            The figures that were checked. They display as a table in a notebook; ``str`` makes them one sentence.
 
         Raises:
             Contradiction: row references point outside their table, attributed and unattributed
-                time do not add up to the whole, or devices are busy for longer than they span.
+                time do not add up to the whole, or devices are busy for longer than their span.
         """
         from thence.analysis.consistency import consistent_references
         from thence.analysis.proof import proof

@@ -47,13 +47,13 @@ def format_bytes(size: float) -> str:
 
 
 _ROUNDING = 1e-9
-"""Of per cent, in sums of shares."""
+"""Rounding error of a sum of shares, in per cent."""
 
 
 def format_share(part: float, whole: float) -> str:
-    """``part`` of ``whole`` in per cent; a dash where there is no whole.
+    """``part`` of ``whole`` in per cent; a dash if ``whole`` is 0.
 
-    Little is not rounded to nothing, nor nearly all to all.
+    A small share is shown as ``<0.1 %`` instead of 0, and one close to the whole as ``>99.9 %`` instead of 100.
     """
     if not whole:
         return "-"
@@ -71,12 +71,12 @@ def format_count(count: int) -> str:
 
 
 def format_cell(column: str, value: object) -> str:
-    """A value of a table in the unit that the name of its column says; a dash for null.
+    """A value of a table as text, in the unit that the name of its column implies; a dash for null.
 
     Args:
-        column: with ``_ns`` in it or called ``duration``: ns; ``_ms``: ms; ``bytes`` or ``shared_memory``: bytes;
-            ``share``: a fraction.
-        value: of a frame; what is no number is shown as it is.
+        column: name. If it contains ``_ns`` or ``duration``, the value is in ns; ``_ms``: in ms; ``bytes`` or
+            ``shared_memory``: in bytes; ``share``: a fraction.
+        value: of a frame; a value that is not a number is converted with ``str``.
     """
     if value is None:
         return "-"
@@ -96,7 +96,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "shared_memory": format_bytes,
     "share": lambda value: format_share(value, 1),
 }
-"""How a number is shown, by what the name of its column contains; the first that it contains decides."""
+"""How a number is shown, by a substring of the name of its column; the first substring that occurs decides."""
 
 
 def _four_digits(value: float) -> str:

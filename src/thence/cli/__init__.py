@@ -35,8 +35,8 @@ def _run(arguments: list[str] | None) -> int:
         the exit code.
 
     Raises:
-        Unwritable: the output does not take what is written.
-        ReaderGone: nobody reads the output.
+        Unwritable: the output cannot be written.
+        ReaderGone: the reader of the output has closed it.
     """
     try:
         code = group.main(arguments, prog_name="thence", standalone_mode=False)
@@ -66,7 +66,7 @@ def _message_of(error: BaseException) -> tuple[str, int]:
 
 def _refused_by_the_system(error: UnicodeEncodeError | OSError) -> str:
     if isinstance(error, UnicodeEncodeError):
-        # Tables, documents and other programs hold texts; only the system's own calls take other names.
+        # A name that is not UTF-8 works in system calls, but not in tables, documents and other programs.
         given = str(error.object).encode("utf-8", "backslashreplace").decode()[:200]
         return f"{given!r}: is not UTF-8, as names and options must be here"
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
@@ -74,7 +74,7 @@ def _refused_by_the_system(error: UnicodeEncodeError | OSError) -> str:
 
 
 def _usage(error: click.ClickException) -> str:
-    """What click would print: how the verb is used, and what is wrong."""
+    """The text that click would print: the usage of the verb, and what is wrong."""
     shown = io.StringIO()
     error.show(shown)
     return shown.getvalue().rstrip("\n")
@@ -86,6 +86,6 @@ def _print_error(message: str, code: int) -> int:
 
     # If standard error itself cannot be written, only the exit code remains.
     with contextlib.suppress(Unwritable, ReaderGone, OSError):
-        # A name with line feeds could pose as a message of its own: what is no usage is one line.
+        # A name with line feeds could look like a separate message, so all texts but usage become one line.
         say(message if message.startswith("Usage:") else printable(f"thence: {message}"))
     return code

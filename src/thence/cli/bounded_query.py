@@ -1,7 +1,8 @@
-"""Answers an SQL query in a process of its own, with limits of time and memory, and without access to files.
+"""Answers an SQL query in a child process, with limits on time and memory, and without access to files.
 
-A query such as a join without a condition can ask for more than there is, and what does ends its process. The
-process gets the tables as Arrow files, opens its result, gives up the right to open anything, and answers.
+A query such as a join without a condition can need more memory than there is, which ends the process. The child
+process reads the tables from Arrow files, opens the file for its result, gives up the right to open further files,
+and then answers the query.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["bounded_answer"]
 
 _QUERY, _RESULT, _ENDING, _PLAN = "query", "result", ".arrow", ".plan"
-_REFUSED = 3  # the result is the sentence why
+_REFUSED = 3  # exit code: the file for the result holds a message instead
 _TOO_LARGE = 4
 
 
@@ -40,14 +41,14 @@ def bounded_answer(
     """The answer of a query, as `thence.analysis.query.answer` gives it.
 
     Args:
-        frames: tables by their names; plans are read by the process that answers, which may then open files.
+        frames: tables by name. The child process collects lazy frames, and may open files if there are any.
         query: SQL.
         most_seconds: time limit.
-        most_bytes: memory that answering may take beside the tables.
+        most_bytes: memory that the query may take in addition to the tables.
 
     Raises:
-        UsageError: the query is wrong, or takes more than a limit.
-        MissingRequirement: no process can answer it here.
+        UsageError: the query is wrong, or exceeds a limit.
+        MissingRequirement: the child process cannot be started, or does not work.
     """
     with tempfile.TemporaryDirectory(prefix="thence-") as name:
         folder = Path(name)
@@ -74,7 +75,7 @@ def bounded_answer(
 
 
 def _ended(folder: Path, most_seconds: float, most_bytes: Bytes) -> int:
-    """Runs `_answer` in a process; its exit code."""
+    """Runs `_answer` in a child process and returns its exit code."""
     path = os.pathsep.join(filter(None, sys.path))
     try:
         return subprocess.run(  # noqa: S603 - our own module in our own interpreter
@@ -97,7 +98,7 @@ def _ended(folder: Path, most_seconds: float, most_bytes: Bytes) -> int:
 
 
 def _answer(folder: Path, most_bytes: Bytes) -> int:
-    """What the process does."""
+    """Answers the query in the child process; returns the exit code."""
     query = (folder / _QUERY).read_text("utf-8")
     frames: dict[str, pl.DataFrame | pl.LazyFrame] = {
         file.stem: pl.read_ipc(file) for file in sorted(folder.glob(f"*{_ENDING}"))
@@ -119,18 +120,18 @@ def _answer(folder: Path, most_bytes: Bytes) -> int:
 
 
 def _confine(most_bytes: Bytes, *, opening: bool) -> None:
-    """Limits the memory of this process, and lets it open no further file, unless plans read some."""
+    """Limits the memory of this process, and unless ``opening`` forbids it to open further files."""
     try:
         import resource
     except ImportError:  # Windows
         return
-    # What Polars starts when it is first used, threads and what writes files, needs memory and descriptors.
+    # Threads and file writers that Polars starts on first use need memory and descriptors: start them now.
     pl.DataFrame({"a": [1, 2]}).lazy().sort("a").collect().write_ipc(io.BytesIO())
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
         limit = pages * resource.getpagesize() + most_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    except OSError:  # no /proc: macOS, which does not hold the limit either
+    except OSError:  # no /proc: macOS, which does not enforce the limit either
         pass
     if not opening:
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))

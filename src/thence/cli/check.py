@@ -1,4 +1,4 @@
-"""``thence check``: whether a trace can carry the figures that are read from it."""
+"""``thence check``: whether the figures of a trace can be trusted."""
 
 from __future__ import annotations
 

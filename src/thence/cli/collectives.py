@@ -122,14 +122,14 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
 
 
 def _says_something(rows: pl.DataFrame, column: str) -> bool:
-    """Whether a column has values; that of overlapped time is shown only if collectives overlap."""
+    """Whether a column has values; for overlapped time, whether collectives overlap."""
     if column == "overlapped_ns":
         return bool(rows[column].sum())
     return rows[column].null_count() < rows.height
 
 
 def _totals(times: Collectives, most: int) -> list[str]:
-    """Lines about the devices, at most so many of them."""
+    """Lines about the devices, at most ``most`` of them."""
     lines = [
         f"rank {rank} GPU {device}: communication {format_ns(communication)}, {format_ns(exposed)} exposed"
         for rank, device, communication, exposed in times.devices.head(most).iter_rows()

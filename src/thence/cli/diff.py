@@ -178,7 +178,7 @@ def command(
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    """What the user asked for, beside inputs and output."""
+    """The options of the command, other than inputs and output."""
 
     kinds: tuple[str, ...]
     bounds: tuple[str, ...]
@@ -201,8 +201,8 @@ def _sides(
     """The runs of both sides.
 
     Raises:
-        UsageError: they are not two sides.
-        InputError: there is no such run.
+        UsageError: the arguments do not name two sides.
+        InputError: a run does not exist.
     """
     if baseline is not None:
         if before:
@@ -235,7 +235,7 @@ def _runs_in(folder: str) -> tuple[str, ...]:
     """Every file and folder in a directory that may be a run."""
     check_inputs([folder])
     runs = sorted(path for path in Path(folder).iterdir() if not path.name.startswith("."))
-    # What commonly lies beside: notes on the runs.
+    # Leave out notes, which are often in the same folder as the runs.
     runs = [path for path in runs if path.suffix not in (".md", ".txt", ".log")]
     if not runs:
         raise UsageError(f"{folder}: is empty; every file or folder in it would be a run")
@@ -255,16 +255,16 @@ def _check_gates(
 
 
 def _sample(inputs: Inputs, run: str, given: _Options) -> Sample:
-    """One run; its activities are forgotten as soon as they are summed up."""
+    """Reads one run and sums it up; its activities are released then."""
     trace = dataclasses.replace(inputs, paths=(run,)).open()
     if trace.gpu.is_empty():
-        trace.summary()  # says what the trace lacks
+        trace.summary()  # raises with what the trace lacks
         raise MissingData(f"{run}: holds no device activity")
     return trace.sample(outliers=given.outliers, causes=given.causes)
 
 
 def _refuse(diff: Diff, result: Result) -> int:
-    """Says why the sides are not compared."""
+    """Prints why the sides are not compared, and returns the exit code."""
     if result.form == "json":
         whole = diff.to_json()
         left_out: dict[str, object] = {"total": {}, "rows": [], "moved": [], "explanation": []}
@@ -295,7 +295,7 @@ def _emit(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
 
 
 def _show(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
-    """The explanation, the rows, gates and notes on the terminal."""
+    """Prints the explanation, the rows, gates and notes on the terminal."""
     from rich.text import Text
 
     from thence.writers.text.diff import shown_rows
@@ -322,7 +322,7 @@ def _show(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
 
 
 def _write_sides(inputs: Inputs, runs: tuple[str, str], result: Result) -> None:
-    """Both sides' steps in one Perfetto trace: the first run of each."""
+    """Writes one Perfetto trace with the steps of the first run of each side."""
     from thence.analysis.diff.aligned import aligned_steps
     from thence.writers.timelines.perfetto.sides import write_sides_file
 

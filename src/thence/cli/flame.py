@@ -124,7 +124,7 @@ def _open_output(output: str) -> Iterator[TextIO]:
     """
     if output == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: names hold anything
+            sys.stdout.reconfigure(encoding="utf-8")  # in any locale: names may hold any text
         whole = io.StringIO()
         yield whole
         put(whole.getvalue())

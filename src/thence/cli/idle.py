@@ -1,4 +1,4 @@
-"""``thence idle``: why the GPU waited, every nanosecond with one cause."""
+"""``thence idle``: why the GPU was idle; every idle nanosecond has one cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``thence ingest``: the ranks of a job into a store."""
+"""``thence ingest``: reads the ranks of a job into a store."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ class Inputs:
         hlo: HLO dumps.
         own: patterns of further files that count as the user's own code.
         selection: the part to analyse.
-        run: of directories that hold several runs, the one to read; None: the newest.
-        add: whether files that hold one rank become ranks of their own.
+        run: the run to read from directories that hold several; None: the newest.
+        add: whether several files of the same rank are all read, each as a rank of its own.
         max_expansion: most decompressed bytes for each stored byte.
     """
 
@@ -147,9 +147,10 @@ class Inputs:
 
     @property
     def typed(self) -> str:
-        """The inputs as a command line names them; several of one folder as a pattern that names them alone.
+        """The inputs as a command line names them.
 
-        Credentials in URLs are left out: the command is printed.
+        Three or more inputs in one folder become a glob, if one matches exactly these. Credentials in URLs are left
+        out, because the command is printed.
         """
         if len(self.paths) < 3:
             return shlex.join(map(without_credentials, self.paths))
@@ -182,11 +183,11 @@ def trace_options(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds the argument INPUT... and options to a command, which gets them as one parameter ``inputs``.
 
-    They are validated before anything is read.
+    The inputs and options are validated before anything is read.
 
     Args:
-        offered: which options.
-        required: whether there must be an input; a verb may take them from options of its own.
+        offered: names of the options.
+        required: whether at least one input must be given; a verb may also take inputs from options of its own.
     """
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,7 +235,7 @@ def names_inputs(text: str) -> bool:
 
 
 def _is_path(text: str) -> bool:
-    """Whether it looks like a path: then the error is that there is no such file, not that there is no such verb."""
+    """Whether a word looks like a path, so that the error is a missing file and not an unknown verb."""
     return os.sep in text or Path(text).suffix != ""
 
 
@@ -242,7 +243,7 @@ def check_inputs(paths: Iterable[str]) -> None:
     """Checks that all paths exist before anything is read, because reading may take long.
 
     Raises:
-        InputError: a path names nothing; globs and URLs are left to the reader.
+        InputError: a path does not exist. Globs and URLs are left to the reader.
     """
     for path in paths:
         named = path == "-" or is_url(path) or any(c in path for c in _GLOB)

@@ -1,4 +1,4 @@
-"""JSON documents as text, in pieces: a document of many rows is never in memory as a whole."""
+"""Encodes JSON documents as text in pieces, so that a document of many rows is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 __all__ = ["json_pieces"]
 
 _ROWS = 1000
-"""Rows that are text at a time."""
+"""Rows that are converted to text at a time."""
 _LEAST = 1 << 20
-"""Characters of a piece but the last: what cannot be written as JSON is found before a short document begins."""
+"""Fewest characters of a piece, except for the last one. So a value in a short document that cannot be encoded as JSON
+is found before the document is written."""
 
 
 def json_pieces(document: Any) -> Iterator[str]:
-    """The text of a document, indented by one space a level, with a line feed at its end.
+    """The text of a document, indented by one space per level, with a line feed at its end.
 
     Args:
-        document: what msgspec encodes; it may be a table, or a mapping of tables, which become lists of rows.
+        document: a value that msgspec encodes, a table or a mapping of tables; tables become lists of rows.
     """
     gathered: list[str] = []
     size = 0
@@ -44,10 +45,10 @@ def _parts(document: Any) -> Iterator[str]:
 
 
 def _rows(value: Any, depth: int) -> Iterator[str]:
-    """A value within ``depth`` others; lists and tables some rows at a time."""
+    """The text of a value at nesting depth ``depth``; lists and tables are converted some rows at a time."""
     import polars as pl
 
-    line = "\n" + " " * depth  # JSON has no line feeds but those between values
+    line = "\n" + " " * depth  # JSON has line feeds only between values
     if not isinstance(value, pl.DataFrame | list | tuple) or not len(value):
         whole = [] if isinstance(value, pl.DataFrame) else value
         yield _text(whole).replace("\n", line)

@@ -1,4 +1,4 @@
-"""``thence label``: labels on what ran in CUDA graphs."""
+"""``thence label``: labels the kernels that ran in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def command(
 
 
 def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
-    """Writes the labelled trace: a copy of the Kineto file with added arguments, else from the tables."""
+    """Writes the labelled trace: a copy of the Kineto file with added arguments if possible, else the tables."""
     from thence.writers.timelines.relabelled import Unmatched, can_relabel, write_relabelled
 
     if output.lower().endswith((".json", ".json.gz")) and can_relabel(trace.attributed, inputs):

@@ -1,8 +1,8 @@
 """The manual: each verb's help as data, and as pages for ``man``.
 
-A verb is described once, by its click command. The wheel gets man pages of it (``setup.py``), and the
-documentation a page a verb (``docs/make_reference.py``). This module needs click alone, as building a wheel has
-nothing else.
+A verb is described only once, by its click command. From it, ``setup.py`` makes man pages for the wheel, and
+``docs/make_reference.py`` makes a page per verb for the documentation. This module needs only click, because nothing
+else is installed when a wheel is built.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ EXIT_CODES = {
     "library; standard error says what is wrong and how to fix it",
     130: "interrupted",
 }
-"""What every verb's exit code means, but that of ``thence record``, which is the command's own."""
+"""Meanings of the exit codes of all verbs except ``thence record``, which exits with the code of its command."""
 _MARK = "\b\n"
 """Marks a paragraph that click must not wrap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: as it is written, what it means, its default and range included."""
+    """One option: how it is written, and its meaning, including default and range."""
 
     written: str
     meaning: str
@@ -103,7 +103,7 @@ def man_pages() -> dict[str, str]:
 def _verb(command: click.Command, name: str) -> Verb:
     whole = click.Context(group, info_name="thence", **group.context_settings)
     context = click.Context(command, whole, name) if name else whole
-    # Newer clicks list arguments, too, of which the usage says everything.
+    # Newer versions of click list arguments, too, which the usage line already shows.
     options = (p for p in command.get_params(context) if isinstance(p, click.Option))
     records = (option.get_help_record(context) for option in options)
     description = list(_blocks(command.help or ""))
@@ -118,7 +118,7 @@ def _verb(command: click.Command, name: str) -> Verb:
 
 
 def _blocks(text: str) -> Iterator[Block]:
-    """Paragraphs as click tells them apart, and those that it leaves alone."""
+    """The paragraphs of a help text as click separates them; those that click does not wrap are verbatim."""
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(_undented(text)).strip("\n")):
         verbatim = paragraph.startswith(_MARK)
         lines = paragraph.removeprefix(_MARK).rstrip().splitlines()
@@ -132,7 +132,7 @@ def _blocks(text: str) -> Iterator[Block]:
 
 
 def _undented(text: str) -> str:
-    """Docstrings begin at the margin, whatever their other lines are indented by."""
+    """Removes the common indentation of all lines but the first, which has none in a docstring."""
     first, newline, rest = text.partition("\n")
     return first + newline + textwrap.dedent(rest)
 

@@ -1,4 +1,4 @@
-"""Text on standard output and error, and the report of an error that nobody expected."""
+"""Prints text on standard output and standard error, and reports unexpected errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from thence.units import format_bytes
 __all__ = ["put", "say", "unexpected", "wrote"]
 
 _MOST_CHARACTERS = 200
-"""Of an unexpected error's own message."""
+"""Characters of an unexpected error's own message that are printed."""
 
 
 def say(text: str) -> None:
     """Prints lines on standard error; other control characters are replaced.
 
-    Every message goes through here: names of files, members and GPUs may hold escape sequences, and URLs
-    credentials. Where standard error is closed, nobody wants to know.
+    Every message is printed by this function, because names of files, members and GPUs may hold escape sequences,
+    and URLs may hold credentials. If standard error is closed, nothing is printed.
     """
     if sys.stderr is None:
         return
@@ -30,7 +30,8 @@ def say(text: str) -> None:
 def put(text: str) -> None:
     """Prints a document on standard output.
 
-    A pipe or a file gets it as it is; for a terminal, control characters but line feeds and tabs are replaced.
+    A pipe or a file gets the text as it is; for a terminal, control characters other than line feeds and tabs are
+    replaced.
     """
     if sys.stdout.isatty():
         from thence.writers.text.printable import printable_lines
@@ -41,11 +42,11 @@ def put(text: str) -> None:
 
 
 def wrote(path: str, what: str = "") -> None:
-    """Says on standard error what a verb wrote: where, what, and how large it is.
+    """Prints on standard error what a verb wrote: where, what, and how large it is.
 
     Args:
         path: a file, or a folder of files.
-        what: that is in it; empty where the name of the file says it.
+        what: its contents; empty if the name of the file says it.
     """
     written = Path(path)
     files = written.rglob("*") if written.is_dir() else (written,)
@@ -54,10 +55,10 @@ def wrote(path: str, what: str = "") -> None:
 
 
 def unexpected(error: BaseException) -> str:
-    """The sentence about an exception that is a defect of thence.
+    """The sentence about an exception that is caused by a defect of thence.
 
     Args:
-        error: its traceback is written to a file, which the sentence names.
+        error: the exception; its traceback is written to a file, which the sentence names.
     """
     import traceback
 

@@ -46,10 +46,10 @@ __all__ = [
 _Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
 _ENDINGS = {".json": "json", ".csv": "csv"}
 _MOST_SHOWN = 2000
-"""Rows of a table without --top: laying one out takes a millisecond."""
+"""Most rows of a table without --top: the layout of a row takes a millisecond."""
 _LEAST_DEVICES = 100
 _UNBOUNDED_WIDTH = 10_000
-"""Columns of text where no terminal limits them."""
+"""Width of the output in characters if no terminal limits it."""
 
 
 def choice_option(
@@ -58,8 +58,8 @@ def choice_option(
     """An option with a fixed set of values; the default is the first.
 
     Args:
-        names: such as ``--format``, and that of the parameter where it is another.
-        choices: the words.
+        names: the option, such as ``--format``, and the name of its parameter if that differs.
+        choices: the allowed values.
         meaning: for ``--help``.
     """
     return click.option(
@@ -68,10 +68,10 @@ def choice_option(
 
 
 def notes_of(trace: Trace, said: Iterable[str] = ()) -> tuple[str, ...]:
-    """What stands below a result of a trace: what makes it unsound, the verb's own sentences, notes, warnings.
+    """The sentences below a result: findings that make the trace unsound, the verb's own sentences, notes, warnings.
 
     Args:
-        trace: that the result is of.
+        trace: the trace of the result.
         said: the verb's own sentences.
     """
     meta = trace.selected_meta
@@ -79,7 +79,7 @@ def notes_of(trace: Trace, said: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def document_of(trace: Trace, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as JSON values, with what makes its trace unsound."""
+    """A result as JSON values, with the findings that make its trace unsound."""
     return {**document, "soundness": trace.soundness.findings_json()}
 
 
@@ -119,7 +119,7 @@ def check_output(output: str, *, force: bool) -> None:
     """Checks the output path before anything is read, because reading may take long.
 
     Raises:
-        UsageError: something is there already, or there is no such folder.
+        UsageError: the path is invalid, exists already, or is in a folder that does not exist.
     """
     if "\0" in output:
         raise UsageError(f"{output}: is not a valid file name")
@@ -134,7 +134,7 @@ class Result:
     """Where a result goes.
 
     Attributes:
-        form: table, json, csv, or another that an ending of the verb's output says.
+        form: table, json, csv, or another form that the ending of the output's name selects.
         path: the file; None for standard output.
         top: rows that a table shows at most; None for all.
     """
@@ -145,7 +145,7 @@ class Result:
 
     @property
     def most_devices(self) -> int:
-        """Devices with a line of their own below a table: some even where --top asks for few rows."""
+        """Most devices that get a line of their own below a table: as --top, but at least `_LEAST_DEVICES`."""
         return max(_LEAST_DEVICES, self._most)
 
     @property
@@ -164,7 +164,7 @@ class Result:
         wrote(self.path)
 
     def json(self, document: Any) -> None:
-        """Writes a document as JSON; tables in it as lists of rows."""
+        """Writes a document as JSON; tables in it become lists of rows."""
         if self.path is None:
             print_json(document)
             return
@@ -206,12 +206,12 @@ class Result:
     def table(
         self, rows: pl.DataFrame, headings: Mapping[str, str], ranked: Sequence[str] = ()
     ) -> None:
-        """Rows on the terminal, at most ``top`` of them.
+        """Prints rows as a table on the terminal, at most ``top`` of them.
 
         Args:
-            rows: to be shown.
+            rows: the rows.
             headings: columns that the terminal shows, with their headings.
-            ranked: columns that stay longest where the terminal is narrow, the most important first.
+            ranked: columns that a narrow terminal keeps longest, the most important first.
         """
         from rich.text import Text
 
@@ -241,11 +241,11 @@ def result_options(
     """``-o``, ``--force``, ``--format`` and ``--top``, as one parameter ``result``.
 
     Args:
-        endings: of the files that the verb writes, and the form that each means.
+        endings: endings of the files that the verb writes, and the form that each selects.
         meaning: of ``-o``, for ``--help``.
-        top: rows that a table shows without ``--top``; None where that is for the verb to say.
-        forms: the option ``--format``, where a verb has other formats.
-        without: how many rows there are without ``--top``, in words for ``--help``, where ``top`` is None.
+        top: rows that a table shows without ``--top``; None: the verb decides.
+        forms: the option ``--format``, if a verb has other formats.
+        without: if ``top`` is None, how many rows are shown without ``--top``, in words for ``--help``.
     """
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -285,9 +285,9 @@ def _form(output: str, endings: Mapping[str, str]) -> str:
 
 
 def console() -> Console:
-    """Standard output for tables; a pipe or file gets every column, unless COLUMNS says otherwise.
+    """A console on standard output for tables; a pipe or file gets every column, unless COLUMNS sets a width.
 
-    Rich minds NO_COLOR.
+    Rich respects NO_COLOR.
     """
     from thence.cli.safe_console import SafeConsole
 
@@ -298,19 +298,19 @@ def console() -> Console:
 
 
 def error_console() -> Console:
-    """Standard error for progress bars, where that is a terminal."""
+    """A console on standard error, for progress bars."""
     from thence.cli.safe_console import SafeConsole
 
     return SafeConsole(stderr=True)
 
 
 def print_table(output: Console, table: RenderableType) -> None:
-    """A table on standard output."""
+    """Prints a table on standard output."""
     output.print(table)
 
 
 def print_notes(output: Console, notes: Iterable[str]) -> None:
-    """Sentences below a table, those that say the same of several inputs as one."""
+    """Prints sentences below a table; sentences that say the same of several inputs are merged into one."""
     from rich.text import Text
 
     from thence.writers.text.merged import merged
@@ -321,12 +321,12 @@ def print_notes(output: Console, notes: Iterable[str]) -> None:
 
 
 def print_command(output: Console, command: RenderableType) -> None:
-    """A command line on standard output, whole: the terminal wraps it, so that it can be copied."""
+    """Prints a command line on standard output without line breaks, so that it can be copied from the terminal."""
     output.print(command, soft_wrap=True)
 
 
 def flat_cells(rows: pl.DataFrame) -> pl.DataFrame:
-    """A table whose cells a line of text can hold: several values as JSON, bytes as base64, durations as ISO 8601."""
+    """A table with cells that fit in a line of text: nested values as JSON, bytes as base64, durations as ISO 8601."""
     import polars as pl
 
     nested = [name for name, dtype in rows.schema.items() if dtype.is_nested()]
@@ -345,6 +345,6 @@ def _compact(cell: Any) -> str | None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output; see `json_pieces`."""
+    """Prints one JSON document on standard output; see `json_pieces`."""
     for piece in json_pieces(value):
         put(piece)

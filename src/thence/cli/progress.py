@@ -1,4 +1,4 @@
-"""What a verb is doing, on standard error, while it takes longer than a second and that is a terminal."""
+"""Shows what a verb is doing if it takes longer than a second and standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["bytes_read", "rows_written", "working"]
 
 _QUIET_S = 1.0
-"""What takes less time shows nothing."""
+"""Time before a display appears, in seconds."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def bytes_read() -> Iterator[Callable[[str, int, int], None]]:
-    """Gives what readers call with a file, the bytes of it that are read, and its size (0: not known)."""
+    """Yields a function for readers to call with a file, the number of its bytes read, and its size (0: unknown)."""
     if not sys.stderr.isatty():
         yield lambda _name, _done, _size: None
         return
@@ -58,7 +58,7 @@ def bytes_read() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def rows_written() -> Iterator[Callable[[int, int], None]]:
-    """Gives what writers call with the rows that are written, and how many there are."""
+    """Yields a function for writers to call with the number of rows written, and the number of all rows."""
     if not sys.stderr.isatty():
         yield lambda _done, _all: None
         return

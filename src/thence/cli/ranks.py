@@ -1,4 +1,4 @@
-"""``thence ranks``: who made the others wait, how long, since which step, and why."""
+"""``thence ranks``: which ranks made the others wait, for how long, since which step, and why."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None
 
 
 def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
-    """What a step takes without each straggler's delay, by the replay of `thence whatif`."""
+    """The time of a step without each straggler's delay, by the replay of `thence whatif`: JSON values, and a text."""
     found: list[tuple[dict[str, object], str]] = []
     for rank in dict.fromkeys(job.stragglers["rank"]):
         try:
@@ -139,7 +139,7 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
 
 
 def _show_causes(output: Console, why: Reasons) -> None:
-    """A line for each cause, and below it where it is."""
+    """Prints a line for each cause, and below it the places of the cause."""
     from rich.text import Text
 
     from thence.writers.text.ranks import reason_rows

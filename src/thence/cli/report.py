@@ -77,7 +77,7 @@ def command(inputs: Inputs, by: By | None, details: bool, result: Result) -> Non
 
 
 def _document(trace: Trace, by: By, result: Result) -> None:
-    """The summary for programs: a file, or standard output."""
+    """Writes the summary as JSON or CSV, to a file or to standard output."""
     from thence.writers.text.merged import merged
 
     summary = trace.summary(by)
@@ -94,7 +94,7 @@ def _document(trace: Trace, by: By, result: Result) -> None:
 
 
 def _show(trace: Trace, by: By | None, result: Result, inputs: str, *, details: bool) -> None:
-    """The first screen, and what was asked for beside it."""
+    """Prints the first screen, and the further tables for which options ask."""
     from thence.writers.text.first_screen import first_screen, next_line, why_next
     from thence.writers.text.summary import details_table
 

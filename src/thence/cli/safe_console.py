@@ -1,4 +1,4 @@
-"""A console that sends no escape sequences but its own."""
+"""A console that prints only its own escape sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SafeConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The segments of something to print, without control characters but line feeds."""
+        """The segments of something to print, with control characters replaced as `printable_lines` does."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment

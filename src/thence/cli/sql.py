@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _MOST_ROWS = 1_000_000
-"""Of tables and JSON, whose values are objects in memory."""
+"""Most rows of an answer as a table or JSON, whose values are Python objects in memory."""
 _LONGEST_S = 1e6
 _MOST_GB = 1e9
 _ROWS_SHOWN = 100
@@ -109,7 +109,7 @@ def command(
 
 
 def _show(answer: pl.DataFrame, result: Result) -> None:
-    """The first rows of an answer, and how many there are beside them."""
+    """Prints the first rows of an answer, and the number of the others."""
     from thence.writers.text.frame_table import fits
     from thence.writers.text.records import records
 

@@ -1,8 +1,8 @@
-"""Standard output and error that write everything they are given, or say in one sentence why not.
+"""Standard output and error streams that write everything they are given, or raise an error with the reason.
 
-Python's own have three faults that matter here: with ``PYTHONUNBUFFERED`` a write that the system did
-only in part is taken for done, a closed stream is None, and what fails while the interpreter ends
-is printed as a traceback. `checked_streams` puts others in their place for the length of a command.
+Python's own streams have three faults that matter here: with ``PYTHONUNBUFFERED``, a write that the system
+did only in part counts as complete; a closed stream is None; and a failure while the interpreter ends is
+printed as a traceback. `checked_streams` replaces the streams for the duration of a command.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _STANDARD = (0, 1, 2)
 
 
 class Unwritable(ThenceError):
-    """Standard output or standard error does not take what is written to it."""
+    """Standard output or standard error cannot be written."""
 
 
 class ReaderGone(Exception):
-    """Nobody reads the pipe that standard output or standard error is.
+    """Standard output or standard error is a pipe, and its reader has closed it.
 
-    No `OSError`, because libraries catch those of broken pipes and exit in their own ways.
+    This is not an `OSError`, because libraries catch the `OSError` of a broken pipe and exit in their own ways.
     """
 
 
 class _Checked(io.RawIOBase):
-    """The raw layer of a stream; after a failure it takes whatever comes, and drops it."""
+    """The raw layer of a stream; after a failure it accepts and discards all further output."""
 
     def __init__(self, raw: io.RawIOBase | None, name: str) -> None:
         self._raw = raw
@@ -61,7 +61,7 @@ class _Checked(io.RawIOBase):
 
         Raises:
             Unwritable: the stream is closed, or the system refused.
-            ReaderGone: the stream is a pipe that nobody reads.
+            ReaderGone: the stream is a pipe whose reader has closed it.
         """
         content = memoryview(data)  # type: ignore[arg-type]
         size = content.nbytes
@@ -80,7 +80,7 @@ class _Checked(io.RawIOBase):
         if self._raw is None:
             raise OSError(errno.EBADF, "it is closed")
         written = self._raw.write(content)
-        if written is None:  # a stream that does not block, and is full
+        if written is None:  # a non-blocking stream that is full
             select.select([], [self._raw], [])
             return 0
         return written
@@ -106,21 +106,21 @@ class _Text(io.TextIOWrapper):
 
 @contextlib.contextmanager
 def checked_streams() -> Iterator[None]:
-    """Puts checked streams in the place of ``sys.stdout`` and ``sys.stderr``.
+    """Replaces ``sys.stdout`` and ``sys.stderr`` by checked streams.
 
-    On the way out standard output is flushed, unless the block raised. Streams that a caller has put in their
-    place already, as tests do, stay.
+    At the end both are flushed; an error in flushing standard output is raised, unless the block raised already.
+    Streams that a caller has already replaced, as tests do, are kept.
 
     Raises:
-        Unwritable: what was written last does not reach standard output.
-        ReaderGone: nobody reads it any more.
+        Unwritable: the rest of standard output cannot be written.
+        ReaderGone: the reader of standard output has closed it.
     """
     before = sys.stdout, sys.stderr
     _open_descriptors()
     if sys.stdout is sys.__stdout__:
         sys.stdout = _checked(sys.__stdout__, "standard output")
     if sys.stderr is None:
-        # Whoever closes standard error wants no messages; the exit code still tells.
+        # Standard error was closed, so messages are discarded; the exit code still shows a failure.
         sys.stderr = io.TextIOWrapper(io.BytesIO(), write_through=True)
     elif sys.stderr is sys.__stderr__:
         sys.stderr = _checked(sys.__stderr__, "standard error")
@@ -129,16 +129,16 @@ def checked_streams() -> Iterator[None]:
         sys.stdout.flush()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            # What is left after a failure has nowhere to go.
+            # Output that is left after a failure cannot be written anywhere.
             with contextlib.suppress(Unwritable, ReaderGone, ValueError):
                 stream.flush()
         sys.stdout, sys.stderr = before
 
 
 def _open_descriptors() -> None:
-    """Occupies closed standard descriptors, so that no file that is opened later gets their number.
+    """Opens the null device on closed standard descriptors, so that no file that is opened later gets their number.
 
-    Whatever libraries write as an error would then go into that file.
+    Error messages that libraries write to the descriptor would otherwise go into that file.
     """
     for descriptor in _STANDARD:
         try:
@@ -153,7 +153,7 @@ def _checked(stream: TextIO | None, name: str) -> TextIO:
         return _Text(io.BufferedWriter(_Checked(None, name)), "utf-8")
     try:
         below: Any = stream.buffer
-        raw = getattr(below, "raw", below)  # without buffer under PYTHONUNBUFFERED
+        raw = getattr(below, "raw", below)  # raw itself under PYTHONUNBUFFERED
         stream.flush()
     except (AttributeError, OSError):
         return stream

@@ -1,4 +1,4 @@
-"""``thence steps``: how long every step took, and what it was."""
+"""``thence steps``: how long every step took, and how its time divides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of the command line, each imported when it is used.
+"""The verbs of the command line, each of which is imported lazily.
 
 ``thence --help``, ``thence --version``, completion and a verb's usage errors import no other verb and no Polars.
 """
@@ -35,7 +35,7 @@ VERBS = {
     "doctor": "Check which features work on this machine.",
     "demo": "Show a report of a small recording in the package.",
 }
-"""Every verb, in the order of ``thence --help``, and its line there, which fits 80 columns.
+"""Every verb, in the order of ``thence --help``, and its line of help, which fits in 80 columns.
 
 The click command of a verb is ``command`` in the module ``thence.cli.<verb>``.
 """
@@ -51,7 +51,7 @@ def _command(name: str) -> click.Command:
 
 
 class _Verbs(click.Group):
-    """Answers from `VERBS` what needs no verb's module."""
+    """A group that takes names and lines of help from `VERBS`, without importing the verbs' modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -71,9 +71,9 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb and its arguments; an input in the place of a verb is an argument of ``report``.
+        """The verb and its arguments; if the first word is an input, it becomes an argument of ``report``.
 
-        A verb's name wins over a file's: ``./report`` names the file.
+        A word that is the name of a verb and of a file is the verb: ``./report`` names the file.
         """
         if args[0] not in VERBS:
             from thence.cli.inputs import names_inputs

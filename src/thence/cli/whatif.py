@@ -1,4 +1,4 @@
-"""``thence whatif``: what a change would gain, by replaying the recorded program with it."""
+"""``thence whatif``: predicts the gain of a change by replaying the recorded program with the change."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LEFT_OUT = (
 _NOTHING = "no single change gains more than its interval; --free and others ask about any"
 _WIDTH, _LEAST_WIDTH = 60, 26
 _OTHER_COLUMNS = 54
-"""What the columns of the table take beside the change."""
+"""Characters that the columns of the table take, other than the change."""
 
 
 def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
@@ -82,9 +82,8 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
 
     for action, texts in asked.items():
         for text in texts:
-            parse_change(
-                action.replace("_", "-"), text
-            )  # says what is wrong before anything is read
+            # Raises before anything is read if a change cannot be parsed.
+            parse_change(action.replace("_", "-"), text)
     trace = inputs.open()
     found = trace.what_if(**asked)
     path = path_summary(trace.whole, trace.critical_path())
@@ -119,7 +118,7 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
 
 
 def _shown(rows: pl.DataFrame, width: int) -> pl.DataFrame:
-    """Rows with half of the width of their intervals, and with changes that are no longer than that width."""
+    """The rows with changes of at most ``width`` characters, and with half the length of their intervals."""
     import polars as pl
 
     return rows.with_columns(
@@ -129,7 +128,7 @@ def _shown(rows: pl.DataFrame, width: int) -> pl.DataFrame:
 
 
 def _short(names: pl.Series, width: int, prefix: str = "") -> pl.Series:
-    """Names of kernels as tables show them; others stay, but are cut."""
+    """Names of at most ``width`` characters; kernels, whose names begin with ``prefix``, get their short names."""
     import polars as pl
 
     from thence.model.kernel_names import clip, short_names

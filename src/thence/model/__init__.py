@@ -1,1 +1,4 @@
-"""Data model: tables, intervals, names. Imports no other package of thence, only errors and units."""
+"""Data model: tables, intervals, names.
+
+It imports no other package of thence, only modules such as `thence.errors`, `thence.units` and `thence.parallel`.
+"""

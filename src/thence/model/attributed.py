@@ -31,29 +31,29 @@ SHARES: Mapping[str, pl.DataType] = {
 
 @dataclass(frozen=True)
 class Attributed(Tables):
-    """The tables of a trace, completed, and where each row of ``gpu`` came from.
+    """The tables of a trace, completed by the attribution, and the places that each row of ``gpu`` came from.
 
-    Made once for each trace by `thence.attribution.attribute`. In ``gpu``, ``hlo`` is the instruction of
-    every activity whose instruction is known, those of XLA's command buffers included; each row of
-    ``collectives`` has its device activity.
+    `thence.attribution.attribute` makes it once for each trace. Column ``hlo`` of ``gpu`` holds the instruction of
+    every activity whose instruction is known, including activities of XLA's command buffers. Each row of
+    ``collectives`` refers to its device activity.
 
     Attributes:
-        places: one row per row of ``gpu``, in its order: ``launch`` (host row, null where unknown) and, for
-            each kind of `thence.model.places.PLACES`, the place (Categorical, null where there is none) and
-            ``<kind>_rule`` (`RULE`); ``position``, what the line number of the source is (`Position`, null
-            without one); ``lane`` and ``metadata``, what marks said beside their names;
+        places: one row per row of ``gpu``, in the same order. Columns: ``launch`` (host row, null where unknown);
+            for each kind of `thence.model.places.PLACES` the place (Categorical, null where there is none) and
+            ``<kind>_rule`` (`RULE`); ``position``, what the line number of the source refers to (`Position`, null
+            without a line number); ``lane`` and ``metadata`` of the marks;
             ``detail``, a sentence about a CUDA graph that could not be matched, null almost everywhere;
-            ``apart`` (`RULE`), why tables of an XLA trace keep it apart: warm_up, incomplete, autotuning,
-            or null for what counts, and everywhere unless the selection's warm_up is "apart".
-        collective_parts: the single sends and receives of kernels that do several (batches), in the columns of
-            ``collectives``; each such kernel has one row there, with the sum of their bytes.
-        host_collectives: what host ops describe of collectives, in the columns of ``collectives`` with a null
-            ``gpu``, whether or not a kernel describes the same.
+            ``apart`` (`RULE`), why tables of an XLA trace show the activity in a row apart: warm_up, incomplete or
+            autotuning; null for all other work, and everywhere unless the selection's warm_up is "apart".
+        collective_parts: the individual sends and receives of kernels that do several of them (batches), in the
+            columns of ``collectives``, where each such kernel has one row with the sum of their bytes.
+        host_collectives: collectives as host ops describe them, in the columns of ``collectives`` with a null
+            ``gpu``, whether or not a kernel describes the same collective.
         shares: how the time of each activity divides among source lines, in the columns of `SHARES`, sorted
-            by gpu; the weights of one activity sum to 1. None where every activity has one line at most,
-            that of ``places``.
-        selection: which part of the trace this is; the whole where it is empty.
-        own: what else than files outside of installed packages counts as the user's own code.
+            by gpu; the weights of one activity sum to 1. None if every activity has at most one line, the one in
+            ``places``.
+        selection: the part of the trace that this is; an empty selection is the whole trace.
+        own: patterns of further files that count as the user's own code (`thence.model.own_code.OwnCode`).
         installed: packages that the trace itself shows to be installed.
     """
 
@@ -106,7 +106,7 @@ def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
 
 
 def _shares(part: Attributed) -> pl.DataFrame:
-    """How the time of each activity divides among lines, also where each has one line at most."""
+    """``shares`` of a part, made from ``places`` if each of its activities has at most one line."""
     if part.shares is not None:
         return part.shares
     places = part.places.select(

@@ -18,14 +18,14 @@ __all__ = ["described", "described_structs"]
 
 _INT32 = ("group_size", "source_rank", "destination_rank")
 _MOST_ELEMENTS = 1 << 50
-# Bytes per element of c10::ScalarType, as it prints itself (c10/core/ScalarType.h).
+# Bytes per element, by the names that c10::ScalarType prints (c10/core/ScalarType.h).
 _ELEMENT_BYTES = {
     "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "Half": 2, "Float": 4, "Double": 8,
     "ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16, "Bool": 1, "BFloat16": 2,
     "Float8_e5m2": 1, "Float8_e4m3fn": 1, "Float8_e5m2fnuz": 1, "Float8_e4m3fnuz": 1,
     "Float8_e8m0fnu": 1, "Float4_e2m1fn_x2": 1, "UInt16": 2, "UInt32": 4, "UInt64": 8,
     "QInt8": 1, "QUInt8": 1, "QInt32": 4,
-    # The same as torch.dtype prints them, which annotations of CUDA graphs hold.
+    # The same types by the names that torch.dtype prints, which annotations of CUDA graphs hold.
     "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "float32": 4, "float64": 8,
     "complex32": 4, "complex64": 8, "complex128": 16, "bool": 1, "bfloat16": 2, "uint16": 2, "uint32": 4,
     "uint64": 8, "float8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2fnuz": 1, "float8_e4m3fnuz": 1,
@@ -34,13 +34,13 @@ _ELEMENT_BYTES = {
 
 
 def described(raw: Mapping[str, Any]) -> pl.DataFrame:
-    """The columns of `thence.model.tables.COLLECTIVES` that describe a collective, `bytes` among them.
+    """The columns of `thence.model.tables.COLLECTIVES` that describe a collective, including ``bytes``.
 
-    The message size is what one rank puts in, of a reduce-scatter what it gets.
+    ``bytes`` is the message size: the size of one rank's input, or of its output for a reduce-scatter.
 
     Args:
-        raw: `TEXTS` and `NUMBERS` by their names, each a sequence of one value a row. Empty text, negative
-            numbers and numbers that cannot be true stand for nothing.
+        raw: the columns `TEXTS` and `NUMBERS` by name, each a sequence with one value per row. Empty text, negative
+            numbers and impossibly large numbers become null.
     """
     frame = pl.DataFrame(
         [pl.Series(name, raw[name], pl.String) for name in TEXTS]

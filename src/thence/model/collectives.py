@@ -1,7 +1,7 @@
 """Descriptions of collectives: the columns, and Kineto's key for each of them.
 
 Event arguments, metadata of marks and labels of captured graphs use Kineto's keys. Readers convert
-them once to typed columns (`thence.model.collective_columns`). This module imports only the standard
+the descriptions once to typed columns (`thence.model.collective_columns`). This module imports only the standard
 library, because recorded processes import it.
 """
 
@@ -40,14 +40,14 @@ KINETO_KEYS: Mapping[str, str] = MappingProxyType(
         "destination_rank": "Dst Rank",
     }
 )
-"""Columns of `thence.model.tables.COLLECTIVES`, and Kineto's name for each."""
+"""Columns of `thence.model.tables.COLLECTIVES`, and Kineto's key for each."""
 TEXTS = (
     *("collective", "element_type", "group_name", "group_description", "group_ranks"),
     *("in_splits", "out_splits"),
 )
 """Columns that are text."""
 NUMBERS = tuple(name for name in KINETO_KEYS if name not in TEXTS)
-"""Columns that are whole numbers, none of them negative."""
+"""Columns that are non-negative integers."""
 
 _SIZES = ("in_elements", "out_elements")
 _GROUPS = ("group_size", "group_name", "group_description", "group_ranks")
@@ -56,7 +56,7 @@ _COLUMN_OF = {key: name for name, key in KINETO_KEYS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One description, as columns of `thence.model.tables.COLLECTIVES`; None for what is not known."""
+    """Description of one collective, in the columns of `thence.model.tables.COLLECTIVES`; None for unknown values."""
 
     collective: str
     element_type: str | None = None
@@ -74,10 +74,11 @@ class Collective:
 
 
 class CallFacts(dict[str, object]):
-    """Metadata of a mark around one call of a collective, under Kineto's names.
+    """Metadata of a mark around one call of a collective, under Kineto's keys.
 
     Attributes:
-        shared: the same facts but for the number of the call: one dict for all calls like it.
+        shared: the same metadata without the sequence number of the call; all calls that differ only in the number
+            share one dict.
     """
 
     __slots__ = ("shared",)
@@ -90,14 +91,14 @@ class CallFacts(dict[str, object]):
 def split(
     metadata: Mapping[str, Any], label: str | None = None
 ) -> tuple[Collective | None, Mapping[str, Any]]:
-    """Splits metadata into the collective it describes, or None, and the remaining members.
+    """Splits metadata into the collective that they describe, or None, and the remaining members.
 
-    Without the name of a collective there is none, and its words, such as dtype, may mean anything.
-    PyTorch's tutorial gives the sizes and the process group, and names the collective by the label: so
-    where there are both, and Kineto's name of the collective is not, the label is its name.
+    Metadata without the name of a collective describe none, because keys such as dtype may then mean anything.
+    There is one exception: PyTorch's tutorial gives message sizes and process group in the metadata, and names the
+    collective in the label. So if the metadata hold both, but not the name, the label becomes the name.
 
     Args:
-        metadata: members under any names, `KINETO_KEYS` among them.
+        metadata: members under any keys, including `KINETO_KEYS`.
         label: innermost name of the label that has the metadata.
     """
     named = metadata.get(KINETO_KEYS["collective"])
@@ -123,7 +124,7 @@ def _has(metadata: Mapping[str, Any], columns: tuple[str, ...]) -> bool:
 
 
 def _whole(value: object) -> int | None:
-    """A whole number, also as text, as annotated traces have it."""
+    """A value as a non-negative integer below 2^62, else None. Annotated traces hold numbers as text."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and 0 <= value < 1 << 62 else None

@@ -1,19 +1,19 @@
 """The file format of one part of a recording: a table of integers and text, as a zip file of NumPy arrays.
 
-`encode` and `decode` are all that knows the format. ``columns.json`` in the zip file names the columns, the
-number of rows and how each column is stored; the arrays are ``.npy`` members, so that any zip tool and
-``numpy.load`` open a part:
+Only `encode` and `decode` know the format. ``columns.json`` in the zip file is the index: it names the columns, the
+number of rows and how each column is stored. The arrays are ``.npy`` members, so that any zip tool and
+``numpy.load`` can open a part:
 
-    plain        one value a row, in the narrowest integer type that holds them all
-    same         no array: the index holds the one value of every row
-    difference   each value less the one before it, 0 for the first, which the index holds: times, ids that count up
-    since start  the value less that of the column ``start`` in its row
-    text         UTF-8 of all rows together, and the bytes of each row, -1 for none
+    plain        one value per row, in the narrowest integer type that holds them all
+    same         no array: the index holds the value, which is the same in every row
+    difference   each value minus the previous one, 0 for the first, which the index holds; for times and ascending ids
+    since start  the value minus the value of the column ``start`` in the same row
+    text         UTF-8 of all rows concatenated, and the number of bytes of each row, -1 for null
 
-Arithmetic is modulo 2^64, so every 64-bit integer comes back exactly. Integers so narrow, some 10 bytes a
-kernel, are not compressed: zlib would take several times as long as all the rest, beside the user's program.
-Text is. The zip file holds a checksum (CRC-32) of every member. This module imports the standard library and
-NumPy only, because recorded processes use it: anything larger would be imported, with its threads, into the
+Arithmetic is modulo 2^64, so every 64-bit integer is restored exactly. The narrow integers, about 10 bytes per
+kernel, are not compressed: zlib would take several times as long as everything else, while the user's program runs.
+Text is compressed. The zip file holds a checksum (CRC-32) of every member. This module imports only the standard
+library and NumPy, because recorded processes use it: a larger library would be loaded, with its threads, into the
 user's program.
 """
 
@@ -40,26 +40,29 @@ if TYPE_CHECKING:
 __all__ = ["MOST_ROWS", "DamagedPart", "decode", "decoded_bytes", "encode", "rows_of"]
 
 MOST_ROWS = 1 << 19
-"""Rows of one part at most. It bounds what a small file can claim to hold."""
+"""Most rows of one part. It bounds the number of rows that a small file can claim to hold."""
 
 _INDEX = "columns.json"
 _ALL_BITS = (1 << 64) - 1
 _FORMAT = "thence.columns"
 _MOST_INDEX_BYTES = 1 << 16
 _MOST_TEXT_BYTES = 1 << 28
-_FASTEST = 1  # of zlib's levels
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of a member says nothing, and equal parts are equal bytes
+_FASTEST = 1  # zlib's compression level
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal tables give equal bytes
 
 
 class DamagedPart(Exception):
-    """A part that is not what `encode` writes."""
+    """The content is not a part as `encode` writes it."""
 
 
 def encode(columns: Mapping[str, Column]) -> bytes:
-    """A table as the content of a part.
+    """Encodes a table as the content of a part.
 
     Args:
         columns: name to integers (bool and any integer type) or text, all of one length, at most `MOST_ROWS`.
+
+    Raises:
+        ValueError: there are more rows.
     """
     stored: dict[str, str] = {}
     first: dict[str, int] = {}
@@ -90,7 +93,7 @@ def encode(columns: Mapping[str, Column]) -> bytes:
 
 
 def _packed(values: Integers, start: Column | None) -> tuple[str, Integers | None]:
-    """How integers are stored, and the array that is."""
+    """How integers are stored, and the array to store; None for no array."""
     if len(values) and bool((values == values[0]).all()):
         return "same", None
     whole = values.astype(np.int64, copy=False)  # uint64 keeps its bits
@@ -133,7 +136,7 @@ def rows_of(content: bytes) -> int:
     """The number of rows of a part, without reading its columns.
 
     Raises:
-        DamagedPart: it is none.
+        DamagedPart: the content is not a part.
     """
     with _opened(content) as archive:
         return _index(archive).rows
@@ -143,7 +146,7 @@ def decoded_bytes(content: bytes) -> int:
     """About how many bytes the columns of a part take in memory, without reading them.
 
     Raises:
-        DamagedPart: it is none.
+        DamagedPart: the content is not a part.
     """
     with _opened(content) as archive:
         index = _index(archive)
@@ -157,12 +160,12 @@ def decode(content: bytes) -> dict[str, Integers | list[str | None]]:
     """The columns of a part: int64 arrays, and lists of text.
 
     Raises:
-        DamagedPart: it is none, is damaged, or claims to hold more than a part can.
+        DamagedPart: the content is not a part, is damaged, or claims to hold more than a part can.
     """
     with _opened(content) as archive:
         index = _index(archive)
         columns: dict[str, Integers | list[str | None]] = {}
-        # start comes first: end may be stored relative to it.
+        # Decode start first, because end may be stored relative to it.
         for name in sorted(index.columns, key=lambda name: name != "start"):
             if index.columns[name] == "text":
                 columns[name] = _text(archive, name, index.rows)
@@ -172,7 +175,7 @@ def decode(content: bytes) -> dict[str, Integers | list[str | None]]:
 
 
 class _Index(NamedTuple):
-    """``columns.json``."""
+    """The content of ``columns.json``."""
 
     rows: int
     columns: dict[str, str]
@@ -180,7 +183,7 @@ class _Index(NamedTuple):
 
 
 _ODD_ZIP = (IndexError, struct.error, OverflowError)
-"""What zipfile raises besides its own error: of a member without a name, and of fields cut short."""
+"""Errors that zipfile raises in addition to its own, for a member without a name and for truncated fields."""
 
 
 def _opened(content: bytes) -> zipfile.ZipFile:

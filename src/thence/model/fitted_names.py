@@ -1,8 +1,8 @@
-"""Names that fit a width: what distinguishes them least is left out, and no two become the same.
+"""Shortens names to a width by leaving out the parts that distinguish them least; different names stay different.
 
 Long names of one table share most of their parts: ``sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize...`` and
-``..._tn_n_tilesize...`` differ in two letters in the middle. Each name loses one run of characters, or both ends,
-where its words occur in most of the other names.
+``..._tn_n_tilesize...`` differ in two letters in the middle. From each long name one run of characters, or both
+ends, are left out: the part whose words occur in most of the other names.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["fitted"]
 
 _WORDS = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
 _LONGEST = 4096
-"""Characters of a name that are looked at."""
+"""Characters of a name that are examined."""
 _LEAST_WIDTH = 8
 _SHARED = 0.01
-"""Weight of a word that every name has: of two runs that say nothing, the one with fewer words goes."""
+"""Weight of a word that every name has. So of two runs of such words, the one with fewer words is left out."""
 _MUCH_LESS = 0.5
 _START = 0.6
-"""Part of the room that the start of a name gets where nothing speaks for another place."""
+"""Share of the width that the start of a name gets if several runs have the same weight."""
 
 
 def fitted(names: Sequence[str], width: int) -> list[str]:
@@ -40,9 +40,9 @@ def fitted(names: Sequence[str], width: int) -> list[str]:
     width = max(width, _LEAST_WIDTH)
     distinct = list(dict.fromkeys(names))
     short = _shortened(distinct, width)
-    for _ in range(
-        2
-    ):  # the second time, what a group of equal ones has in common counts for nothing
+    # In the second round the words are weighed within each group of equal results, so that the words which all
+    # names of the group have in common hardly count.
+    for _ in range(2):
         groups = _equal(short)
         if not groups:
             break
@@ -61,15 +61,15 @@ def _shortened(names: Sequence[str], width: int) -> dict[str, str]:
 
 
 def _cut(words: Sequence[str], uses: Mapping[str, int], names: int, width: int) -> str:
-    """The words as text without the run that says least, or without both ends where these say much less."""
+    """The text of the words without the run of least weight, or without both ends if these weigh much less."""
     text = "".join(words)
-    length = len(text) - width + 1  # of what is left out, to make room for the ellipsis
+    length = len(text) - width + 1  # characters to leave out, one of them for the ellipsis
     if length <= 1:
         return text
     weight = np.array([_SHARED + math.log(names / uses[word]) for word in words])
     before = np.concatenate([[0.0], np.cumsum(weight)]).round(6)
     word_at = np.repeat(np.arange(len(words)), [len(word) for word in words])
-    reached = before[word_at + 1]  # weight of the words up to that of each character
+    reached = before[word_at + 1]  # weight of all words up to that of each character
     passed = before[word_at]
     cuts = reached[length - 1 :] - passed[: len(text) - length + 1]
     far = np.abs(np.arange(len(cuts)) - _START * width)
@@ -102,7 +102,7 @@ def _numbered(short: Mapping[str, str], width: int) -> dict[str, str]:
 
 
 def _free(text: str, number: int, taken: Iterable[str], width: int) -> str:
-    """The text with a number that makes it different from all that are taken."""
+    """The text with a number at its end that makes it different from all texts in ``taken``."""
     while True:
         ending = f"#{number}"
         candidate = text[: width - len(ending)] + ending

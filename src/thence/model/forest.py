@@ -1,8 +1,8 @@
 """Forests as parent arrays: subtree sums, depths and prefix trees, for any depth.
 
 A forest is an int64 array: the parent row of every row, `NO_ROW` for roots. Cycles are not allowed.
-Nothing here loops over rows: pointer doubling handles n rows of depth d in O(n log d). Only prefix trees of forests
-that are not deep are made level by level.
+Nothing here loops over rows: pointer doubling handles n rows of depth d in O(n log d). Only the prefix trees of
+shallow forests are made level by level.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ UInt64: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _ROUND = 1000
-"""What one round of array operations costs beside its rows, in rows."""
+"""Fixed cost of one round of array operations, expressed in rows."""
 _MOST_LEVELS = 1000
-"""Levels of a forest whose prefix tree is made level by level: each costs some 50 us beside its rows."""
+"""Most levels of a forest whose prefix tree is made level by level: each level has a fixed cost of about 50 us."""
 _SMALL_TABLE = 1 << 16
-"""Entries that a table of all possible values may have, however few of them there are."""
+"""Entries that a lookup table over the range of the values may always have, even if there are few values."""
 
 
 def depths(parent: Int64) -> Int64:
     """The depth of each row: 1 for roots."""
-    top = len(parent)  # the parent of roots, whose depth is 0
+    top = len(parent)  # a virtual parent of all roots, at depth 0
     jump = np.append(np.where(parent < 0, top, parent), top).astype(np.int32)
     result = np.ones(top + 1, np.int32)
     result[top] = 0
@@ -66,11 +66,11 @@ def ancestors(parent: Int64, rows: Int64) -> Mask:
 
     Args:
         parent: of every row, shape (n,).
-        rows: where to start, shape (m,), in any order; `NO_ROW` stands for none.
+        rows: where to start, shape (m,), in any order; `NO_ROW` entries are ignored.
     """
     marked = np.zeros(len(parent), np.bool_)
     marked[rows[rows >= 0]] = True
-    # Level by level each row is touched once; what is very deep is left to steps of doubling length.
+    # Going up level by level touches each row once. What is left of a very deep forest uses pointer doubling.
     owner = np.empty(len(parent), np.int64)
     frontier, spent = np.flatnonzero(marked), 0
     while len(frontier) and spent <= len(parent):
@@ -103,7 +103,7 @@ def numbered(values: Int64) -> tuple[Int64, Int64]:
         return of_sorted[number], first[order]
     at = values - least
     table = np.full(size, NO_ROW)
-    table[at[::-1]] = np.arange(len(at) - 1, -1, -1)  # of several rows the first one stays
+    table[at[::-1]] = np.arange(len(at) - 1, -1, -1)  # reversed: the first of equal values remains
     first = np.sort(table[table != NO_ROW])
     table[at[first]] = np.arange(len(first))
     return table[at], first
@@ -114,7 +114,7 @@ def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
 
     Args:
         parent: of every row, shape (n,).
-        code: what is to be told apart, shape (n,).
+        code: of every row, shape (n,).
 
     Returns:
         The node of every row, shape (n,), and the first row of every node, shape (m,). Nodes are in
@@ -127,7 +127,7 @@ def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
 
 
 def _trie_by_levels(parent: Int64, code: Int64, depth: Int64) -> tuple[Int64, Int64]:
-    """As `trie`: the nodes of a level are the different pairs of a node of the level above and a code.
+    """As `trie`: the nodes of a level are the distinct pairs of a node of the level above and a code.
 
     Args:
         parent: of every row, shape (n,).
@@ -137,7 +137,7 @@ def _trie_by_levels(parent: Int64, code: Int64, depth: Int64) -> tuple[Int64, In
     order = np.argsort(depth.astype(np.uint16), kind="stable")
     around, code = parent[order], code[order]
     codes = int(code.max(initial=0)) + 1
-    node = np.full(len(parent) + 1, NO_ROW)  # the last one is that of what is around roots
+    node = np.full(len(parent) + 1, NO_ROW)  # the last entry is the parent node of roots
     firsts = [np.empty(0, np.int64)]
     above, count = NO_ROW, 0  # the first node of the level above, and how many nodes there are
     for low, high in pairwise(np.cumsum(np.bincount(depth, minlength=1)).tolist()):
@@ -184,7 +184,7 @@ def _jumps(parent: Int64) -> Iterator[tuple[Int64, Int64]]:
 
 
 def _numbered(hashes: UInt64) -> tuple[Int64, Int64]:
-    """A number for each hash, in their order, and the first row of each number.
+    """A number for each hash, ascending with the hashes, and the first row of each number.
 
     `np.unique` would do the same with a stable sort, which takes several times as long for hashes.
     """

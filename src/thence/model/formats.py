@@ -5,13 +5,14 @@ because recorded processes import it.
 
 **Recording** (`RECORDING`): a folder for each process with `DESCRIPTION` and, for each of `TABLES`, parts
 (`part_name`) numbered from 1, each a complete file of `thence.model.column_file`. `DESCRIPTION` states how many
-parts and rows of each table had been written when it was. Beside them lie the labels of captured graphs
-(`LABELS_FILE`) and a folder of HLO modules (`HLO_FOLDER`) with an index (`COMPILED_INDEX`).
+parts and rows of each table had been written at the time when it was written itself. The folder also holds the
+labels of captured graphs (`LABELS_FILE`), and a folder of HLO modules (`HLO_FOLDER`) with an index
+(`COMPILED_INDEX`).
 
 **Labels of captured graphs** (`GRAPH_LABELS`): one JSON object; nodes and edges are stored as columns:
 
     format, version   `GRAPH_LABELS`, `GRAPH_LABELS_VERSION`
-    process           who captured: pid, rank, boot, started_ns, saved_ns
+    process           the process that captured: pid, rank, boot, started_ns, saved_ns
     labels            path (names of the marks), phase (forward, backward), lane, metadata
     places            of nodes: module (path of the nn.Module), stack (``file:line function``, outermost first; line 0:
                       only the function is certain), phase, op, parts (of a fused kernel: module, line, op, phase
@@ -20,7 +21,7 @@ parts and rows of each table had been written when it was. Beside them lie the l
     graphs            id, executables, device, nodes (columns), edges
     notes             what could not be labelled and why
 
-Collectives carry their facts in the metadata under the names that Kineto gives them in eager traces
+Collectives are described in the metadata, under the keys that Kineto uses in eager traces
 (`thence.model.collectives.KINETO_KEYS`).
 """
 
@@ -61,17 +62,18 @@ __all__ = [
 
 RECORDING = "thence.recording"
 RECORDING_VERSION = 4
-"""1: what describes a collective was JSON, the metadata of its mark. 2: parts were Arrow IPC files without
-a count (`OLD_PART_ENDING`). 3: no boundaries; every launch was a row of calls."""
+"""How earlier versions differ. 1: the description of a collective was JSON, the metadata of its mark. 2: parts were
+Arrow IPC files (`OLD_PART_ENDING`), and their number was not stated. 3: there were no boundaries, and every launch was
+a row of calls."""
 DESCRIPTION = "recording.json"
-"""File of a recording that says which process it is of."""
+"""File of a recording that describes the recorded process."""
 PART_ENDING, OLD_PART_ENDING = ".npz", ".arrow"
 PART = re.compile(r"([a-z]+)-(\d{6,})\.(?:npz|arrow)")
-"""Names of parts: table and number."""
+"""File names of parts: table and number."""
 
 
 def part_name(table: str, number: int | None = None) -> str:
-    """The name of a part; with no number a glob that all parts of the table match."""
+    """The file name of a part; without a number, a glob that matches all parts of the table."""
     return f"{table}-{'*' if number is None else f'{number:06}'}{PART_ENDING}"
 
 
@@ -106,11 +108,11 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 """Columns of each table of a recording, and names of the Polars types that they are read as; narrower
-integers may be written. Times are Unix time in ns. name, function, domain, lane, metadata, detail, and the texts
-that describe a collective, are numbers of names, 0 for none. serial says which mark is meant. queued is when the
-host queued a kernel, 0 where CUPTI does not say. counter is what CUPTI had numbered (`thence.boundaries.log`), in
-marks that of the boundary at the same moment, 0 where there is none; places are those of
-`thence.boundaries.places`."""
+integers may be written. Times are Unix time in ns. name, function, domain, lane, metadata, detail, and the text
+columns of collectives hold numbers of rows in names, 0 for none. serial identifies a mark. queued is the time when the
+host queued a kernel, 0 if CUPTI does not report it. counter is the value of the counter by which CUPTI numbers
+launches (`thence.boundaries.log`); in marks it is that of the boundary at the same time, 0 without one. places are
+described in `thence.boundaries.places`."""
 LACKING: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "collectives": frozenset((*TEXTS, *NUMBERS)) - {"sequence"},
@@ -118,23 +120,23 @@ LACKING: Mapping[str, frozenset[str]] = MappingProxyType(
         "marks": frozenset({"counter"}),
     }
 )
-"""Columns that recordings of version 1, or of versions before 4, do not have, by table."""
+"""By table, the columns that recordings of version 1, or of versions before 4, do not have."""
 ACTIVITIES = ("kernels", "copies", "sets")
-"""Tables of what ran on a device."""
+"""Tables of device activities."""
 
 OPENED, CLOSED, BACKWARD_OPENED, STEP = 0, 1, 2, 3
-"""``what`` in the table marks."""
+"""Values of the column ``what`` of the table marks."""
 
 LABELS_FILE = "labels.json"
-"""Labels of captured CUDA graphs, beside the parts."""
+"""File of a recording that holds the labels of its captured CUDA graphs."""
 GRAPH_LABELS = "thence.graph-labels"
 GRAPH_LABELS_VERSION = 2
-"""1: nodes had no place."""
+"""In version 1, nodes had no place."""
 
 HLO_FOLDER = "hlo"
 """Folder of a recording that holds the HLO modules of its XLA programs."""
 HLO_ENDING = ".hlo.pb"
 COMPILED_INDEX = "compiled.json"
-"""File there: which modules there are, and when and where each was compiled."""
+"""Index file in that folder: its modules, and when and where each was compiled."""
 COMPILED = "thence.compiled"
-"""Format of that file."""
+"""Name of the format of that file."""

@@ -47,10 +47,10 @@ NODES: Mapping[str, Any] = MappingProxyType(
 up as nodes are created. type: kernel, memcpy, memset, host, graph, empty, event_wait, event_record,
 conditional ... label, kernel: index in `GraphLabels.labels` and ``kernels``. grid, block: blocks and
 threads in x, y, z. shared_memory: dynamic bytes per block. parent: number of the child-graph node that
-holds it. A null means none, or not known."""
+contains the node. A null means none or unknown."""
 
 MODULE_KEYS = ("module", "module_fqn")
-"""Members of metadata under which frameworks annotate the nn.Module."""
+"""Keys of metadata under which frameworks annotate the nn.Module."""
 
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
@@ -74,14 +74,14 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class CapturedPlace:
-    """Where in the program a node was made, as far as the capture says.
+    """Where in the program a node was created, as far as the capture shows it.
 
     Attributes:
         module: path of the nn.Module.
         stack: lines, ``file:line function``, outermost first; line 0 where only the function is certain.
         phase: forward, backward, recompute ...
-        op: the operator; in compiled code the one that the kernel does most for.
-        parts: of a kernel that was fused from several: module, line, op, phase and estimated share of each.
+        op: the operator; in compiled code the operator to which most of the kernel belongs.
+        parts: of a kernel that was fused from several operators: module, line, op, phase and estimated share of each.
     """
 
     module: str | None = None
@@ -97,11 +97,11 @@ class Label:
 
     Attributes:
         path: names of the marks, outermost first.
-        phase: backward, or forward for all other work; None where that is not known.
+        phase: backward, or forward for all other work; None if unknown.
         lane: name of the extra lane that shows it, if any.
-        metadata: further facts.
-        collective: what was moved, where that was a collective.
-        place: where in the program it was created, whatever the marks say.
+        metadata: of the marks.
+        collective: description of the collective, if the node is part of one.
+        place: where in the program the node was created, independently of the marks.
     """
 
     path: tuple[str, ...]
@@ -120,7 +120,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel's name as the driver gives it, and as a profiler shows it, if that is known."""
+    """A kernel's name as the driver gives it, and the demangled name that a profiler shows, if known."""
 
     name: str
     demangled: str | None = None
@@ -131,12 +131,12 @@ class CapturedGraph:
     """One captured graph.
 
     Attributes:
-        id: that CUPTI gave the captured graph.
+        id: id that CUPTI gave the captured graph.
         executables: ids of the executable graphs instantiated from it.
-        device: index of the device that it was captured on; None where that is not known.
-        nodes: a frame of `NODES`, in order of creation.
-        edges: int64 array of shape (n, 2): numbers of a node and of one that waits for it; None where
-            the file does not hold them.
+        device: index of the device that it was captured on; None if unknown.
+        nodes: a frame with the columns `NODES`, in order of creation.
+        edges: int64 array of shape (n, 2): numbers of a node, and of a node that depends on it; None if the
+            file does not hold edges.
     """
 
     id: int
@@ -152,7 +152,7 @@ class GraphLabels:
 
     Attributes:
         source: the file, as the user named it.
-        process: that captured the graphs.
+        process: the process that captured the graphs.
         labels: every distinct label.
         kernels: every distinct kernel.
         graphs: in order of capture.

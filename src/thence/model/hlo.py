@@ -22,7 +22,7 @@ INSTRUCTIONS = {
     "result_bytes": pl.Int64(),  # tuples summed
     "operand_bytes": pl.Int64(),  # sum over operands, tuples summed
     "flops": pl.Int64(),  # with those of computations called by a fusion, call or async-start
-    "own_flops": pl.Int64(),  # without
+    "own_flops": pl.Int64(),  # without those
     "group_size": pl.Int64(),  # devices of one replica group; null: no collective, or unknown
     "group_count": pl.Int64(),  # replica groups, pairs of a collective-permute; null: as above
     "channel": pl.Int64(),  # null: none
@@ -68,15 +68,15 @@ FRAMES = {
     "stack": pl.Int32(),
 }
 """Schema of the frames of a module. frame counts from 1; parent 0 is none (outermost frames); line
-and column count from 1, 0 is unknown; frames whose whole stacks read the same share ``stack``, the
-number of the first of them."""
+and column count from 1, 0 is unknown; frames whose whole stacks are equal share ``stack``, the number of
+the first of these frames."""
 
 _MAX_DEPTH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One entry of a stack; line and column are 0 and names empty where the module does not say."""
+    """One entry of a stack; line and column are 0, and names empty, if the module does not state them."""
 
     file: str
     line: int

@@ -37,25 +37,25 @@ Mask = npt.NDArray[np.bool_]
 Weight = TypeVar("Weight", np.int64, np.float64)
 
 NO_ROW = -1
-"""What a row reference holds where there is no row."""
+"""Value of a row reference that refers to no row."""
 
 NEVER = int(np.iinfo(np.int64).min)
-"""A time before all others: of what has not happened yet."""
+"""A time before all others, for events that have not happened yet."""
 
-_FEW_GROUPS = 500  # rows of a group from which on each is worth calls of its own
-_AT_ONCE = 1 << 18  # rows whose temporaries stay in the processor's cache
-_MOST_CLIMBED = 4  # steps up one by one, in multiples of all rows, before steps double in length
-_ROUND = 1000  # what one round of array operations costs beside its rows, in rows
+_FEW_GROUPS = 500  # mean number of rows of a group from which on a NumPy call per group is faster
+_AT_ONCE = 1 << 18  # rows whose temporaries fit in the processor's cache
+_MOST_CLIMBED = 4  # most single steps up, in multiples of all rows, before pointer doubling
+_ROUND = 1000  # fixed cost of one round of array operations, expressed in rows
 
 
 def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
     """For each interval the latest end of all earlier intervals of its group (a running maximum).
 
-    An interval adds to what those before it cover from there on, and leaves a gap if it starts later.
+    From this time on, an interval adds to the union of the earlier ones; if it starts later, there is a gap.
 
     Args:
         end: first nanosecond after, shape (n,). Within a group, rows must be in order of their start.
-        group: of each interval, shape (n,), equal numbers side by side; None: all are of one.
+        group: of each interval, shape (n,), equal numbers in adjacent rows; None: all are of one group.
 
     Returns:
         int64 array of shape (n,), `NEVER` for the first of each group.
@@ -70,7 +70,7 @@ def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
         for low, high in itertools.pairwise([0, *changes.tolist(), len(end)]):
             np.maximum.accumulate(end[low : high - 1], out=result[low + 1 : high])
         return result
-    # Many groups are moved apart, so that one running maximum serves all of them.
+    # Many groups: shift each group past the previous one, so that one running maximum serves all groups.
     number = np.zeros(len(end), np.int64)
     number[changes] = 1
     np.cumsum(number, out=number)
@@ -79,7 +79,7 @@ def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
     if (int(number[-1]) + 1) * span < 1 << 62:
         number *= span
         reached = np.maximum.accumulate(end - low + number) - number + low
-    else:  # times that far apart: by their ranks
+    else:  # the shifted times would overflow: use the positions of the ends in sorted order instead
         order = np.argsort(end, kind="stable")
         rank = np.empty(len(end), np.int64)
         rank[order] = np.arange(len(end))
@@ -180,7 +180,8 @@ def levels(
 ) -> tuple[Int64, Int64, npt.NDArray[Weight]]:
     """The sum of the weights of all open intervals as a step function of time.
 
-    With weight 1 that is how many last at once; with a power of two for each of several unions, which.
+    With weight 1, the sum is the number of open intervals. With a different power of two as the weight of each of
+    several unions, it is a bit mask of the open unions.
 
     Args:
         start: first nanosecond, shape (n,), in any order.
@@ -205,10 +206,10 @@ def covered_lengths(start: Int64, end: Int64, other_start: Int64, other_end: Int
     """The overlap of each interval with the union of the other intervals, in nanoseconds.
 
     Args:
-        start: of the intervals asked about, shape (n,), in any order.
-        end: of the same, not before their start.
-        other_start: of the intervals that cover, shape (m,), in any order; they may overlap.
-        other_end: of the same.
+        start: of the queried intervals, shape (n,), in any order.
+        end: of the queried intervals, not before their start.
+        other_start: of the covering intervals, shape (m,), in any order; they may overlap.
+        other_end: of the covering intervals.
 
     Returns:
         int64 array of shape (n,), between 0 and ``end - start``.
@@ -236,7 +237,7 @@ def last_begun(start: Int64, times: Int64) -> Int64:
     """For each time the row of the interval with the latest start at or before it.
 
     Args:
-        start: first nanosecond, shape (n,), in any order; of equal ones the later row counts.
+        start: first nanosecond, shape (n,), in any order; of equal starts the later row counts.
         times: shape (m,).
 
     Returns:
@@ -251,11 +252,11 @@ def last_begun(start: Int64, times: Int64) -> Int64:
 def longest_begun(start: Int64, end: Int64, times: Int64) -> Int64:
     """For each time the row of the interval with the latest end among those that start at or before it.
 
-    A time, or an interval that starts there, lies in one of the intervals only if it lies in this one.
+    If a time, or an interval that starts at it, lies in any of the intervals, it also lies in the returned one.
 
     Args:
         start: first nanosecond, shape (n,), in any order.
-        end: first nanosecond after, shape (n,); of equal ones the one that starts first counts.
+        end: first nanosecond after, shape (n,); of equal ends the interval that starts first counts.
         times: shape (m,).
 
     Returns:
@@ -263,7 +264,7 @@ def longest_begun(start: Int64, end: Int64, times: Int64) -> Int64:
     """
     order = np.argsort(start, kind="stable")
     ends = end[order]
-    raised = np.ones(len(end), np.bool_)  # the rows that end later than all before them
+    raised = np.ones(len(end), np.bool_)  # the rows that end later than all earlier rows
     raised[1:] = ends[1:] > np.maximum.accumulate(ends)[:-1]
     longest = np.maximum.accumulate(np.where(raised, np.arange(len(end)), 0))
     begun = np.searchsorted(start[order], times, side="right")
@@ -276,14 +277,14 @@ def innermost(
 ) -> Int64:
     """For each queried interval the innermost interval of one track that encloses it.
 
-    Contrary to the rest of this module, ends count as inside: one that ends with another is in it.
+    Unlike in the rest of this module, ends are inclusive: an interval that ends together with another is in it.
 
     Args:
-        rows: rows of the track, shape (k,), in order of their start and, of equal ones, of nesting.
+        rows: rows of the track, shape (k,), in order of their start and, for equal starts, of nesting.
         start: of all intervals, shape (n,).
-        end: of the same.
+        end: of all intervals, shape (n,).
         parent: row of the innermost interval around each, `NO_ROW` for the outermost; see `enclosing`.
-        moments: starts and ends of the intervals asked about, shape (m,).
+        moments: starts and ends of the queried intervals, shape (m,).
 
     Returns:
         int64 array of shape (m,): row numbers, `NO_ROW` where none is around.
@@ -313,9 +314,9 @@ def shared_length(first: tuple[Int64, Int64], second: tuple[Int64, Int64]) -> in
 def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64:
     """The row of the innermost interval that contains each interval, on the same track.
 
-    Interval j contains i when it starts no later and ends no earlier; of equal ones the earlier row
-    contains the later. An interval of no length counts as one nanosecond long, so that it lies in
-    what begins with it and not in what ends there.
+    Interval j contains i when it starts no later and ends no earlier; of equal intervals the earlier row
+    contains the later. An empty interval counts as one nanosecond long, so that it lies in an interval that
+    starts at the same time, and not in one that ends at that time.
 
     Args:
         track: thread number of each interval, shape (n,).
@@ -363,7 +364,7 @@ def _above(track: npt.NDArray[np.generic], end: Int64) -> Int64:
     above[1:][track[1:] != track[:-1]] = NO_ROW
 
     def within(low: int) -> Int64:
-        """Finds those that lie in the same part; the rows of the part that need an earlier one."""
+        """Finds the results that lie in the same part; returns the rows whose result lies in an earlier part."""
         part = above[low : low + _AT_ONCE]
         _jump(above, end, low + np.flatnonzero(part >= low), low)
         return low + np.flatnonzero((part >= 0) & (part < low))

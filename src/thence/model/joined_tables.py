@@ -1,4 +1,4 @@
-"""Tables of several inputs as one: row references, ranks and clocks are adjusted."""
+"""Concatenates the tables of several inputs, and adjusts row references, ranks and clocks."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _ROW_REFERENCES = {
 
 
 def concat(parts: Sequence[Tables]) -> Tables:
-    """Concatenates the tables of several inputs; adjusts row references and clocks.
+    """Concatenates the tables of several inputs; adjusts row references, ranks and clocks.
 
-    Ranks that two inputs share are told apart by giving the later input the next free numbers, with
-    a warning. Clocks that began at different moments are expressed on the first one's.
+    If two inputs hold the same rank, the later input gets the next free rank number, with a warning. All times
+    are converted to the clock of the first input with activities or host ranges. Times of an input that does not
+    state its epoch stay as they are, with a loss.
     """
     if len(parts) == 1:
         return parts[0]
@@ -82,14 +83,14 @@ def concat(parts: Sequence[Tables]) -> Tables:
 
 
 def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:
-    """By table that others refer to: the row of the whole at which each part begins."""
+    """For each table that others refer to, the row of the concatenated table at which each part begins."""
     names = ("gpu", "host", "programs", "events", "hlo")
     heights = {name: [len(getattr(part, name)) for part in parts] for name in names}
     return {name: [0, *itertools.accumulate(counts)][:-1] for name, counts in heights.items()}
 
 
 def moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.DataFrame:
-    """A table with ``shift_ns`` added to its times, and to each column with row numbers its offset."""
+    """A table with ``shift_ns`` added to its times, and an offset added to each column of row numbers."""
     changes = [pl.col(column) + offset for column, offset in offsets.items() if offset]
     if shift_ns:
         changes += [

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["clip", "demangle", "function_name", "short_names"]
 
-_PARSED = 32_768  # characters of a name that are looked at; the rest only counts in its hash
+_PARSED = 32_768  # characters of a name that are parsed; the rest only enters its hash
 _MOST_SHORTENED = 20_000  # names of one trace: each takes 0.1 ms, and a file may hold a million
 _FOLDED = 60  # operations that make a short name longer than this are left out
-_LONGEST = 96  # a detailed short name that is longer than this gives way to one with a hash
-_DEEPEST = 4  # template levels that are looked into
+_LONGEST = 96  # a detailed short name that is longer than this is replaced by one with a hash
+_DEEPEST = 4  # template levels that are examined
 _REWRITES = (
     (re.compile(r"\(anonymous namespace\)::|<unnamed>::| \[clone [^\]]{0,40}\]$"), ""),
     (re.compile(r"operator ?\(\)"), "operator"),
@@ -50,7 +50,7 @@ _ELEMENT_TYPE = re.compile(
     r"|u?int[0-9]*(?:_t)?|size_t|__int64|[fbt]?float[0-9]+(?:_t)?|float_\w+|(?:__)?half2?|half_t"
     r"|Half|BFloat16|__(?:nv|hip)_\w+|Float[48]_\w+|[fb]f?[0-9]+_\w+|complex"
 )
-_SCAFFOLDING = re.compile(  # types that say how a kernel walks its data, not what it computes
+_SCAFFOLDING = re.compile(  # types for how a kernel accesses its data, not for what it computes
     r"[Aa]rray|\w*OffsetCalculator\w*|(?:Load|Store)With\w+|\w*TensorListMetadata|device_ptr|C|void"
     r"|integral_constant|\w*[Pp]olicy\w*|identity_decomposer_t|\w*Iterator\w*|\w+_iterator|[Tt]uple"
     r"|CUDAGeneratorImpl|cublas\w*(?:Batched|Pointer)\w*|\w*Params\w*|T[0-9]+"
@@ -58,9 +58,9 @@ _SCAFFOLDING = re.compile(  # types that say how a kernel walks its data, not wh
 )
 _TRAITS = re.compile(r"\w*[Tt]raits\w*|OpaqueType")  # no operation, but their numbers matter
 _WRAPPERS = re.compile(r"ReduceOp|func_wrapper_t|ParallelForAgent|enable_sm\w+")
-_GENERIC = ("functor", "impl", "kernel", "op")  # say nothing without their namespace
+_GENERIC = ("functor", "impl", "kernel", "op")  # mean nothing without their namespace
 _CALLS = ("lambda", "operator")
-_BOOLEANS = {"false": "0", "true": "1"}  # as those tools write them that print (bool)0
+_BOOLEANS = {"false": "0", "true": "1"}  # other tools print (bool)0
 
 
 @dataclass(slots=True)
@@ -79,12 +79,12 @@ def demangle(name: str) -> str:
     """The readable form of an Itanium-mangled name, by the C++ runtime of this machine.
 
     Args:
-        name: a symbol such as ``_Z3fooIfEvPT_i``; any other text is returned without that suffix.
+        name: a symbol such as ``_Z3fooIfEvPT_i``; any other text is returned as it is, without AMD's suffix.
 
     Returns:
-        ``void foo<float>(float*, int)``; where the runtime is missing or refuses (GCC 9 and later: more
-        than 1024 characters), or where back references may explode, the function alone, as `function_of`
-        reads it, else the name itself. AMD's suffix ``.kd`` is taken off.
+        ``void foo<float>(float*, int)``. If the runtime is missing or refuses the name (GCC 9 and later: more
+        than 1024 characters), or if its back references could expand exponentially, only the function, as
+        `function_of` reads it, or else the name itself. AMD's suffix ``.kd`` is removed.
     """
     name = without_suffix(name)
     if not name.startswith("_Z") or not name.isascii() or "\0" in name:
@@ -138,9 +138,9 @@ def function_name(name: str) -> str:
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Short names of kernels, different for different full names.
 
-    The short name follows from the full name alone, unless two of the given names would share it:
-    those get their element types, then their namespaces, then the numbers among their template
-    arguments, and in the end a hash of the full name. Names after the first 20,000 stay as they are.
+    The short name depends only on the full name, unless two of the given names would share it. Such names
+    also show their element types, then their namespaces, too, then instead all types and numbers among their
+    template arguments, and finally a hash of the full name. Names after the first 20,000 stay as they are.
 
     Args:
         names: full names as the trace has them, mangled or not, the most important first.
@@ -167,7 +167,7 @@ def clip(name: str, width: int) -> str:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Ever more distinctive short names of one kernel; the last ones are unique by their hash."""
+    """Short names of one kernel, from the shortest to the most distinctive; the last ones contain a hash."""
     readable = demangle(name)
     texts = _signatures(readable[:_PARSED]) or [readable]
     yield from texts
@@ -176,7 +176,7 @@ def _spellings(name: str) -> Iterator[str]:
 
 
 def _signatures(name: str) -> list[str]:
-    """A folded signature, then more detailed ones that fit; none if the name is no signature."""
+    """A folded signature, then more detailed ones that are short enough; none if the name is no signature."""
     path = _function(name)
     if not path:
         return []
@@ -197,7 +197,7 @@ def _join(head: str, tokens: list[str]) -> str:
 
 
 def _function(name: str) -> _Path:
-    """The function that a kernel name names; empty if the name is no C++ signature."""
+    """The path of the function in a kernel name; empty if the name is no C++ signature."""
     if not _SIGNATURE.search(name):
         return []
     for pattern, replacement in _REWRITES:
@@ -239,14 +239,14 @@ def _parse(text: str) -> _Path:
 
 
 def _opens_parameters(text: str, start: int) -> bool:
-    """Whether a bracket opens the parameters of C++, not a remark such as ``Memset (Device)``."""
+    """Whether a bracket opens C++ parameters, and not a remark such as in ``Memset (Device)``."""
     tail = text[text.rfind(")") + 1 :]
     ends = tail in ("", " const") or "(" in tail  # the name may be cut off
     return ends and text[start] == "(" and start > 0 and not text[start - 1].isspace()
 
 
 def _add_text(path: _Path, text: str) -> None:
-    """Append the text between two brackets; words before the last are a return type or a cast."""
+    """Appends the text between two brackets; words before the last one are a return type or a cast."""
     words = (text,) if text.isidentifier() else _words(text)
     last = path[-1]
     if len(words) == 1 and not last.name and last.arguments is last.parameters is None:
@@ -270,14 +270,14 @@ def _named(path: _Path) -> _Path:
 
 
 def _qualified(path: _Path) -> str:
-    """The last name of a path, with the one before it if it says nothing alone."""
+    """The last name of a path, with the name before it if the last one is generic."""
     return "::".join(part.name for part in path[-2 if path[-1].name in _GENERIC else -1 :])
 
 
 def _operations(path: _Path, depth: int) -> list[str]:
     """What a template argument computes: the function around a lambda, or the name of a functor.
 
-    A launch helper (``gpu_kernel_impl<F>(...)::{lambda}``) and a known wrapper give way to what
+    A launch helper (``gpu_kernel_impl<F>(...)::{lambda}``) and a known wrapper are replaced by what
     they wrap; an adaptor (``BUnaryFunctor<MulFunctor>``) keeps it in brackets.
     """
     named = _named(path)
@@ -307,7 +307,7 @@ def _leaves(path: _Path, depth: int = 0) -> list[str]:
     last = (_named(path) or path)[-1]
     if _LITERAL.fullmatch(last.name) or _ELEMENT_TYPE.fullmatch(last.name):
         return [_BOOLEANS.get(last.name, last.name)]
-    repeats = depth and last.name.endswith("traits")  # nested ones, those around them
+    repeats = depth and last.name.endswith("traits")  # nested traits repeat outer ones
     if repeats or depth == _DEEPEST or _SCAFFOLDING.fullmatch(last.name):
         return []
     inside = list(last.arguments or [])

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["CALLS", "COUNTED", "IDENTIFIED", "UNCERTAIN", "launch_correlations", "matched_rows"]
 
 COUNTED = ("launch, by its number", "GraphLaunch, by its number")
-"""Names of launches, of something else and of a CUDA graph, that were found by CUPTI's number of them: the call
-itself was not recorded (`thence.readers.recording.counted`)."""
+"""Names of launches that were identified by their CUPTI number alone, because the API call itself was not recorded
+(`thence.readers.recording.counted`): of a kernel, copy or set, and of a CUDA graph."""
 UNCERTAIN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "launched_together": ("launch, of which thread?", "GraphLaunch, of which thread?"),
@@ -29,13 +29,13 @@ UNCERTAIN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "number_reused": ("launch, of a number used twice", "GraphLaunch, of a number used twice"),
     }
 )
-"""Names of launches whose number does not tell their thread, by the code of the reason. They have a time, on a
-thread of their own, 0."""
+"""By the code of the reason, names of launches whose CUPTI number does not determine their thread (other launch, CUDA
+graph). They have a time, and are on the artificial thread 0."""
 
 CALLS = pl.col("category").is_in(API_CALLS)
 """Host rows that are API calls."""
 IDENTIFIED = pl.col("correlation") != 0
-"""Host rows with a correlation id: CUPTI and Nsight Systems write 0 where there is none."""
+"""Host rows with a correlation id: CUPTI and Nsight Systems write 0 if there is none."""
 
 _GRAPH = ["rank", "device", "graph"]
 
@@ -76,7 +76,7 @@ def matched_rows(
 
 
 def _numbered(ranks: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """A number for each pair, equal for equal pairs; sorting is fast, as ids ascend with time."""
+    """A number for each pair, equal for equal pairs; the sort is fast, because ids ascend with time."""
     order = np.lexsort((keys, ranks))
     first = np.zeros(len(order), np.bool_)
     first[1:] = (np.diff(keys[order]) != 0) | (np.diff(ranks[order]) != 0)

@@ -1,7 +1,7 @@
-"""What an input says it has lost, or a reader had to leave out or repair: facts, beside the warnings in words.
+"""Losses: records that an input reports as lost, or that a reader had to leave out or repair.
 
-A warning is for people; a `Loss` says the same to `thence.analysis.soundness`, which judges it. This module
-imports the standard library and `thence.credentials`, which does as well.
+A warning describes a loss to the user; a `Loss` describes it to `thence.analysis.soundness`, which judges it. This
+module imports only the standard library and `thence.credentials`, which imports only the standard library.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Loss:
 
     Attributes:
         code: of `LOSSES`.
-        input: the input that it is of, as the user named it, without credentials.
-        count: how many records; 1 where that is not known.
-        text: a sentence about it.
+        input: the input that has the loss, as the user named it, without credentials.
+        count: how many records; 1 if unknown.
+        text: a sentence about the loss.
     """
 
     code: str
@@ -53,7 +53,7 @@ class Loss:
     text: str
 
     def __post_init__(self) -> None:
-        """Leaves credentials out of what names the input."""
+        """Removes credentials from ``input`` and ``text``."""
         for name in ("input", "text"):
             object.__setattr__(self, name, without_credentials(getattr(self, name)))
 

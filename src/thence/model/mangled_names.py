@@ -1,8 +1,8 @@
-"""The function that an Itanium-mangled name is of, read without a demangler.
+"""Reads the function from an Itanium-mangled name without a demangler.
 
-``__cxa_demangle`` refuses names of more than 1,024 characters and may explode on names with many back references,
-and kernels of AMD's libraries have such names; and a machine may have no C++ runtime. What a table needs is at the
-beginning of the name, each part written with its length::
+``__cxa_demangle`` refuses names of more than 1,024 characters, and its result may grow exponentially with the number
+of back references; kernels of AMD's libraries have such names. Also, a machine may have no C++ runtime. The part of
+a name that a table needs is at its beginning, where each identifier follows its length::
 
     _ZN2ck16kernel_gemm_xdlINS_21GridwiseGemm_xdl_implINS_13tensor_layout4gemm8RowMajorE...
     -> ck::kernel_gemm_xdl<GridwiseGemm_xdl_impl>
@@ -23,7 +23,7 @@ _MOST_PARTS = 32
 
 
 def without_suffix(name: str) -> str:
-    """A kernel's name without the ending by which AMD's compiler names its descriptor."""
+    """A kernel's name without the suffix ``.kd``, which AMD's compiler gives to the kernel's descriptor."""
     return _SUFFIX.sub("", name)
 
 
@@ -34,7 +34,7 @@ def function_of(name: str) -> str | None:
         name: such as ``_ZN2ck6kernelINS_4GemmEEvv``.
 
     Returns:
-        ``ck::kernel<Gemm>``; None if it is not mangled like that.
+        ``ck::kernel<Gemm>``; None if the name is not mangled in this way.
     """
     if not name.startswith("_Z"):
         return None
@@ -49,7 +49,7 @@ def function_of(name: str) -> str | None:
 
 
 def _path(name: str, at: int) -> tuple[list[str], int]:
-    """Names with their lengths from a place on, as far as they go, and where they end."""
+    """The identifiers with a length from position ``at`` on, and the position after the last of them."""
     parts: list[str] = []
     if nested := _QUALIFIERS.match(name, at):
         at = nested.end()
@@ -57,12 +57,12 @@ def _path(name: str, at: int) -> tuple[list[str], int]:
         ("St", "std"),
         ("S_", None),
         ("S0_", None),
-    ):  # what stands for an enclosing name
+    ):  # abbreviations of an enclosing name
         if name.startswith(mark, at):
             at += len(mark)
             parts += [meaning] if meaning else []
             break
-    most = _MOST_PARTS if nested else len(parts) + 1  # what follows another name are the parameters
+    most = _MOST_PARTS if nested else len(parts) + 1  # parameters follow an unnested name
     while len(parts) < most and (length := _LENGTH.match(name, at)):
         begin, size = length.end(), int(length[1])
         part = name[begin : begin + size]

@@ -1,4 +1,4 @@
-"""Names of ranges and kernels: many rows, few different names."""
+"""Names of ranges and kernels: columns with many rows and few distinct names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNNAMED = "(unnamed)"
 
 
 def matching(names: pl.Series, pattern: str) -> pl.Series:
-    """In which names a regular expression finds something; every different name is tried once.
+    """Which names contain a match of a regular expression; every distinct name is searched once.
 
     Args:
         names: Categorical; a null matches nothing.

@@ -1,7 +1,8 @@
-"""Intervals of several groups on one timeline, so that one pass over it measures all of them.
+"""Places the intervals of several groups on one timeline, so that one pass over it measures all groups.
 
-A hundred thousand devices, each with a pass of its own, take minutes; and moved apart by their spans, times may
-not fit int64. Only what overlaps matters for unions and coverage, so the time in which nothing runs is left out.
+With one pass per device, a hundred thousand devices take minutes. If each group were shifted by the spans of the
+groups before it, times might not fit int64. Only overlaps matter for unions and coverage, so the time in which
+nothing runs is left out.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ __all__ = ["OneTimeline", "numbered"]
 
 @dataclass(frozen=True)
 class OneTimeline:
-    """Intervals with their lengths and overlaps, moved so that those of different groups never meet.
+    """Intervals with their lengths and overlaps, shifted so that intervals of different groups never touch.
 
     Attributes:
-        start, end: of each interval in the order given; those of no length are at 0.
+        start, end: of each interval in the order given; empty intervals are at 0.
         begin: where each stretch without a gap begins, ascending.
         group: of each stretch.
         groups: how many groups there are.
@@ -41,13 +42,13 @@ class OneTimeline:
 
     @classmethod
     def of(cls, group: Int64, start: Int64, end: Int64, groups: int) -> OneTimeline:
-        """Intervals of groups.
+        """Places the intervals of groups on one timeline.
 
         Args:
             group: of each interval, from 0 to ``groups`` - 1, shape (n,).
             start: first nanosecond, shape (n,), in any order.
             end: first nanosecond after. The lengths add up to less than 2^62.
-            groups: how many there are.
+            groups: how many groups there are.
         """
         rows = np.flatnonzero(end > start)
         rows = rows[np.lexsort((start[rows], group[rows]))]
@@ -55,7 +56,7 @@ class OneTimeline:
         first = begins > reached_before(ends, number)
         stretch = np.cumsum(first) - 1
         opening = np.flatnonzero(first)
-        # One nanosecond lies between two stretches: those that touch are one.
+        # Leave one nanosecond between two stretches: touching stretches would be one.
         lengths = (
             np.maximum.reduceat(ends, opening) - begins[opening] + 1
             if len(opening)
@@ -68,19 +69,23 @@ class OneTimeline:
         return cls(result[0], result[1], begin, number[opening], groups)
 
     def group_at(self, time: Int64) -> Int64:
-        """The group at each time, which lies in a stretch."""
+        """The group at each time; every time must lie in a stretch."""
         found: Int64 = self.group[np.searchsorted(self.begin, time, side="right") - 1]
         return found
 
     def sums(self, time: Int64, values: Int64) -> Int64:
-        """The sum of values for each group, given times in their stretches."""
+        """The sum of the values for each group; each value counts for the group at its time."""
         result = np.zeros(self.groups, np.int64)
         np.add.at(result, self.group_at(time), values)
         return result
 
 
 def numbered(frame: pl.DataFrame, *columns: str) -> tuple[Int64, pl.DataFrame]:
-    """For each row the number of its values in columns, and a row for each number, ascending; null comes first."""
+    """Numbers the distinct values of columns in ascending order, null first.
+
+    Returns:
+        The number of each row, and a frame with one row of values per number.
+    """
     distinct = frame.select(columns).unique().sort(*columns)
     number = frame.select(columns).join(
         distinct.with_row_index("number"),

@@ -1,19 +1,19 @@
 """Which source files are the user's own code: one rule for Python frames and for stacks in the HLO.
 
-A file is somebody else's if its path says so: ``site-packages``, ``dist-packages``, the folder of the
+A file is not the user's own if its path shows this: ``site-packages``, ``dist-packages``, the folder of the
 standard library, code without a file (``<frozen os>``), code that torch.compile or Triton generated.
 
 Profilers of PyTorch write paths relative to the entry of ``sys.path`` that holds them, so that
 ``transformers/models/llama/modeling_llama.py`` and the user's ``model/net.py`` look alike. A relative path is
-somebody else's if its first part is
+not the user's own if its first part is
 
 - a module of the standard library,
 - a package of `PACKAGES`, a fixed table of packages that programs on GPUs commonly install,
 - a package that the same trace shows below ``site-packages`` or ``dist-packages`` elsewhere.
 
-What is installed on the machine that analyses the trace plays no part: the answer must be the same
-everywhere. An installed package that none of this tells apart therefore counts as the user's own; ``--own
-'!PACKAGE'`` leaves it out, and ``--own PACKAGE`` counts one in.
+The packages installed on the analysing machine are not considered, because the result must be the same on every
+machine. An installed package that none of these rules recognises therefore counts as the user's own; ``--own
+'!PACKAGE'`` excludes it, and ``--own PACKAGE`` includes a package.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["PACKAGES", "OwnCode", "packages_shown"]
 _IN_SITE_PACKAGES = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+)")
 _ELSEWHERE = re.compile(
     r"(?:^|/)(?:site|dist)-packages/|(?:^|/)lib(?:64)?/python[\d.]+/|/python\d+\.zip/|"
-    # Written by torch.compile (Inductor), by Triton, by IPython's own machinery.
+    # Written by torch.compile (Inductor) and by Triton.
     r"(?:^|/)torchinductor_[^/]*/|/\.triton/|"
-    # No file. A cell of a notebook and what was typed at a prompt are the user's.
+    # Code without a file. Notebook cells and code typed at a prompt are the user's own.
     r"^<(?!ipython-input|stdin>|console>)"
 )
 _STANDARD_LIBRARY = frozenset(
@@ -56,8 +56,8 @@ _STANDARD_LIBRARY = frozenset(
     webbrowser wsgiref xdrlib xml xmlrpc zipapp zipfile zipimport zoneinfo
     """.split()  # noqa: SIM905 - as a list it would fill pages
 )
-"""Modules of the standard library of Python 3.8 to 3.14. Left out are those whose names scripts of
-users have, and that launch nothing: code, profile, statistics, test, trace and the like."""
+"""Modules of the standard library of Python 3.8 to 3.14. Modules that launch nothing and whose names are common for
+users' scripts are left out: code, profile, statistics, test, trace and the like."""
 PACKAGES = frozenset(
     """
     accelerate aiohttp aiter albumentations apex bitsandbytes botorch causal_conv1d chex click cloudpickle
@@ -76,8 +76,8 @@ PACKAGES = frozenset(
     triton_kernels trl tyro typing_extensions unsloth uvicorn uvloop verl vllm wandb xformers yaml zmq
     """.split()  # noqa: SIM905 - as a list it would fill pages
 )
-"""Top-level packages that count as installed where a path begins with them. Left out are those whose
-names folders and scripts of users often have: datasets, evaluate."""
+"""Top-level packages that count as installed if a relative path begins with them. Packages whose names are common for
+users' folders and scripts are left out: datasets, evaluate."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class OwnCode:
     """The rule for one trace.
 
     Attributes:
-        patterns: what else counts as the user's own code: names of packages, folders or files
-            (``transformers``), or glob patterns that the path matches (``*/site-packages/mylib/*``); after
-            a ``!`` what does not. The last that matches decides.
+        patterns: further files that count as the user's own code: names of packages, folders or files
+            (``transformers``), or glob patterns that the path matches (``*/site-packages/mylib/*``); a leading
+            ``!`` excludes instead. The last pattern that matches decides.
         installed: packages that the trace itself shows to be installed, see `packages_shown`.
     """
 
@@ -103,7 +103,7 @@ class OwnCode:
         """Whether a source file is the user's own code.
 
         Args:
-            file: its path, as the producer wrote it; an empty one is nobody's.
+            file: its path, as the producer wrote it; an empty path is not the user's own.
         """
         if not file:
             return False
@@ -120,7 +120,7 @@ class OwnCode:
 
 
 def packages_shown(files: Iterable[str]) -> tuple[str, ...]:
-    """Packages that lie in ``site-packages`` or ``dist-packages`` in some of these paths, by name."""
+    """Names, sorted, of the packages that any of these paths shows in ``site-packages`` or ``dist-packages``."""
     found = (_IN_SITE_PACKAGES.search(file.replace("\\", "/")) for file in files)
     return tuple(sorted({match[1].removesuffix(".py") for match in found if match}))
 

@@ -1,4 +1,4 @@
-"""The values of the kinds ``phase`` and ``serving``, and what the position of a ``source`` place is."""
+"""The values of the kinds ``phase`` and ``serving``, and of the position of a ``source`` place."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class Phase(StrEnum):
     """Which part of a training step an activity belongs to."""
 
     FORWARD = "forward"
-    """Inside what is differentiated."""
+    """The forward pass of code that is differentiated."""
     BACKWARD = "backward"
-    """Inside the reverse differentiation of it."""
+    """The backward pass: the reverse-mode differentiation of that code."""
     RECOMPUTE = "recompute"
     """The forward pass of a checkpoint, run again during the backward pass."""
     GRADIENT = "gradient"
-    """What is done with gradients between backward and optimizer: summed, scaled, clipped."""
+    """Work on gradients between backward and optimizer: summing, scaling, clipping."""
     OPTIMIZER = "optimizer"
     """The update of the parameters."""
     INPUT = "input"
     """Loading a batch, and copying it to the device."""
     OTHER = "other"
-    """None of these: inference, metrics."""
+    """None of the other phases: inference, metrics."""
     MIXED = "mixed"
     """Instructions of several phases in one kernel."""
 
@@ -40,12 +40,12 @@ class Serving(StrEnum):
 
 
 class Position(StrEnum):
-    """What the line number of a ``source`` place is."""
+    """What the line number of a ``source`` place refers to."""
 
     FUNCTION = "function"
-    """Of the function: its ``def``, or wherever the profiler saw it being entered."""
+    """The function: the line of its ``def``, or the line at which the profiler saw it being entered."""
     LINE = "line"
-    """Of the line that was being executed or traced."""
+    """The line that was being executed or traced."""
 
 
 POSITIONS = tuple(position.value for position in Position)

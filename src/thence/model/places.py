@@ -36,9 +36,9 @@ By = Literal[
     "kernel", "program", "hlo", "opcode", "op_name", "label", "module", "op", "ops", "source", "stack", "phase",
     "serving", "step-kind", "step", "iteration", "collective", "kind", "rank", "device", "stream",
 ]  # fmt: skip
-"""Names of `KINDS`, for those who check types: what ``by`` of a table of GPU time can be."""
+"""Names of `KINDS` as a type, for type checkers: values of ``by`` for tables of GPU time."""
 FlameBy = Literal["op_name", "label", "module", "ops", "source", "stack"]
-"""The same of flame graphs: `FLAMES`."""
+"""`FLAMES` as a type, for type checkers: values of ``by`` for flame graphs."""
 
 Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
 Verb = Literal[
@@ -51,23 +51,23 @@ class Kind:
     """One kind of place.
 
     Attributes:
-        name: column of ``Attributed.places``, and word of ``--by``.
-        meaning: what one place of it is, for --help.
-        origin: what tells the place of an activity. launch: the host ranges around its launch, and the
+        name: column of ``Attributed.places``, and value of ``--by``.
+        meaning: what one place of this kind is, for --help.
+        origin: what determines the place of an activity. launch: the host ranges around its launch, and the
             labels of CUDA graphs. hlo: its HLO instruction. both: the HLO instruction, else the launch.
-            gpu: a column of the activity itself. collectives: the description of what it moved.
-        heading: of a table by it; its name if empty.
-        column: of the gpu table, where the origin is gpu.
-        categories: of host ranges that its places are made of (see `HOST_CATEGORIES`).
+            gpu: a column of the activity itself. collectives: the description of the collective.
+        heading: of the column of a table by this kind; the name if empty.
+        column: of the gpu table, if the origin is gpu.
+        categories: of the host ranges that the places are made of (see `HOST_CATEGORIES`).
         nests: whether a place is a path of names from the outermost to the innermost.
         follows_forward: whether work of a backward op has the place of its forward op.
-        missing: code of the reason why an activity has none if the trace holds nothing of the kind.
-        outside: code of the reason if the trace does, but nothing of it is around the activity's launch.
-        verbs: where it is offered, beside ``--by``. stated: the coverage that a summary states (stated-xla:
-            of a trace with XLA programs). page: tables of the HTML report (page-xla likewise). flame: frames
-            of a flame graph. lanes: extra lanes of a timeline. graph-labels: what labels of CUDA graphs
-            and annotated traces hold. only: what --only searches, beside the name. diff: what two sides of
-            runs are compared by.
+        missing: code of the reason why an activity has no place if the trace records nothing of this kind.
+        outside: code of the reason if the trace does, but nothing of this kind is around the activity's launch.
+        verbs: where the kind is used, in addition to ``--by``. stated: the coverage that a summary states
+            (stated-xla: for a trace with XLA programs). page: tables of the HTML report (page-xla: likewise).
+            flame: frames of a flame graph. lanes: extra lanes of a timeline. graph-labels: contents of labels of
+            CUDA graphs and of annotated traces. only: texts that --only searches, in addition to the name. diff:
+            kinds of rows in a comparison of two sides of runs.
     """
 
     name: str
@@ -175,31 +175,31 @@ STEP_KIND = "step-kind"
 BY = tuple(kind.name for kind in KINDS)
 """The valid values of ``by`` for tables of GPU time."""
 LAUNCH = tuple(kind for kind in KINDS if kind.origin in ("launch", "both"))
-"""Kinds that the host ranges around a launch tell."""
+"""Kinds that the host ranges around a launch can determine."""
 HLO = tuple(kind for kind in KINDS if kind.origin in ("hlo", "both"))
-"""Kinds that an HLO instruction tells."""
+"""Kinds that an HLO instruction can determine."""
 PLACES = tuple(kind.name for kind in KINDS if kind.origin in ("launch", "both", "hlo"))
-"""Columns of ``Attributed.places``, each beside its ``<kind>_rule``."""
+"""Columns of ``Attributed.places`` that hold places; each has a column ``<kind>_rule``."""
 STATED = _offered("stated")
 """Kinds whose share of the GPU time a summary states."""
 STATED_XLA = _offered("stated-xla")
 """The same for a trace that holds XLA programs."""
 FLAMES = _offered("flame")
-"""What the frames of a flame graph can be."""
+"""Kinds that the frames of a flame graph can be."""
 TABLE_KINDS = ("op_name", "module", "label", "source", "op")
-"""What a table can be by where nobody asks, the most telling kind first."""
+"""Candidates for the kind of a table if none is given, the most informative first."""
 FLAME_KINDS = ("op_name", "module", "label", "source", "ops")
-"""The same of flame graphs."""
+"""Candidates for the kind of a flame graph if none is given, the most informative first."""
 GRAPH_LABELS = _offered("graph-labels")
-"""What a label of a CUDA graph, or an annotated trace, can hold."""
+"""Kinds that a label of a CUDA graph, or an annotated trace, can hold."""
 SEARCHED = _offered("only")
-"""Kinds that --only searches, beside the name of the kernel."""
+"""Kinds that --only searches, in addition to the name of the kernel."""
 COMPARED = _offered("diff")
-"""What two sides of runs are compared by."""
+"""Kinds of rows in a comparison of two sides of runs."""
 LANES = (*_offered("lanes"), "collective", "process-group", "lane")
-"""What extra lanes of a timeline can be by. lane: the lane that a mark named, else the process group."""
+"""Kinds that extra lanes of a timeline can show. lane: the lane that a mark named, else the process group."""
 
 
 def page_kinds(*, xla: bool) -> tuple[str, ...]:
-    """Kinds that the HTML report has a table of, for a trace with or without XLA programs."""
+    """Kinds for which the HTML report has a table, for a trace with or without XLA programs."""
     return _offered("page-xla" if xla else "page")

@@ -1,4 +1,4 @@
-"""Words of questions about idle time and changes, for the command line, which reads them before anything heavy."""
+"""Values of the options of idle time and what-if, in a module that the command line imports without larger ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ IDLE_BY = (
     *("label", "step", "call", "kernel"),
     *("wait", "rank", "device", "reason"),
 )
-"""What idle time of a cause can be by. place: the first of line, label, module, op and call that there is. line: the
-function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the wait.
-wait: the last call that waited, where it emptied the queue. reason: why a cause is unknown."""
+"""What the idle time of a cause can be grouped by. place: the first of line, label, module, op and call that exists.
+line: the function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the
+idle time. wait: the last call that waited, if it emptied the queue. reason: why a cause is unknown."""
 
 FREE_BY = (*PLACES, "kernel", "collective", "cause")
-"""What changes of a program take names of."""
+"""Kinds of names by which a change selects work, as in ``--free label:attention``."""

@@ -84,7 +84,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "in_trace": "label that the trace itself holds",
     }
 )
-"""Code and meaning of every way in which a place is found."""
+"""Code and meaning of every rule that finds a place."""
 
 _COMMAND_BUFFER = "inside a CUDA graph (command buffer): the profiler recorded no HLO op"
 
@@ -156,7 +156,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "command_buffer_branch": f"{_COMMAND_BUFFER}, and by the HLO schedule branches would have run in part,"
         " or two of one conditional",
         "no_collective": "no collective",
-        # Of the whole trace, not of an activity.
+        # Reasons of a whole trace, not of an activity.
         "no_gpu": "the trace holds no device activity",
         "no_collectives": "the trace describes no collectives, though there were some",
     }
@@ -164,10 +164,10 @@ REASONS: Mapping[str, str] = MappingProxyType(
 """Code and meaning of every reason why there is no place."""
 
 APART = ("warm_up", "incomplete", "autotuning")
-"""Codes of work that tables of an XLA trace keep in rows of its own, whether or not it has a place."""
+"""Codes of work that tables of an XLA trace show in rows of its own, whether or not it has a place."""
 
 CODES = (*RULES, *REASONS)
-"""What a ``<kind>_rule`` column can hold."""
+"""Values of the ``<kind>_rule`` columns."""
 
 _JOINS = "thence label joins labels"
 _FRAMES = "torch.profiler's with_stack=True records them, thence.mark names places"
@@ -252,7 +252,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "no_collectives": "it holds no HLO that names them; where XLA dumped it, --hlo brings it",
     },
 }
-"""By format of an input (``Meta.formats``) and code of the reason: what would record what is missing."""
+"""By format of an input (``Meta.formats``) and code of the reason: how to record what is missing."""
 
 
 _NOT_NVIDIA: Mapping[str, str | None] = {"no_ranges": "record_function", "no_collectives": None}
@@ -277,8 +277,8 @@ OF_ACCELERATOR: Mapping[str, Mapping[str, str | None]] = {
         "no_gpu": f"{_NOT_READ}, and of other devices what is recorded as kernels",
     },
 }
-"""Advice for traces of torch.profiler that is another than NVIDIA's, by what the program ran on
-(``Meta.accelerators``); None: there is none."""
+"""Advice for traces of torch.profiler that differs from that for NVIDIA's GPUs, by the accelerator on which the
+program ran (``Meta.accelerators``) and the code of the reason; None: no advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class Reason:
 
     Attributes:
         code: of `REASONS`.
-        total_ns: how much it is, in ns.
+        total_ns: how much GPU time it is, in ns.
         share: of the sum of all durations, from 0 to 1.
         text: what the code means.
         advice: how to record what is missing; None if that is impossible or unknown.
@@ -319,8 +319,8 @@ def reason_of(
         total_ns: durations of the work without a place for this reason.
         sum_ns: durations of all work.
         formats: of the inputs, as `advice` takes them.
-        labels_joined: likewise.
-        accelerators: likewise.
+        labels_joined: as `advice` takes it.
+        accelerators: as `advice` takes them.
     """
     how = advice(code, formats, labels_joined=labels_joined, accelerators=accelerators)
     return Reason(code, total_ns, total_ns / max(sum_ns, 1), text_of(code), how)
@@ -338,14 +338,15 @@ def advice(
     labels_joined: bool = False,
     accelerators: Iterable[str] = (),
 ) -> str | None:
-    """How to record what a reason says is missing; None if that is impossible or unknown.
+    """How to record the data that are missing according to a reason; None if that is impossible or unknown.
 
     Args:
         code: of `REASONS`.
-        formats: of the trace's inputs. Inputs of several producers get no advice of one of them: what fits
-            one does not fit the others.
-        labels_joined: whether labels of CUDA graphs are joined already, so that joining them is no advice.
-        accelerators: what the inputs ran on, as far as known; with several there is no advice of one.
+        formats: of the trace's inputs. If they are of several producers, there is no advice for a producer, because
+            advice for one does not fit the others.
+        labels_joined: whether labels of CUDA graphs are joined already, so that joining them is not advised.
+        accelerators: what the inputs ran on, as far as known. If there are several, there is no advice for one of
+            them.
     """
     if code == "graph" and labels_joined:
         return None

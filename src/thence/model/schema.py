@@ -1,4 +1,4 @@
-"""What a table is: columns with type and meaning, and empty or filled frames of its shape."""
+"""Descriptions of tables: their columns with type and meaning, and empty or filled frames with these columns."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The shape of one table.
+    """The schema of one table.
 
     Attributes:
         name: attribute of `Tables` and name in SQL.
         meaning: what one row is.
         columns: in order.
-        required: columns that are null in no row.
+        required: names of columns that are never null.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Table:
         return {column.name: column.dtype for column in self.columns}
 
     def frame(self, columns: Mapping[str, Any]) -> pl.DataFrame:
-        """A frame of this shape; columns that are not given are null.
+        """A frame with this schema; columns that are not given are null.
 
         Args:
             columns: column name to Series, array or list, all of one length.
@@ -66,19 +66,19 @@ class Table:
         )
 
     def lacking(self, frame: pl.DataFrame) -> list[str]:
-        """The required columns that are null in some row of a frame of this shape."""
+        """The required columns that are null in some row of a frame with this schema."""
         return [name for name in self.required if frame[name].null_count()]
 
     def complete(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """A frame of this shape, after checking that each of its rows has what is required.
+        """Returns a frame with this schema, after a check that no required column holds a null.
 
         Raises:
-            ValueError: one has not.
+            ValueError: a required column holds a null.
         """
         if lacking := self.lacking(frame):
             raise ValueError(f"rows of the table {self.name} without {', '.join(lacking)}")
         return frame
 
     def empty(self) -> pl.DataFrame:
-        """A frame of this shape without rows."""
+        """A frame with this schema and no rows."""
         return pl.DataFrame(schema=self.schema)

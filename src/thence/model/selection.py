@@ -1,6 +1,7 @@
 """Selection of a part of a trace: ranks, devices, steps, time window, names, warm-up.
 
-This module imports only the standard library; the command line validates options with it before reading.
+This module imports little (`thence.errors`, `thence.units`), because the command line validates options with it
+before it reads a trace.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["APART", "WARM_UP", "Selection", "parse_steps", "parse_window"]
 WARM_UP = ("keep", "heuristic", "first-compiled")
 """Which executions of XLA programs are left out: see `thence.analysis.programs.warmup.WarmUp`."""
 APART = "apart"
-"""None are left out; tables keep them, and XLA's autotuner, in rows of their own (by the heuristic)."""
+"""No executions are left out; tables show warm-up executions (by the heuristic) and XLA's autotuner in rows apart."""
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|µs|ms|s)")
@@ -29,16 +30,16 @@ _STEP = re.compile(r"\d{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which device activities count. Every condition that is given must hold.
+    """Which device activities are selected. Every condition that is given must hold.
 
     Attributes:
-        ranks: of these ranks.
-        devices: on devices with these indices.
-        steps: launched in a step from the first number on and before the second, as Python slices; None
+        ranks: the activity is of one of these ranks; empty: any.
+        devices: it is on a device with one of these indices; empty: any.
+        steps: it was launched in a step from the first number on and before the second, as in Python slices; None
             leaves an end open. The number of a step is that in its name (ProfilerStep#3).
-        window_ns: begun from the first time on and before the second, in ns after the trace's first device
-            activity; None leaves an end open.
-        only: name, label, module, op, HLO instruction or op_name matches this regular expression.
+        window_ns: it began at or after the first time and before the second, in ns after the trace's first
+            device activity; None leaves an end open.
+        only: its name, label, module, op, HLO instruction or op_name matches this regular expression.
         warm_up: `APART`, or one of `WARM_UP`: which executions of XLA programs are left out.
     """
 
@@ -54,7 +55,7 @@ class Selection:
 
     @property
     def leaves_out_between(self) -> bool:
-        """Whether work is left out between activities that count, so that gaps are not idle time."""
+        """Whether work is left out between selected activities, so that gaps between them are not idle time."""
         return self.only is not None or self.warm_up not in (APART, "keep")
 
     def __post_init__(self) -> None:
@@ -83,7 +84,7 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
     """The steps of ``3:6``, ``3:``, ``:6`` or ``3`` (that step alone).
 
     Raises:
-        UsageError: it has another form.
+        UsageError: the text has another form.
     """
     first, colon, last = text.partition(":")
     if not text.strip(":") or any(part and not _STEP.fullmatch(part) for part in (first, last)):
@@ -94,10 +95,10 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
 
 
 def parse_window(text: str) -> tuple[int | None, int | None]:
-    """The times of ``1.2s:1.4s``, in ns; either may be left out.
+    """The times of ``1.2s:1.4s``, in ns; either may be left out, and is then None.
 
     Raises:
-        UsageError: it has another form.
+        UsageError: the text has another form.
     """
     parts = [_TIME.fullmatch(part.strip()) for part in text.split(":")]
     given = [bool(part.strip()) for part in text.split(":")]

@@ -1,8 +1,9 @@
-"""What servers of language models say of a step in the name of the range around the run of the model.
+"""Parses the names that inference servers give to steps: to the range around each run of the model.
 
-One table, `FORMATS`, has the names as the sources of the servers write them, with the versions that do. A step has
-requests (its batch size) and tokens, of prompts (prefill, context, extend) and of what is generated (decode), as far
-as the name says so. ``TARGET_VERIFY`` runs the model on guessed further tokens, which is decoding.
+`FORMATS` lists the forms of these names, as found in the sources of the servers, with the versions that write them.
+As far as the name states them, a step has a number of requests (its batch size) and a number of tokens, of prompts
+(prefill, context, extend) and of generated text (decode). ``TARGET_VERIFY`` runs the model on speculated tokens,
+which counts as decoding.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ __all__ = ["FORMATS", "Format", "ServerStep", "server_step"]
 
 @dataclass(frozen=True, slots=True)
 class ServerStep:
-    """What the name of a step says.
+    """A step, as far as its name describes it.
 
     Attributes:
-        server: which one wrote it.
-        serving: which part of serving it is; None where the name does not say, or nothing ran.
-        requests: how many it computes at once, None where the name does not say.
-        tokens: how many it computes, None where the name does not say.
+        server: name of the server that ran it.
+        serving: which part of serving it is; None if the name does not state it, or nothing ran.
+        requests: number of requests that it computes at once; None if the name does not state it.
+        tokens: number of tokens that it computes; None if the name does not state it.
     """
 
     server: str
@@ -43,13 +44,13 @@ class ServerStep:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way in which a server names its steps.
+    """One form of the names that a server gives to its steps.
 
     Attributes:
         server: its name.
-        versions: that write it so, and where their source does.
-        pattern: of the whole name. Groups: prefill and decode (requests of both parts), prefill_tokens and
-            decode_tokens, requests and tokens (of all), mode (one of `_MODES`).
+        versions: the versions that write this form, and the place in their source.
+        pattern: of the whole name. Groups: prefill and decode (requests of each part), prefill_tokens and
+            decode_tokens; new and cached (requests); mode (a key of `_MODES`) and facts (``name=value`` texts).
     """
 
     server: str
@@ -98,7 +99,7 @@ FORMATS = (
                    r"(?:, (?P<prefill_tokens>\d+) ctx tokens)?, (?P<decode>\d+) gen reqs.*"),
     ),
 )  # fmt: skip
-"""Every way known, in the order of asking."""
+"""All known forms, in the order in which they are tried."""
 
 _MODES = {
     "extend": Serving.PREFILL,
@@ -110,12 +111,12 @@ _MODES = {
 }
 _FACT = re.compile(r"(\w+)=(\d+)")
 _LONGEST = 400
-"""Longer names are nobody's step; it bounds the search."""
+"""Longer names are never steps; this bounds the cost of the search."""
 
 
 @cache
 def server_step(name: str) -> ServerStep | None:
-    """What the name of a range says, None if it is no step of a server."""
+    """The step that the name of a range describes; None if it is not the name of a server's step."""
     if len(name) > _LONGEST:
         return None
     for known in FORMATS:
@@ -135,14 +136,14 @@ def server_step(name: str) -> ServerStep | None:
 
 
 def _by_parts(server: str, said: dict[str, int]) -> ServerStep:
-    """A step of which the name says how many requests of both parts it has."""
+    """The step of a name that states the number of prefill and of decode requests."""
     if "prefill" not in said:
         return ServerStep(server)
     prefill, decode = said["prefill"], said["decode"]
     both = Serving.PREFILL if prefill else Serving.DECODE if decode else None
     tokens = None
     if "prefill_tokens" in said:
-        # Without speculation each request generates one token, and only TensorRT-LLM does not count them.
+        # Only TensorRT-LLM does not state the decode tokens: one per request, but more with speculation.
         tokens = said["prefill_tokens"] + said["decode_tokens"] if "decode_tokens" in said else None
     return ServerStep(
         server, Serving.MIXED if prefill and decode else both, prefill + decode, tokens
@@ -150,7 +151,7 @@ def _by_parts(server: str, said: dict[str, int]) -> ServerStep:
 
 
 def _by_facts(server: str, mode: str, text: str) -> ServerStep:
-    """A step of which the name says the mode, and numbers by their names."""
+    """The step of a name that states the mode, and numbers as ``name=value``."""
     facts = {key: int(value) for key, value in _FACT.findall(text)}
     tokens = facts.get("toks", facts.get("tok"))
     if tokens is None and ("c_sq" in facts or "g_sq" in facts):

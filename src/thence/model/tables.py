@@ -50,8 +50,7 @@ __all__ = [
 
 
 KINDS = ("kernel", "memcpy", "memset", "thunk")
-"""What a device activity can be. thunk: what one XLA thunk ran, from producers that do not list its
-kernels."""
+"""Kinds of device activities. thunk: the work of one XLA thunk, from producers that do not list its kernels."""
 
 HOST_CATEGORIES = (
     "step",
@@ -66,17 +65,17 @@ HOST_CATEGORIES = (
     "driver",
     "overhead",
 )
-"""What a host range can be, outermost first: of equal intervals the earlier category contains the
-later. step: one profiler step. phase: a part of a training step, named as `Phase`. module: a call of an
+"""Categories of host ranges, outermost first: of two equal intervals, the one of the earlier category contains the
+other. step: one profiler step. phase: a part of a training step, named as `Phase`. module: a call of an
 nn.Module. python: a Python frame, ``file.py(12): function``. range: a range that the user named
 (record_function, NVTX). framework: a range that a library named. op: a framework operator. compile: a
 compilation phase. runtime, driver: a CUDA or HIP API call. overhead: time taken by the profiler itself."""
 
 API_CALLS = ("runtime", "driver")
-"""Categories of `HOST_CATEGORIES` that are API calls: what they launched shares their correlation id."""
+"""Categories of `HOST_CATEGORIES` that are API calls: the activities that they launched share their correlation id."""
 
 _MOST_NAMED = 3
-"""Inputs that a sentence names."""
+"""Most inputs that a sentence names."""
 _NAME = pl.Categorical()
 
 GPU = Table(
@@ -168,7 +167,7 @@ COLLECTIVES = Table(
 )
 
 DESCRIBED = tuple(name for name in COLLECTIVES.schema if name not in ("gpu", "host"))
-"""Columns of `COLLECTIVES` that say what was moved."""
+"""Columns of `COLLECTIVES` that describe the collective."""
 
 PROGRAMS = Table(
     "programs",
@@ -239,14 +238,14 @@ EVENT_KINDS = ("record", "wait")
 
 WAIT_KINDS = ("device", "stream", "event", "copy", "free")
 """What a host call can wait for. device: all work of the device (cudaDeviceSynchronize). stream: all work of one
-stream. event: what was before the record of an event. copy: its own copy (cudaMemcpy). free: cudaFree, which
-waits for the device before it gives memory back."""
+stream. event: all work before the record of an event. copy: its own copy (cudaMemcpy). free: cudaFree, which
+waits for the device before it frees memory."""
 
 KNOWN = ("recorded", "inferred", "never_recorded", "unknown")
 """How the stream and the record of an event or wait are known. recorded: the producer wrote ids that fit the
-trace. inferred: from the order of the calls, and not contradicted by the times of the activities.
-never_recorded: the event was never recorded, so that waiting for it is nothing. unknown: the trace does not
-say, or what the order suggests is contradicted by times."""
+trace. inferred: they follow from the order of the calls, and the times of the activities do not contradict this.
+never_recorded: the event was never recorded, so that waiting for it has no effect. unknown: the trace does not
+say, or the times contradict what follows from the order."""
 
 EVENTS = Table(
     "events",
@@ -288,7 +287,7 @@ WAITS = Table(
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU of one rank, as the producer described it; None where it did not."""
+    """One GPU of one rank, as the producer described it; None for what it did not describe."""
 
     rank: int
     device: int
@@ -299,7 +298,7 @@ class Device:
 
 
 def named_inputs(inputs: Sequence[str]) -> str:
-    """Inputs for a sentence or a title: of more than three the first two, and how many there are besides."""
+    """The names of inputs for a sentence or a title; of more than three, the first two and the number of the others."""
     if len(inputs) <= _MOST_NAMED:
         return ", ".join(inputs)
     return f"{', '.join(inputs[: _MOST_NAMED - 1])} and {len(inputs) - _MOST_NAMED + 1} more"
@@ -307,21 +306,22 @@ def named_inputs(inputs: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Facts of a whole trace.
+    """Facts about a whole trace.
 
-    Credentials in URLs of the inputs are left out: what is here is shown and stored.
+    Credentials in URLs of the inputs are left out, because these facts are shown and stored.
 
     Attributes:
         inputs: what was read, as the user named it.
         formats: format of each input.
         epoch_ns: Unix time in ns at which the trace's clock reads 0; None when unknown.
         facts: producer, versions and settings of each input, as written there.
-        devices: every GPU that did something.
+        devices: every GPU that was used.
         process_groups: ranks of every process group that the producers described.
         warnings: what the reader had to leave out, repair or assume, one sentence each.
-        notes: what was done with the inputs that is in order, such as labels joined, one sentence each.
-        losses: what the warnings say of lost, damaged and repaired records, for `thence check` to judge.
-        ranks_stated: whether every input, or its name, says which rank it is; else ranks are mere numbers.
+        notes: what was done with the inputs that is no problem, such as labels that were joined, one sentence each.
+        losses: lost, damaged and repaired records, which the warnings describe to the user and `thence check` judges.
+        ranks_stated: whether every input states its rank, in its content or its name; else ranks are only numbers
+            that tell the inputs apart.
     """
 
     inputs: tuple[str, ...] = ()
@@ -336,7 +336,7 @@ class Meta:
     ranks_stated: bool = False
 
     def __post_init__(self) -> None:
-        """Leaves credentials out of what names the inputs."""
+        """Removes credentials from ``inputs``, ``warnings`` and ``notes``."""
         for name in ("inputs", "warnings", "notes"):
             shown = tuple(map(without_credentials, getattr(self, name)))
             object.__setattr__(self, name, shown)
@@ -348,7 +348,7 @@ class Meta:
 
     @property
     def accelerators(self) -> frozenset[str]:
-        """What the inputs ran on, as far as they say: cuda, rocm, xpu, mtia, privateuse1."""
+        """The accelerators on which the inputs ran, as far as they state it: cuda, rocm, xpu, mtia, privateuse1."""
         return frozenset(str(f["accelerator"]) for f in self.facts if "accelerator" in f)
 
 
@@ -356,8 +356,8 @@ class Meta:
 class Tables:
     """What a reader returns: the tables of one or several ranks, and facts about them.
 
-    ``graph_labels`` are labels of captured graphs that came with the trace, or lay beside it;
-    ``graph_places`` holds what has been joined.
+    ``graph_labels`` are labels of captured graphs that came with the trace, or were found next to it;
+    ``graph_places`` holds the labels that have been joined to activities.
     """
 
     gpu: pl.DataFrame = field(default_factory=GPU.empty)

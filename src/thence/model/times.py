@@ -1,10 +1,10 @@
-"""Which times a clock can show: sums and differences of those within these bounds fit int64."""
+"""Bounds of times: sums and differences of two times within these bounds fit int64."""
 
 from __future__ import annotations
 
 __all__ = ["LATEST_NS", "LONGEST_NS"]
 
 LATEST_NS = 4 * 10**18
-"""Furthest time from the zero of a clock, either way, ns: an epoch of 1970 reaches the year 2096."""
+"""Furthest time from the zero of a clock, in either direction, ns. With the epoch 1970 it is in the year 2096."""
 LONGEST_NS = 100 * 86_400 * 10**9
 """Longest that one device activity or host range can last, ns: 100 days."""

@@ -1,6 +1,6 @@
 """Host calls that wait, and calls that make streams record events or wait for them, by their names.
 
-A call of the runtime makes the driver's call of the same meaning; producers list one of both.
+A runtime call makes the driver call of the same meaning; producers list one of the two.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ SAID = {
     "recorded_on": pl.Int64(),
     "never_recorded": pl.Boolean(),
 }
-"""What a producer says of a call, found by rank and correlation. device, stream: on which it acts. event: id.
-recorded_by: of waits, correlation of the call that made the record; recorded_on: stream of the record.
-never_recorded: whether the producer lists all records, and none is of this event. Null where it does not say."""
+"""Columns of what a producer states about a call, which rank and correlation identify. device, stream: those on which
+it acts. event: id. recorded_by: for waits, correlation of the call that made the record; recorded_on: stream of the
+record. never_recorded: whether the producer lists all records, and none is of this event. Null if not stated."""
 
 
 def names_of_calls(names: pl.Series) -> pl.DataFrame:
-    """The distinct names that are of such calls: name (as given) and kind (of `EVENT_KINDS` or `WAIT_KINDS`)."""
+    """The distinct names of waiting and event calls: columns name (as given) and kind (`EVENT_KINDS`, `WAIT_KINDS`)."""
     used = names.unique().drop_nulls()
     found = [
         (number, kind)
@@ -61,7 +61,7 @@ def names_of_calls(names: pl.Series) -> pl.DataFrame:
 
 
 def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
-    """A frame in the columns of `SAID`; those that are not given are null."""
+    """A frame with the columns of `SAID`; columns that are not given are null."""
     given = pl.DataFrame(columns or {})
     return given.select(
         (pl.col(name) if name in given.columns else pl.lit(None)).cast(dtype).alias(name)
@@ -70,7 +70,7 @@ def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
 
 
 def with_waiting(tables: Tables, said: pl.DataFrame) -> Tables:
-    """The tables of a reader with events and waits, from their host rows and what the producer says of calls."""
+    """The tables of a reader with events and waits, made from host rows and from what the producer states of calls."""
     events, waits = waiting_tables(tables.host, said)
     return dataclasses.replace(tables, events=events, waits=waits)
 
@@ -78,10 +78,10 @@ def with_waiting(tables: Tables, said: pl.DataFrame) -> Tables:
 def waiting_tables(
     host: pl.DataFrame, said: pl.DataFrame | None = None
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The tables events and waits of the calls in a host table; `known` is null where nothing is said.
+    """The tables events and waits of the calls in a host table; ``known`` is null if the producer states nothing.
 
-    An id is accepted only if the record that it names is in the trace and earlier: profilers that do not list
-    records may name those of an earlier profile.
+    The id of a record is accepted only if that record is in the trace and earlier than the call: profilers that do
+    not list records may refer to records of an earlier profile.
 
     Args:
         host: as `thence.model.tables.HOST`.
@@ -134,7 +134,7 @@ def waiting_tables(
 
 
 def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
-    """Adds record and known to calls."""
+    """Adds the columns record and known to calls."""
     joined = calls.join(
         records, on=["rank", "recorded_by"], how="left", maintain_order="left"
     ).with_columns(
@@ -155,7 +155,7 @@ def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
 
 
 def _streams_named_by_waits(named: pl.DataFrame) -> pl.DataFrame:
-    """The stream of each record (named, named_stream) that a wait names with it."""
+    """The stream that a wait states for its record: columns named (row of the record) and named_stream."""
     return (
         named.drop_nulls()
         .group_by(pl.col("record").cast(pl.UInt32).alias("named"))
