@@ -29,7 +29,7 @@ def atomic_open(target: Path) -> Iterator[IO[bytes]]:
     After an exception the target is as it was before, and the temporary file is deleted.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: the target cannot be written.
     """
     temporary = temporary_path(target)
     file = temporary.open("xb")
@@ -48,7 +48,7 @@ def atomic_open_text(target: Path) -> Iterator[TextIO]:
     """As `atomic_open`, for UTF-8 text with line feeds.
 
     Raises:
-        UsageError: the file cannot be written there.
+        UsageError: the target cannot be written.
     """
     try:
         with atomic_open(target) as stream:
@@ -64,7 +64,7 @@ def atomic_write(target: Path, content: bytes | memoryview) -> None:
     """Replaces the target with the content.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: the target cannot be written.
     """
     with atomic_open(target) as file:
         file.write(content)

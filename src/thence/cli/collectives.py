@@ -140,7 +140,7 @@ def _totals(times: Collectives, most: int) -> list[str]:
 
 
 def _clocks(trace: Trace, times: Collectives) -> list[str]:
-    """A note on the clocks of the ranks, where waits depend on them."""
+    """A note on the clocks of the ranks, if waits depend on them."""
     if times.clocks:
         return [times.clocks]
     if trace.gpu.select("rank", "device").n_unique() > 1:

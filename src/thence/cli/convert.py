@@ -1,4 +1,4 @@
-"""``thence convert``: a trace in another format."""
+"""``thence convert``: writes a trace in another format."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class _SeveralEach(click.Command):
 
 
 def _one_each(arguments: Sequence[str]) -> Iterator[str]:
-    """``--before a b`` as ``--before a --before b``."""
+    """Rewrites ``--before a b`` as ``--before a --before b``."""
     option = ""
     for argument in arguments:
         if argument in _SIDES:

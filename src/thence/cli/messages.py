@@ -15,7 +15,7 @@ _MOST_CHARACTERS = 200
 
 
 def say(text: str) -> None:
-    """Prints lines on standard error; other control characters are replaced.
+    """Prints text on standard error; control characters other than line feeds and tabs are replaced.
 
     Every message is printed by this function, because names of files, members and GPUs may hold escape sequences,
     and URLs may hold credentials. If standard error is closed, nothing is printed.

@@ -87,13 +87,13 @@ class _Checked(io.RawIOBase):
 
 
 class _Text(io.TextIOWrapper):
-    """Text over `_Checked`."""
+    """The text layer of a stream over `_Checked`."""
 
     def write(self, text: str) -> int:
         """Writes text.
 
         Raises:
-            Unwritable: the encoding lacks one of its characters; see also `_Checked.write`.
+            Unwritable: the encoding lacks a character of the text; see also `_Checked.write`.
         """
         try:
             return super().write(text)
@@ -153,7 +153,7 @@ def _checked(stream: TextIO | None, name: str) -> TextIO:
         return _Text(io.BufferedWriter(_Checked(None, name)), "utf-8")
     try:
         below: Any = stream.buffer
-        raw = getattr(below, "raw", below)  # raw itself under PYTHONUNBUFFERED
+        raw = getattr(below, "raw", below)  # under PYTHONUNBUFFERED, buffer is the raw layer
         stream.flush()
     except (AttributeError, OSError):
         return stream

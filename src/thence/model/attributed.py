@@ -24,7 +24,7 @@ SHARES: Mapping[str, pl.DataType] = {
     "gpu": pl.Int32(),  # row in gpu
     "place": pl.Categorical(),  # file.py:12 function; null: this part of the time has no source line
     "weight": pl.Float64(),  # share of the activity's time, from 0 to 1
-    "rule": RULE,  # how it was found, or why it was not
+    "rule": RULE,  # how the place was found, or why it was not
 }
 """Columns of `Attributed.shares`."""
 
@@ -43,7 +43,7 @@ class Attributed(Tables):
             ``<kind>_rule`` (`RULE`); ``position``, what the line number of the source refers to (`Position`, null
             without a line number); ``lane`` and ``metadata`` of the marks;
             ``detail``, a sentence about a CUDA graph that could not be matched, null almost everywhere;
-            ``apart`` (`RULE`), why tables of an XLA trace show the activity in a row apart: warm_up, incomplete or
+            ``apart`` (`RULE`), why tables of an XLA trace show the activity in a separate row: warm_up, incomplete or
             autotuning; null for all other work, and everywhere unless the selection's warm_up is "apart".
         collective_parts: the individual sends and receives of kernels that do several of them (batches), in the
             columns of ``collectives``, where each such kernel has one row with the sum of their bytes.

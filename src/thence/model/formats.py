@@ -1,7 +1,7 @@
 """The file formats of thence: their names, versions, files, tables and codes.
 
-Writers, readers and inspection tools share these definitions. This module imports nothing else of thence,
-because recorded processes import it.
+Writers, readers and inspection tools share these definitions. This module imports only the standard library and
+`thence.model.collectives`, which does the same, because recorded processes import it.
 
 **Recording** (`RECORDING`): a folder for each process with `DESCRIPTION` and, for each of `TABLES`, parts
 (`part_name`) numbered from 1, each a complete file of `thence.model.column_file`. `DESCRIPTION` states how many
@@ -109,8 +109,8 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 """Columns of each table of a recording, and names of the Polars types that they are read as; narrower
 integers may be written. Times are Unix time in ns. name, function, domain, lane, metadata, detail, and the text
-columns of collectives hold numbers of rows in names, 0 for none. serial identifies a mark. queued is the time when the
-host queued a kernel, 0 if CUPTI does not report it. counter is the value of the counter by which CUPTI numbers
+columns of collectives hold numbers from the table names, 0 for none. serial identifies a mark. queued is the time when
+the host queued a kernel, 0 if CUPTI does not report it. counter is the value of the counter by which CUPTI numbers
 launches (`thence.boundaries.log`); in marks it is that of the boundary at the same time, 0 without one. places are
 described in `thence.boundaries.places`."""
 LACKING: Mapping[str, frozenset[str]] = MappingProxyType(

@@ -156,7 +156,7 @@ def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
 
 
 def _joined(start: Int64, end: Int64, before: Int64) -> tuple[Mask, Int64, Int64]:
-    """Merges sorted intervals: a mask of those that start a merged interval, its starts and its ends."""
+    """Merges sorted intervals: a mask of the intervals that start a merged one, and the merged starts and ends."""
     first = start > before
     last = np.ones(len(start), np.bool_)
     last[:-1] = first[1:]
@@ -164,7 +164,7 @@ def _joined(start: Int64, end: Int64, before: Int64) -> tuple[Mask, Int64, Int64
 
 
 def _added(start: Int64, end: Int64, before: Int64) -> Int64:
-    """The time that each of sorted intervals adds to the union of those before it."""
+    """The time that each of the sorted intervals adds to the union of the earlier ones."""
     added = np.maximum(start, before)
     np.subtract(end, added, out=added)
     return np.maximum(added, 0, out=added)
@@ -359,7 +359,7 @@ def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64
 
 
 def _above(track: npt.NDArray[np.generic], end: Int64) -> Int64:
-    """For each interval the last earlier one on its track that does not end before it does."""
+    """For each interval the last earlier interval on its track that does not end before it."""
     above = np.arange(-1, len(end) - 1, dtype=np.int64)
     above[1:][track[1:] != track[:-1]] = NO_ROW
 
@@ -375,11 +375,11 @@ def _above(track: npt.NDArray[np.generic], end: Int64) -> Int64:
 
 
 def _jump(above: Int64, end: Int64, active: Int64, low: int) -> None:
-    """Finds the last earlier interval that does not end before each of some rows, in place, from row ``low`` on.
+    """Finds for each active row the last earlier interval that does not end before it; changes ``above`` in place.
 
     "Previous greater element" by pointer jumping: all rows between a row and its candidate are known to end too
     early. If the candidate ends too early as well, its own candidate is the next to try, and the distance roughly
-    doubles each round. A candidate before ``low`` is left as it is.
+    doubles each round. A candidate before row ``low`` is left as it is.
     """
     while len(active):
         tried = above[active]

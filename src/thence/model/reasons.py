@@ -164,7 +164,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
 """Code and meaning of every reason why there is no place."""
 
 APART = ("warm_up", "incomplete", "autotuning")
-"""Codes of work that tables of an XLA trace show in rows of its own, whether or not it has a place."""
+"""Codes of work that tables of an XLA trace show in separate rows, whether or not it has a place."""
 
 CODES = (*RULES, *REASONS)
 """Values of the ``<kind>_rule`` columns."""

@@ -21,7 +21,7 @@ __all__ = ["APART", "WARM_UP", "Selection", "parse_steps", "parse_window"]
 WARM_UP = ("keep", "heuristic", "first-compiled")
 """Which executions of XLA programs are left out: see `thence.analysis.programs.warmup.WarmUp`."""
 APART = "apart"
-"""No executions are left out; tables show warm-up executions (by the heuristic) and XLA's autotuner in rows apart."""
+"""None are left out; tables show warm-up executions (by the heuristic) and XLA's autotuner in separate rows."""
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|µs|ms|s)")

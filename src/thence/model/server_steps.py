@@ -1,4 +1,4 @@
-"""Parses the names that inference servers give to steps: to the range around each run of the model.
+"""Parses the names that inference servers give to steps, as ranges around each run of the model.
 
 `FORMATS` lists the forms of these names, as found in the sources of the servers, with the versions that write them.
 As far as the name states them, a step has a number of requests (its batch size) and a number of tokens, of prompts
