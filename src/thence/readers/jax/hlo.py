@@ -56,20 +56,20 @@ def decode_hlo(data: bytes, path: str, expansion: Expansion = DEFAULT) -> HloMod
     Args:
         data: content of the file.
         path: for messages.
-        expansion: how much larger than it is stored an xz file may be.
+        expansion: how much larger than its stored size the content of an xz file may be.
 
     Raises:
-        DamagedInput: the bytes are neither, or end too early, or unpack to more than is accepted.
+        DamagedInput: the bytes are neither message, or end too early, or unpack to more than is accepted.
     """
     module = _module(unpacked(data, path, expansion), path)
     try:
         return _decoded(module)
-    except DecodeError as error:  # of a part of an instruction, which is parsed apart
+    except DecodeError as error:  # in a part of an instruction that is parsed separately
         raise DamagedInput(path, _DAMAGED) from error
 
 
 def _module(data: bytes, path: str) -> HloModuleProto:
-    """Field 1 is the module in a HloProto, and its name, a string, in a HloModuleProto."""
+    """The module of either message: field 1 is the module in a HloProto, its name in a HloModuleProto."""
     for kind in (HloProto, HloModuleProto):
         message = kind()
         try:
@@ -106,7 +106,7 @@ def _decoded(module: HloModuleProto) -> HloModule:
 
 
 def _entry(module: HloModuleProto) -> int:
-    """Id of the entry computation: by id, by name, else the last (callees come before callers)."""
+    """Id of the entry computation: found by id, by name, else the last one (callees come before callers)."""
     computations = module.computations
     if any(c.id == module.entry_computation_id for c in computations):
         return module.entry_computation_id
@@ -115,11 +115,11 @@ def _entry(module: HloModuleProto) -> int:
 
 
 def _placement(body: Body, entry: int) -> tuple[_Placed, list[_Loop]]:
-    """From the entry downwards: which computations run as sequences, and the loop each is in.
+    """The computations whose instructions run one by one, found from the entry downwards, and their loops.
 
     Returns:
-        Computation id to id of its innermost while (None outside loops), for those on the top
-        level; and the `LOOPS`.
+        For each top-level computation, its id and the id of its innermost while instruction (None
+        outside of loops); and the rows of `LOOPS`.
     """
     rows_of = {computation.id: rows for computation, rows in body.computations}
     placed: _Placed = {entry: None}
@@ -157,7 +157,7 @@ def _trip_count(config: bytes) -> int | None:
 
 
 def _computation_columns(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
-    """Columns that the instructions of one computation share, and their positions in it."""
+    """Columns that the instructions of one computation share, whether each is its root, and its step."""
     trips: dict[int | None, int | None] = {loop: trips for loop, *_, trips in reversed(loops)}
     shared = [
         (c.id, c.id in placed, placed.get(c.id), trips.get(placed.get(c.id)))
@@ -178,9 +178,9 @@ def _computation_columns(body: Body, placed: _Placed, loops: list[_Loop]) -> lis
 
 
 def _steps(body: Body) -> list[int | None]:
-    """The place of each instruction in the schedule of its computation.
+    """The position of each instruction in the schedule of its computation; None where there is no schedule.
 
-    A proto lists instructions in an order that respects their operands; the order in which they run is
+    A proto lists instructions after their operands; the order in which they run is
     HloModuleProto.schedule (xla/service/hlo.proto).
     """
     sequences = body.module.schedule.sequences
@@ -209,17 +209,17 @@ def _computations(body: Body, placed: _Placed) -> pl.DataFrame:
 
 
 def _full_id(number: int, computation: int, ids: Container[int]) -> int:
-    """An id within a computation; some writers leave out the computation's number, 32 bits up."""
+    """The full id of an instruction; some writers leave out its upper 32 bits, the computation's id."""
     packed = computation << 32 | number
     return packed if number not in ids and packed in ids else number
 
 
 def _instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
-    """The columns of `INSTRUCTIONS` that need nothing beyond the instructions.
+    """The columns of `INSTRUCTIONS` that depend on the instructions alone.
 
     Args:
         body: of the module.
-        frames: of the module; takes up the source lines that older instructions name themselves.
+        frames: of the module; the source lines that instructions of old modules hold are added to it.
 
     Raises:
         DecodeError: a part of an instruction is damaged.

@@ -1,4 +1,4 @@
-"""HLO modules from dump files (``--xla_dump_to``), and joining them to programs of a trace without HLO."""
+"""Reads HLO modules from dump files (``--xla_dump_to``) and joins them to programs of a trace without HLO."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["PATTERNS", "attach_hlo", "hlo_dump_modules"]
 
 PATTERNS = ("*.hlo.pb", "*.hlo.pb.xz")
 """Files of a directory that hold an HLO module. A dump folder holds each module before and after
-optimisation; where it does, only the latter count."""
+optimization; where it does, only the optimized modules count."""
 
 
 def hlo_dump_modules(path: str, expansion: Expansion = DEFAULT) -> tuple[HloModule, ...]:
-    """The optimized HLO modules in a file, a directory (not those below it), or behind a glob.
+    """The optimized HLO modules in a file, in a directory (not in its subdirectories), or in files matching a glob.
 
     Args:
         path: as the user named it; in a directory, files that match `PATTERNS` count.
-        expansion: how much larger than it is stored an xz file may be.
+        expansion: how much larger than its stored size the content of an xz file may be.
 
     Raises:
         InputError: a file cannot be read, or nothing is there.
@@ -52,7 +52,7 @@ def hlo_dump_modules(path: str, expansion: Expansion = DEFAULT) -> tuple[HloModu
 
 
 def _files(path: str) -> list[Path]:
-    """Files behind a path or glob; only optimized modules where there are any."""
+    """The files that a path or glob names; only the optimized modules if there are any."""
     place = Path(path)
     if place.is_dir():
         files = sorted({f for pattern in PATTERNS for f in place.glob(pattern) if f.is_file()})
@@ -69,9 +69,9 @@ def _files(path: str) -> list[Path]:
 def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:
     """The tables with HLO for the programs that have none.
 
-    A module is a program's when name and number agree (``jit_step.12``); where no number does, when
-    no other module of the dump has its name. A module's fingerprint then becomes the identity of the
-    program, as it is equal on all ranks.
+    A module belongs to a program if name and number agree (``jit_step.12``), or, where no module has
+    that name and number, if it is the only module given that has the program's name. The module's
+    fingerprint, which is equal on all ranks, then becomes the identity of the program.
 
     Args:
         tables: of any reader.
@@ -97,7 +97,7 @@ def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:
 
 
 def _matches(programs: pl.DataFrame, modules: Sequence[HloModule]) -> pl.DataFrame:
-    """Module and its fingerprint, for pairs of program and name that lack one."""
+    """Position and fingerprint of the module of each pair of program and name that has no HLO yet."""
     by_number = {f"{m.name}.{m.id}": place for place, m in enumerate(modules)}
     names = [m.name for m in modules]
     rows = []

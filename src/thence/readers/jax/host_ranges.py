@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["host_table", "threads_table"]
 
 _FRAME = re.compile(r"\$(?P<file>[^ ]+):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
-# Activity records of CUPTI itself, which XLA puts on lines of their own (cupti_collector.cc).
+# Overhead records of CUPTI, which XLA writes to separate lines (cupti_collector.cc).
 _OVERHEAD = re.compile(
     r"BUFFER_FLUSH|<UNKNOWN>|CUPTI.*|RESOURCE|(?:DRIVER_)?COMPILER|INSTRUMENTATION"
 )
@@ -33,8 +33,9 @@ _JITTED = r"^(?:PjitFunction|PmapFunction)\("
 def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
     """The host events in the columns and the order of `HOST`.
 
-    A thread is a line. Ranges of jax and XLA (TraceMe) are ops; what encloses a call of a jitted
-    function, and is none itself, was named by the program: a range.
+    Each line is a thread. Ranges of jax and XLA (TraceMe) have the category ``op``. A range that
+    encloses a call of a jitted function, and is not such a call itself, was opened by the user's
+    program: all ranges of its name get the category ``range``.
 
     Args:
         space: the decoded file.
@@ -80,7 +81,7 @@ def threads_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
 
 
 def _named(space: XSpace) -> pl.DataFrame:
-    """Events with the shown name and the category; each distinct name is looked at once."""
+    """Events with the name to show and the category; each distinct name is processed once."""
     name = pl.col("name").cast(pl.String).fill_null("")
     stepped = pl.format("{}#{}", name, pl.col("step"))
     events = space.host.select(
@@ -98,7 +99,7 @@ def _named(space: XSpace) -> pl.DataFrame:
     return (
         events.join(names, on="name", how="left", maintain_order="left")
         .with_columns(
-            # XLA listens to the driver API; only a name can say that a call was of the runtime API.
+            # XLA subscribes to the driver API; a call of the runtime API is recognized only by its name.
             category=pl.when((pl.col("sure") == "driver") & (pl.col("likely") == "runtime"))
             .then("likely")
             .otherwise(pl.coalesce("sure", "likely"))
@@ -109,7 +110,7 @@ def _named(space: XSpace) -> pl.DataFrame:
 
 
 def _shown(name: str) -> str:
-    """Frames of the Python tracer, ``$file.py:12 function``, in the form of HOST_CATEGORIES."""
+    """The name to show: frames of the Python tracer, ``$file.py:12 function``, in the form of HOST_CATEGORIES."""
     match = _FRAME.fullmatch(name)
     if match:
         return f"{match['file']}({match['line']}): {match['function']}"
@@ -129,7 +130,7 @@ def _category(name: str) -> str:
 
 
 def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64]]:
-    """The ranges in the order of `HOST`, and the parent of each."""
+    """The ranges in the order of `HOST`, and the row of each range's parent."""
     names = ("thread", "category", "start", "duration")
     columns = [ranges[name].to_physical().to_numpy() for name in names]
     order = host_order(*columns)
@@ -137,7 +138,7 @@ def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64]]:
 
 
 def _around_jitted(ranges: pl.DataFrame, parent: NDArray[np.int64]) -> list[str]:
-    """Names of ranges that enclose a call of a jitted function and are none themselves."""
+    """Names of ranges that enclose a call of a jitted function and are not such calls themselves."""
     jitted = ranges["shown"].str.contains(_JITTED).to_numpy()
     around = np.zeros(ranges.height, np.bool_)
     level = np.flatnonzero(jitted)

@@ -41,7 +41,7 @@ partition-id ragged-all-to-all recv recv-done replica-id reshape reverse send se
 set-dimension-size slice topk transpose tuple while
 """
 _NO_FLOPS = frozenset(_MOVING.split())
-"""Opcodes that compute nothing themselves: they name, move, call or communicate."""
+"""Opcodes that count no floating-point operations of their own: they name, move, call or communicate."""
 _GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
 _MAX_CONFIG = 1 << 20
 _COUNTED_BY_SHAPE = frozenset(
@@ -50,8 +50,8 @@ _COUNTED_BY_SHAPE = frozenset(
         *("select-and-scatter", "sort"),
     )
 )
-"""Opcodes that compute something else than one operation for each element of the result."""
-_NOWHERE = -1  # row of an operand that there is not
+"""Opcodes that do not count one operation for each element of the result."""
+_NOWHERE = -1  # row of an operand that does not exist
 _NO_SHAPE = ShapeProto()
 _SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
 
@@ -59,12 +59,12 @@ _SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
 def work_columns(
     body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto]
 ) -> dict[str, Any]:
-    """The columns of `INSTRUCTIONS` that tell what instructions read, call, move and compute.
+    """The columns of `INSTRUCTIONS` for operands, called computations, bytes and floating-point operations.
 
     Args:
         body: of the module.
         shapes: of the instructions, serialized.
-        parsed: the different shapes.
+        parsed: the distinct shapes.
 
     Raises:
         DecodeError: the operands of an instruction are damaged.
@@ -86,9 +86,9 @@ def work_columns(
 
 
 def _producers(body: Body, operands: IntegerLists) -> Int64:
-    """The row of each operand, in the computation of its user, or `_NOWHERE`.
+    """The row of each operand, in the computation of the instruction that uses it, or `_NOWHERE`.
 
-    Some writers leave out the computation's number, 32 bits up.
+    Some writers leave out the upper 32 bits of an id, which hold the computation's id.
     """
     numbers, starts = operands.items.tolist(), [0, *operands.ends.tolist()]
     producers: list[int] = []
@@ -103,7 +103,7 @@ def _producers(body: Body, operands: IntegerLists) -> Int64:
 def _own_flops(
     body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto], producers: IntegerLists
 ) -> list[int]:
-    """Floating-point operations of each instruction, without what it calls."""
+    """Floating-point operations of each instruction, without those of computations that it calls."""
     elements = [_result_elements(shape) for shape in parsed]
     shape_of = shapes.of_row.tolist()
     result = [
@@ -120,7 +120,10 @@ def _own_flops(
 
 
 def _flops_with_callees(body: Body, own_flops: list[int]) -> list[int]:
-    """Floating-point operations of each instruction, with what it calls; callees come first."""
+    """Floating-point operations of each instruction, with those of computations that it calls.
+
+    One pass suffices, because a module lists callees before their callers.
+    """
     result = own_flops.copy()
     work: dict[int, int] = {}
     calls = body.called.counts.tolist()
@@ -197,7 +200,7 @@ def _custom_call(
     operands: Sequence[ShapeProto],
     config: bytes,
 ) -> int:
-    """Of library matrix products and convolutions; 0 for other targets, which could be anything."""
+    """Floating-point operations of matrix products and convolutions of libraries; 0 for other targets."""
     target = instruction.custom_call_target
     if target.startswith("__cudnn$conv"):
         return _convolution(instruction, result, operands)
@@ -212,12 +215,12 @@ def _custom_call(
 
 
 def _result_elements(shape: ShapeProto) -> int:
-    """Elements of a result, of its first array if it is a tuple (multi-output reductions)."""
+    """Elements of a result; for a tuple (multi-output reductions), those of its first array."""
     return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
 
 
 def json_config(config: bytes) -> dict[str, Any]:
-    """A backend config that is a JSON object; empty for other forms (it may be any bytes)."""
+    """A backend config that is a JSON object; empty for other configs, which can be arbitrary bytes."""
     if not config.startswith(b"{") or len(config) > _MAX_CONFIG:
         return {}
     try:

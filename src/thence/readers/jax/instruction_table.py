@@ -1,7 +1,7 @@
 """The instructions of an HLO module by field, with lists of integers and distinct values as arrays.
 
 Reading a field of an instruction is a call into protobuf, so each field is read once, for all instructions
-in a row. Most values repeat: a module of 37,000 instructions has some 300 different shapes, 60 opcodes and
+together. Most values repeat: a module of 37,000 instructions has some 300 different shapes, 60 opcodes and
 2,000 op_names. `Distinct` lets each distinct value be parsed once. `IntegerLists` keeps a list of integers
 for each row (operands, called computations) as two arrays.
 """
@@ -55,9 +55,9 @@ class Body:
     """All instructions of a module, one computation after the other.
 
     Attributes:
-        module: that they are from.
+        module: the module of the instructions.
         computations: of the module, each with the rows of its instructions.
-        instructions: a row each.
+        instructions: one for each row.
         ids: of the instructions.
         opcodes: of the instructions.
         operands: of the instructions: ids of instructions.
@@ -94,7 +94,7 @@ class Body:
         return list(map(attrgetter(field), self.instructions))
 
     def config(self, row: int) -> bytes:
-        """Backend config: a field, or since 2026 a payload, inline or in the module's list."""
+        """Backend config of a row: a field, or since 2026 a payload, inline or in the module's list."""
         instruction, payloads = self.instructions[row], self.module.payloads
         if not instruction.HasField("backend_config_payload"):
             return instruction.backend_config
@@ -105,11 +105,12 @@ class Body:
 
 
 def _packed(rows: Sequence[HloInstructionProto], opcodes: Sequence[str]) -> list[list[bytes]]:
-    """Operands and callees of each row as packed fields, whichever way the producer wrote them.
+    """Operands and callees of each row as packed fields, whether the producer packed them or not.
 
-    A list that is not packed is a field for each number, of a wire type that the schema does not name: to
-    protobuf these are unknown fields. To ask each row for them takes a fifth of the time of decoding, so
-    only those are asked whose lists should not be empty; if one of them has such fields, then all.
+    A list that is not packed has one field for each number, of a wire type that the schema does not declare:
+    protobuf keeps these as unknown fields. Reading the unknown fields of all rows takes a fifth of the
+    decoding time, so they are first read of the rows whose lists should not be empty; if one of these has
+    such fields, those of all rows are read.
     """
     operands, called = columns = [list(map(attrgetter(field), rows)) for field in _LISTS.values()]
     suspects = (
@@ -125,7 +126,7 @@ def _packed(rows: Sequence[HloInstructionProto], opcodes: Sequence[str]) -> list
 
 
 def _numbers(instruction: HloInstructionProto) -> list[tuple[int, int]]:
-    """Field number and value of all that is in a list and not packed, in order."""
+    """Field number and value of each element of a list that is not packed, in order."""
     unknown = UnknownFieldSet(instruction)
     fields = [unknown[place] for place in range(len(unknown))]
     return [
@@ -136,7 +137,7 @@ def _numbers(instruction: HloInstructionProto) -> list[tuple[int, int]]:
 
 
 def _encoded(value: int) -> bytes:
-    """A number as it stands in a packed field."""
+    """A number encoded as a varint, as in a packed field."""
     encoded = bytearray()
     while value > 127:
         encoded.append(value & 127 | 128)
@@ -158,7 +159,7 @@ class IntegerLists:
 
     @classmethod
     def packed(cls, fields: Sequence[bytes]) -> IntegerLists:
-        """From packed repeated fields (https://protobuf.dev/programming-guides/encoding#packed).
+        """Decodes packed repeated fields (https://protobuf.dev/programming-guides/encoding#packed).
 
         Args:
             fields: content of the field, one for each row; empty where it is missing.
@@ -169,7 +170,7 @@ class IntegerLists:
         data = np.frombuffer(b"".join(fields), np.uint8)
         end_of_row = np.cumsum(np.fromiter(map(len, fields), np.int64, len(fields)))
         is_last = data < 128
-        numbers = np.concatenate([[0], np.cumsum(is_last)])  # that are complete before each byte
+        numbers = np.concatenate([[0], np.cumsum(is_last)])  # count of those complete before each byte
         counts = np.diff(numbers[end_of_row], prepend=0)
         end = np.flatnonzero(is_last) + 1
         size = np.diff(end, prepend=0)
@@ -184,7 +185,7 @@ class IntegerLists:
 
     @cached_property
     def ends(self) -> Int64:
-        """Where the items of each row end."""
+        """The end of each row's items in `items`."""
         return np.cumsum(self.counts)
 
     @cached_property
@@ -199,7 +200,7 @@ class IntegerLists:
         return items
 
     def column(self, items: Int64) -> pl.Series:
-        """A Polars column of lists with these items in place of its own; fast, unlike from lists."""
+        """A Polars column of these lists with their items replaced; faster than building it from Python lists."""
         flat = pl.DataFrame({"row": pl.Series(self.rows).set_sorted(), "items": items})
         filled = flat.group_by("row", maintain_order=True).agg("items")
         place = np.zeros(len(self.counts), np.int64)  # 0: the empty list
@@ -207,9 +208,9 @@ class IntegerLists:
         return pl.concat([_EMPTY, filled["items"]])[place]
 
     def sums(self, values: Int64) -> Int64:
-        """Sums of values that are not negative, one for each item, by row; at most 2**63 - 1.
+        """The sum for each row of non-negative values, one value for each item; at most 2**63 - 1.
 
-        Added as halves of 32 bits, which doubles hold exactly: the sum itself may not fit.
+        The 32-bit halves are summed separately, because doubles hold those sums exactly.
         """
         rows, mask = len(self.counts), 0xFFFF_FFFF
         low = np.bincount(self.rows, values & mask, rows).astype(np.int64)
@@ -218,11 +219,11 @@ class IntegerLists:
 
 
 class Distinct(Generic[_T]):
-    """The different values of a column, and which of them each row has.
+    """The distinct values of a column, and which of them each row has.
 
     Attributes:
-        values: in the order in which they first come.
-        of_row: for each row the place of its value.
+        values: in the order of their first occurrence.
+        of_row: for each row, the position of its value in ``values``.
     """
 
     def __init__(self, column: Sequence[_T]) -> None:
@@ -233,6 +234,6 @@ class Distinct(Generic[_T]):
         )
 
     def columns(self, **values_of_distinct: Sequence[Any]) -> list[pl.Series]:
-        """Columns of `INSTRUCTIONS` from what is known of each different value."""
+        """Columns of `INSTRUCTIONS`, given their values for each distinct value."""
         schema = {name: INSTRUCTIONS[name] for name in values_of_distinct}
         return pl.DataFrame(values_of_distinct, schema=schema)[self.of_row].get_columns()

@@ -35,7 +35,7 @@ __all__ = [
 
 MAX_INT64 = (1 << 63) - 1
 MAX_RANK = 64
-"""More dimensions than any shape of XLA has: multiplying millions must not hang the reader."""
+"""More dimensions than any XLA shape has; keeps a damaged shape with millions of dimensions from hanging the reader."""
 # PrimitiveType of xla_data.proto: number to width in bits. TUPLE (13), OPAQUE_TYPE (14), TOKEN (17)
 # and BUFFER (34) have no elements of their own.
 _ELEMENT_BITS = {
@@ -73,10 +73,10 @@ def _count(shape: ShapeProto) -> int:
 def shape_bytes(shape: ShapeProto) -> Bytes:
     """Bytes of an array shape or of all leaves of a tuple; at most `MAX_INT64`.
 
-    Elements narrower than a byte are packed, the last byte filled up: s4[3] has 2 bytes. A layout
-    may say otherwise (element_size_in_bits), and then it counts.
+    Elements narrower than a byte are packed and the last byte is padded: s4[3] has 2 bytes. An element
+    size in the layout (element_size_in_bits) takes precedence over the width of the type.
     """
-    if shape.tuple_shapes:  # of a tuple, and of a BUFFER its element
+    if shape.tuple_shapes:  # the parts of a tuple, or the element of a BUFFER
         return min(sum(shape_bytes(part) for part in shape.tuple_shapes), MAX_INT64)
     bits = _ELEMENT_BITS.get(shape.element_type, 0)
     if not bits:
@@ -86,7 +86,7 @@ def shape_bytes(shape: ShapeProto) -> Bytes:
 
 
 def memory_space(shape: ShapeProto) -> int:
-    """Memory space of an array shape: 0 device, 5 host, 1 that of collectives."""
+    """Memory space of an array shape: 0 device, 5 host, 1 the one for collectives."""
     return shape.layout.memory_space
 
 
@@ -95,7 +95,7 @@ class Groups:
     """Number and size of device groups.
 
     Attributes:
-        size: devices of one group; of the largest, should explicit groups differ.
+        size: devices of one group; of the largest group if explicit groups differ in size.
         count: number of groups.
     """
 
@@ -108,11 +108,11 @@ def replica_groups(
 ) -> Groups | None:
     """The device groups of a collective, or None where neither instruction nor module specifies them.
 
-    A collective-permute names pairs instead of groups: size 2, and one group a pair.
+    A collective-permute names pairs instead of groups; each pair counts as a group of size 2.
 
     Args:
-        instruction: of a module of any age; each form is looked for.
-        devices: the module's assignment: an empty list of groups means everyone in one group.
+        instruction: from any version of XLA; all forms of groups are tried.
+        devices: the module's device assignment; an empty list of groups means all devices in it.
     """
     if instruction.source_target_pairs:
         return Groups(2, len(instruction.source_target_pairs))
@@ -130,7 +130,7 @@ def replica_groups(
 
 
 def _from_mesh(grouped: MeshAxesReplicaGroupListProto) -> Groups | None:
-    """A group spans the named axes or parts of axes; the rest of the mesh counts the groups."""
+    """A group spans the named axes or parts of axes; the number of groups is the size of the remaining mesh."""
     axes = [axis.size for axis in grouped.mesh.axes]
     if len(axes) > MAX_RANK or len(grouped.axes) > MAX_RANK:
         return None
@@ -158,7 +158,7 @@ def _from_lists(groups: Iterable[ReplicaGroup]) -> Groups | None:
 
 
 def _everyone(instruction: HloInstructionProto, devices: DeviceAssignmentProto) -> Groups | None:
-    """No groups at all: all replicas, and with a channel all partitions of them too."""
+    """The groups of a collective that lists none: all replicas, and, if it has a channel, all partitions too."""
     replicas, partitions = devices.replica_count, devices.computation_count
     if replicas <= 0 or partitions <= 0:
         return None

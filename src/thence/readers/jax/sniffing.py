@@ -1,4 +1,4 @@
-"""What tells a file of ``jax.profiler``: its name in a directory, and its first bytes."""
+"""Recognizes files of ``jax.profiler`` by their name in a directory and by their first bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an HLO instruction was written: the stack frames of a module."""
+"""The stack frames of an HLO module: source files, lines and functions of its instructions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NOWHERE = Frame("", 0, 0, "")
 
 
 class FrameTable:
-    """The stack frames of one module, while it is decoded.
+    """Collects the stack frames of one module while it is decoded.
 
     StackFrameIndexProto keeps frames as a tree: location and parent, both 1-based, 0 is none. (Text
-    dumps of XLA print every parent one too high; the protos are right.) Old modules carry only one
-    file and line per instruction (OpMetadata): those become frames without parent, numbered after
-    the recorded ones, so that one number always leads to all that is known.
+    dumps of XLA print every parent one too high; the protos are right.) Old modules have only one
+    file and line per instruction (OpMetadata): these become frames without a parent, numbered after
+    the recorded frames, so that a frame number identifies the source in both cases.
     """
 
     def __init__(self, index: StackFrameIndexProto) -> None:
@@ -62,7 +62,7 @@ class FrameTable:
         return self._lines[key]
 
     def place(self, frame: int) -> Frame:
-        """The frame of a number that `of` gave; an empty one for 0."""
+        """The frame with a number that `of` returned; an empty frame for 0."""
         return self.frames[frame - 1] if frame else _NOWHERE
 
     def table(self) -> pl.DataFrame:
@@ -81,7 +81,7 @@ class FrameTable:
         )
 
     def _equal_stacks(self) -> list[int]:
-        """For each frame the first frame whose whole stack reads the same."""
+        """For each frame, the number of the first frame with an equal stack."""
         first: dict[tuple[Frame, int], int] = {}
         result = [0] * len(self.frames)
         for start in range(len(self.frames)):

@@ -1,7 +1,7 @@
 """The values of many XStats (xplane.proto) as columns, decoded without a loop over messages.
 
-The messages are small and of one kind, and one field is decoded for all of them at a time: a cursor for
-each message steps over its fields. This relies on the order in which protobuf serializes: each known
+The messages are small and of one kind. One field at a time is decoded for all messages: each message has
+a cursor that steps over its fields. This relies on the order in which protobuf serializes: each known
 field once, by ascending field number, unknown fields last
 (https://protobuf.dev/programming-guides/encoding).
 """
@@ -45,7 +45,7 @@ def decoded_stats(
     """The values of serialized stats.
 
     Args:
-        data: what the positions count in.
+        data: the buffer that the positions refer to.
         row: event of each stat.
         start: first byte of each.
         end: first byte after each.
@@ -71,8 +71,8 @@ class StatValues:
         data: the bytes that strings are in.
         row: event of each stat.
         stat: its metadata_id.
-        tag: of the value: number << 3 | wire type; 0 where there is none.
-        integer: the value as 64 bits; of strings their length.
+        tag: tag of the value (field number << 3 | wire type); 0 where the stat has no value.
+        integer: the value as 64 bits; for a string, its length.
         real: the value where it is a double.
         string_start: offset in data of each string value.
     """
@@ -92,7 +92,7 @@ class StatValues:
         return StatValues(self.data, *(column[chosen] for column in columns))  # type: ignore[arg-type]
 
     def strings(self) -> list[bytes]:
-        """The value of each where it is a string; empty for others."""
+        """The string value of each stat; empty for values of other types."""
         length = np.where(self.tag == STRING, self.integer, 0)
         ends = (self.string_start + length).tolist()
         return [
@@ -106,7 +106,7 @@ class Messages:
     """Serialized messages in one buffer.
 
     Attributes:
-        data: their bytes, and some padding.
+        data: the bytes of all messages, then some padding.
         start: position of each message in ``data``.
         end: first position after each.
     """
@@ -117,14 +117,14 @@ class Messages:
 
     @classmethod
     def of(cls, parts: Sequence[bytes]) -> Messages:
-        """Messages that were serialized one by one."""
+        """Joins messages that were serialized separately."""
         end = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
         start = np.concatenate([np.zeros(min(1, len(parts)), np.int64), end[:-1]])
         return cls(b"".join((*parts, _PADDING)), start, end)
 
 
 class Cursors:
-    """A position in each of several messages; reading a field moves those that have it.
+    """A read position in each of several messages; reading a field advances those that have it next.
 
     Attributes:
         position: offset in the data of each cursor.
@@ -136,7 +136,7 @@ class Cursors:
         self._end = end
 
     def tag(self) -> NDArray[np.uint8]:
-        """The byte that says which field comes next (number << 3 | wire type); 0 at the end."""
+        """The tag byte of the next field (number << 3 | wire type); 0 at the end of a message."""
         return np.where(self.position < self._end, self._bytes[self.position], 0)
 
     def integer(self, tag: int) -> Int64:

@@ -1,8 +1,8 @@
 """XSpace files (``*.xplane.pb`` of jax.profiler) as the tables of a trace: one host's devices and threads.
 
-A log directory holds ``plugins/profile/<time>/<host>.xplane.pb``, one file for each host. No file says
-which process of the job it was, so within such a folder ranks count the files in the order of their
-names.
+A log directory holds ``plugins/profile/<time>/<host>.xplane.pb``, one file for each host. No file states
+which process of the job wrote it, so the rank of a file is its position among the files of such a folder,
+sorted by name.
 
 Device activities are assigned to executions of XLA programs (`_launching_ranges`, `_executions_by_repetition`) and to
 runs of the same instruction within one execution, such as those of a loop body (`_iterations`).
@@ -41,8 +41,8 @@ __all__ = ["hlo_dump_modules", "read"]
 _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
 """Host ranges that launch everything of one execution on one device (gpu_executable.cc)."""
 COMMAND_BUFFER = r"^command_buffer_\d+$"
-"""HLO op that XLA writes for every activity of a CUDA graph that it made (a command buffer)."""
-_MAX_BYTES = (1 << 31) - 1  # the most that a protobuf message can be
+"""HLO op that XLA writes for every activity of a CUDA graph that it created (a command buffer)."""
+_MAX_BYTES = (1 << 31) - 1  # the largest size of a protobuf message
 _CHUNK = 1 << 24
 _YEAR_2001_NS = 10**18
 
@@ -95,7 +95,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
 
 
 def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
-    """Without negative durations, and what that took."""
+    """The space with negative durations set to 0, and a warning for each kind of event that had any."""
     negative = pl.col("duration") < 0
     counts = {
         what: frame.filter(negative).height
@@ -112,7 +112,7 @@ def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
 
 
 def _losses(space: XSpace, negative: int, name: str) -> tuple[Loss, ...]:
-    """What the profiler says that it lost, and how many negative durations of device work were replaced."""
+    """The losses that the profiler reports, and the number of device activities with negative durations."""
     failed = [Loss("recorder_error", name, 1, f"{name}: {text}") for text in space.errors]
     dropped = [
         Loss("dropped", name, 1, f"{name}: {text}") for text in space.warnings if says_lost(text)
@@ -138,9 +138,9 @@ def _content(source: Source, progress: Callable[[int], None]) -> bytes:
 
 
 def _rank(name: str) -> tuple[int, bool]:
-    """Position among the files of a run in a jax log directory, and whether there are others beside.
+    """The position of a file in its folder of a jax log directory, and whether the folder has other files.
 
-    A file elsewhere has rank 0, and nothing says so.
+    A file outside of a log directory gets rank 0 and False, because nothing states its rank.
     """
     path = Path(name)
     if name == STANDARD_INPUT or path.parent.parent.name != "profile":
@@ -151,7 +151,10 @@ def _rank(name: str) -> tuple[int, bool]:
 
 
 def _activities(space: XSpace) -> pl.DataFrame:
-    """Device events in the order of `GPU`; what names no kind but an HLO op or a launch is a kernel."""
+    """Device events in the order of `GPU`.
+
+    An event of kind ``other`` is a kernel if it has an HLO op or a correlation id, else it is left out.
+    """
     other = pl.col("kind") == "other"
     launched = pl.col("hlo_op").is_not_null() | pl.col("correlation").is_not_null()
     return (
@@ -279,10 +282,10 @@ def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
 
 
 def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
-    """Host row of the range that executed the program each activity is part of.
+    """For each activity, the host row of the range that executed its program.
 
-    It is around the API call with the same correlation id; for the body of a conditional node of a CUDA
-    graph, around the launch of its graph.
+    That range encloses the API call with the activity's correlation id; for the body of a conditional
+    node of a CUDA graph, it encloses the launch of the graph.
 
     Args:
         gpu: with the columns device, graph, start and correlation.
@@ -318,9 +321,9 @@ def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64
 
 
 def _executions_by_repetition(gpu: pl.DataFrame) -> pl.Series:
-    """Number of the execution each activity is part of, for files that lack the host ranges.
+    """For each activity, the number of its execution, for files that lack the host ranges.
 
-    A new one begins whenever the first activity of the program comes again, in a launch of its own.
+    A new execution begins whenever the program's first activity is repeated by another launch.
 
     Args:
         gpu: columns device, program, hlo_op, name and correlation, sorted by start.
@@ -340,10 +343,10 @@ def _executions_by_repetition(gpu: pl.DataFrame) -> pl.Series:
 
 
 def _iterations(gpu: pl.DataFrame) -> pl.Series:
-    """For each activity, how many earlier runs of its instruction there are in the same execution.
+    """For each activity, the number of earlier runs of its instruction in the same execution.
 
-    XLA gives every run of an instruction a number of its own (scope_range_id), which all that it
-    launches shares. Older files lack it; there, a kernel of the same name is the next run.
+    XLA gives every run of an instruction its own number (scope_range_id), which all activities of
+    that run share. Older files lack it; there, each further activity of the same name is the next run.
 
     Args:
         gpu: columns execution, hlo, name and scope_range, sorted by start.

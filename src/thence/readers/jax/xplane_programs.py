@@ -1,4 +1,4 @@
-"""The XLA programs that a profile of jax.profiler shows: their HLO, from the file or from dumps beside it."""
+"""The XLA programs in a profile of jax.profiler: their HLO, from the file or from dumps in the same folder."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["RunPrograms"]
 
 @dataclass(frozen=True)
 class RunPrograms:
-    """The programs that ran: HLO modules, and where each program number leads.
+    """The programs that ran: their HLO modules, and which module each program number has.
 
     Attributes:
-        modules: of those whose HLO is known.
+        modules: of the programs whose HLO is known.
         index: program number to position in ``modules``.
-        warnings: about those whose HLO is not.
+        warnings: about programs whose HLO is missing or damaged.
     """
 
     modules: tuple[HloModule, ...]
@@ -39,7 +39,7 @@ class RunPrograms:
 
     @classmethod
     def of(cls, space: XSpace, events: pl.DataFrame, path: str) -> RunPrograms:
-        """The programs of the device events, from the file itself or from dumps beside it."""
+        """The programs of the device events; HLO from the file itself, else from dumps in its folder."""
         used = events.select("program", pl.col("hlo_module").cast(pl.String)).drop_nulls("program")
         names = dict(used.unique("program", keep="first", maintain_order=True).rows())
         protos = dict(space.programs.select("program", "proto").reverse().rows())
@@ -67,13 +67,13 @@ class RunPrograms:
         return cls(tuple(hlo_of[p] for p in numbers), index, tuple(warnings))
 
     def identities(self, program: Iterable[int]) -> list[str]:
-        """The fingerprint of each program, equal on all ranks, or else its number."""
+        """The fingerprint of each program, which is equal on all ranks; its number if it has none."""
         fingerprints = {p: self.modules[i].fingerprint for p, i in self.index.items()}
         return [fingerprints.get(p) or str(p) for p in program]
 
 
 def _dumps_beside(path: str) -> tuple[tuple[HloModule, ...], list[str]]:
-    """HLO dumps in the folder of the trace, and what was wrong with some of them."""
+    """The modules of the HLO dumps in the folder of the trace, and a warning for each unreadable dump."""
     folder = PurePath(path).parent
     if path == STANDARD_INPUT:
         return (), []
@@ -91,7 +91,10 @@ def _dumps_beside(path: str) -> tuple[tuple[HloModule, ...], list[str]]:
 def _dumps_of_programs(
     lacking: dict[int, str | None], dumped: tuple[HloModule, ...], events: pl.DataFrame
 ) -> Iterator[tuple[int, HloModule]]:
-    """The dump of each program: same name, and an instruction for every HLO op that ran."""
+    """The dump of each program: it has the program's name, and an instruction for every HLO op that ran.
+
+    If several dumps fit, the one with the program's number is taken, else none.
+    """
     for program, name in lacking.items():
         ops_that_ran = events.filter(pl.col("program") == program)["hlo"].drop_nulls().unique()
         wanted = set(ops_that_ran.cast(pl.String))

@@ -1,15 +1,15 @@
 """XSpace files (``*.xplane.pb`` of jax.profiler and TensorFlow) as columns, format level only.
 
-A space has planes, a plane has lines, a line has events, an event has stats; names are numbers into
-the plane's metadata. What the planes of a JAX trace on a GPU are:
+A space has planes, a plane has lines, a line has events, an event has stats; names are stored as numbers
+that refer to the plane's metadata. The planes of a JAX trace on a GPU are:
 
 - ``/device:GPU:n``: a line per CUDA stream, whose id is the stream's: kernels, copies and sets.
 - ``/host:CPU``: a line per host thread, with TraceMe ranges and CUDA API calls.
 - ``/host:metadata``: no lines; its event metadata hold the HLO module of each program.
 - ``Task Environment``: no lines; when the profile began and ended.
 
-XLA's profiler (ToXStat in cupti_collector.cc) writes the parameters of launches and copies as one text of
-``key:value`` pairs separated by blanks, which `parsed_details` decodes:
+XLA's profiler (ToXStat in cupti_collector.cc) writes the parameters of a launch or copy as one text of
+``key:value`` pairs separated by spaces, which `parsed_details` decodes:
 
     kernel_details  regs:22 static_shared:0 dynamic_shared:0 grid:256,1,1 block:256,1,1 occ_pct:100
     memcpy_details  kind_src:device kind_dst:device size:2097152 dest:0 async:1
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _MOST_SAID, _MOST_SENTENCES = 500, 20
-"""Bytes of a message of the profiler's, and messages, that are passed on."""
+"""Most bytes of one message of the profiler, and most messages, that are passed on."""
 DETAILS: dict[str, pl.DataType] = {
     "registers": pl.Int32(),  # per thread
     "static_shared": pl.Int64(),  # bytes per block
@@ -66,17 +66,17 @@ DETAILS: dict[str, pl.DataType] = {
     "block": pl.Array(pl.UInt32, 3),  # threads
     "bytes": pl.Int64(),  # copied or set
     "source_kind": pl.String(),  # device, host, pinned, ...
-    "destination_kind": pl.String(),  # of a set: what is set
+    "destination_kind": pl.String(),  # for a memset: kind of the memory that is set
     "destination_device": pl.Int64(),
     "is_async": pl.Boolean(),
 }
-"""Schema of parsed details; a text that lacks a key leaves null."""
+"""Schema of parsed details; null where a text lacks the key."""
 _NUMBER = re.compile(r"\d{1,18}")
 _UINT32 = 1 << 32
 _TIMES: dict[str, pl.DataType] = {
     "start": pl.Int64(),  # ns, rounded down; on the file's clock, see XSpace.start_ns
     "duration": pl.Int64(),  # ns, such that start + duration is the end rounded down
-    "start_rest_ps": pl.Int16(),  # what rounding the start took away, 0 to 999
+    "start_rest_ps": pl.Int16(),  # remainder from rounding the start down, 0 to 999
     "duration_ps": pl.Int64(),  # exact
 }
 _KIND = pl.Enum(["kernel", "memcpy", "memset", "other"])
@@ -84,13 +84,13 @@ GPU_EVENTS: dict[str, pl.DataType] = {
     "device": pl.Int32(),  # ordinal, from the plane's name
     "stream": pl.Int64(),  # id of the line
     "line": pl.Categorical(),  # name of the line, such as Stream #14(Compute,Memset)
-    "kind": _KIND,  # other: an event that is none of these, as of the profiler's own overhead
-    "name": pl.Categorical(),  # demangled where the profiler did
+    "kind": _KIND,  # other: an event without details, such as the profiler's own overhead
+    "name": pl.Categorical(),  # demangled if the profiler did that
     **_TIMES,
     **{name: kind.dtype for name, kind in GPU_STATS.items()},
     **DETAILS,
 }
-"""Schema of the GPU events; from correlation on, null where the event lacks the stat."""
+"""Schema of the GPU events; the columns from correlation on are null where the event lacks the stat."""
 HOST_EVENTS: dict[str, pl.DataType] = {
     "plane": pl.Categorical(),
     "thread": pl.Int64(),  # id of the line: a hash of the thread, or the thread id
@@ -99,7 +99,7 @@ HOST_EVENTS: dict[str, pl.DataType] = {
     **_TIMES,
     **{name: kind.dtype for name, kind in HOST_STATS.items()},
 }
-"""Schema of the host events; stats as for the GPU events."""
+"""Schema of the host events; the columns of stats are null where the event lacks the stat."""
 LINES: dict[str, pl.DataType] = {
     "plane": pl.String(),
     "line": pl.Int64(),  # id
@@ -119,9 +119,9 @@ DEVICES: dict[str, pl.DataType] = {
     "compute_capability": pl.String(),  # such as 9.0
     "process": pl.Int64(),
 }
-"""Schema of the GPUs; null where the plane does not say."""
+"""Schema of the GPUs; null where the plane lacks the stat."""
 PROGRAMS: dict[str, pl.DataType] = {
-    "program": pl.Int64(),  # program_id of the events; 0 is a number like others
+    "program": pl.Int64(),  # program_id of the events; 0 is a valid number
     "name": pl.String(),  # such as jit_train_step
     "proto": pl.Binary(),  # serialized HloProto
 }
@@ -141,12 +141,12 @@ class XSpace:
         lines: columns of `LINES`.
         devices: columns of `DEVICES`.
         programs: columns of `PROGRAMS`.
-        start_ns: Unix time in ns when the profile began. Saved files count all other times from
-            there; None where the file does not say: its times may then be Unix times.
+        start_ns: Unix time in ns at which the profile began; all other times of a saved file count
+            from it. None where the file does not state it; its times may then be Unix times.
         versions: jax_version, cuda_driver_version and the like.
         hostnames: machines it was recorded on.
-        errors: what the profiler reports as failed.
-        warnings: what the profiler reports as doubtful, dropped events above all.
+        errors: errors that the profiler reports.
+        warnings: warnings that the profiler reports, mainly of dropped events.
     """
 
     gpu: pl.DataFrame
@@ -201,7 +201,10 @@ def decode_xspace(data: bytes, path: str) -> XSpace:
 
 
 def _sentences(said: Sequence[bytes]) -> tuple[str, ...]:
-    """What the profiler says, each on one line: some are whole reports, and damage makes them of anything."""
+    """The profiler's messages, each as one short line.
+
+    Some messages are long reports, and in a damaged file a message can be any bytes.
+    """
     lines = [" ".join(text(one[:_MOST_SAID]).split()) for one in said[:_MOST_SENTENCES]]
     more = len(said) - len(lines)
     return (*lines, f"{more:,} more of its messages are not shown") if more else tuple(lines)
@@ -218,13 +221,13 @@ def _plane_stats(plane: XPlane) -> dict[str, int | float | str | bytes | None]:
 
 
 def _gpu_frame(events: Events) -> pl.DataFrame:
-    """The common columns, and the details that events refer to, each text parsed once."""
+    """The common columns and the details of the events; each distinct text of details is parsed once."""
     kinds = ("kernel", "memcpy", "memset")
     codes = np.stack([events.codes(f"{kind}_details") for kind in kinds])
     used = np.unique(codes[codes >= 0])
     details = parsed_details([events.strings.values[code] for code in used])
     code = codes.max(axis=0, initial=-1)
-    rows = np.where(code >= 0, np.searchsorted(used, code), len(used))  # the last one is all null
+    rows = np.where(code >= 0, np.searchsorted(used, code), len(used))  # the last row is all null
     padded = pl.concat([details, details.clear(1)])
     which = np.where(code >= 0, codes.argmax(axis=0), len(kinds))
     return (
@@ -285,10 +288,10 @@ def _integer(value: object) -> int | None:
 
 
 def _programs(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
-    """The HLO protos in the event metadata of /host:metadata, with the number that events use.
+    """The HLO protos in the event metadata of /host:metadata, with the program number that events use.
 
-    It is a stat in newer files, and in all known ones the "(N)" after the name; the oldest have
-    neither for some programs, and there the key of the metadata is the number.
+    The number is a stat in newer files, and the "(N)" after the name in all known files. In the
+    oldest files some programs have neither; there, the key of the metadata is the number.
     """
     rows = []
     for plane in (plane for name, plane in planes if name == "/host:metadata"):
@@ -312,7 +315,7 @@ def _programs(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
 
 
 def parsed_details(texts: Sequence[str]) -> pl.DataFrame:
-    """One row for each text; there are few different ones, however many events refer to them."""
+    """One row of `DETAILS` for each text; callers pass each distinct text once, and there are few."""
     rows = [_row(dict(_pairs(text))) for text in texts]
     return pl.DataFrame(rows, schema=DETAILS, orient="row")
 

@@ -88,8 +88,8 @@ HOST_STATS = {
     "step": Stat(("step_num",), _INT),  # of jax.profiler.StepTraceAnnotation
     "run": Stat(("run_id",), _INT),  # one execution of a program
     "module_name": Stat(("module_name",), _NAME),  # program that GpuExecutable runs
-    "producer_type": Stat(("_pt",), _INT),  # work handed from thread to thread: the producer's type
-    "producer": Stat(("_p",), _INT),  # and number, equal to the consumer's of the other event
+    "producer_type": Stat(("_pt",), _INT),  # for work handed from thread to thread
+    "producer": Stat(("_p",), _INT),  # number; equals "consumer" of the event that takes the work
     "consumer_type": Stat(("_ct",), _INT),
     "consumer": Stat(("_c",), _INT),
     "source_file": Stat(("_src",), _NAME),  # C++ file of a TraceMe
@@ -110,19 +110,19 @@ DETAIL_STATS = {
 
 
 def text(value: bytes) -> str:
-    """UTF-8 text; what is not becomes the replacement character."""
+    """The bytes decoded as UTF-8; invalid bytes become the replacement character."""
     return value.decode("utf-8", "replace")
 
 
 class Strings:
-    """Every distinct string of a file once; events hold numbers into `values`."""
+    """The distinct strings of a file; events refer to a string by its position in `values`."""
 
     def __init__(self) -> None:
         self.values: list[str] = []
         self._codes: dict[str, int] = {}
 
     def code(self, value: str) -> int:
-        """The number of a string, new or not."""
+        """The position of a string in `values`; a new string is appended."""
         code = self._codes.get(value)
         if code is None:
             code = self._codes[value] = len(self.values)
@@ -150,7 +150,7 @@ class Events:
     """Events of several planes, collected line by line.
 
     Attributes:
-        strings: shared table of names.
+        strings: table of names, shared by several `Events`.
     """
 
     def __init__(self, stats: Mapping[str, Stat], strings: Strings) -> None:
@@ -185,7 +185,7 @@ class Events:
             self._lines.append((label, line.id, name, line.timestamp_ns, self._count - before))
 
     def _columns(self, plane: XPlane) -> list[tuple[str, int]]:
-        """Each stat id of the plane that becomes a column, and which."""
+        """Column name and stat id of each stat of the plane that becomes a column."""
         ids: dict[str, list[int]] = {}
         for key, metadata in plane.stat_metadata.items():
             ids.setdefault(text(metadata.name), []).append(key)
@@ -202,7 +202,7 @@ class Events:
         names: Mapping[int, int],
         constant: Mapping[int, Sequence[bytes]],
     ) -> StatValues:
-        """Appends names and times of serialized events; their stats come back."""
+        """Appends names and times of serialized events, and returns their stats."""
         shared = [stat for stats in constant.values() for stat in stats]
         messages = Messages.of([*events, *shared])
         count = len(events)
@@ -220,7 +220,7 @@ class Events:
             active = active[cursors.tag()[active] == _STATS]
         single = (
             cursors.integer(_OCCURRENCES) == 0
-        )  # others are aggregated: no place on the time axis
+        )  # other events are aggregated and have no time
         distinct_keys, position = np.unique(key, return_inverse=True)
         codes = np.asarray([names.get(k, -1) for k in distinct_keys.tolist()], np.int64)
         self._names.append(codes[position][single])
@@ -240,7 +240,10 @@ class Events:
         messages: Messages,
         count: int,
     ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-        """Stats of the metadata: they come before an event's own, which win."""
+        """Event, start and end of the stats in event metadata.
+
+        They precede the stats of the events themselves, which therefore override them.
+        """
         rows: list[NDArray[np.int64]] = []
         starts: list[NDArray[np.int64]] = []
         ends: list[NDArray[np.int64]] = []
@@ -255,7 +258,7 @@ class Events:
         return rows, starts, ends
 
     def _take(self, column: str, values: StatValues, plane: XPlane) -> None:
-        """Moves the values of one stat to its column."""
+        """Appends the values of one stat to its column."""
         if not len(values.row):
             return
         cells, dtype = self._cells[column], self._stats[column].dtype
@@ -276,7 +279,7 @@ class Events:
             cells.values.append(integers)
 
     def _codes_of(self, values: StatValues, plane: XPlane) -> NDArray[np.int64]:
-        """Numbers into `strings`; what is neither text nor a known reference is the empty one."""
+        """Positions in `strings`; the empty string for values that are neither text nor a known reference."""
         references, position = np.unique(
             np.where(values.tag == REFERENCE, values.integer, 0), return_inverse=True
         )
@@ -293,7 +296,7 @@ class Events:
         return self._count
 
     def codes(self, column: str) -> NDArray[np.int64]:
-        """Numbers into `strings` of a column of names, -1 where an event has none."""
+        """Positions in `strings` for a column of names; -1 where an event has no value."""
         cells = self._cells[column]
         result = np.full(len(self), -1, np.int64)
         if cells.rows:
@@ -323,7 +326,7 @@ class Events:
             "line_id": pl.Series(ids),
             "line": named(strings, names),
             "name": named(strings, codes),
-            # Both ends are rounded down, so that neither order nor nesting nor touching changes.
+            # Both ends are rounded down, which keeps the order and nesting of events, and which events touch.
             "start": pl.Series(stamps + offsets // 1000),
             "duration": pl.Series((rest + durations) // 1000),
             "start_rest_ps": pl.Series(rest.astype(np.int16)),
@@ -352,19 +355,19 @@ class Events:
 
 
 def named(strings: pl.Series, codes: NDArray[np.int64]) -> pl.Series:
-    """The strings behind codes; null for -1."""
+    """The strings at positions of a table of strings; null for -1."""
     positions = pl.Series(codes)
     return strings.gather(pl.select(pl.when(positions >= 0).then(positions)).to_series())
 
 
 def _number(value: bytes) -> int:
-    """An id written as text, such as $$1; 0 for what is no number."""
+    """An id written as text, such as $$1; 0 for text that is not a number."""
     digits = value.lstrip(b"$")
     return int(digits) if digits.isdigit() and len(digits) < 19 else 0
 
 
 def stat_value(stat: XStat, plane: XPlane) -> int | float | str | bytes | None:
-    """The value of a single stat, whatever its type; for the few that planes carry themselves."""
+    """The value of a single stat of any type; for the few stats of a plane itself."""
     kind = stat.WhichOneof("value")
     if kind is None:
         return None
