@@ -1,4 +1,5 @@
-"""Stores: the ranks of a job as Parquet, one folder a rank, with a small summary of each.
+"""Stores: the ranks of a job as Parquet files, one folder for each input, with a small summary of each rank.
 
-`ingest` writes one, `store` reads it, `stored_trace` asks it what a `Trace` is asked. `layout` is the format.
+`ingest` writes a store, `store` reads it, `stored_trace` gives it the interface of `Trace`, and `layout` defines the
+format.
 """

@@ -1,4 +1,4 @@
-"""Facts of a trace, and what makes it unsound, as JSON values and back."""
+"""Encodes the facts and the soundness of a trace as JSON, decodes them, and merges those of several ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Facts", "decode_facts", "encode_facts", "merged_meta", "merged_sound
 
 _Kind = TypeVar("_Kind")
 _ONE_RANK_RULES = frozenset({"windows_apart"})
-"""Rules about several ranks, which no rank alone can be judged by."""
+"""Rules that compare several ranks, which therefore cannot be checked on a single rank."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is known of one part beside its tables.
+    """What is known of one part in addition to its tables.
 
     Attributes:
         meta: of its trace.
@@ -90,13 +90,13 @@ def _soundness(value: dict[str, Any]) -> Soundness:
 
 
 def _each(values: Any, kind: type[_Kind]) -> tuple[_Kind, ...]:
-    """Values as instances of a dataclass, whose fields hold single texts and numbers."""
+    """JSON objects as instances of a dataclass whose fields hold strings, numbers or None."""
     plain = msgspec.convert(values, list[dict[str, str | int | float | None]])
     return tuple(kind(**fields) for fields in plain)
 
 
 def merged_meta(parts: Sequence[Meta]) -> Meta:
-    """Facts of all ranks; equal sentences once.
+    """Facts of all ranks; each distinct warning and note once.
 
     Args:
         parts: of single ranks.
@@ -123,11 +123,11 @@ def merged_meta(parts: Sequence[Meta]) -> Meta:
 
 
 def merged_soundness(parts: Sequence[Soundness], of_all: Soundness) -> Soundness:
-    """What makes the ranks unsound, each alone and all together.
+    """The soundness of a job: findings about each rank, and findings about all ranks together.
 
     Args:
         parts: of single ranks.
-        of_all: by the rules that look at several ranks.
+        of_all: found by the rules that compare several ranks.
     """
     findings = [finding for part in (*parts, of_all) for finding in part.findings]
     alone = (x for part in parts for x in part.not_checked if x.code not in _ONE_RANK_RULES)

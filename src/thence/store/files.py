@@ -1,6 +1,6 @@
-"""The files of a store as they are read. A store may come from elsewhere, so nothing in it is taken on trust.
+"""Reads and writes the files of a store. A store may come from an untrusted source, so its files are checked.
 
-Parquet can claim billions of rows in a few bytes, and opening a FIFO waits for ever: both are refused before
+A Parquet file of a few bytes can claim billions of rows, and opening a FIFO blocks forever: both are refused before
 anything is read.
 """
 
@@ -28,15 +28,15 @@ __all__ = ["content_of", "is_there", "reading", "rows_within", "tables_within", 
 
 
 _MOST_NESTED = 3
-"""Lists within lists in a column: of hundreds, each takes a megabyte to read."""
+"""Most levels of lists within lists in a column; with hundreds of levels, each takes a megabyte to read."""
 
 
 @contextmanager
 def reading(where: Path) -> Iterator[None]:
-    """Tells errors of reading tables as damage.
+    """Converts errors that reading tables raises to `DamagedInput`.
 
     Args:
-        where: for messages: the file, part or store whose tables are read within.
+        where: for messages: the file, part or store whose tables the block reads.
 
     Raises:
         DamagedInput: a table cannot be read, or is not as thence writes it.
@@ -52,10 +52,10 @@ def reading(where: Path) -> Iterator[None]:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file.
+    """Whether there is a file at this path.
 
     Raises:
-        DamagedInput: something else is there, or may not be looked at.
+        DamagedInput: there is something other than a regular file, or it cannot be accessed.
     """
     try:
         check_regular(str(path))
@@ -72,7 +72,7 @@ def content_of(path: Path, most: Bytes) -> bytes:
     """The bytes of a file.
 
     Raises:
-        DamagedInput: it is not there, no file, cannot be read, or larger than ``most``.
+        DamagedInput: it is missing, is not a regular file, cannot be read, or is larger than ``most``.
     """
     if not is_there(path):
         raise DamagedInput(str(path), "is missing")
@@ -83,14 +83,14 @@ def content_of(path: Path, most: Bytes) -> bytes:
 
 
 def tables_within(paths: Sequence[Path], where: Path) -> pl.LazyFrame:
-    """Parquet files as one table, as a plan of which only the footers have been read.
+    """Parquet files as one lazy table, of which only the footers have been read.
 
     Args:
-        paths: all of them are there.
+        paths: at least one of them exists.
         where: for messages.
 
     Raises:
-        DamagedInput: they are no Parquet files, or claim many times more than they store.
+        DamagedInput: they are not Parquet files, or claim many times more rows than they can store.
     """
     with reading(where):
         plan = pl.scan_parquet([path for path in paths if is_there(path)], glob=False)
@@ -98,10 +98,10 @@ def tables_within(paths: Sequence[Path], where: Path) -> pl.LazyFrame:
 
 
 def rows_within(plan: pl.LazyFrame, paths: Sequence[Path], where: Path) -> pl.LazyFrame:
-    """The plan over some files, if its rows are no more than what these store allows.
+    """Returns a plan over some files if its number of rows is possible for the size of the files.
 
     Raises:
-        DamagedInput: they claim many times more than they store, or hold lists within many lists.
+        DamagedInput: they claim many times more rows than they can store, or nest lists too deeply.
     """
     with reading(where):
         schema = plan.collect_schema()
@@ -115,7 +115,7 @@ def rows_within(plan: pl.LazyFrame, paths: Sequence[Path], where: Path) -> pl.La
 
 
 def _depth(dtype: object) -> int:
-    """How many lists and arrays are around the values of a type."""
+    """The levels of lists and arrays around the values of a type."""
     depth = 0
     while isinstance(dtype, pl.List | pl.Array):
         dtype, depth = dtype.inner, depth + 1
@@ -129,7 +129,7 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
     """Writes a table as Parquet.
 
     Raises:
-        OSError: it cannot be written there; Polars tells it as an error of its own.
+        OSError: it cannot be written there; converted from the error that Polars raises for this.
     """
     try:
         frame.write_parquet(path, compression="lz4")

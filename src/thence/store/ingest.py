@@ -1,7 +1,8 @@
-"""Writes a store: every input that is not in it yet, or has changed since, becomes a part; then the joined summaries.
+"""Writes a store: a part for every input that is new or has changed, then the joined summaries.
 
-What workers do is `thence.store.task`; here is what has to see all inputs: which there are, which parts are still
-true, what becomes of ranks that two inputs hold. Nothing here reads tables, so memory does not grow with ranks.
+Workers run `thence.store.task`. This module does what concerns all inputs: it finds them, decides which parts are up
+to date, and resolves ranks that two inputs hold. It reads no tables of ranks, so its memory hardly grows with their
+number.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ __all__ = ["Ingested", "Sources", "ingest", "sources_of"]
 
 @dataclass(frozen=True)
 class Ingested:
-    """What an ingest did.
+    """The result of an ingest.
 
     Attributes:
         manifest: of the store.
@@ -61,7 +62,7 @@ class Ingested:
     kept: int
 
     def to_json(self) -> dict[str, Any]:
-        """What was done, as the command line prints it with ``--format json``."""
+        """The result as the command line prints it with ``--format json``."""
         manifest = self.manifest
         ranks = [
             {"rank": rank, "source": entry.source, "activities": entry.rows,
@@ -82,13 +83,13 @@ class Ingested:
 
 @dataclass(frozen=True)
 class Sources:
-    """What is to be in a store.
+    """The inputs of a store.
 
     Attributes:
-        names: inputs of single processes, each by a name that every machine knows it by.
-        given: those that were named one by one, and not found in a directory.
+        names: inputs of single processes, by names that are the same on every machine.
+        given: what the user named. A name that is not among them was found in a directory.
         notes: on what was left out of directories, such as other runs.
-        add: whether several inputs of one rank become ranks of their own.
+        add: whether several inputs that hold the same rank become ranks of their own.
     """
 
     names: tuple[str, ...]
@@ -107,20 +108,19 @@ def ingest(
 ) -> Ingested:
     """Writes a store, or brings one up to date.
 
-    Every rank is read by a worker of its own. After a kill the same call resumes: it reads what is not in the store
-    yet. An input that cannot be read is left out, with the reason in the manifest.
+    Each input is one job of a worker. If an ingest was killed, the same call resumes it: it reads only what is not in
+    the store yet. An input that cannot be read is left out, with the reason in the manifest.
 
     Args:
         sources: from `sources_of`; recordings may still be growing.
         store: folder to write; created. Workers on other machines must see it under the same path.
-        settings: how to read; a store has one set.
-        workers: where the work is done; None: processes of this machine.
-        progress: called with how many inputs are done, and how many there are.
+        settings: how to read; inputs that were read with other settings are read again.
+        workers: run the jobs; None: processes of this machine.
+        progress: called with the number of inputs that are done, and the number of all inputs.
 
     Raises:
         InputError: none of the inputs could be read.
-        UsageError: the folder holds something else, a store whose inputs were read in another way, or one that
-            another process is writing.
+        UsageError: the folder holds other files, cannot be written to, or is a store that another process is writing.
     """
     root = Path(os.path.abspath(store))  # noqa: PTH100 - the same name on every machine: no links are followed
     _make(root)
@@ -137,7 +137,7 @@ def _ingested(
     workers: Workers,
     progress: Callable[[int, int], None],
 ) -> Ingested:
-    """As `ingest`, of a store that nobody else writes."""
+    """As `ingest`, while the lock of the store is held."""
     _prepare(root, settings)
     known = _parts(root, settings)
     states = SourceStates()
@@ -162,15 +162,15 @@ def _ingested(
 
 
 def sources_of(inputs: Sequence[str], run: str | None = None, *, add: bool = False) -> Sources:
-    """The inputs of single processes among files, directories, globs and URLs.
+    """The inputs of single processes that files, directories, globs and URLs name.
 
     Args:
         inputs: as the user names them.
         run: of directories that hold several runs, the one to read; None: the newest.
-        add: keep all of several inputs that hold one rank, each as a rank of its own.
+        add: keep all inputs that hold the same rank, each as a rank of its own.
 
     Raises:
-        InputError: nothing was found for an input, or it is standard input.
+        InputError: nothing was found for an input, it is standard input, or all inputs are labels of CUDA graphs.
         UsageError: a run is named and no input is a directory.
     """
     if STANDARD_INPUT in inputs:
@@ -180,7 +180,7 @@ def sources_of(inputs: Sequence[str], run: str | None = None, *, add: bool = Fal
     files, notes = files_of(inputs, run, add=add)
     sources = [process for file in files for process in _processes(file)]
     names = dict.fromkeys(map(_everywhere, sources))
-    # Labels of CUDA graphs are found by the reader of the trace beside them.
+    # Labels of CUDA graphs are no inputs: the reader of a trace finds those in its folder.
     kept = [
         name for name in names if is_url(name) or not Path(name).is_file() or not holds_labels(name)
     ]
@@ -191,7 +191,7 @@ def sources_of(inputs: Sequence[str], run: str | None = None, *, add: bool = Fal
 
 
 def _everywhere(name: str) -> str:
-    """The name by which every machine knows an input."""
+    """The absolute path of an input, or its URL: the same name on every machine."""
     return name if is_url(name) else os.path.abspath(name)  # noqa: PTH100 - links are not followed
 
 
@@ -208,7 +208,7 @@ def _processes(name: str) -> list[str]:
 
 
 def _make(root: Path) -> None:
-    """Makes the folder of a store, if there is none. In a folder that holds other files nothing is made."""
+    """Creates the folder of a store if it does not exist; refuses a file, or a folder that holds other files."""
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root}: is a file; a store is a folder")
     root.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def _check_others(root: Path) -> None:
 
 
 def _prepare(root: Path, settings: Settings) -> None:
-    """Makes the folders of a store, and says in its manifest that it is not complete."""
+    """Creates the folders of a store and, if it is new, a manifest that is not complete; removes unfinished parts."""
     _check_others(root)
     if not is_store(root):
         write_json(root / MANIFEST, Manifest(settings=settings))
@@ -250,7 +250,7 @@ def _is_current(part: tuple[str, Part] | None, source: str, states: SourceStates
     try:
         return part[1].fingerprint == states.of(source)
     except InputError:
-        return False  # reading it will say what is wrong
+        return False  # the job that reads it reports what is wrong
 
 
 def _joined(
@@ -295,5 +295,5 @@ def _joined(
 
 
 def _utf8(text: str) -> str:
-    """A text that JSON can hold: names of files need not be UTF-8."""
+    """The text with escapes for what JSON cannot hold: names of files need not be UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()

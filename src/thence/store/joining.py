@@ -1,4 +1,4 @@
-"""The summaries of all ranks, put together from those of single ranks in files of some hundred ranks each."""
+"""Joins the summaries of single ranks into files of some hundred ranks each, and reads these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["join_summaries", "read_summary", "summary_folders"]
 
 _AT_ONCE = 256
-"""Ranks of one file: their summaries are in memory together while it is written."""
+"""Parts whose summaries go to one file; they are in memory together while it is written."""
 
 
 def join_summaries(root: Path, entries: Sequence[Entry]) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def join_summaries(root: Path, entries: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None:
-    """Writes one file of every summary that one of some ranks has."""
+    """Writes one file of each summary that at least one of these parts has."""
     before, after = summary_file("*").split("*")
     files: dict[str, list[tuple[Path, Entry]]] = {}
     for entry in entries:
@@ -61,7 +61,7 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
 
 
 def summary_folders(root: Path, names: Sequence[str]) -> list[Path]:
-    """Where the summaries of all ranks are.
+    """The folders of the joined summaries.
 
     Args:
         root: of the store.
@@ -71,10 +71,10 @@ def summary_folders(root: Path, names: Sequence[str]) -> list[Path]:
 
 
 def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | None:
-    """A summary of all ranks as a plan; None where no rank has it.
+    """A summary of all ranks as a lazy frame; None if no rank has it.
 
     Raises:
-        DamagedInput: the manifest names it, and it is not there, or no table.
+        DamagedInput: the manifest names it, but it is missing or is not a table.
     """
     if name not in manifest.summaries:
         return None

@@ -4,15 +4,15 @@
     STORE/manifest.json                  what is in the store; a folder with one is a store
     STORE/ranks/rank-00003-1f0c9a7e/     one input: rank (the lowest of several), and a key of where it came from
         part.json                        its source, ranks, times and sizes; written before the folder gets its name
-        facts.json                       facts of the trace, and what makes it unsound
-        activities.parquet               device activities and where each came from, one row each
+        facts.json                       facts of the trace, and its soundness
+        activities.parquet               device activities and their places, one row for each activity
         host.parquet ...                 the other tables; host ranges on request
         summary-NAME.parquet             summaries, a few rows each
     STORE/summaries/NAME/0000000.parquet  the summaries of all ranks, some hundred in a file
 
-A folder of a rank appears under its name when it is complete, by one rename, so that whoever writes it may die at
-any moment. `manifest.json` and the joined summaries are made from these folders, and can be made again.
-Only this module knows the names; all of them are checked when a manifest is read.
+The folder of an input gets its name by one rename when it is complete, so the process that writes it can be killed at
+any time. `manifest.json` and the joined summaries are made from these folders, and can be made again.
+Only this module defines the names; all of them are checked when a manifest is read.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ MANIFEST, PART, FACTS = "manifest.json", "part.json", "facts.json"
 RANKS, SUMMARIES = "ranks", "summaries"
 LOCK = ".thence-ingest"
 WHY_LEFT = ("unreadable", "lost", "duplicate", "other_time", "no_trace")
-"""Why an input is not in a store. unreadable: it cannot be read. lost: whoever read it was killed. duplicate: it is
-a rank that a newer input is. other_time: it says no rank, and was not recorded when the others were. no_trace: a file
-of a directory that is something else."""
+"""Why an input is not in a store. unreadable: it cannot be read. lost: the process that read it was killed. duplicate:
+it holds a rank that a newer input holds too. other_time: it does not state its rank, and was not recorded at the same
+time as the others. no_trace: it was found in a directory, and is not a trace."""
 BAD = frozenset({"unreadable", "lost"})
-"""Those of them by which a rank is missing."""
+"""The reasons that mean that a rank is missing from the store."""
 _FOLDER = re.compile(r"rank-\d{5,10}-[0-9a-f]{12}")
 _SUMMARY = re.compile(r"[a-z_]{1,60}")
 MOST_RANKS = 1 << 31
-"""Tables number ranks by 32 bits."""
+"""Every rank is less than this, because tables hold ranks as Int32."""
 _MOST_BYTES = 1 << 30
-"""Of a manifest: 100 bytes or so a rank."""
+"""Most bytes of a description; a manifest has some 100 bytes for each rank."""
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How inputs are read; what was read in another way is read again.
+    """How inputs are read; inputs that were read with other settings are read again.
 
     Attributes:
         own: what else counts as the user's own code, as in `thence.open`.
@@ -98,12 +98,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """What tells whether an input is as it was when it was read.
+    """The state of an input, which shows whether it has changed since it was read.
 
     Attributes:
-        bytes: of all its files, labels of CUDA graphs beside it included.
-        changed: when the newest of them changed: ns of Unix time, or what a remote store says instead.
-        files: how many there are.
+        bytes: size of all its files, including the labels of CUDA graphs in its folder.
+        changed: time at which the newest of them changed: Unix time in ns, or what a remote store reports instead.
+        files: number of these files.
     """
 
     bytes: int
@@ -118,13 +118,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         source: where it was read from.
         fingerprint: of the source, before it was read.
         settings: how it was read.
-        ranks: that it holds, as its tables number them.
-        stated: whether it says which rank it is, itself or by its name.
-        window: first start and last end of what it holds, Unix ns; None where the clock is not known.
-        rows: of each table.
-        memory_bytes: what its tables take in memory.
-        cpu_seconds: that reading and writing took, all threads together.
-        peak_bytes: most memory that the process which read it had ever used.
+        ranks: the ranks that it holds, as its tables number them.
+        stated: whether it states its rank, in its content or by its name.
+        window: first start and last end of its device work, else of its host ranges, Unix ns; None if unknown.
+        rows: number of rows by table.
+        memory_bytes: memory that its tables take.
+        cpu_seconds: CPU time of reading and writing it, all threads together.
+        peak_bytes: peak memory of the process that read it, which may have read others before.
     """
 
     source: str
@@ -164,7 +164,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def renumbered(self) -> dict[int, int]:
-        """The number shown of each rank whose tables have another."""
+        """For ranks that are shown under other numbers: number in the tables to number shown."""
         pairs = zip(self.written, self.ranks, strict=True)
         return {written: shown for written, shown in pairs if written != shown}
 
@@ -190,7 +190,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         format, version: `FORMAT`, `VERSION`.
         settings: how inputs were read.
         complete: whether every input had been tried when this was written.
-        entries: by rank.
+        entries: sorted by rank.
         left: inputs that are not in the store.
         summaries: names of the joined summaries.
         notes, warnings: on the inputs together, such as ranks that are missing.
@@ -208,7 +208,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a store, or begins as one."""
+    """Whether a path is a folder with a manifest that begins as that of a store."""
     try:
         manifest = Path(path) / MANIFEST
         if not is_there(manifest):
@@ -220,7 +220,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def key_of(source: str) -> str:
-    """A short name for a source, the same in every run, whatever the password: 48 bits of SHA-256."""
+    """A short name for a source, 48 bits of SHA-256: the same in every run, and independent of passwords."""
     name = without_credentials(source)
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
@@ -240,7 +240,7 @@ def read_manifest(store: Path) -> Manifest:
 
     Raises:
         InputError: there is none, or it was written by a later version.
-        DamagedInput: it cannot be read, or names what is outside of the store.
+        DamagedInput: it cannot be read, or lists folders or ranks that no store has.
     """
     manifest = _read(store / MANIFEST, Manifest)
     if manifest.format != FORMAT:
@@ -257,10 +257,10 @@ def read_manifest(store: Path) -> Manifest:
 
 
 def _check_ranks(store: Path, manifest: Manifest) -> None:
-    """Makes sure that every part has ranks, as many as its tables, and that no rank is there twice.
+    """Checks that every part has ranks, as many as its tables have, and that no rank is listed twice.
 
     Raises:
-        DamagedInput: it is otherwise.
+        DamagedInput: one of these does not hold, or a rank is out of range.
     """
     ranks = [rank for entry in manifest.entries for rank in entry.ranks]
     written = [rank for entry in manifest.entries for rank in entry.written]
@@ -291,7 +291,7 @@ def _read(path: Path, kind: type[_Struct]) -> _Struct:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replaces a file with a JSON document, all at once.
+    """Replaces a file with a JSON document by an atomic write.
 
     Raises:
         OSError: it cannot be written there.

@@ -1,4 +1,4 @@
-"""One ingest at a time writes a store."""
+"""A lock, so that only one ingest at a time writes a store."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MOST_BYTES = 500
 
 @contextmanager
 def locked(store: Path) -> Iterator[str | None]:
-    """Holds the lock of a store, which the system gives back however the process ends.
+    """Holds the lock of a store; the system releases it however the process ends.
 
-    The file stays, empty: one that went away could be held by two, each under another inode.
+    The lock file is emptied but never deleted: if it were, two processes could lock two inodes of the same name.
 
     Args:
         store: a folder.
@@ -44,7 +44,7 @@ def locked(store: Path) -> Iterator[str | None]:
         return
     path = store / LOCK
     try:
-        # Opened for reading too, to say who holds it.
+        # Opened for reading too, so that the error can name the holder.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise UsageError(f"{store}: cannot be written to: {error.strerror}") from error
@@ -74,7 +74,7 @@ def locked(store: Path) -> Iterator[str | None]:
 
 
 def _holder(handle: int) -> str:
-    """Who wrote a lock file; only numbers and letters of it are repeated."""
+    """The process and host that a lock file names; of the host only letters, digits and ``.-_`` are kept."""
     try:
         told = json.loads(os.pread(handle, _MOST_BYTES, 0))
         host = "".join(sign for sign in str(told["host"]) if sign.isalnum() or sign in ".-_")

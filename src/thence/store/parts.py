@@ -1,8 +1,9 @@
-"""One part of a store: the attributed tables of one input as Parquet files, written and read.
+"""Writes and reads one part of a store: the attributed tables of one input as Parquet files.
 
-Device activities and their places are one file, ``activities``: columns of `GPU` as they are, but ``program``, ``hlo``
-and ``iteration``, which are ``program_row``, ``hlo_recorded`` and ``repetition`` there, because places have columns
-of these names. Enums are stored as categories, so that a store outlives a version that knows more codes.
+Device activities and their places are in one file, ``activities``. Columns of `GPU` keep their names, except
+``program``, ``hlo`` and ``iteration``, which are stored as ``program_row``, ``hlo_recorded`` and ``repetition``,
+because places have columns of these names. Enums are stored as categoricals, so that a store stays readable when a
+later version adds codes.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _PLACE_TYPES = pl.Schema(
     }
 )
 _MOST_FACTS = 1 << 30
-"""Bytes of a part's facts: some kilobytes, and its notes."""
+"""Most bytes of a part's facts, which have some kilobytes and the notes."""
 
 _TABLES = {
     table.name: table.schema
@@ -95,7 +96,7 @@ def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
     Args:
         trace: with nothing selected.
         folder: exists already.
-        host: whether host ranges, and what is about them, are written too. Without them nothing refers to them.
+        host: whether host ranges and the tables about them are written; if not, references to them become null.
     """
     if not host:
         trace = _without_host(trace)
@@ -166,11 +167,11 @@ def read_table(folder: Path, name: str) -> pl.DataFrame | None:
 
 
 def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
-    """A part as it was when it was written.
+    """The attributed tables of a part as they were written, with its ranks renumbered.
 
     Args:
         folder: of the part.
-        new: numbers to show of its ranks that have others in the tables.
+        new: for ranks that are shown under other numbers: number in the tables to number shown.
 
     Raises:
         DamagedInput: it cannot be read, or its tables refer to rows that are not there.
@@ -210,7 +211,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
 
 
 def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
-    """A table with the numbers to show of ranks that have others in it."""
+    """A table with its ranks renumbered; ranks that `new` lacks keep their numbers."""
     if not new:
         return frame
     return frame.with_columns(pl.col("rank").replace(new))
@@ -239,7 +240,7 @@ def _modules_of(folder: Path) -> tuple[HloModule, ...]:
 
 
 def memory_of(trace: Attributed, *, host: bool) -> int:
-    """About how many bytes the tables of a part take in memory once they are read."""
+    """Approximate bytes that the tables of a part take in memory once they are read."""
     names = [*_TABLES, "gpu", "places"]
     kept = [name for name in names if host or name not in _OF_HOST]
     return sum(int(getattr(trace, name).estimated_size()) for name in kept)

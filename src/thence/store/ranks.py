@@ -1,4 +1,4 @@
-"""Which rank every part of a store is shown as: duplicates, gaps, and inputs that do not say which rank they are."""
+"""Assigns ranks to the parts of a store, with care for duplicates, gaps, and inputs that do not state their rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Found", "Numbered", "numbered"]
 
 _LISTED = 10
-"""Missing ranks that a warning lists."""
+"""Most missing ranks that a warning lists."""
 
 
 class Found(NamedTuple):
@@ -24,7 +24,7 @@ class Found(NamedTuple):
 
 
 class Numbered(NamedTuple):
-    """The parts that are one job, by rank; those that are not, with the reason; and warnings."""
+    """The parts of the job, sorted by rank; the inputs that are left out, with the reason; and warnings."""
 
     entries: tuple[Entry, ...]
     left: tuple[Left, ...]
@@ -32,14 +32,14 @@ class Numbered(NamedTuple):
 
 
 def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
-    """Gives every part its ranks.
+    """Assigns ranks to all parts.
 
-    Of several parts that say that they are one rank, the newest counts. A part that does not say which rank it is
-    gets the next free number, if it was recorded at the same time.
+    Of several parts that state the same rank, the newest is kept. A part that does not state its rank gets the next
+    free number if its own is taken; it is left out if it was not recorded at the same time as the others.
 
     Args:
         found: all parts, in the order of the inputs.
-        add: keep parts that are one rank, under the next free numbers.
+        add: keep all parts: those whose rank is taken get the next free numbers.
     """
     stated = [one for one in found if one.part.stated]
     unstated = [one for one in found if not one.part.stated]
@@ -97,13 +97,13 @@ def _apart(one: Part, other: Part) -> bool:
 
 
 def _free(ranks: tuple[int, ...], holder: dict[int, Found]) -> tuple[int, ...]:
-    """The ranks themselves where none is taken, else the next free numbers."""
+    """The ranks themselves if none of them is taken, else the next free numbers."""
     if not any(rank in holder for rank in ranks):
         return ranks
     count = len(ranks)
     starts = itertools.chain(
         [max(holder) + 1], itertools.count()
-    )  # a file may say that it is the last there can be
+    )  # then from 0 on: a file may claim the highest possible rank
     first = next(
         start
         for start in starts
@@ -113,13 +113,13 @@ def _free(ranks: tuple[int, ...], holder: dict[int, Found]) -> tuple[int, ...]:
 
 
 def _gaps(ranks: Sequence[int]) -> list[str]:
-    """A warning about numbers below the highest that no part holds."""
+    """A warning about the ranks below the highest one that no part holds."""
     if not ranks:
         return []
     count = ranks[-1] + 1 - len(ranks)
     if not count:
         return []
-    # A file can say that it is rank two billion: numbers that are missing are not made before they are listed.
+    # A file can claim to be rank two billion, so missing ranks are only generated as far as they are listed.
     between = (range(a + 1, b) for a, b in itertools.pairwise((-1, *ranks)))
     missing = itertools.islice(itertools.chain.from_iterable(between), _LISTED)
     listed = ", ".join(map(str, missing)) + (" ..." if count > _LISTED else "")

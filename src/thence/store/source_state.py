@@ -1,4 +1,4 @@
-"""As what a source was read: its files, and the labels of CUDA graphs that lie beside it and are read with it."""
+"""The state in which a source is read: its files, and the labels of CUDA graphs in its folder, read with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thence.store.layout import Fingerprint
 __all__ = ["SourceStates"]
 
 _ANNOTATIONS = "kernel_annotations_rank*"
-"""PyTorch's annotation files, which lie in the folder of a trace or in the one above."""
+"""PyTorch's annotation files, which are in the folder of a trace or in its parent."""
 
 
 class SourceStates:
@@ -23,12 +23,13 @@ class SourceStates:
         self._labels: dict[Path, dict[Path, tuple[int, int]]] = {}
 
     def of(self, source: str) -> Fingerprint:
-        """The fingerprint of a source, with the labels that its reader would find beside it.
+        """The fingerprint of a source, including the labels that its reader would find.
 
-        Which of them are the source's own only reading tells, so all of a folder count for every trace in it.
+        Only reading a label file shows which trace it belongs to, so all label files of a folder count for
+        every trace in it.
 
         Raises:
-            InputError: the source is not there, or may not be looked at.
+            InputError: the source does not exist, or cannot be accessed.
         """
         count, changed, files = fingerprint(source)
         if is_url(source) or not Path(source).is_file():
@@ -41,13 +42,13 @@ class SourceStates:
         )
 
     def _beside(self, folder: Path) -> dict[Path, tuple[int, int]]:
-        """Bytes and last change (ns of Unix time) of the files that may be labels of the traces in a folder."""
+        """Size in bytes and last change (Unix time in ns) of files that may be labels of the traces in a folder."""
         if folder not in self._labels:
             above = folder.resolve().parent
             found = {path for pattern in (*PATTERNS, _ANNOTATIONS) for path in folder.glob(pattern)}
             self._labels[folder] = {}
             for path in (*found, *above.glob(_ANNOTATIONS)):
-                with suppress(OSError):  # gone meanwhile, or no one's to look at
+                with suppress(OSError):  # deleted meanwhile, or not accessible
                     about = path.stat()
                     self._labels[folder][path] = about.st_size, about.st_mtime_ns
         return self._labels[folder]

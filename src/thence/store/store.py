@@ -1,4 +1,4 @@
-"""A store as it is read: facts and summaries of all ranks, tables of single ranks, and scans over all of them."""
+"""Reads a store: facts and summaries of all ranks, tables of single ranks, and lazy scans over all ranks."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Store", "open_store"]
 
 _MOST_OF_MEMORY = 0.5
-"""Part of the free memory that the tables of all ranks may take: analyses need as much again."""
+"""Largest fraction of the free memory that the tables of all ranks may take: analyses need as much again."""
 _LATER = ("host_ns",)
-"""Columns of summaries that earlier versions did not write; they are null in their stores."""
+"""Columns of summaries that earlier versions did not write; for their stores they are read as null."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Store:
         return sorted(rank for entry in self.entries for rank in entry.ranks)
 
     def of_ranks(self, ranks: Sequence[int]) -> Store:
-        """The parts that hold one of some ranks.
+        """The store with only the parts that hold at least one of these ranks.
 
         Raises:
-            UsageError: it holds no such rank.
+            UsageError: the store lacks one of the ranks.
         """
         absent = sorted(set(ranks) - set(self.ranks))
         if absent:
@@ -84,7 +84,7 @@ class Store:
             yield rows_of(self.root / RANKS / entry.folder, entry.renumbered)
 
     def check_tables(self) -> None:
-        """Makes sure that the tables of all ranks can be read without harm.
+        """Checks that the tables of all ranks can be read without a crash of this process.
 
         Raises:
             DamagedInput: one of them cannot be read.
@@ -92,7 +92,7 @@ class Store:
         check_tried(self.root / RANKS / entry.folder for entry in self.entries)
 
     def check_memory(self) -> None:
-        """Makes sure that the tables of all ranks fit into memory together.
+        """Checks that the tables of all ranks fit into memory together.
 
         Raises:
             UsageError: they do not.
@@ -138,7 +138,7 @@ class Store:
 
     @cached_property
     def soundness(self) -> Soundness:
-        """What makes the ranks unsound, each alone, and in their times together."""
+        """The findings about each rank, and findings about the times of all ranks together."""
         windows = self._windows
         lacking = windows["epoch_ns"].null_count()
         text = "some inputs do not say when their clock began: times do not compare across inputs"
@@ -163,10 +163,10 @@ class Store:
         return table
 
     def summary(self, name: str) -> pl.DataFrame | None:
-        """A summary of its ranks; None where none has it.
+        """A summary of the ranks; None if no rank has it.
 
         Raises:
-            DamagedInput: it cannot be read, or lacks what every row of it has.
+            DamagedInput: it cannot be read, or a column that is never null holds nulls.
         """
         plan = self._summary_plan(name)
         if plan is None:
@@ -176,10 +176,10 @@ class Store:
 
     @cached_property
     def _summaries_tried(self) -> bool:
-        """Whether summaries can be read without harm.
+        """True, once it has been checked that the summaries can be read without a crash of this process.
 
         Raises:
-            DamagedInput: they cannot.
+            DamagedInput: one of them cannot be read.
         """
         check_tried(summary_folders(self.root, self.manifest.summaries))
         return True
@@ -197,7 +197,7 @@ class Store:
             else pl.col(column).cast(dtype)
             for column, dtype in TABLES[name].schema.items()
         )
-        # Of a file with several ranks, the facts stand with the lowest of them.
+        # For a part with several ranks, the row of facts has the lowest of them.
         ranks = pl.Series(self.ranks, dtype=pl.Int32).implode()
         return table.filter(pl.col("rank").is_in(ranks))
 
@@ -216,12 +216,12 @@ class Store:
         return frames
 
     def lateness(self) -> dict[str, pl.LazyFrame]:
-        """Tables of `thence.analysis.ranks.summary` of its ranks, as plans."""
+        """Tables of `thence.analysis.ranks.summary` of its ranks, as lazy frames."""
         found = {name: self._summary_plan(stored) for name, stored in LATENESS.items()}
         return {name: SUMMARY[name].empty().lazy() if f is None else f for name, f in found.items()}
 
     def scan(self, table: str) -> pl.LazyFrame:
-        """A table of all ranks, in their order, as a plan that has not read anything.
+        """A table of all ranks, in their order, as a lazy frame.
 
         Row numbers in its columns count within the rank's own input.
 
@@ -246,10 +246,10 @@ class Store:
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
-    """A store.
+    """Opens a store.
 
     Raises:
-        InputError: it is none, holds nothing, or its ingest was interrupted.
+        InputError: the path is not a store, the store is empty, or its ingest was interrupted.
         DamagedInput: its manifest cannot be read.
     """
     root = Path(path)
@@ -271,7 +271,7 @@ def _with_entries(manifest: Manifest, entries: tuple[Entry, ...]) -> Manifest:
 
 
 def _free_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
+    """Bytes of memory that are available without swapping; None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A store as a `Trace`: the same questions, the same answers, and no more memory than each of them needs."""
+"""A store with the interface of `Trace`: the same methods and results, reading only what each method needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["StoredTrace"]
 
 _FOLDED_AFTER = 32
-"""Ranks whose summaries are kept apart before they are added up."""
+"""Parts whose tables are collected before they are merged, which bounds the memory."""
 
 
 class StoredTrace(Trace):
@@ -44,7 +44,7 @@ class StoredTrace(Trace):
 
     Args:
         store: opened.
-        selection: which part of it is looked at.
+        selection: the part of the store to analyse.
     """
 
     def __init__(self, store: Store, selection: Selection | None = None) -> None:
@@ -69,12 +69,12 @@ class StoredTrace(Trace):
 
     @cached_property
     def tables(self) -> Attributed:
-        """The same: what readers returned is not kept."""
+        """The same as `whole`: a store does not keep the tables as readers returned them."""
         return self.whole
 
     @property
     def ranks(self) -> list[int]:
-        """The selected ranks, of which nothing is read."""
+        """The selected ranks; no tables are read for this."""
         return self.store.ranks
 
     @property
@@ -84,21 +84,21 @@ class StoredTrace(Trace):
 
     @property
     def selected_meta(self) -> Meta:
-        """The same; where other than ranks are selected, with what that left out."""
+        """The same as `meta`; if more than ranks is selected, with what the selection left out."""
         return self.meta if self._ranks_only else super().selected_meta
 
     @property
     def _ranks_only(self) -> bool:
-        """Whether nothing but ranks is selected, so that summaries of single ranks tell."""
+        """Whether nothing but ranks is selected, so that the stored summaries of ranks can be used."""
         return replace(self.selection, ranks=()) == Selection()
 
     @cached_property
     def soundness(self) -> Soundness:
-        """As found when the ranks were ingested, and in their times together."""
+        """The findings of each rank when it was ingested, and findings about the times of all ranks together."""
         return self.store.soundness
 
     def selected(self, selection: Selection) -> StoredTrace:
-        """A part of the store; of other ranks nothing is read."""
+        """A selected part of the store; nothing is read of other ranks."""
         return StoredTrace(self.store, selection)
 
     def summary(self, by: By = "kernel") -> Summary:
@@ -110,7 +110,7 @@ class StoredTrace(Trace):
             frames = self.store.report(self.selection.ranks)
         elif by in MERGED_BY and self.selection.window_ns is None:
             frames = self._summarised(by)
-        else:  # a window counts from the first activity of all ranks
+        else:  # the times of a window count from the first activity of all ranks
             return super().summary(by)
         if not frames or frames["totals"]["xla"].n_unique() != 1:
             return super().summary(by)
@@ -119,7 +119,7 @@ class StoredTrace(Trace):
         return replace(found, soundness=self.soundness)
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
-        """Tables of the report by a kind of place, from the tables of each rank; empty where one cannot tell."""
+        """Tables of the report by a kind of place, from the tables of each rank; empty if those of one do not suffice."""
         from thence.analysis.summary import summarize
         from thence.analysis.summary_merge import summary_tables
 
@@ -131,7 +131,7 @@ class StoredTrace(Trace):
                     labels_joined=part.labels_joined,
                     xla=not part.programs.is_empty(),
                 )
-            except MissingData:  # all ranks together may tell
+            except MissingData:  # the tables of all ranks together may suffice
                 return {}
             kept.append(tables)
             if len(kept) == _FOLDED_AFTER:
@@ -162,7 +162,7 @@ class StoredTrace(Trace):
             return job_of(self.store.lateness())
 
     def sql(self, query: str) -> pl.DataFrame:
-        """As `Trace.sql`; a plan over the files of all ranks, of which only what the query needs is read.
+        """As `Trace.sql`, as a lazy query over the files of all ranks, which reads only what the query needs.
 
         Row numbers, such as ``launch``, count within the input of their rank.
         """
@@ -174,7 +174,7 @@ class StoredTrace(Trace):
         return answer(frames, query)
 
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
-        """The tables that a query names: as plans where nothing but ranks is selected."""
+        """The tables that a query names, as lazy frames if nothing but ranks is selected."""
         if not self._ranks_only:
             return super().frames(query)
         from thence.analysis.query import named

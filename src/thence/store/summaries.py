@@ -1,4 +1,4 @@
-"""What a store knows of each rank without reading its tables: small frames, written once, joined for all ranks."""
+"""Summaries of each rank: small frames that are written once, joined for all ranks, and read without its tables."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = [
 Frames = dict[str, pl.DataFrame]
 
 SUMMARISED_BY = ("kernel", "rank")
-"""Kinds of place by which `report` answers from summaries alone; by others it reads rank by rank."""
+"""Kinds of place for which a report needs the summaries alone; for other kinds, the tables are read rank by rank."""
 WINDOWS = "windows"
 FACTS_TABLE = "facts"
 REPORT = {table.name: f"report_{table.name}" for table in REPORT_TABLES}
-"""Names of the tables of `thence.analysis.summary_merge`, which here have a column ``rank`` too."""
+"""Names here of the tables of `thence.analysis.summary_merge`, to which a column ``rank`` is added."""
 LATENESS = {name: f"ranks_{name}" for name in SUMMARY}
-"""Names of the tables of `thence.analysis.ranks.summary`, by which late ranks are found."""
+"""Names here of the tables of `thence.analysis.ranks.summary`, from which late ranks are found."""
 _RANK = Column("rank", pl.Int32(), "rank of the process in its job")
 
 
@@ -79,8 +79,8 @@ def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
     """All summaries of one part, each with a column ``rank``.
 
     Args:
-        trace: whole, of one input.
-        soundness: of it.
+        trace: the whole trace of one input.
+        soundness: of the trace.
     """
     facts = encode_facts(Facts(trace.meta, soundness, trace.own, trace.installed))
     lowest = min(trace.ranks, default=0)
@@ -108,7 +108,7 @@ def _windows(trace: Attributed) -> pl.DataFrame:
 
 
 def _report(trace: Attributed, rank: int) -> Frames:
-    """The report of one rank as `Trace.summary` gives it."""
+    """The report of one rank as `Trace.summary` returns it, as tables."""
     alone = trace.gpu["rank"].n_unique() == 1
     part = select(trace, Selection() if alone else Selection(ranks=(rank,)))
     tables = summary_tables(

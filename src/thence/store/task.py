@@ -1,7 +1,7 @@
-"""One input into one part of a store: the task of every worker, wherever it runs.
+"""The task of every worker: reads one input and writes it as one part of a store.
 
-A task knows of no other, writes one folder, and gives it its name when it is complete. So it can be lost at any
-moment, and run again, also while another run of it goes on.
+A task is independent of other tasks. It writes one folder, which gets its final name when it is complete. So a task
+can be killed at any time and run again, even while another run of the same task is going on.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a job.
+    """The result of a job.
 
     Attributes:
         source: of the job.
-        folder: of the part that was written; None where the input could not be read.
-        reason: why it could not; None where it could.
-        why: the same as one of `thence.store.layout.WHY_LEFT`.
+        folder: of the part that was written; None if the input could not be read.
+        reason: a sentence on why the input could not be read; None if it could.
+        why: the reason as one of `thence.store.layout.WHY_LEFT`.
     """
 
     source: str
@@ -81,7 +81,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def ingest_one(job: Job) -> Outcome:
     """Reads, attributes and summarises one input, and writes its part.
 
-    Never raises an error for what is wrong with the input: one bad rank stops no other.
+    An error in the input is not raised but becomes the outcome, so that one bad rank does not stop the others.
 
     Raises:
         OSError: the store cannot be written.
@@ -95,7 +95,7 @@ def ingest_one(job: Job) -> Outcome:
         return Outcome(job.source, reason=str(error), why="no_trace")
     except ThenceError as error:
         return Outcome(job.source, reason=str(error))
-    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 - told; Polars' panics are no Exception
+    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 - reported; Polars' panics are no Exception
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Outcome(job.source, reason=f"{job.source}: an error that should not happen ({what})")
     if not trace.gpu.height and not trace.host.height:
@@ -122,7 +122,7 @@ def _read(job: Job) -> Tables:
 
 
 def _written(job: Job, trace: Attributed, was: Fingerprint, began: float) -> str:
-    """Writes a part; its folder."""
+    """Writes a part and returns the name of its folder."""
     soundness = check(trace)
     ranks = tuple(trace.ranks)
     parts = Path(job.store) / RANKS
@@ -152,13 +152,13 @@ def _written(job: Job, trace: Attributed, was: Fingerprint, began: float) -> str
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     for other in parts.glob(f"rank-*-{key_of(job.source)}"):
-        if other != target:  # what was read from this source before, when it held another rank
+        if other != target:  # an earlier part of this source, from when it held another rank
             shutil.rmtree(other, ignore_errors=True)
     return target.name
 
 
 def _give_name(unfinished: Path, target: Path) -> None:
-    """Renames a complete folder; one that is there already gives way."""
+    """Renames a complete folder to its final name; an existing folder of this name is removed first."""
     if target.exists():
         old = temporary_path(target)
         with suppress(OSError):  # another run of the same task may have been faster
@@ -172,7 +172,7 @@ def _give_name(unfinished: Path, target: Path) -> None:
 
 
 def _window(trace: Attributed) -> tuple[int, int] | None:
-    """First start and last end of the device work, else of host ranges, in Unix ns; None where that is not known."""
+    """First start and last end of the device work, else of host ranges, in Unix ns; None if the epoch is unknown."""
     zero = trace.meta.epoch_ns
     table = trace.gpu if trace.gpu.height else trace.host
     if zero is None:
@@ -184,10 +184,10 @@ def _window(trace: Attributed) -> tuple[int, int] | None:
 
 
 def _peak_bytes() -> int:
-    """Most memory that this process has used; 0 where the system does not say."""
+    """Peak memory of this process in bytes; 0 where the system does not report it."""
     with suppress(
         OSError
-    ):  # not getrusage: that begins with what the process which started this one used
+    ):  # not getrusage, whose peak starts at the memory of the parent process
         status = Path("/proc/self/status").read_text("ascii", "replace")
         found = re.search(r"VmHWM:\s*(\d+) kB", status)
         return int(found[1]) * 1024 if found else 0

@@ -1,8 +1,8 @@
-"""Parquet files of a store that a child process has read without harm, remembered until they change.
+"""Checks in a child process that Parquet files of a store can be read, and remembers them until they change.
 
-Some damage to a page ends the process that reads it, or makes Polars print its stack. What a child process has read,
-and what an ingest of this user has written, is remembered in the user's cache: a store cannot vouch for itself, as
-it may come from elsewhere.
+Some damage to a page crashes the process that reads it, or makes Polars print its stack. Files that a child process
+has read, or that an ingest of this user has written, are remembered in the user's cache. They are not remembered in
+the store itself, because a store may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["check_tried", "parquet_files", "remember"]
 
 _FILE = "tried-tables"
-"""In the user's cache: a line for each folder as it was."""
+"""File in the user's cache: one line for each folder and state of its files."""
 _MOST: Bytes = 1 << 22
-"""Of that file: 120,000 lines."""
+"""Most bytes of that file: about 120,000 lines."""
 _AT_ONCE: Bytes = 1 << 28
-"""What a child is given: it has five minutes."""
+"""Bytes of files that one child process reads; it has five minutes for them."""
 
 
 def parquet_files(folder: Path) -> tuple[Path, ...]:
@@ -46,7 +46,7 @@ def parquet_files(folder: Path) -> tuple[Path, ...]:
 
 
 def check_tried(folders: Iterable[Path]) -> None:
-    """Has a child process read the Parquet files of folders in which some have changed since it did, or are new.
+    """Has a child process read the Parquet files of every folder in which a file is new or changed since the last check.
 
     Raises:
         DamagedInput: one of the files cannot be read.
@@ -57,7 +57,7 @@ def check_tried(folders: Iterable[Path]) -> None:
         tables = [path for files in groups for path in files]
         names = [
             _name(files) for files in groups
-        ]  # before they are read: what changes meanwhile is not known
+        ]  # taken before they are read, so that files that change meanwhile are checked again
         if bad := first_unreadable(tables):
             path, harmless = bad
             if harmless:
@@ -68,12 +68,12 @@ def check_tried(folders: Iterable[Path]) -> None:
 
 
 def remember(folders: Iterable[Path]) -> None:
-    """Remembers the Parquet files of folders that were written just now."""
+    """Remembers the Parquet files of folders that this process has just written, without reading them."""
     _remember([_name(parquet_files(folder)) for folder in folders])
 
 
 def _divided(groups: Sequence[tuple[Path, ...]]) -> Iterator[list[tuple[Path, ...]]]:
-    """The groups, so many together as a child is given."""
+    """The groups in batches of about `_AT_ONCE` bytes, one for each child process."""
     some: list[tuple[Path, ...]] = []
     size = 0
     for files in groups:
@@ -88,7 +88,7 @@ def _divided(groups: Sequence[tuple[Path, ...]]) -> Iterator[list[tuple[Path, ..
 
 
 def _name(files: Sequence[Path]) -> str:
-    """What is one and the same as long as none of the files has changed: their places, sizes and times of change."""
+    """A digest of the paths, inodes, sizes and times of change of files: the same until one of them changes."""
     digest = hashlib.sha256(pl.__version__.encode())
     for path in files:
         with reading(path):
@@ -99,14 +99,14 @@ def _name(files: Sequence[Path]) -> str:
 
 
 def _remembered() -> frozenset[str]:
-    """The names in the cache; none where there is no cache."""
+    """The names in the cache, as `_name` returned them; none if there is no cache."""
     with suppress(OSError, MissingRequirement):
         return frozenset((cache_folder() / _FILE).read_text("ascii", "replace").split())
     return frozenset()
 
 
 def _remember(names: Sequence[str]) -> None:
-    """Adds names; where the cache cannot be written, a child reads the files again the next time."""
+    """Adds names to the cache; if it cannot be written, a child process reads the files again the next time."""
     lines = "".join(f"{name}\n" for name in names).encode()
     with suppress(OSError, MissingRequirement):
         file = cache_folder() / _FILE

@@ -1,7 +1,7 @@
-"""Where tasks run: processes of this machine, or a Ray cluster. Both give every job one outcome, in any order.
+"""Runs tasks in processes of this machine or on a Ray cluster. Both return one outcome for each job, in any order.
 
-A worker that dies, by the kernel's hand where memory is short, takes no other job with it: what was under way is
-tried again, alone, so that only the job that kills its worker is given up.
+If a worker dies, for example because the kernel kills it when memory is short, the jobs that were running are tried
+again one at a time. So only the job that kills its worker is given up.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ __all__ = ["LocalWorkers", "RayWorkers", "Workers"]
 Task = "Callable[[Job], Outcome]"
 
 _RETRIES = 2
-"""How often a job is tried again whose worker was lost."""
+"""How often a job is retried after its worker was lost."""
 _LOST = "the process that read it was killed {} times; is there enough memory?"
 _JOBS_PER_PROCESS = 50
-"""After which a process gives way to a new one: what allocators keep does not add up."""
+"""Jobs after which a process is replaced, so that memory that allocators keep does not add up."""
 _LOOKS_EVERY_S = 0.5
-"""How often the process that waits for jobs looks whether it was interrupted."""
+"""Seconds after which the process that waits for jobs checks whether it was interrupted."""
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _AHEAD = 2
-"""Jobs handed out for each worker: the next is at hand when one is done."""
+"""Jobs submitted for each worker, so that a worker finds its next job when it is done with one."""
 
 
 class Workers(Protocol):
-    """What runs jobs."""
+    """Runs jobs."""
 
     def run(self, task: Callable[[Job], Outcome], jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """The outcome of every job, in the order in which they are done.
+        """Yields the outcome of every job, in the order of completion.
 
         Raises:
-            ThenceError: no worker can be had.
+            ThenceError: no worker is available.
             OSError: a worker could not write the store.
         """
 
@@ -72,7 +72,7 @@ class LocalWorkers:
     def _in_pool(
         self, task: Callable[[Job], Outcome], waiting: deque[Job], lost: list[Job]
     ) -> Iterator[Outcome]:
-        """Outcomes until all jobs are done, or a process dies: then ``lost`` are the jobs that were under way."""
+        """Yields outcomes until all jobs are done or a process dies; then adds the jobs that were running to `lost`."""
         running: dict[Future[Outcome], Job] = {}
         with _pool(min(self.processes, len(waiting))) as pool:
             try:
@@ -82,7 +82,7 @@ class LocalWorkers:
                             future = pool.submit(task, waiting[0])
                         running[future] = waiting[0]
                         waiting.popleft()
-                    # Another thread may be the one that Ctrl-C interrupts: this one looks now and then.
+                    # Ctrl-C may interrupt another thread instead, so this wait ends regularly.
                     done, _ = wait(running, _LOOKS_EVERY_S, FIRST_COMPLETED)
                     for future in done:
                         job = running.pop(future)
@@ -114,7 +114,7 @@ class LocalWorkers:
 def _pool(processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(
         processes,
-        multiprocessing.get_context("spawn"),  # fork is not safe beside the threads of Polars
+        multiprocessing.get_context("spawn"),  # fork is not safe with the threads of Polars
         _begin,
         max_tasks_per_child=_JOBS_PER_PROCESS,
     )
@@ -122,7 +122,10 @@ def _pool(processes: int) -> ProcessPoolExecutor:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Starts processes, and the thread that starts further ones, so that Ctrl-C reaches this process alone."""
+    """Blocks SIGINT in what the block starts (processes, and the thread that starts further ones).
+
+    So Ctrl-C interrupts this process alone.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -134,19 +137,19 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """Ends the processes of a pool at once: what they were writing has no name yet."""
+    """Kills the processes of a pool; the folders that they were writing have no final names yet."""
     for process in list((pool._processes or {}).values()):  # noqa: SLF001 - Python 3.14 has kill_workers()
         process.kill()
 
 
 def _begin() -> None:
-    """What a worker does before its first job."""
+    """Initializes a worker, before its first job."""
     _one_thread()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Ends a worker when the process that started it has ended, by whatever signal: it would wait for jobs for ever."""
+    """Exits when the parent process has ended, even by a signal; otherwise a worker would wait for jobs forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -154,7 +157,7 @@ def _end_with_parent() -> None:
 
 
 def _one_thread() -> None:
-    """Makes a worker use one core; before Polars and NumPy's OpenBLAS start their threads."""
+    """Makes a worker use one core; must run before Polars and NumPy's OpenBLAS start their threads."""
     os.environ |= _ONE_THREAD
 
 
@@ -165,11 +168,11 @@ def _usable_cores() -> int:
 
 
 class RayWorkers:
-    """Tasks of a Ray cluster, each on one CPU. Ray tries those again whose worker or node is lost.
+    """Runs jobs as tasks of a Ray cluster, each on one CPU. Ray retries tasks whose worker or node is lost.
 
     Args:
         address: of the cluster, as `ray.init` takes it: ``auto``, ``HOST:PORT``; or ``local``
-            for one of this machine alone.
+            for a cluster of this machine alone.
 
     Raises:
         MissingRequirement: Ray is not installed, or there is no cluster.

@@ -41,7 +41,7 @@ partition-id ragged-all-to-all recv recv-done replica-id reshape reverse send se
 set-dimension-size slice topk transpose tuple while
 """
 _NO_FLOPS = frozenset(_MOVING.split())
-"""Opcodes that count no floating-point operations of their own: they name, move, call or communicate."""
+"""Opcodes that count no operations of their own (except in `_COUNTED_BY_SHAPE`): they name, move, call, communicate."""
 _GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
 _MAX_CONFIG = 1 << 20
 _COUNTED_BY_SHAPE = frozenset(

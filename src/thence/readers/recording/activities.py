@@ -1,4 +1,4 @@
-"""Kernels, copies and sets of a recording, named as PyTorch's profiler names them."""
+"""Kernels, copies and memsets of a recording, named as PyTorch's profiler names them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def activities(
 
 
 def _lose(folder: Folder, count: int, why: str) -> None:
-    """Notes activities that are left out for want of a time; nothing where there are none."""
+    """Notes a loss for activities that are left out because they have no times, if there are any."""
     if count:
         folder.lose("no_times", count, f"{count:,} activities {why}")
 

@@ -1,17 +1,17 @@
-"""Launches that were not recorded, found by CUPTI's number of them.
+"""Finds launches whose API call was not recorded, by the number that CUPTI gave them (the correlation id).
 
-CUPTI numbers what a process launches with one counter, and every activity holds the number of its launch. A
-boundary (`thence.boundaries.log`) holds what the counter read when a thread crossed it, and takes a number
-itself. So a launch lies after the last boundary with a smaller number and before the first with a greater one:
-exactly, whatever the clocks say.
+CUPTI numbers the launches of a process with one counter, and every activity holds the number of its launch. A
+boundary (`thence.boundaries.log`) holds the value of the counter when a thread crossed it, and takes a number
+itself. So a launch lies after the last boundary with a smaller number and before the first with a greater
+number. This order is exact and does not depend on clocks.
 
-Which thread launched it is certain where one thread alone can have launched between these two boundaries. A
-thread can launch from each of its boundaries to its next one, unless the former says that it goes idle
-(`ENDS`) or the latter that it was (`BEGINS`); before its first boundary it does not. Where several can, or
-none, the launch gets the code of the reason in place of its thread: never a guess. Threads that cross no
-boundary at all are not seen.
+The thread of a launch is certain if only one thread can have launched between these two boundaries. A thread
+can launch between each of its boundaries and its next boundary, unless the first has the flag `ENDS` (the
+thread goes idle) or the second has the flag `BEGINS` (it was idle); before its first boundary it cannot launch.
+If several threads can have launched, or none, the launch gets the code of the reason in place of a thread;
+threads are never guessed. Threads that cross no boundary are not known here.
 
-Numbers are 32 bits wide and wrap around; they are counted on from there.
+CUPTI's numbers have 32 bits and wrap around; here they are extended to 64 bits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WORD = 1 << 32
 _NO_THREAD = 0
 _NEVER = np.iinfo(np.int64).max
 _CODES = (None, *UNCERTAIN)
-"""What `_owners` says of a launch: None that its thread is certain, else the code of the reason."""
+"""Results of `_owners` for a launch: None if its thread is certain, else the code of the reason."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class Boundaries:
     """The boundaries of one process, in order of the counter.
 
     Attributes:
-        counter: what CUPTI had numbered, counted on where it wrapped around.
-        time: Unix ns. On each thread it grows from row to row.
+        counter: value of CUPTI's counter, extended to 64 bits.
+        time: Unix ns; it increases from row to row of a thread.
         thread: id.
-        place: number of the place from here on; 0 changes none.
-        following: row of the thread's next boundary, the number of rows where there is none.
+        place: number of the place from here on; 0 changes no place.
+        following: row of the thread's next boundary; the number of rows if there is none.
         launches: whether the thread may have launched between this boundary and its next.
-        noted: whether each was noted there; else it was read of the stack at a later call.
-        numbered: whether the counter was read at all; else counter is the order of recording.
-        reused: lowest and highest number of those that CUPTI gave twice; None without any.
-        first: first number as it was recorded, and counted on: where counting on began.
+        noted: whether the boundary was noted when it was crossed; else it was read from the stack at a later call.
+        numbered: whether the counter was read at all; else ``counter`` is the order of recording.
+        reused: lowest and highest of the numbers that CUPTI gave twice; None if there are none.
+        first: the first number as recorded, from which the extended numbers count.
     """
 
     counter: Int64
@@ -88,7 +88,7 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
     numbered = bool((table["counter"] > 0).any())
     if numbered:
         table = table.filter(pl.col("counter") > 0)
-    else:  # where launches were recorded nothing is counted, and the order of recording serves
+    else:  # launches were recorded instead of counted: the order of recording serves as the counter
         table = table.with_columns(counter=pl.int_range(1, pl.len() + 1))
     raw = table["counter"].to_numpy()
     first = int(raw[0]) if len(raw) else 0
@@ -96,8 +96,8 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
     frame = table.select("time", "thread", "place", "flags").with_columns(
         counter=pl.Series(counter), arrival=pl.int_range(pl.len())
     )
-    # A thread notes one boundary after the other, so its numbers grow: unless counting began anew. What was read of
-    # a stack took no number.
+    # A thread notes one boundary after the other, so its numbers increase, unless CUPTI's counter started again.
+    # Boundaries read from a stack are left out: they took no number.
     before = pl.col("counter").cum_max().shift(1).over("thread")
     noted = frame.filter((pl.col("flags") & READ) == 0)
     again = noted.select("counter", before=before).filter(pl.col("counter") <= pl.col("before"))
@@ -105,7 +105,7 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
     if again.height:
         reused = int(again["counter"].min()), int(again["before"].max())  # type: ignore[arg-type]
     frame = frame.sort("counter", "arrival").with_columns(row=pl.int_range(pl.len()))
-    # Times of a thread grow by 1 ns at least, so that each of its ranges has a length.
+    # Times of a thread are made to increase by at least 1 ns, so that none of its ranges is empty.
     number = pl.int_range(pl.len())
     frame = frame.with_columns(
         time=((pl.col("time") - number).cum_max() + number).over("thread"),
@@ -124,11 +124,11 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
 
 
 def numbers_of(raw: Int64, first: int) -> Int64:
-    """Numbers of 32 bits, counted on where they wrapped around: each is nearest to the one before it.
+    """Extends numbers of 32 bits that wrapped around: of the possible values, the nearest to the previous one.
 
     Args:
         raw: numbers nearly in order, shape (n,).
-        first: a number that is near the first of them, and counts as it is.
+        first: a number near the first of them, from which the extended numbers count.
     """
     values: Int64 = np.concatenate([[first], raw]).astype(np.int64)
     steps: Int64 = values[1:] - values[:-1]
@@ -142,13 +142,13 @@ def counted_launches(
 
     Args:
         gpu: columns kind, start (Unix ns), graph and correlation of the activities, in order of time.
-        queued: when the host queued each, Unix ns; 0 or null where CUPTI does not say.
+        queued: when the host queued each, Unix ns; 0 or null where CUPTI does not report it.
         calls: correlation ids of recorded calls.
         boundaries: of the process.
 
     Returns:
         correlation, thread, name (of `COUNTED` or `UNCERTAIN`), start and end (Unix ns, equal), and latest: the
-        last moment at which it can have been, equal to start where the time is known. Ordered by number.
+        latest possible time of the launch, equal to start where its time is known. Ordered by number.
     """
     launches = _distinct(gpu, queued, calls, boundaries)
     number = launches["number"].to_numpy()
@@ -156,7 +156,7 @@ def counted_launches(
     owner, why = _owners(boundaries, interval, number)
     at = np.maximum(owner, 0)
     certain = owner != NO_ROW
-    times = np.append(boundaries.time, _NEVER)  # the last one follows a thread's last boundary
+    times = np.append(boundaries.time, _NEVER)  # the time after a thread's last boundary
     reached = np.append(np.maximum.accumulate(boundaries.time), 0)
     frame = launches.with_columns(
         why=pl.Series(why),
@@ -166,11 +166,11 @@ def counted_launches(
             np.where(certain, times[np.append(boundaries.following, 0)[at]] - 1, _NEVER)
         ),
     )
-    # It came before what it launched began.
+    # A launch precedes the start of its first activity.
     last = pl.min_horizontal("latest", pl.max_horizontal("first", "earliest"))
     exact = pl.when(pl.col("queued") > 0).then(pl.col("queued").clip("earliest", last))
     frame = frame.with_columns(last.alias("latest"), exact=exact)
-    # Of a copy or a graph the time is not known, but what its thread launched before and after.
+    # The launch time of a copy or graph is unknown, but lies between the thread's launches before and after it.
     known = pl.coalesce("exact", "earliest").cum_max().over("thread")
     until = pl.col("exact").fill_null(_NEVER).cum_min(reverse=True).over("thread")
     frame = frame.with_columns(
@@ -188,13 +188,14 @@ def counted_launches(
 
 
 def outside_of_ranges(launches: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Launches whose time is not known at a moment of that time at which the fewest of some ranges are open.
+    """Moves each launch of unknown time to the possible time at which the fewest of some ranges are open.
 
-    So they are in no range that began or ended meanwhile: in which of these they were is not known.
+    A launch is then in no range that began or ended during its possible times, because it is not known whether
+    it was inside of that range.
 
     Args:
-        launches: as `counted_launches` gives them; only their start and end change.
-        ranges: thread, start and end of ranges that no boundaries were noted for.
+        launches: as `counted_launches` returns them; only their start and end change.
+        ranges: thread, start and end of ranges for which no boundaries were noted.
     """
     start = launches["start"].to_numpy().copy()
     open_for = launches.with_row_index("row").filter(pl.col("latest") > pl.col("start"))
@@ -229,7 +230,7 @@ def _names(why: Int64, graphs: npt.NDArray[np.bool_]) -> pl.Series:
 def _distinct(
     gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, boundaries: Boundaries
 ) -> pl.DataFrame:
-    """One row for each launch: correlation, number, queued (0: not known), first start, and graphs."""
+    """One row for each launch: correlation, number, queued (0: unknown), graphs, first (start of an activity)."""
     in_graph = pl.col("graph").is_not_null()
     rows = gpu.select("correlation", "start", graphs=in_graph, queued=queued.fill_null(0))
     rows = rows.filter(pl.col("correlation") > 0)
@@ -237,7 +238,7 @@ def _distinct(
     if len(recorded):
         rows = rows.filter(~pl.col("correlation").is_in(recorded.implode()))
     number = numbers_of(rows["correlation"].to_numpy() % _WORD, boundaries.first)
-    # Of kernels in graphs CUPTI repeats an old time.
+    # For kernels in graphs, CUPTI repeats an old queued time.
     rows = rows.with_columns(
         pl.when("graphs").then(0).otherwise("queued").alias("queued"), number=pl.Series(number)
     )
@@ -254,7 +255,7 @@ def _distinct(
 
 
 def _owners(boundaries: Boundaries, interval: Int64, number: Int64) -> tuple[Int64, Int64]:
-    """The boundary after which each launch came on its own thread, `NO_ROW` if unknown, and the position in `_CODES`.
+    """The row of the last boundary of its own thread before each launch (`NO_ROW`: unknown), and the place in `_CODES`.
 
     Args:
         boundaries: of the process.
@@ -269,7 +270,7 @@ def _owners(boundaries: Boundaries, interval: Int64, number: Int64) -> tuple[Int
     sums[begins] += begins
     np.subtract.at(sums, ends, begins)
     threads, sums = np.cumsum(threads), np.cumsum(sums)
-    # Where one thread alone may launch, the sum of the rows of all such threads is its row.
+    # `sums` adds up the rows of the latest boundaries of all threads that may launch: of one thread alone, its row.
     of = np.maximum(interval, 0)
     code = np.full(len(interval), _CODES.index("launched_together"))
     code[threads[of] == 0] = _CODES.index("launched_unseen")

@@ -1,9 +1,9 @@
-"""Places of what autograd's threads do for no node.
+"""Places of the work that autograd's threads do outside of nodes.
 
-``loss.backward()`` waits, while threads of autograd run the nodes; a node has the places of its forward operator.
-What such a thread does before its first node and after its last one, such as the first all-gather of FSDP and its last
-reduce-scatter, is work of the call: it has the line and phase of the call, where only one thread was inside such a call
-at that time.
+While ``loss.backward()`` waits, threads of autograd run the nodes; a node has the places of its forward operator.
+Work of such a thread before its first node and after its last node, such as the first all-gather and the last
+reduce-scatter of FSDP, belongs to the call: it gets the line and phase of the call, if only one thread was inside such
+a call at that time.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["EngineCalls", "Noted", "engine_calls", "with_places_of_calls"]
 
 _BACKWARD, _OF_NODES = "backward", ("backward", "recompute")
-"""The phase of a call of autograd's engine, and those that its threads are in."""
+"""The phase of a thread that calls autograd's engine, and the phases of the engine's own threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """In which place of one kind each thread is, from when on.
+    """The boundaries of one kind of place: which place each thread is in from which time on.
 
     Attributes:
-        thread: id; rows of a thread lie side by side, in order of time.
+        thread: id; the rows of a thread are adjacent and in order of time.
         time: Unix ns.
         place: row of the place from then on.
     """
@@ -43,7 +43,7 @@ class Noted:
     place: Int64
 
     def until(self, last: int) -> Int64:
-        """When the thread came to its next place; `last` (Unix ns) where it came to no other."""
+        """The time at which the thread came to its next place; `last` (Unix ns) if there is no next place."""
         result = np.append(self.time[1:], last)
         result[np.append(self.thread[1:] != self.thread[:-1], np.True_)[: len(result)]] = last
         return result[: len(self.time)]
@@ -51,7 +51,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class EngineCalls:
-    """Calls of autograd's engine during which no other thread was inside one.
+    """Calls of autograd's engine during which no other thread was inside such a call.
 
     Attributes:
         engines: ids of autograd's threads.
@@ -71,8 +71,8 @@ def engine_calls(phases: Noted, names: pl.Series, last: int) -> EngineCalls:
 
     Args:
         phases: which phase each thread is in.
-        names: of the places, null for what is no place.
-        last: the last moment that the recording knows of, Unix ns.
+        names: of the places; null means that a thread is in no place of the kind.
+        last: last time in the recording, Unix ns.
     """
     name = names.gather(phases.place)
     of_nodes = name.is_in(_OF_NODES).fill_null(value=True).to_numpy()
@@ -87,11 +87,11 @@ def engine_calls(phases: Noted, names: pl.Series, last: int) -> EngineCalls:
 
 
 def with_places_of_calls(noted: Noted, named: Mask, calls: EngineCalls) -> Noted:
-    """Places of one kind, with those of the caller wherever a thread of autograd is in none during a call.
+    """Gives threads of autograd the caller's places of one kind, wherever they are in none during a call.
 
     Args:
         noted: places of the kind.
-        named: of each place, whether it is one; otherwise it says that there is none of its kind.
+        named: for each place, whether it has a name; one without means that a thread is in no place of the kind.
         calls: of autograd's engine.
     """
     callers = _of_callers(noted, calls)
@@ -104,7 +104,7 @@ def with_places_of_calls(noted: Noted, named: Mask, calls: EngineCalls) -> Noted
         ends = np.append(time, np.iinfo(np.int64).max)[free]
         _, row, begin, end = _shared((begins, ends), callers[:2])
         thread, zero = np.full(len(row), engine), np.zeros(len(row), np.int64)
-        # At one moment a place of the caller ends first and begins last: the thread's own comes in between.
+        # At equal times, the end of a caller's place sorts first, then the thread's own, then the caller's begin.
         parts += [(thread, end, zero, zero), (thread, begin, callers[2][row], zero + 2)]
     threads, times, places, turn = map(np.concatenate, zip(*parts, strict=True))
     order = np.lexsort((turn, times, threads))
@@ -112,7 +112,7 @@ def with_places_of_calls(noted: Noted, named: Mask, calls: EngineCalls) -> Noted
 
 
 def _of_callers(noted: Noted, calls: EngineCalls) -> tuple[Int64, Int64, Int64]:
-    """Begin, end and place of all that callers are in during their calls, in order of time."""
+    """Begin, end and place for the places that callers are in during their calls, in order of time."""
     empty = np.empty(0, np.int64)
     parts = [(empty, empty, empty)]
     until = noted.until(np.iinfo(np.int64).max)
@@ -130,7 +130,7 @@ def _of_callers(noted: Noted, calls: EngineCalls) -> tuple[Int64, Int64, Int64]:
 def _shared(
     first: tuple[Int64, Int64], second: tuple[Int64, Int64]
 ) -> tuple[Int64, Int64, Int64, Int64]:
-    """What intervals share: row of the first, row of the second, begin and end. Those of each do not overlap."""
+    """Intersections of two sets of intervals, each without overlaps: row in the first, in the second, begin, end."""
     (begins, ends), (other_begins, other_ends) = first, second
     low = np.searchsorted(ends, other_begins, side="right")
     count = np.maximum(np.searchsorted(begins, other_ends, side="left") - low, 0)

@@ -7,7 +7,7 @@ of NCCL whose end CUPTI does not report.
 A recording has a mark around every collective of PyTorch (`thence.torch.label_collectives`); attribution
 finds the kernels that it launched. The table ``collectives`` describes collectives by the serial of their
 mark. In recordings of version 1, and for marks that the program made itself, the metadata of the mark
-describe the collective instead, and the table has at most the number of the call.
+describe the collective instead, and the table has at most its sequence number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["HostRanges", "described_collectives", "host_ranges"]
 _START, _END = 2, 4
 """CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
 _RUNTIME = 5
-"""``api`` in the table calls: CUPTI_ACTIVITY_KIND_RUNTIME, else the driver's"""
+"""``api`` in the table calls: CUPTI_ACTIVITY_KIND_RUNTIME; other values are calls of the driver API"""
 _THREAD = 2
 """CUPTI_ACTIVITY_OBJECT_THREAD"""
 _BACKWARD = "autograd::engine::evaluate_function: "
@@ -91,9 +91,9 @@ class HostRanges:
     Attributes:
         table: rows of `HOST`.
         domain: NVTX domain of each.
-        serial: of the mark behind each, null for all others.
-        described: index in ``collectives`` where the metadata of a mark describe one, null elsewhere.
-        collectives: that metadata of marks describe.
+        serial: of the mark of each range; null for ranges that are not marks.
+        described: index in ``collectives`` where the metadata of a mark describe a collective, null elsewhere.
+        collectives: the collectives that metadata of marks describe.
     """
 
     table: pl.DataFrame
@@ -117,7 +117,7 @@ def host_ranges(
         folder: the recording.
         names: number and text (Categorical).
         gpu: rows of `GPU` of the process.
-        queued: when the host queued each of them, Unix ns; 0 or null where it is not known.
+        queued: when the host queued each of them, Unix ns; 0 or null where that is unknown.
         zero_ns: Unix time at which the trace's clock reads 0.
         rank: of the process.
     """
@@ -126,7 +126,7 @@ def host_ranges(
     marks = _at_boundaries(marks, boundaries)
     end = pl.col("start") + pl.col("duration") + zero_ns
     ends = gpu.select(end.filter(pl.col("kind") == "kernel").max()).to_series()
-    # The last moment that the recording knows of.
+    # The last time in the recording.
     times = [marks["time"], ranges["time"], calls["end"], ends, pl.Series(boundaries.time)]
     moments = [folder.description.stopped_ns, *(series.max() for series in times)]
     last = max((int(moment) for moment in moments if moment is not None), default=0)  # type: ignore[arg-type]
@@ -153,12 +153,12 @@ def host_ranges(
 
 
 def _at_boundaries(marks: pl.DataFrame, boundaries: Boundaries) -> pl.DataFrame:
-    """Marks with the times of the boundaries that were noted with them, so that they lie between the same launches."""
+    """Gives marks the times of the boundaries noted with them, so that both lie between the same launches."""
     if not boundaries.noted.any() or not boundaries.numbered or not (marks["counter"] > 0).any():
         return marks
     rows = marks.with_row_index().filter(pl.col("counter") > 0).sort("time")
     number = numbers_of(rows["counter"].to_numpy(), boundaries.first)
-    # What was read of a stack may have the number of a boundary that was noted later.
+    # Boundaries read from a stack are left out: they can have the number of a noted boundary.
     counter, time = boundaries.counter[boundaries.noted], boundaries.time[boundaries.noted]
     at = np.minimum(np.searchsorted(counter, number), len(counter) - 1)
     found = pl.Series(counter[at] == number)
@@ -187,9 +187,10 @@ class _Facts:
     """Parsed metadata of marks; each distinct text is parsed once.
 
     Attributes:
-        rest: metadata by their text, without what describes a collective; whatever is no object is missing.
-        number: of the collective that they describe, by their text.
-        collectives: these.
+        rest: by the text of metadata, the metadata without the keys that describe a collective, as JSON. Texts
+            that are not JSON objects are missing.
+        number: by the text of metadata, the index in ``collectives`` of the collective that they describe.
+        collectives: the collectives described.
     """
 
     rest: dict[str, str]
@@ -198,12 +199,12 @@ class _Facts:
 
     @classmethod
     def of(cls, texts: pl.Series) -> _Facts:
-        """Numbers that JSON has not become null."""
+        """Parses distinct texts; NaN and Infinity, which JSON does not have, become null."""
         rest: dict[str, str] = {}
         number: dict[str, int] = {}
         collectives: list[Collective] = []
         for text in texts.drop_nulls().to_list():
-            # What Python's JSON reads but cannot be text again, such as half a surrogate pair, raises too.
+            # A value that Python's json reads and msgspec cannot encode, such as half a surrogate pair, raises too.
             with suppress(ValueError, OverflowError, RecursionError):
                 metadata = json.loads(text, parse_constant=lambda _: None)
                 if not isinstance(metadata, dict):
@@ -217,7 +218,7 @@ class _Facts:
         return cls(rest, number, tuple(collectives))
 
     def columns(self, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
-        """Columns metadata and described of marks with these metadata."""
+        """The columns ``metadata`` and ``described`` of marks with these texts of metadata."""
         metadata = texts.replace_strict(self.rest, default=None, return_dtype=pl.String)
         described = texts.replace_strict(self.number, default=None, return_dtype=pl.UInt32)
         return metadata.alias("metadata"), described.alias("described")
@@ -264,12 +265,12 @@ def _marks(
 
 
 def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
-    """Names by their numbers, as text: for columns that have few rows."""
+    """The names for a column of numbers, as strings; for tables of few rows."""
     return _names_of_numbers(frame, column, names).cast(pl.String)
 
 
 def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
-    """Steps that were recorded, if the program counts them."""
+    """Ranges of the steps that were recorded; none if the program does not count steps."""
     steps = marks.filter(pl.col("what") == STEP).sort("time")
     steps = steps.with_columns(
         _text(steps, "name", names).alias("name"),
@@ -279,15 +280,15 @@ def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
     ).filter(pl.col("forward") == 1)
     if steps.height < 2 and marks.filter(pl.col("what") == STEP).height < 2:
         steps = steps.clear()  # only the beginning of the recording
-    return steps.drop("serial", "lane", "metadata")  # numbers of names
+    return steps.drop("serial", "lane", "metadata")  # which of steps are numbers with another meaning
 
 
 def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
-    """NVTX ranges; moments (nvtxMark) are none.
+    """NVTX ranges; instantaneous events (nvtxMark) are left out.
 
     NCCL ends ranges that got a payload, such as ncclCommInitRankConfig, with nvtxRangePopPayload (ncclNvtxRange
-    in nccl/src/include/nvtx.h), which CUPTI passes over. When such a range ended is not known: it is kept as
-    a moment, since lasting on it would lend its name to all that the thread does afterwards.
+    in nccl/src/include/nvtx.h), which CUPTI does not report. So the end of such a range is unknown. It is kept with
+    a duration of 0: if it lasted on, everything that the thread does afterwards would be inside of it.
     """
     flags = ranges["flags"]
     started = ranges.filter((flags & _START) != 0)
@@ -340,7 +341,7 @@ def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
 def _nested(
     frame: pl.DataFrame, pid: int, zero_ns: int, rank: int
 ) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
-    """Rows of `HOST`; NVTX domain, serial and description of each."""
+    """Rows of `HOST`, and of each row its NVTX domain, serial and index of the described collective."""
     frame = frame.with_columns(duration=pl.max_horizontal(pl.col("end") - pl.col("start"), 0))
     names = ("thread", "category", "start", "duration")
     columns = [frame[name].to_physical().to_numpy() for name in names]
@@ -372,7 +373,7 @@ def _nested(
 def described_collectives(
     host: HostRanges, table: pl.DataFrame, names: pl.DataFrame
 ) -> pl.DataFrame:
-    """Rows of `COLLECTIVES` without a device activity.
+    """Rows of `COLLECTIVES` whose device activity is still null.
 
     Args:
         host: of the process.
@@ -392,7 +393,7 @@ def _collectives_from_table(calls: pl.DataFrame, names: pl.DataFrame) -> pl.Data
     raw = {name: _names_of_numbers(rows, name, names).cast(pl.String) for name in TEXTS}
     raw |= {name: rows[name] for name in NUMBERS}
     collectives = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
-    return collectives.drop_nulls("collective")  # the part with its name can be damaged
+    return collectives.drop_nulls("collective")  # null where the part with its name is damaged
 
 
 def _collectives_from_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
@@ -404,7 +405,7 @@ def _collectives_from_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.Data
 
 
 def _names_of_numbers(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
-    """Names by their numbers in a column, null where there is none; `names` has number and text."""
+    """The names for a column of numbers, null where there is none; `names` has the columns number and text."""
     return frame.select(pl.col(column).alias("number")).join(
         names, on="number", how="left", maintain_order="left"
     )["text"]

@@ -1,7 +1,7 @@
 """The tables of one process's recording, read from those of its part files that are intact.
 
-`thence.model.formats` defines the format. Parts that are damaged or missing, by their numbers and by the counts in
-`DESCRIPTION`, are left out with a warning that states the rows that were lost.
+`thence.model.formats` defines the format. Damaged parts are left out. For these, and for parts that are missing by
+their numbers and by the counts in `DESCRIPTION`, a warning states how many rows were lost.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ["SCHEMAS", "Description", "Folder"]
 
 _VERSIONS = range(1, RECORDING_VERSION + 1)
 _MOST_PARTS = 1_000_000
-"""More than a recorder ever writes: a description that claims more is not believed."""
+"""More than a recorder ever writes; if a description claims more, missing parts are not searched for."""
 _LISTED = 5
-"""Numbers of parts that a warning names."""
+"""Most part numbers that a warning lists."""
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-"""Columns that are read of each table, and the types they are given."""
+"""Columns that are read of each table, and the types that they are cast to."""
 
 
 def _frame(columns: Mapping[str, npt.NDArray[Any] | list[str | None]]) -> pl.DataFrame:
@@ -71,7 +71,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 _Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""What a column of Int64 can hold: a description with another number is no description."""
+"""An integer that a column of Int64 can hold; a description with another number is refused."""
 
 
 class _Device(msgspec.Struct):
@@ -83,21 +83,21 @@ class _Device(msgspec.Struct):
 
 
 class Description(msgspec.Struct):
-    """`DESCRIPTION`, as far as it is read.
+    """The fields of `DESCRIPTION` that are read.
 
     Attributes:
         format, version: of the recording.
-        rank, pid, host: which process.
+        rank, pid, host: of the process.
         began_ns, stopped_ns: Unix time in ns.
-        finished: whether the process came to the end of its recording.
+        finished: whether the process finished its recording.
         counts, lost: rows on disk, and rows that could not be written, by table.
-        parts: parts written, by table; empty before version 3.
+        parts: number of parts written, by table; empty before version 3.
         written_ns: Unix time in ns at which this description was written.
-        flush_seconds: the most time between two rounds of parts, when it was written; None where records are
-            written when a buffer of them is full.
-        dropped: records that CUPTI had no room for.
-        unknown_kinds: records passed over, by CUPTI's number of their kind.
-        warnings: what went wrong while recording.
+        flush_seconds: longest time between two rounds of parts when this was written; None where records are
+            written only when a buffer of them is full.
+        dropped: number of records that CUPTI dropped for lack of a buffer.
+        unknown_kinds: number of records that were skipped, by CUPTI's number of their kind.
+        warnings: warnings of the recorder.
         devices: GPUs of the process.
         threads: names of its threads by their ids.
     """
@@ -133,10 +133,10 @@ class Folder:
 
     Attributes:
         path: of the folder.
-        expansion: how much larger than they are stored its tables may be.
-        description: of the process; a bare one where the file cannot be read.
-        warnings: what could not be read.
-        losses: those of the warnings that say what is missing.
+        expansion: how much larger than their stored size its tables may be.
+        description: of the process; a default one where the file cannot be read.
+        warnings: sentences about what could not be read.
+        losses: the warnings about missing data, as losses.
     """
 
     def __init__(self, path: Path, expansion: Expansion = DEFAULT) -> None:
@@ -159,7 +159,7 @@ class Folder:
 
     @cached_property
     def _unreadable(self) -> set[Path]:
-        """The Arrow files of old recordings that would end the process that reads them."""
+        """The Arrow files of old recordings that would crash the process that reads them."""
         files = [file for parts in self._parts.values() for file in parts.values()]
         return unreadable([f for f in files if f.suffix == OLD_PART_ENDING], self.expansion)
 
@@ -183,7 +183,7 @@ class Folder:
     def _arrow(self, file: Path) -> pl.DataFrame:
         if file in self._unreadable:
             raise DamagedPart("its reader ends")
-        with file.open("rb") as stream:  # of a path, Polars would follow patterns
+        with file.open("rb") as stream:  # given a path, Polars would expand glob patterns in it
             return pl.read_ipc(stream)
 
     def _columns(self, file: Path) -> pl.DataFrame:
@@ -193,11 +193,11 @@ class Folder:
         return _frame(decode(content))
 
     def lose(self, code: str, count: int, text: str) -> None:
-        """Notes what is missing, for people and for the check of the trace.
+        """Adds a warning, which users see, and a loss, which the check of the trace uses.
 
         Args:
             code: of `thence.model.losses.LOSSES`.
-            count: how many records or parts.
+            count: number of records or parts that are missing.
             text: one sentence.
         """
         self.warnings.append(text)
@@ -216,7 +216,7 @@ class Folder:
         return table
 
     def _check(self, name: str, damaged: list[int], rows: int) -> None:
-        """Notes which parts of a table are damaged or missing, and how many of its rows."""
+        """Notes a loss if parts of a table are damaged or missing, with the number of rows lost."""
         numbers = self._parts.get(name, {})
         written = max(self.description.parts.get(name, 0), max(numbers, default=0))
         missing = (

@@ -1,11 +1,11 @@
-"""Host ranges of the places that a recording noted: modules, lines, phases and steps.
+"""Host ranges of the places in a recording: modules, lines, phases and steps.
 
-A boundary says in which place of a kind its thread is from then on, and a place has others of its kind around
-it. So each level of the trees of places makes ranges of its own, which nest in those of the level above.
+A boundary states the place of one kind in which its thread is from then on. The places of a kind form trees. So
+ranges are made for each level of the trees, and they nest in the ranges of the level above.
 
-Ranges of several kinds may cross: a line that opens a ``with`` block and is left inside it. What is around a
-launch is found by nesting, so one of the two is cut at the moment at which they cross: a phase by steps and
-ranges that the user named, a module by these and by phases, a line by all of them.
+Ranges of several kinds may cross, for example if a line opens a ``with`` block and is left inside of it. The places
+of a launch are found by nesting, so where two ranges cross, one of them is cut at that time: a phase is cut by steps
+and by ranges that the user named, a module by these and by phases, a line by all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["place_ranges"]
 
 _CATEGORY = {MODULE: "module", LINE: "python", PHASE: "phase", STEP: "step"}
 _MOST_LEVELS = 512
-"""Of places: what lies deeper has the place at this level."""
+"""Most levels of a tree of places; a deeper place counts as one at this level."""
 _RANGE = {"thread": pl.Int64(), "start": pl.Int64(), "end": pl.Int64()}
 
 
@@ -47,9 +47,9 @@ def place_ranges(
     Args:
         boundaries: of the process.
         places: number, kind, parent and line of each place; name and detail as text, null for none.
-        fixed: thread, start and end (Unix ns) of ranges that are not cut. With a column category that says
-            ``step`` somewhere, the steps are known, and those noted here are left out.
-        last: the last moment that the recording knows of, at which places end that were not left.
+        fixed: thread, category, start and end (Unix ns) of ranges that are not cut. If some have the category
+            ``step``, steps among the places are left out.
+        last: last time in the recording (Unix ns), at which places end that were not left.
 
     Returns:
         thread, category, name, position, start and end (Unix ns).
@@ -81,13 +81,15 @@ def place_ranges(
 
 
 class _Tree:
-    """The places of a process, as rows: row 0 stands for numbers that are not in the table.
+    """The places of a process, as rows; row 0 is for numbers that are not in the table.
+
+    A place without a name means that a thread is in no place of its kind.
 
     Attributes:
         kind: of each, 0 for row 0.
-        depth: 1 for those without another around them, 0 where it says that there is no place of its kind.
-        parent: row of the place around it, 0 for none.
-        names: of each, null for row 0 and where it says that there is no place of its kind.
+        depth: 1 for places without a parent, 0 for row 0 and places without a name.
+        parent: row of the parent, 0 for none.
+        names: of each, null for row 0 and places without a name.
         shown: name of its host range.
         line: number of the line.
     """
@@ -99,7 +101,7 @@ class _Tree:
         parent = self.of(known["parent"].fill_null(0).to_numpy())
         self.kind = np.concatenate([[0], known["kind"].to_numpy()])
         named = np.concatenate([[False], known["name"].is_not_null().to_numpy()])
-        # Places are numbered when they are first asked for, so what is around one has a smaller number.
+        # A place gets its number when it is first used, after its parent: so the parent has a smaller number.
         wrong = (parent >= np.arange(1, len(parent) + 1)) | (self.kind[parent] != self.kind[1:])
         self.parent = np.concatenate([[0], np.where(wrong | ~named[parent], 0, parent)])
         above = np.where(self.parent[1:] == 0, NO_ROW, self.parent[1:] - 1)
@@ -119,7 +121,7 @@ class _Tree:
 
 
 def _shown() -> pl.Expr:
-    """The name of the host range of a place, as `HOST_CATEGORIES` says."""
+    """The name of the host range of a place, in the form that `HOST_CATEGORIES` defines."""
     line = pl.when(pl.col("line") > 0).then(pl.col("line").cast(pl.String)).otherwise(pl.lit(""))
     frame = pl.format("{}({}): {}", pl.col("detail").fill_null("(unknown)"), line, "name")
     detailed = pl.format("{} ({})", "name", "detail")
@@ -134,7 +136,7 @@ def _shown() -> pl.Expr:
 
 
 def _noted(boundaries: Boundaries, tree: _Tree, kind: int) -> Noted:
-    """In which places of a kind threads are."""
+    """The boundaries of one kind of place, sorted by thread."""
     place = tree.of(boundaries.place)
     rows = np.flatnonzero(tree.kind[place] == kind)
     rows = rows[np.argsort(boundaries.thread[rows], kind="stable")]
@@ -142,7 +144,7 @@ def _noted(boundaries: Boundaries, tree: _Tree, kind: int) -> Noted:
 
 
 def _ranges_of_kind(noted: Noted, tree: _Tree, kind: int, last: int) -> pl.DataFrame:
-    """Ranges of the places of one kind, those of a thread nested in each other: place (row), thread, start, end."""
+    """Ranges of the places of one kind: place (row), thread, start, end. The ranges of a thread nest."""
     thread, time, place = noted.thread, noted.time, noted.place
     new_thread = np.ones(len(place), np.bool_)
     new_thread[1:] = thread[1:] != thread[:-1]
@@ -154,7 +156,7 @@ def _ranges_of_kind(noted: Noted, tree: _Tree, kind: int, last: int) -> pl.DataF
         here = np.where(tree.depth >= level, ancestor, 0)[place]
         change = new_thread | np.concatenate([[True], here[1:] != here[:-1]])[: len(here)]
         if kind == STEP:
-            change[:] = True  # steps of one name follow each other
+            change[:] = True  # the next step can have the same name
         begin = np.flatnonzero(change)
         following = np.append(begin[1:], len(place))
         ends = np.append(time, last)[following]
@@ -174,17 +176,17 @@ def _ranges_of_kind(noted: Noted, tree: _Tree, kind: int, last: int) -> pl.DataF
 
 
 def _cut(ranges: pl.DataFrame, fixed: pl.DataFrame) -> pl.DataFrame:
-    """The ranges in pieces that cross none of the fixed ones.
+    """Cuts ranges into pieces that cross none of the fixed ranges.
 
     Args:
-        ranges: place, thread, start and end; those of a thread nest in each other.
+        ranges: place, thread, start and end; the ranges of a thread nest.
         fixed: thread, start and end.
     """
     if ranges.is_empty() or fixed.is_empty():
         return ranges
     begins, ends = ranges["start"].to_numpy(), ranges["end"].to_numpy()
     others = fixed.filter(pl.col("thread").is_in(ranges["thread"].unique().implode()))
-    # Each fixed range has one end inside of what it crosses, and the other one beyond.
+    # A fixed range that crosses another range has one end inside of that range and the other end beyond it.
     thread = np.tile(others["thread"].to_numpy(), 2)
     inside = np.concatenate([others["start"].to_numpy(), others["end"].to_numpy()])
     beyond = np.concatenate([others["end"].to_numpy(), others["start"].to_numpy()])

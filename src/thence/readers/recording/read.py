@@ -1,4 +1,4 @@
-"""A recording as the tables of a trace."""
+"""Reads a recording into the tables of a trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
     Args:
         name: path of the folder.
         progress: called with the bytes read so far.
-        expansion: how much larger than they are stored its tables may be.
+        expansion: how much larger than their stored size its tables may be.
 
     Raises:
         DamagedInput: nothing of it can be read.
@@ -128,7 +128,7 @@ def _facts(folder: Folder) -> dict[str, Any]:
 
 
 def _recorder_losses(folder: Folder, gpu: pl.DataFrame) -> None:
-    """Notes what the recorder says that it lost, from the description of the recording."""
+    """Notes the losses that the recorder stated in the description of the recording."""
     about = folder.description
     for text in filter(says_lost, about.warnings):
         folder.lose("dropped", 1, f"while recording: {text}")
@@ -145,7 +145,7 @@ def _recorder_losses(folder: Folder, gpu: pl.DataFrame) -> None:
 
 
 def _recorder_warnings(folder: Folder) -> list[str]:
-    """Other warnings of the recorder, from the description of the recording."""
+    """The recorder's warnings in the description that are not about losses."""
     about = folder.description
     warnings = [f"while recording: {text}" for text in about.warnings if not says_lost(text)]
     warnings += [
@@ -156,7 +156,7 @@ def _recorder_warnings(folder: Folder) -> list[str]:
 
 
 def _cut(about: Description, gpu: pl.DataFrame) -> str:
-    """A sentence on a recording whose process ended before it could finish it; `gpu` counts from ``began_ns``."""
+    """The text for a recording that its process did not finish; times in `gpu` count from ``began_ns``."""
     text = "the recording was cut: the process ended before it could finish it; what came last is missing"
     if about.written_ns is None or about.began_ns is None:
         return text
@@ -176,7 +176,7 @@ def _cut(about: Description, gpu: pl.DataFrame) -> str:
 
 
 def _disjoint_runs_warning(name: str, parts: list[Tables]) -> list[str]:
-    """A warning where processes of one directory never ran at the same time."""
+    """A warning if the device work of some processes ended before that of the others began."""
     spans = sorted(
         (int(zero + table["start"].min()), int(zero + (table["start"] + table["duration"]).max()))  # type: ignore[operator]
         for part in parts

@@ -1,4 +1,4 @@
-"""What tells a recording of ``thence record``: the description in its folders."""
+"""Recognizes recordings of ``thence record`` by the description in their folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sniff_archive(path: str) -> bool:
 
 
 def process_folders(path: Path) -> list[Path]:
-    """The folder of every process of a recording."""
+    """The folders of a recording, one for each process."""
     if (path / DESCRIPTION).is_file():
         return [path]
     return sorted(file.parent for file in path.glob(f"*/{DESCRIPTION}"))

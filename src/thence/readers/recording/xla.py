@@ -1,15 +1,15 @@
 """XLA in a recording: programs, HLO instructions and compile phases, from XLA's NVTX ranges and HLO modules.
 
 The ranges are those that nsys records, and `thence.readers.nsight.xla` reads them. Activities of a CUDA
-graph that XLA made get their program but no instruction here: `thence.attribution.xla.command_buffers`
+graph that XLA created get their program but no instruction here: `thence.attribution.xla.command_buffers`
 derives that from the order of the graph's nodes and the HLO modules beside the recording.
 
 Each HLO module is matched to one of the recording's programs. JAX renumbers modules when it hands them
 out, so a module's own number cannot be used. XLA names program and number in the NVTX ranges of its
-compiler passes: a module was made by the last compilation of its name on a thread before the time at which
-JAX reported, on the same thread, that it had compiled the module. Modules from a compilation cache have no
-such ranges. If as many programs as modules of one name remain unmatched, they are matched in order,
-because the numbers of both count up.
+compiler passes: a module is the result of the last compilation of its name on a thread before the time at
+which JAX reported, on the same thread, that it had compiled the module. Modules from a compilation cache have
+no such ranges. If as many programs as modules of one name remain unmatched, they are matched in order of
+number and of compile time, because XLA numbers programs in the order of their compilation.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, l
 
 
 def compile_phases(ranges: pl.DataFrame, name: str) -> pl.Series:
-    """The categories of NVTX ranges, those of XLA's compilation being compile.
+    """The category of each NVTX range: ``compile`` for XLA's compilation, else the given one.
 
     Args:
         ranges: thread, name, domain, category (String), start and end (ns), in any order.
@@ -101,8 +101,8 @@ class _ModuleFile:
     Attributes:
         path: of the file.
         name: of the program, such as ``jit_train_step``.
-        thread: that compiled it; None where that was not seen.
-        ended_ns: when it was compiled, Unix time; None as above.
+        thread: id of the thread that compiled it; None if that is unknown.
+        ended_ns: Unix time at which its compilation ended; None if that is unknown.
     """
 
     path: Path
@@ -112,11 +112,11 @@ class _ModuleFile:
 
 
 def _compiled_modules(folder: Path) -> tuple[list[_ModuleFile], list[str]]:
-    """The HLO module files beside a recording, not yet read, in the order of compilation; and warnings."""
+    """The HLO module files of a recording, not yet read, by name, which is the order of compilation; and warnings."""
     place = folder / HLO_FOLDER
     if not place.is_dir():
         return [], []
-    # The index is written after the files: a program that was killed can leave one without.
+    # The index is written after the files: a program that was killed can leave a file without an entry.
     files = {file.name: file for file in sorted(place.glob(f"*{HLO_ENDING}")) if file.is_file()}
     try:
         index = msgspec.json.decode((place / COMPILED_INDEX).read_bytes(), type=_Index)
@@ -173,7 +173,7 @@ def _numbered_modules(
 
 
 def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
-    """Name and number of each program, by number; those that the autotuner times have none."""
+    """Name and number of each program, sorted by number; programs that the autotuner times have no number."""
     identities = (
         tables.programs.select(pl.col("program").cast(pl.String).str.extract_groups(_NUMBERED))
         .unnest("program")
@@ -188,7 +188,7 @@ def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
 def _numbers_by_compilation(
     compiled: Sequence[_ModuleFile], passes: pl.DataFrame
 ) -> dict[int, int]:
-    """Number of each module, by place, where its compilation was recorded."""
+    """XLA's number of each module whose compilation was recorded, by the position of the module."""
     passes_of: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for thread, name, number, end in passes.select("thread", "name", "number", "end").iter_rows():
         passes_of.setdefault((thread, name), []).append((end, number))
@@ -232,7 +232,7 @@ def _compiler_passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
 def _number_by_order(
     compiled: Sequence[_ModuleFile], wanted: Mapping[tuple[str, int], None], numbers: dict[int, int]
 ) -> list[str]:
-    """Adds numbers of modules whose compilation was not recorded; the names for which that fails."""
+    """Adds numbers of modules whose compilation was not recorded; returns the names for which that fails."""
     taken = {(compiled[place].name, number) for place, number in numbers.items()}
     missing: dict[str, list[int]] = {}
     for name, number in wanted:
