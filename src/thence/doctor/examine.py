@@ -38,7 +38,7 @@ _NO_PRIVILEGE = 35
 _ROOM_BYTES = 2 << 30
 _OLDEST_JAX = (0, 6)
 _WITH_NODE_IDS = (2, 12)
-"""First torch whose profiler writes the id of a CUDA graph's node beside each kernel."""
+"""First version of torch whose profiler writes the id of the CUDA graph node with each kernel."""
 _MARK_KERNELS_DRIVER = 13010
 """CUDA version of the driver that torch.cuda.graphs' own mark_kernels needs."""
 
@@ -90,7 +90,7 @@ class _Machine:
         return next(((n, v) for n in names if (v := self.version(n)) is not None), None)
 
     def missing(self, *steps: str) -> str | None:
-        """The first of these that does not work."""
+        """The first of these steps that failed; None if none did."""
         return next((step for step in steps if self.error(step)), None)
 
     def error(self, step: str) -> str | None:
@@ -103,8 +103,8 @@ def examine(
     """Every capability, in the order of `CHECKS`.
 
     Args:
-        findings: what `thence.doctor.probe.probe` found; left out, it is asked.
-        version: how to look up a distribution; left out, among those that Python finds.
+        findings: from `thence.doctor.probe.probe`; by default, it is called.
+        version: looks up a distribution; by default, among those that Python finds.
     """
     machine = _Machine(probe() if findings is None else findings, version or installed_version)
     return tuple(Capability(name, *check(machine)) for name, check in CHECKS.items())
@@ -181,7 +181,7 @@ def _probe_text() -> str:
 
 
 def _lines_text() -> str:
-    """In which way modules and lines of a PyTorch program are known here."""
+    """How the recorder finds modules and lines of a PyTorch program here."""
     if not hasattr(sys, "monitoring"):
         return "modules and lines of programs without annotations need Python 3.12 or newer"
     why = why_no_stacks()
@@ -370,7 +370,7 @@ def _admins_only() -> bool:
 
 
 def _may_profile() -> bool:
-    """Whether this process has what the driver asks of administrators."""
+    """Whether this process has a capability (CAP_SYS_ADMIN, CAP_PERFMON) that the driver accepts for profiling."""
     try:
         status = Path("/proc/self/status").read_text(errors="replace")
     except OSError:

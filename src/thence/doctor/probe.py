@@ -1,10 +1,10 @@
 """Tests the driver and CUPTI of this machine in a separate process.
 
-``python -m thence.doctor.probe`` prints one JSON object a line, each as soon as it is known, so that a
-crash loses only what comes after. `probe` runs it and gathers the lines:
+``python -m thence.doctor.probe`` prints one JSON object per line, each as soon as it is known, so that a
+crash loses only what comes after. `probe` runs it and collects the lines:
 
     driver    version (13000: CUDA 13.0), devices [{name, capability}]
-    libcupti  path, version, timestamp_ns, functions that newer versions have
+    libcupti  path, version, functions that newer versions have, error (None if its version is known)
     recording name of the kernel that was launched and recorded, and its duration
     graphs    id that CUPTI gives a node of a CUDA graph
 """
@@ -39,13 +39,13 @@ _PATIENCE_S = 90
 
 
 def probe(command: tuple[str, ...] | None = None) -> dict[str, Finding]:
-    """Findings of every step that was reached; the one that ended the process is an error.
+    """Findings of every step; a step that ended the process, and the steps after it, have an error.
 
     Args:
-        command: what to run in place of the probe.
+        command: to run in place of the probe.
     """
     arguments = command or (sys.executable, "-m", "thence.doctor.probe")
-    # The child finds what this process found, however that was arranged.
+    # The child imports from the same folders as this process, however these were set.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         run = subprocess.run(  # noqa: S603 - our own module in our own interpreter
@@ -91,7 +91,7 @@ def _lines(output: bytes) -> Iterator[tuple[str, Finding]]:
 
 
 def main() -> None:
-    """Tries every step, and prints what it found."""
+    """Runs every step, and prints its finding."""
     steps: dict[str, Callable[[], Finding]] = {
         "driver": _driver,
         "libcupti": _libcupti,
@@ -135,7 +135,7 @@ def _libcupti() -> Finding:
 
 
 def _recording() -> Finding:
-    """Launches a kernel, and looks whether it is recorded."""
+    """Launches a kernel, and checks whether CUPTI records it."""
     from thence.timing.kernel_times import KernelTimes  # needs NumPy, which `probe` does not
 
     driver, context = cuda_events.load_driver(), c_void_p()
@@ -152,7 +152,7 @@ def _recording() -> Finding:
 
 
 def _graphs() -> Finding:
-    """Makes a CUDA graph of one empty node, and asks CUPTI for its id."""
+    """Creates a CUDA graph of one empty node, and gets the node's id from CUPTI."""
     driver = cuda_events.load_driver()
     graph, node = c_void_p(), c_void_p()
     call(driver, "cuGraphCreate", byref(graph), c_uint(0))

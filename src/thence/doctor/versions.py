@@ -1,4 +1,4 @@
-"""The versions that matter in a report of a defect: quickly, without importing or loading what they are of."""
+"""The versions that a report of a defect needs, found quickly: no package is imported, no library is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CUPTI = (
     "nvidia-cuda-cupti-cu11",
 )
 PROC = Path("/proc/driver/nvidia")
-"""Where a loaded driver describes itself."""
+"""Folder of files that a loaded NVIDIA driver provides about itself."""
 IN_PYTHON = "in Python"
 AS_ASKED = "in Python, as THENCE_PROBE says"
 COMPILED = "compiled"
@@ -41,7 +41,7 @@ COMPILED = "compiled"
 def versions() -> dict[str, str]:
     """Names and versions: thence, Python and the system, the probe, libraries, NVIDIA's libraries and driver.
 
-    What is not installed is left out, but for CUPTI and the driver, whose absence is said.
+    Packages that are not installed are left out; for CUPTI and the driver, the value says that they are missing.
     """
     python = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform(terse=True)})"
     found = {"thence": __version__, "python": python, "probe": probe_kind()}
@@ -56,7 +56,7 @@ def versions() -> dict[str, str]:
 
 
 def installed_version(name: str) -> str | None:
-    """Version of an installed distribution; None where there is none, or only a damaged one."""
+    """Version of an installed distribution; None if it is not installed, or damaged."""
     try:
         return metadata.version(name)
     except (metadata.PackageNotFoundError, KeyError):  # KeyError: a broken installation
@@ -64,23 +64,23 @@ def installed_version(name: str) -> str | None:
 
 
 def probe_kind() -> str:
-    """Which probe counts launches here, as `thence.boundaries.probe.choose_probe` chooses."""
+    """Which probe counts launches here, by the rules of `thence.boundaries.probe.choose_probe`."""
     if os.environ.get("THENCE_PROBE") == "python":
         return AS_ASKED
     return IN_PYTHON if find_spec("thence.boundaries._probe") is None else COMPILED
 
 
 def why_no_stacks() -> str | None:
-    """Why modules and lines are not read of the program's stack here; None if they are."""
+    """Why modules and lines are not read from the program's stack here; None if they are."""
     compiled = import_module("thence.boundaries._probe") if probe_kind() == COMPILED else None
     return why_unreadable(compiled)
 
 
 def driver_release(proc: Path = PROC) -> str | None:
-    """Release of the loaded NVIDIA driver, such as 580.95.05; None where there is none.
+    """Release of the loaded NVIDIA driver, such as 580.95.05; None if no driver is loaded.
 
     Args:
-        proc: the folder in which it describes itself.
+        proc: folder of the driver's files about itself.
     """
     try:
         text = (proc / "version").read_text(errors="replace")

@@ -1,9 +1,10 @@
-"""The memory that CUPTI writes records to, and its callbacks.
+"""The buffers that CUPTI writes records to, and CUPTI's callbacks that request and return them.
 
 The callbacks run inside the program's own CUDA calls, or on CUPTI's thread, and need the GIL: they only
-hand an empty buffer out and take a full one in. Memory is bounded: when too many full ones wait CUPTI
-drops records, and counts them. Every thread of the program that records has a buffer of its own, but most
-of them hardly any records: memory that was never written to is none yet, so these do not count.
+hand out an empty buffer or take a full one. Memory is bounded: when too many full buffers wait, CUPTI gets no
+buffer, drops records and counts them. Every thread of the program that makes records has a buffer of its own,
+but most of these hold few records. They do not count for the bound, because the system provides no memory for
+pages that were never written to.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 __all__ = ["BUFFER_BYTES", "Buffers", "Filled"]
 
 BUFFER_BYTES = 4 << 20
-"""Of one buffer: about 19,000 kernels."""
+"""Size of one buffer: about 19,000 kernels."""
 _STOCK = 4
 
 
@@ -37,8 +38,8 @@ class Buffers:
         most_bytes: of full buffers that wait to be read.
 
     Attributes:
-        filled: those that wait to be read; None wakes the reader up.
-        refused: how often CUPTI asked and there was none.
+        filled: buffers that wait to be read; None wakes the reader up.
+        refused: how often CUPTI requested a buffer and got none.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -49,7 +50,7 @@ class Buffers:
         self._free: list[int] = []
 
     def requested(self, buffer: Any, size: Any, most_records: Any) -> None:
-        """CUpti_BuffersCallbackRequestFunc: hand out an empty buffer."""
+        """CUpti_BuffersCallbackRequestFunc: hands out an empty buffer."""
         most_records[0] = 0  # as many as fit
         address = self._empty()
         buffer[0] = address
@@ -58,17 +59,17 @@ class Buffers:
     def completed(
         self, context: int | None, stream: int, address: int | None, _size: int, valid_bytes: int
     ) -> None:
-        """CUpti_BuffersCallbackCompleteFunc: take a full one."""
+        """CUpti_BuffersCallbackCompleteFunc: takes a full buffer."""
         if address:
             self.filled.put(Filled(address, valid_bytes, context, stream))
 
     def recycle(self, filled: Filled) -> None:
-        """A buffer has been read: it can be handed out again, zeroed as far as it was written to."""
+        """Makes a buffer that has been read available again, after zeroing the part that was written to."""
         ctypes.memset(filled.address, 0, filled.valid_bytes)
         self._free.append(filled.address)
 
     def stock(self) -> None:
-        """Make some buffers, and have the system provide their memory before CUPTI writes to it."""
+        """Allocates some buffers and touches their pages, so that CUPTI does not wait for the memory."""
         made = [self._empty() for _ in range(_STOCK)]
         for address in filter(None, made):
             ctypes.memset(address, 0, BUFFER_BYTES)
@@ -76,7 +77,7 @@ class Buffers:
 
     @property
     def outstanding(self) -> int:
-        """Buffers that CUPTI, or the reader, still has."""
+        """Number of buffers that CUPTI or the reader still has."""
         return len(self._memory) - len(self._free)
 
     def _empty(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Setting up the reading of CUPTI's counter of launches, and trying it."""
+"""Sets up and tests the reading of CUPTI's counter of launches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Counting"]
 
 _TELLING = ("cudaDriverGetVersion", "cuDriverGetVersion")
-"""Functions that tell the counter: they do nearly nothing and take a pointer to an int."""
+"""Functions whose calls show the value of the counter: they do nearly nothing and take a pointer to an int."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Counting:
 
     Attributes:
         callback: address of the function to subscribe with.
-        function: CUDA function whose call tells the counter; None before `begin`, and where none does.
-        log: notes boundaries; None where the counter cannot be read.
-        trouble: why it cannot, in words.
-        notes_launches: whether the probe is quick enough to be called back for every launch.
+        function: CUDA function whose calls show the counter; None before `begin`, and if no function does.
+        log: log of boundaries; None if the counter cannot be read.
+        trouble: a sentence on why the counter cannot be read.
+        notes_launches: whether the probe is fast enough for a callback at every launch.
     """
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class Counting:
         self.trouble = "every launch is recorded, so none is counted"
 
     def begin(self, cupti: Cupti, subscription: int) -> None:
-        """Look for a function that tells the counter; `log` says whether there is one.
+        """Searches for a function whose calls show the counter; `log` stays None if there is none.
 
-        It has to tell two different numbers in a row: then they are unique, and in order.
+        Two calls in a row must show different numbers: then the numbers are unique and in order.
         """
         self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
         for function in _functions():
@@ -87,14 +87,19 @@ class Counting:
 
     @property
     def compiled(self) -> ModuleType | None:
-        """The compiled probe; None where that in Python counts."""
+        """The compiled probe; None if the probe in Python is used."""
         return self._probe.compiled
 
     def listen(self, cupti: Cupti, subscription: int, wanted: Callable[[str], bool]) -> None:
-        """Have CUPTI call back for other functions, named as in CUDA's headers, until the recording ends.
+        """Enables callbacks for other functions until the recording ends; `follow` sets what is noted of the calls.
 
-        Callbacks are never switched off while the program runs: where another thread launches meanwhile, CUPTI 13.0
-        crashes, or gives two calls the same number. What is noted of the calls is for `follow` to say.
+        Callbacks are never disabled while the program runs: if another thread launches at the same time, CUPTI 13.0
+        crashes, or gives two calls the same number.
+
+        Args:
+            cupti: of this process.
+            subscription: of this recording.
+            wanted: whether to enable callbacks for a function, named as in CUDA's headers.
         """
         self._functions = {
             (domain, callback_id): name
@@ -104,15 +109,15 @@ class Counting:
         }
 
         for domain, callback_id in self._functions:
-            with contextlib.suppress(CuptiError):  # one that this driver does not have
+            with contextlib.suppress(CuptiError):  # a function that this driver does not have
                 cupti.enable_callback(subscription, domain, callback_id, on=True)
 
     def follow(self, what: Followed) -> None:
-        """What is noted of the calls of those functions from now on."""
+        """Sets what is noted of the calls of those functions from now on."""
         self._probe.follow(what)
 
     def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
-        """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""
+        """Rows of ``calls`` since the last call of this method; `number_of` returns the number of a function's name."""
         rows = self._probe.take_calls()
         keys = rows["domain"].astype(np.int64) << 32 | rows["function"]
         ids, which = np.unique(keys, return_inverse=True)
@@ -129,11 +134,11 @@ class Counting:
 
     @property
     def lost_calls(self) -> int:
-        """Calls that could not be noted, for want of memory."""
+        """Number of calls that could not be noted for lack of memory."""
         return self._probe.lost_calls - self._lost_before
 
     def facts(self) -> dict[str, str | None]:
-        """For ``recording.json``: which probe ran, and by which function, or why not."""
+        """An entry of ``recording.json``: which probe read the counter, by which function, or why none did."""
         if self.log is None:
             return {"kind": None, "function": None, "trouble": self.trouble}
         return {"kind": self._probe.name, "function": self.function, "trouble": None}

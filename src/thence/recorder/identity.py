@@ -1,4 +1,4 @@
-"""Who is recording: host, rank, process, and the versions of what runs in it."""
+"""The identity of the recording process: host, rank, process id, and the versions of what it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FRAMEWORKS = ("torch", "jax", "jaxlib", "triton", "cupy", "numba", "numpy", "te
 
 
 def rank_of_framework() -> int | None:
-    """Rank of this process in its job, as PyTorch or JAX says while it is connected to the others."""
+    """Rank of this process in its job, from PyTorch or JAX while connected to the other processes; else None."""
     known = rank_of_process_group()
     if known is not None:
         return known
@@ -39,7 +39,7 @@ def rank_of_framework() -> int | None:
 
 
 def rank_of_environment() -> int | None:
-    """Rank of this process in its job, as the environment says; None outside of one."""
+    """Rank of this process in its job, from environment variables; None outside of a job."""
     known = rank_of_launcher()
     return first_number(_FURTHER_RANKS) if known is None else known
 
@@ -51,7 +51,7 @@ def folder_name(rank: int | None) -> str:
 
 
 def process_facts(rank: int | None) -> dict[str, Any]:
-    """What identifies the process, versions of what it has imported so far, its devices and threads."""
+    """The identity of the process, versions of the frameworks imported so far, its devices and threads."""
     modules = {name: sys.modules.get(name) for name in _FRAMEWORKS}
     versions = {
         name: str(getattr(module, "__version__", "")) for name, module in modules.items() if module
@@ -73,9 +73,9 @@ def process_facts(rank: int | None) -> dict[str, Any]:
 
 
 def _threads() -> dict[str, str]:
-    """Names of the threads by their ids: Python's own, else the system's."""
+    """Names of the threads by their ids: Python's name of a thread, else the system's."""
     names = {}
     for task in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
             names[task.parent.name] = task.read_text(errors="replace").strip()
     return names | {str(thread.native_id): thread.name for thread in threading.enumerate()}

@@ -1,4 +1,4 @@
-"""Names that records point to: each read, demangled and numbered once."""
+"""The names that records point to: each distinct name is numbered and demangled once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Names", "demangled"]
 class Names:
     """Numbers for strings, in the order of their first appearance.
 
-    Number 0 is the absence of a name.
+    Number 0 means that there is no name.
     """
 
     def __init__(self) -> None:
@@ -27,17 +27,17 @@ class Names:
         return self._of(text.encode(errors="replace"))
 
     def of_pointers(self, pointers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Numbers of C strings by their addresses (0 where that is null).
+        """Numbers of the C strings at these addresses; 0 for a null pointer.
 
-        Every string is read again for every buffer: CUPTI may put another name where one of an
-        unloaded module was.
+        Strings are read again for every buffer: when a module is unloaded, CUPTI may put another name at
+        the same address.
         """
         unique, which = np.unique(pointers, return_inverse=True)
         numbers = [self._of(ctypes.string_at(p)) if p else 0 for p in unique.tolist()]
         return np.array(numbers, dtype=np.uint32)[which]
 
     def new(self) -> dict[str, Any]:
-        """Columns of the names that came since the last question: number, name, demangled."""
+        """Columns of the names that are new since the last call: number, name, demangled."""
         names, self._unsaved = self._unsaved, []
         texts = [name.decode(errors="replace") for name in names]
         return {
@@ -55,7 +55,7 @@ class Names:
 
 
 def demangled(name: bytes) -> str | None:
-    """A C++ symbol as its author wrote it; None if it is none, or nothing here can tell."""
+    """The demangled name of a C++ symbol; None if it is not mangled or cannot be demangled here."""
     text = name.decode(errors="replace")
     plain = demangle(text)
     return None if plain == text else plain

@@ -14,39 +14,40 @@ _LAUNCHES = re.compile(
     r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)"
 )
 _OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
-"""Functions of the runtime that launch a kernel by calling one of the driver's (CUDA runtime API, "Interactions with
-the CUDA Driver API"), for which CUPTI calls back too. Without a callback for the runtime's, the driver's call has the
-number that the kernel has, and there are two callbacks a launch, not four."""
+"""Functions of the runtime API that launch a kernel by calling a function of the driver API (CUDA runtime API,
+"Interactions with the CUDA Driver API"), for which CUPTI makes callbacks too. Without callbacks for the runtime
+function, the call of the driver function has the kernel's number, and a launch makes two callbacks instead of four."""
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
 _FEW = re.compile(
     r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
 )
-"""Calls that wait, record events, end captures, or allocate: of which there are few."""
+"""Calls that wait, record events, begin or end captures, allocate, or free memory. A program makes few of them."""
 _WAITS = re.compile(r"Synchronize|StreamWaitEvent")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """What a recording holds, beside kernels, copies and sets, which are always in it.
+    """What a recording holds in addition to kernels, copies and memsets, which it always holds.
 
     Attributes:
         launches: the API calls that launch work, those that begin and end a capture, in which nothing is
-            launched, and those that build CUDA graphs, so that XLA's graphs can be told apart. Without them a
-            kernel finds its thread and place by CUPTI's number of its launch, which costs far less, but not
-            where several threads launch at the same time. None: where they are needed, that is in programs
-            that use JAX, and where that number cannot be read.
+            launched, and those that build CUDA graphs, so that XLA's graphs can be distinguished. Without
+            them, the thread and place of a kernel are found by CUPTI's number of its launch. That costs far
+            less, but fails where several threads launch at the same time. None: they are recorded where they
+            are needed, which is in programs that use JAX, and where that number cannot be read.
         nvtx: NVTX ranges of the program and of its libraries.
         collectives: what each collective of torch.distributed moves, and in which process group; see
             `thence.torch.label_collectives`, which need not be called then.
         modules: modules of PyTorch, phases and steps of training, without any annotation (Python 3.12 and newer).
-        lines: lines of the user's own code that launch work, with their callers (Python 3.12 and newer). They are
-            read of the stack at each launch where the compiled probe can do that, and else followed by events.
-        own: packages, folders or files whose code counts as the user's own, too; after a ``!`` what does not.
+        lines: lines of the user's own code that launch work, with their callers (Python 3.12 and newer). The
+            compiled probe reads them from the stack at each launch where it can, else they are followed by events.
+        own: packages, folders or files whose code counts as the user's own, too; a name after ``!`` does not count.
         synchronization: the API calls that wait for the device.
         overhead: time that CUPTI itself took.
-        flush_seconds: how often records go to disk, at least: what a killed program may lose.
-        buffer_megabytes: memory for records that are not yet on disk; beyond it they are dropped,
+        flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
+            500th of the time so far if that is more.
+        buffer_megabytes: memory for records that are not yet on disk; records beyond it are dropped
             and counted.
     """
 
@@ -62,18 +63,18 @@ class RecordOptions:
     buffer_megabytes: int = 160
 
     def wants_call(self, function: str) -> bool:
-        """Whether calls of an API function, named as in CUDA's headers, are recorded; None counts as False."""
+        """Whether calls of an API function, named as in CUDA's headers, are recorded; `launches` None means no."""
         return bool(
             (self.launches and (_LAUNCHES.match(function) or _GRAPHS.match(function)))
             or (self.synchronization and _WAITS.search(function))
         )
 
     def calls_back(self, function: str, *, launches: bool) -> bool:
-        """Whether calls of an API function are noted by callbacks, where no kind of API call is recorded.
+        """Whether calls of an API function are noted by callbacks, if API calls are not recorded as activities.
 
         Args:
             function: its name, as in CUDA's headers.
-            launches: whether what launches work counts.
+            launches: whether to note functions that launch work.
         """
         if _OUTER_LAUNCHES.match(function):
             return False
@@ -82,20 +83,19 @@ class RecordOptions:
 
     @property
     def notes_launches(self) -> bool:
-        """Whether callbacks note each launch: what reads stacks needs that, and kinds of API calls replace it.
+        """Whether callbacks note each launch: reading stacks needs this, and recorded API calls replace it.
 
-        Without it a kernel's launch has the time at which CUPTI queued it, which takes a tenth of the time of a
-        callback.
+        Otherwise a kernel's launch has the time at which the host queued it, which costs a tenth of a callback.
         """
         return (self.modules or self.lines) and not self.records_calls
 
     @property
     def records_calls(self) -> bool:
-        """Whether API calls are recorded by their kinds."""
+        """Whether API calls are recorded as activities, by CUPTI's kinds for them."""
         return bool(self.launches or self.synchronization)
 
     def kinds(self) -> tuple[int, ...]:
-        """The CUpti_ActivityKinds to enable; launches not said count as not wanted."""
+        """The CUpti_ActivityKinds to enable; `launches` None means that launches are not wanted."""
         wanted = [layouts.KERNEL, layouts.MEMCPY, layouts.MEMCPY2, layouts.MEMSET]
         wanted += [layouts.RUNTIME, layouts.DRIVER] if self.records_calls else []
         wanted += [layouts.MARKER] if self.nvtx else []
@@ -105,13 +105,13 @@ class RecordOptions:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which steps of a program are recorded: `skip` not, then `wait` not and `active` recorded, ...
+    """Which steps of a program are recorded: none of `skip` steps, then `active` steps after `wait` in each cycle.
 
     Attributes:
         skip: steps at the beginning that are not recorded.
-        wait: steps of each cycle that are not recorded.
-        active: steps of each cycle that are.
-        repeat: cycles; 0 means to the end of the program.
+        wait: steps at the beginning of each cycle that are not recorded.
+        active: steps after them that are recorded.
+        repeat: number of cycles; 0 means to the end of the program.
     """
 
     skip: int = 0

@@ -1,10 +1,10 @@
-"""A recording on disk: parts that are each complete, and ``recording.json`` beside them.
+"""Writes a recording to disk: parts, each of them complete, and ``recording.json`` in the same folder.
 
 Each part is written to a temporary file that is then renamed, so a reader sees complete files only, and a
-program that is killed loses only what was not yet written. Names go to parts of their own, before the rows
-that refer to them. After every round of parts ``recording.json`` states how many parts and rows of each table
-there are, so that a reader notices a part that was lost. The folder is made with the first rows: a process
-that did nothing on the GPU leaves none.
+program that is killed loses only what was not yet written. Names are written in parts of their own, before the
+rows that refer to them. After every round of parts, ``recording.json`` states how many parts and rows of each
+table there are, so that a reader notices a part that was lost. The folder is created with the first rows: a
+process that did nothing on the GPU has none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Parts"]
 
 _MOST_WAITING_ROWS = 400_000
-"""Rows of other tables that wait for the first activity."""
+"""Most rows of other tables that wait for the first activity; if there are more, they are given up."""
 _LOG = logging.getLogger("thence.recorder")
 
 
@@ -37,14 +37,14 @@ class Parts:
     """Writes one process's recording.
 
     Attributes:
-        directory: that the user named.
+        directory: as the user named it.
         folder: of this process; None before there was anything to write.
         counts: rows on disk, by table.
-        numbers: parts written, by table; also those that could not be written.
+        numbers: number of parts, by table, including parts that could not be written.
         lost: rows that could not be written, by table.
-        bytes: on disk.
+        bytes: written to disk so far.
         trouble: the last reason why something could not be written.
-        pending_rows, pending_bytes: what waits for the next part.
+        pending_rows, pending_bytes: rows that wait for the next part, and their size.
     """
 
     def __init__(self, directory: Path, name: Callable[[], str]) -> None:
@@ -60,7 +60,7 @@ class Parts:
         self.pending_rows = self.pending_bytes = 0
 
     def add(self, table: str, columns: Columns) -> None:
-        """Rows to write with the next part."""
+        """Adds rows to write with the next part."""
         rows = _rows(columns)
         if rows:
             self._pending.setdefault(table, []).append(columns)
@@ -70,12 +70,12 @@ class Parts:
     def save(
         self, description: Callable[[], Mapping[str, Any]], names: Mapping[str, Sequence[Any]]
     ) -> None:
-        """Write everything that is pending; what cannot be written is counted as lost.
+        """Writes all pending rows; rows that cannot be written are counted as lost.
 
         Args:
-            description: gives the content of ``recording.json``, which is written before the first part and
+            description: returns the content of ``recording.json``, which is written before the first part and
                 after the last one.
-            names: the new names, which go first.
+            names: the new names, which are written first.
         """
         self.add("names", names)
         if self.folder is None and self._pending.keys().isdisjoint(ACTIVITIES):
@@ -97,7 +97,7 @@ class Parts:
         return pending
 
     def describe(self, description: Mapping[str, Any]) -> None:
-        """Write ``recording.json`` anew, if there is a recording at all."""
+        """Replaces ``recording.json``, if the folder exists."""
         if self.folder is not None:
             text = json.dumps(description, indent=1, sort_keys=True)
             self._replace(DESCRIPTION, text.encode())
@@ -132,7 +132,7 @@ class Parts:
                 self._lose(table, _rows(part))
 
     def _replace(self, name: str, content: bytes | memoryview) -> bool:
-        """Write a file whole or not at all."""
+        """Writes a file atomically; False if that failed."""
         assert self.folder is not None
         try:
             atomic_write(self.folder / name, content)
@@ -170,7 +170,7 @@ def _bytes(values: Column) -> int:
 
 
 def _joined(pieces: Sequence[Columns]) -> dict[str, Column]:
-    """Rows of one table, put together."""
+    """Concatenates pieces of one table."""
     return {name: _concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
 
 

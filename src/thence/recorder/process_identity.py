@@ -1,4 +1,4 @@
-"""Which process this is, so that what it wrote is not taken for another's."""
+"""Identifies this process, so that what it wrote is not mistaken for what another process wrote."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def process_identity() -> dict[str, int | str | None]:
 
 
 def rank_of_process_group() -> int | None:
-    """Rank of this process, as torch.distributed says; None while there is no process group."""
+    """Rank of this process from torch.distributed; None while there is no process group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -38,18 +38,18 @@ def rank_of_process_group() -> int | None:
 
 
 def rank_of_launcher() -> int | None:
-    """Rank of this process, as the launcher of the job left it in the environment; None outside of a job."""
+    """Rank of this process from the environment variables of the job's launcher; None outside of a job."""
     return first_number(_RANKS)
 
 
 def first_number(variables: Iterable[str]) -> int | None:
-    """What the first of these environment variables says that holds a number."""
+    """The value of the first of these environment variables that holds a number; None if none does."""
     values = (os.environ.get(name, "") for name in variables)
     return next((int(value) for value in values if value.isdecimal()), None)
 
 
 def _started_ns() -> int | None:
-    """When this process began: the same number whenever it is asked, 10 ms fine."""
+    """Unix time in ns at which this process began, to 10 ms; the same in every call. None without /proc."""
     stat, system = _text("/proc/self/stat"), _text("/proc/stat")
     if stat is None or system is None:
         return None

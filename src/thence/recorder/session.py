@@ -1,9 +1,9 @@
-"""A recording while it runs: CUPTI on one side, parts on disk on the other.
+"""A running recording: takes buffers of records from CUPTI and writes them to disk as parts.
 
-Buffers that CUPTI filled wait in a queue; one thread of ours makes columns of each, gives it back, and
-writes the columns as parts from time to time. So few buffers are in use, and their memory stays in the
-processor's caches. Nothing here may harm the program: what cannot be recorded is counted and said, never
-raised from a callback.
+Buffers that CUPTI filled wait in a queue. One thread of the recorder decodes each of them into columns,
+recycles the buffer, and writes the columns as parts from time to time. So few buffers are in use, and their
+memory stays in the processor's caches. Nothing here may harm the program: records that cannot be kept are
+counted and reported, and nothing is raised from a callback.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ __all__ = ["Recorder", "running"]
 
 _LOG = logging.getLogger("thence.recorder")
 _MOST_WAITING_BYTES = 16 << 20
-"""Of columns that wait to be written: they make a part due, whatever the time. About 200,000 kernels."""
+"""Size of waiting columns at which they are written at once. About 200,000 kernels."""
 _SHARE_OF_TIME = 500
-"""A part is due no more often than every 500th of the time so far: long runs make few files."""
+"""The time between two rounds of parts is at least a 500th of the time so far, so that long runs write few files."""
 _FIRST_FLUSH_SECONDS = 0.1
-"""The time to the first part; it doubles until it is that of the options, so short programs keep theirs too."""
+"""Time to the first part. It doubles up to that of the options, so that short programs that are killed keep records."""
 _ROUND_SECONDS = 0.05
-"""What a round of parts takes at most, as long as none took longer: what came meanwhile waits for the next one."""
+"""Lower bound for the longest duration of a round of parts; records that come during a round wait for the next one."""
 _PATIENCE_SECONDS = 10.0
-"""How long stopping waits for the device, and for the reading of what is left."""
+"""How long `stop` waits for the device, and then for the thread that reads and writes."""
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
 _NO_DRIVER = (15, 999)
-"""CUPTI_ERROR_NOT_INITIALIZED, CUPTI_ERROR_UNKNOWN: what there is without a driver."""
+"""CUPTI_ERROR_NOT_INITIALIZED, CUPTI_ERROR_UNKNOWN: the errors where there is no driver."""
 
 _running: Recorder | None = None
 _lock = (
@@ -72,16 +72,16 @@ class Recorder:
     Args:
         directory: where its folder goes.
         options: what to record.
-        source: gives rows of other tables that came since it was last asked: table name to columns,
-            every one an array or a list of text. It is called on the thread that writes.
-        facts: more for ``recording.json``.
-        uses_xla: whether XLA may launch in this process; asked before each flush.
+        source: returns the rows of other tables since its last call: table name to columns, every one an
+            array or a list of strings. It is called on the thread that writes.
+        facts: returns further entries of ``recording.json``.
+        uses_xla: whether XLA may launch in this process; called before each flush.
 
     Attributes:
-        parts: what is on disk.
-        dropped: records that CUPTI lost for want of a buffer.
-        log: notes boundaries, from `start` on; with the counter 0 where every launch is recorded instead.
-        counts: whether launches are counted, not recorded.
+        parts: writes the parts, and counts what is on disk.
+        dropped: number of records that CUPTI dropped for lack of a buffer.
+        log: log of boundaries, from `start` on; its counter is always 0 if every launch is recorded.
+        counts: whether launches are counted instead of recorded.
     """
 
     def __init__(
@@ -122,21 +122,21 @@ class Recorder:
 
     @property
     def folder(self) -> Path | None:
-        """Where this process's part is; None while there is nothing in it."""
+        """The folder of this process's recording; None as long as nothing has been written."""
         return self.parts.folder
 
     @property
     def alive(self) -> bool:
-        """Whether it records in this very process, not in the parent that forked it."""
+        """Whether it is not finished and belongs to this process: False in a forked child."""
         return not self._finished and self._pid == os.getpid()
 
     def start(self) -> None:
-        """Take CUPTI and begin.
+        """Subscribes to CUPTI and begins to record.
 
         Raises:
             UsageError: this process records already.
-            MissingRequirement: no driver, no libcupti, an unknown one, no permission, or CUPTI is taken
-                by another profiler.
+            MissingRequirement: there is no driver, no libcupti or one of an unknown version, no permission, or
+                another profiler uses CUPTI.
         """
         global _running  # noqa: PLW0603 - CUPTI serves one at a time
         with _lock:
@@ -153,7 +153,7 @@ class Recorder:
         self._thread.start()
 
     def pause(self) -> None:
-        """Record nothing until `resume`."""
+        """Records nothing until `resume`."""
         if not self._paused and self.alive:
             self._paused = True
             for kind in self._options.kinds():
@@ -161,13 +161,13 @@ class Recorder:
             self._counting.follow(Followed.NOTHING)
 
     def resume(self) -> None:
-        """Record (again)."""
+        """Records again after `pause`."""
         if self._paused and self.alive:
             self._enable()
             self._paused = False
 
     def stop(self) -> None:
-        """Wait for the device, write what is left, and give CUPTI back."""
+        """Waits for the device, writes what is left, and releases CUPTI."""
         global _running  # noqa: PLW0603
         with _lock:
             if not self.alive:
@@ -192,7 +192,7 @@ class Recorder:
             _running = None
 
     def warn(self, message: str) -> None:
-        """Say something once, to the user and in ``recording.json``."""
+        """Logs a warning and adds it to ``recording.json``, once."""
         if message not in self._warnings:
             self._warnings.append(message)
             _LOG.warning("thence: %s", message)
@@ -204,7 +204,7 @@ class Recorder:
         layouts.require_known(version)
         self._version = version
         self._walker = Walker(self._cupti)
-        if _running is not None and not _running.alive:  # the parent's, inherited by fork
+        if _running is not None and not _running.alive:  # the parent's recording, inherited by fork
             inherited = _running._subscription  # noqa: SLF001 - of this class
             self._try(lambda: self._cupti.unsubscribe(inherited))
         try:
@@ -216,7 +216,7 @@ class Recorder:
             self._cupti.register(self._buffers.requested, self._buffers.completed)
             self._cupti.system_thread_ids()
             with contextlib.suppress(CuptiError):
-                self._cupti.dropped(None, 0)  # what another profiler lost before is not ours
+                self._cupti.dropped(None, 0)  # forgets records that another profiler lost before
             self._count_launches()
             self._enable()
         except CuptiError as error:
@@ -225,7 +225,7 @@ class Recorder:
         self._paused = False
 
     def _count_launches(self) -> None:
-        """Have launches found by their number, or recorded, as the options say."""
+        """Sets up counting of launches if the options allow it; records every launch if they cannot be counted."""
         if not self._options.launches:
             self._counting.begin(self._cupti, self._subscription)
         if self._counting.log is not None:
@@ -234,7 +234,7 @@ class Recorder:
             if noted:
                 self.log.stack_reader = self._counting.compiled
             else:
-                # Refused, a launch lies between its boundaries all the same.
+                # If CUPTI refuses, the time of a launch is only known to be between two boundaries.
                 with contextlib.suppress(CuptiError):
                     self._cupti.latency_timestamps(on=True)
             if not self._options.records_calls:
@@ -248,10 +248,10 @@ class Recorder:
             )
 
     def xla_is_used(self) -> None:
-        """Record every launch from now on, if the options leave that open, and flush no more before the end.
+        """Records every launch from now on, if the options leave that open, and does not flush before the end.
 
-        Where XLA launches graphs, cuptiActivityFlushAll on another thread makes cuGraphLaunch crash inside the driver
-        (CUPTI 13.0, driver 580). What CUPTI hands out by itself, full buffers, does not.
+        While XLA launches graphs, cuptiActivityFlushAll on another thread makes cuGraphLaunch crash inside the driver
+        (CUPTI 13.0, driver 580). The full buffers that CUPTI delivers by itself do not cause this.
         """
         self._flushes = False
         if self._options.launches is None and self.alive:
@@ -267,7 +267,7 @@ class Recorder:
         self._counting.follow(Followed.STACKS if self._options.records_calls else Followed.CALLS)
 
     def _choose_calls(self, kind: int) -> None:
-        """Switch off the API calls that are not wanted: they are a hundred times as many."""
+        """Disables the API calls that are not wanted, which are a hundred times as many as the wanted calls."""
         domain = layouts.CALLS[kind]
         if kind not in self._functions:
             self._functions[kind], self._unwanted[kind] = self._known_calls(domain)
@@ -275,7 +275,7 @@ class Recorder:
             self._cupti.api(domain, callback_id, on=False)
 
     def _known_calls(self, domain: int) -> tuple[np.ndarray[Any, Any], list[int]]:
-        """Numbers of the names of the wanted API functions by callback id, and ids of the others."""
+        """For wanted API functions, the number of their name by callback id; and the callback ids of all others."""
         numbers = np.zeros(MOST_CALLBACK_IDS, dtype=np.uint32)
         unwanted = []
         for callback_id, name in self._cupti.callbacks(domain):
@@ -298,7 +298,7 @@ class Recorder:
                 break
             now = time.monotonic()
             if now >= self._due:
-                # What lies in half-full buffers, of threads that launch little, would stay there.
+                # Without a flush, records of threads that launch little would stay in half-full buffers.
                 if self._uses_xla():
                     self.xla_is_used()
                 if self._flushes:
@@ -307,7 +307,7 @@ class Recorder:
                 age = (time.time_ns() - self._began_ns) / 1e9
                 self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
                 self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
-                self._save()  # with the time to the next one: that much may be lost
+                self._save()  # states the time to the next round: so much may be lost
                 self._due = now + self._flush_seconds
                 self._round_seconds = max(self._round_seconds, time.monotonic() - now)
         self._read_all()
@@ -330,7 +330,7 @@ class Recorder:
                 self._read(filled)
 
     def _read(self, filled: Filled) -> None:
-        """Make columns of a buffer, and let it go."""
+        """Decodes a buffer into columns, and recycles it."""
         try:
             for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
                 self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
@@ -364,7 +364,7 @@ class Recorder:
         self.dropped += dropped
 
     def _take_calls(self) -> None:
-        """Calls that callbacks noted: whenever a buffer was read, so that few wait in memory."""
+        """Adds the calls that callbacks noted; called after each buffer, so that few of them wait in memory."""
         if self.counts:
             self.parts.add("calls", self._counting.take_calls(self._function_number))
 
@@ -421,14 +421,14 @@ class Recorder:
         return lost
 
     def _known_rank(self) -> int | None:
-        """What the framework once said, which may have forgotten it when the program ends."""
+        """The rank that the framework last reported, which it may have forgotten at the end; else the environment's."""
         said = identity.rank_of_framework()
         if said is not None:
             self._rank = said
         return identity.rank_of_environment() if self._rank is None else self._rank
 
     def _try(self, call: Callable[[], None]) -> None:
-        """A call whose failure matters to nobody any more."""
+        """Makes a call whose failure is only reported as a warning."""
         try:
             call()
         except CuptiError as error:
@@ -436,7 +436,7 @@ class Recorder:
 
 
 def running() -> Recorder | None:
-    """The recording of this process, which has CUPTI; None while there is none."""
+    """The recorder that is recording this process and so uses CUPTI; None if there is none."""
     return _running if _running is not None and _running.alive else None
 
 

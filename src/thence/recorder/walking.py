@@ -1,18 +1,18 @@
-"""From a buffer that CUPTI filled to columns, without a step of Python for each record.
+"""Decodes a buffer of CUPTI activity records into NumPy columns, without a Python loop over the records.
 
-A buffer holds records of several kinds one after the other, and all records of one kind have one size.
-So a run of one kind is found by looking at every n-th word. Where kinds take turns, each record
-says where the next one begins, and such a chain is followed for all its records together:
+A buffer holds records of several kinds one after the other, and all records of one kind have the same size.
+So a run of records of one kind is found by comparing every n-th word. Where kinds alternate, the size of each
+record gives the beginning of the next one, and such a chain is followed for all its records together:
 
-- A record begins at a word whose low half is the number of a known kind, and the word behind it is such
-  a word again. That leaves, beside the true beginnings, few words that only look like one.
-- From each of these words it is known which one follows. Mostly each is led to by another one: then they
-  all are the chain. Else pointer jumping, that is squaring this table of steps a few times, lets Python
-  take one step where the chain takes 32, and then fills in what it jumped over. So words that only look
-  like a beginning, and that the chain does not come by, drop out.
+- A record begins at a word whose low half is the number of a known kind, and the word after the record is
+  such a word again, or the end. Few words other than the beginnings of records meet both conditions.
+- For each of these candidates, the word after its record is known. Mostly every candidate is reached from
+  another one: then all of them are in the chain. Otherwise pointer jumping is used: the table of successors
+  is squared a few times, so that Python takes one step for 32 records, and then the records in between are
+  filled in. Candidates that the chain does not reach are no records and drop out.
 
-A chain ends at the first record of a kind that was not met before: libcupti is asked for its size.
-Buffers are larger than a processor's own cache, so both this and the copying go piece by piece.
+A chain ends at the first record of a kind that was not met before; libcupti is queried for its size.
+Buffers are larger than a processor core's own cache, so both the search and the copying go piece by piece.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ Columns = dict[str, np.ndarray[Any, Any]]
 _Words = np.ndarray[Any, Any]
 """A buffer, or a part of it, as uint64: records begin at words (ACTIVITY_RECORD_ALIGNMENT is 8)."""
 _Places = np.ndarray[Any, Any]
-"""Numbers of words at which records begin."""
+"""Indices of words at which records begin."""
 
 _LOW_HALF = 0xFFFFFFFF
 _FIRST_LOOK = 64
-"""Records of a run that are looked at first; four times as many each time after that."""
+"""Records of a run that are compared first; four times as many each time after that."""
 _LONG_WORDS = 1 << 14
-"""Behind a run that is shorter than this the chain is followed: its cost does not grow with the runs."""
+"""After a run shorter than this many words, the chain is followed: its cost does not grow with the number of runs."""
 _SQUARINGS = 5
 _PIECE_WORDS = 1 << 16
-"""Of a chain that are looked at together."""
+"""Words that are searched for a chain together."""
 _PIECE_RECORDS = 1 << 11
-"""That are copied together."""
+"""Records that are copied together."""
 
 
 class Walker:
     """Reads buffers of one libcupti.
 
     Attributes:
-        unknown: records that were passed over, by kind.
+        unknown: number of records that were skipped because their layout is not known, by kind.
     """
 
     def __init__(self, cupti: Cupti) -> None:
@@ -66,15 +66,17 @@ class Walker:
         self.unknown: dict[int, int] = {}
 
     def read(self, address: int, valid_bytes: int) -> Iterator[tuple[int, Columns]]:
-        """(kind, columns) of a buffer: copies, each kind in order. A record that is cut off ends it.
+        """Yields the kind and the columns of the records in a buffer, as copies, the records of a kind in order.
+
+        A record that is cut off ends the buffer.
 
         Args:
             address: of the buffer.
             valid_bytes: how much of it CUPTI filled.
 
         Raises:
-            CuptiError: there is something in it that libcupti takes for no record. What comes before
-                that is given first.
+            CuptiError: libcupti finds something in it that is not a record. The records before it are
+                yielded first.
         """
         words = np.ctypeslib.as_array((ctypes.c_uint64 * (valid_bytes // 8)).from_address(address))
         found: dict[tuple[int, int], list[_Places]] = {}
@@ -96,7 +98,7 @@ class Walker:
     def _walk(
         self, words: _Words, address: int, found: dict[tuple[int, int], list[_Places]]
     ) -> None:
-        """Find where the records of each kind, and of so many words, begin."""
+        """Collects in `found` the beginnings of records, by their kind and size in words."""
         at = 0
         while at < len(words):
             kind = int(words[at] & _LOW_HALF)
@@ -115,7 +117,7 @@ class Walker:
                 follows = length > 0
 
     def _step(self, kind: int, address: int, at: int, end: int) -> int:
-        """Words of a record of this kind, asked of libcupti once."""
+        """Size in words of a record of this kind, queried from libcupti once."""
         step = self._steps.get(kind)
         if step is not None:
             return step
@@ -123,14 +125,14 @@ class Walker:
         if following is None:
             return (
                 end - at
-            )  # the last record, and the rest of the buffer, which may be more than it
+            )  # the last record: the rest of the buffer, which may be larger than the record
         self._steps[kind] = step = max(1, (following - address) // 8 - at)
         return step
 
 
 @functools.cache
 def _dtype(kind: int, step: int) -> np.dtype[Any] | None:
-    """The fields of a record, as far as they are read; None where they are not known."""
+    """The dtype of those fields of a record that are read; None if its layout is not known."""
     layout = LAYOUTS.get(kind)
     if layout is None or 8 * step < layout.smallest:
         return None
@@ -147,7 +149,7 @@ def _dtype(kind: int, step: int) -> np.dtype[Any] | None:
 
 def _columns(words: _Words, dtype: np.dtype[Any], places: _Places) -> Columns:
     """The fields of the records at these places."""
-    # A record at every word, each one item: copied whole, not field by field.
+    # One item at every word, so that records are copied whole, not field by field.
     most = (8 * len(words) - dtype.itemsize) // 8 + 1
     everywhere = np.ndarray((most,), f"V{dtype.itemsize}", words, 0, (8,))
     columns = {name: np.empty(len(places), dtype[name]) for name in dtype.names or ()}
@@ -160,7 +162,7 @@ def _columns(words: _Words, dtype: np.dtype[Any], places: _Places) -> Columns:
 
 
 def _run(words: _Words, kind: int, step: int) -> int:
-    """How many records of this kind, each of them whole, follow one another from the beginning."""
+    """Number of complete records of this kind that follow one another from the beginning."""
     most = len(words) // step
     count, look = 0, _FIRST_LOOK
     while count < most:
@@ -175,10 +177,10 @@ def _run(words: _Words, kind: int, step: int) -> int:
 
 
 def _chain(words: _Words, steps: dict[int, int]) -> tuple[dict[int, _Places], int]:
-    """Where the records of each kind begin, and at which word the chain from the beginning stops.
+    """The beginnings of the records of each kind, and the word at which the chain from word 0 stops.
 
-    It stops behind the last word, or earlier: at a kind that is not known, at a record that is cut off,
-    or at the record before such a one.
+    It stops after the last word, or earlier: at a kind that is not known, at a record that is cut off,
+    or at the record before one of these.
     """
     end = len(words)
     kinds = words.astype(np.uint32)  # their low halves
@@ -198,7 +200,7 @@ def _chain(words: _Words, steps: dict[int, int]) -> tuple[dict[int, _Places], in
     led_to = np.zeros(end + 1, dtype=bool)
     led_to[0] = True
     led_to[following] = True
-    # Where each of them is led to, the way back from each ends at word 0: the chain has them all.
+    # If each is word 0 or reached from another, the way back from each ends at word 0: all are in the chain.
     if led_to[places].all():
         return begins, int(following.max(initial=0))
     reached = _reached(places, following, end)
@@ -211,7 +213,7 @@ def _chain(words: _Words, steps: dict[int, int]) -> tuple[dict[int, _Places], in
 
 
 def _reached(places: _Places, following: _Places, end: int) -> np.ndarray[Any, Any]:
-    """Which of these places the chain from word 0 comes by, where each one says which word follows."""
+    """Which of these places the chain from word 0 reaches; `following` is the word after the record at each."""
     none = len(places)
     rows = np.full(end + 1, none, dtype=np.intp)  # by word
     rows[places] = np.arange(none)

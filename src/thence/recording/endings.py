@@ -1,12 +1,12 @@
-"""Finishing a recording however its process ends.
+"""Finishes a recording when its process ends, in whatever way it ends.
 
-the program ends            atexit
-a multiprocessing child     leaves by ``os._exit``, which skips atexit; `multiprocessing.util.Finalize` runs
-a worker of a Pool          is ended by SIGTERM; a handler finishes the recording and then lets the signal end
-the process. It is set in multiprocessing children only, and only where the
-signal has its default action
-os._exit, exec, a crash     cannot be seen. What was written until then stays. A note in the recording's
-directory tells of a process that began to record and wrote nothing
+    the program ends           atexit
+    a multiprocessing child    leaves by ``os._exit``, which skips atexit; `multiprocessing.util.Finalize` runs
+    a worker of a Pool         is ended by SIGTERM; a handler finishes the recording and then lets the signal end
+                               the process. It is set in multiprocessing children only, and only if the signal
+                               has its default action
+    os._exit, exec, a crash    cannot be noticed. What was written until then stays. A note in the recording's
+                               directory shows that the process began to record and did not finish
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Endings:
     """Calls a function when this process ends.
 
     Args:
-        directory: of the recording; the note goes there.
-        stop: finishes the recording. It may be called by any of the ways, and more than once.
+        directory: of the recording; the note is written there.
+        stop: finishes the recording. It may be called in any of these ways, and more than once.
     """
 
     def __init__(self, directory: Path, stop: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class Endings:
         self._waiting_signal: int | None = None
 
     def expect(self) -> None:
-        """Have the function called."""
+        """Registers the function to be called when the process ends, and writes the note."""
         self._pid = os.getpid()
         with contextlib.suppress(OSError):  # a full disk is reported with the first part
             self._note().touch()
@@ -54,7 +54,7 @@ class Endings:
         process = sys.modules.get("multiprocessing.process")
         if process is None or process.parent_process() is None:
             return
-        # It is there: a multiprocessing child has imported it to run at all.
+        # No import is needed: a multiprocessing child has imported multiprocessing.util to run at all.
         finalize = sys.modules["multiprocessing.util"].Finalize
         self._finalizer = finalize(None, self._stop, exitpriority=0)
         on_main_thread = threading.current_thread() is threading.main_thread()
@@ -64,7 +64,7 @@ class Endings:
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[None]:
-        """While the recording is being finished, SIGTERM waits: a Pool sends it to workers that are leaving."""
+        """Delays SIGTERM while the recording is being finished: a Pool sends it to workers that are exiting."""
         self._finishing = True
         try:
             yield
@@ -74,9 +74,9 @@ class Endings:
                 os.kill(os.getpid(), self._waiting_signal)
 
     def forget(self) -> None:
-        """The recording is finished: have the function called no longer."""
+        """Unregisters the function and deletes the note, because the recording is finished."""
         if os.getpid() != self._pid:
-            return  # a forked child: the note and the recording are its parent's
+            return  # a forked child: the note and the recording belong to its parent
         with contextlib.suppress(OSError):
             self._note().unlink(missing_ok=True)
         atexit.unregister(self._stop)
@@ -85,7 +85,7 @@ class Endings:
         if self._handles_sigterm and signal.getsignal(signal.SIGTERM) == self._terminated:
             with contextlib.suppress(
                 ValueError
-            ):  # on another thread: the handler then only ends the process
+            ):  # not the main thread: the handler stays, and only ends the process
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _note(self) -> Path:

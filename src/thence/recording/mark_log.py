@@ -1,12 +1,12 @@
-"""What marks, and steps, tell a recording: moments, put together by whoever reads it.
+"""The log of marks and steps in a recording: begin and end events, which the reader pairs into ranges.
 
-Codes of ``what`` in the table ``marks``: see `thence.model.formats.OPENED` and the following. ``serial`` ties
-the end of a range to its beginning, and endings have no thread; ``forward`` is the serial of the mark that was
+Codes of ``what`` in the table ``marks``: see `thence.model.formats.OPENED` and the following. The begin and end event
+of a range have the same ``serial``, and end events have no thread; ``forward`` is the serial of the mark that was
 open around the forward op.
 
-What a collective moves stands in the table ``collectives``, by the ``serial`` of its mark. It repeats itself
-from step to step, only its number in its group never does; so each description is looked at once for all of
-its calls.
+The table ``collectives`` describes each collective by the ``serial`` of its mark. Descriptions repeat from step to
+step, except for the sequence number of the call in its process group; so each distinct description is processed once
+for all of its calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["MarkLog"]
 
 _SEQUENCE = KINETO_KEYS["sequence"]
 _FIRST_BACKWARD = 1 << 62
-"""Serials of backward nodes count from here: marks have numbers of their own."""
+"""First serial of backward nodes; the serials of marks are smaller."""
 
 
 class _Local(threading.local):
@@ -49,12 +49,12 @@ class MarkLog:
     A forked child needs one of its own: this one remembers the ids of the parent's threads.
 
     Args:
-        boundaries: has a boundary noted with every moment, so that launches find their marks; None where the
-            launches are recorded.
+        boundaries: log in which a boundary is noted with every event, so that launches can be matched to marks; None
+            if launches are recorded.
 
     Attributes:
-        opened, closed: see `thence.marks.Listener`; they are those of `thence.boundaries.moments.Moments`, so that a
-            mark calls no function of Python's in between.
+        opened, closed: see `thence.marks.Listener`; they are the methods of `thence.boundaries.moments.Moments`, so
+            that a mark calls no Python function in between.
     """
 
     opened: Callable[[int, str, str | None, Mapping[str, object]], None]
@@ -84,7 +84,7 @@ class MarkLog:
         self._moments.began(STEP, number, int(recorded), f"step {number}")
 
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
-        """The moments since the last question: rows of ``marks``, beginnings then endings, and ``collectives``."""
+        """The events since the last call: rows of ``marks``, begin events before end events, and ``collectives``."""
         rows, texts = self._moments.take()
         if not len(rows["what"]):
             return {}
@@ -110,12 +110,12 @@ class MarkLog:
 
 
 def _numbers(texts: Iterable[str | None], names: Names) -> np.ndarray[Any, Any]:
-    """Numbers of these texts, behind that of no text."""
+    """Numbers of these texts, after a 0 for no text."""
     return np.array([0, *(names.of_text(text) if text else 0 for text in texts)], np.uint32)
 
 
 def _texts(metadata: Iterable[Mapping[str, object] | None]) -> list[str | None]:
-    """JSON of each, made once for all marks that share their facts; None for collectives."""
+    """The JSON of each, encoded once for all marks that share one metadata object; None for collectives."""
     distinct = {
         id(facts): facts for facts in metadata if facts and not isinstance(facts, CallFacts)
     }
@@ -135,7 +135,7 @@ def _json(metadata: Mapping[str, object]) -> str:
 
 
 def _collectives(calls: Sequence[tuple[int, Any]], names: Names) -> dict[str, dict[str, Any]]:
-    """The table ``collectives``, if there is anything in it: of serials and the facts of each."""
+    """The table ``collectives`` for pairs of serial and facts; no table if there are none."""
     if not calls:
         return {}
     distinct = {id(facts.shared): facts.shared for _, facts in calls}

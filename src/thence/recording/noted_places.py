@@ -1,7 +1,7 @@
 """Places and boundaries as tables of a recording.
 
-A thread that ends without saying so would count as one that may launch for ever after. So when rows are
-taken, threads that are there no longer get a boundary that says that they launch nothing more.
+A thread that has ended without a boundary would still count as a thread that may launch. So whenever rows are
+taken, threads that no longer exist get a boundary with the flag `ENDS`: they launch nothing more.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _THREADS = "/proc/self/task"
 
 
 class NotedPlaces:
-    """What hooks and marks noted in one recording.
+    """The places and boundaries that hooks and marks note in one recording.
 
     Args:
-        log: their boundaries.
+        log: of boundaries.
 
     Attributes:
-        log: the same.
-        places: that hooks name.
+        log: of boundaries.
+        places: the places that hooks number.
     """
 
     def __init__(self, log: BoundaryLog) -> None:
         self.log = log
         self.places = Places()
         self._may_launch: set[int] = set()
-        log.note(0)  # what this thread launches before its first place is its own
+        log.note(0)  # so that launches before this thread's first place are known to be its own
 
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
-        """Rows of ``boundaries`` and ``places`` since this was last asked."""
+        """Rows of ``boundaries`` and ``places`` since the last call."""
         rows = self.log.take()
         ended = self._ended(rows)
         if ended:
-            self.log.note(0, BEGINS | ENDS)  # this thread launches nothing: it asks for the number
+            self.log.note(0, BEGINS | ENDS)  # only reads the counter: this thread launches nothing
             last = self.log.take()
             rows = {name: np.concatenate([rows[name], last[name]]) for name in rows}
             moment = {"counter": rows["counter"][-1], "time": rows["time"][-1], "place": 0}
@@ -60,7 +60,7 @@ class NotedPlaces:
         }
 
     def _ended(self, rows: dict[str, np.ndarray[Any, Any]]) -> list[int]:
-        """Threads that may launch by what they said, and are not there any more."""
+        """Threads that may launch according to their last boundary, but no longer exist."""
         thread, flags = rows["thread"][::-1], rows["flags"][::-1]
         latest, first = np.unique(thread, return_index=True)
         ends = (flags[first] & ENDS) != 0

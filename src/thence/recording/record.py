@@ -59,12 +59,12 @@ def record(
             train()
         recording.open().summary("label")
 
-    Or `start` and `stop` by hand, from any thread; with a schedule, call `step` after every step. At
-    the end of the program a recording that still runs is finished. Every process writes a folder of its
+    Or call `start` and `stop`, from any thread; with a schedule, call `step` after every step. A recording
+    that is still running at the end of the program is finished then. Every process writes a folder of its
     own, so all ranks of a job can name the same directory.
 
     Args:
-        directory: made if it is not there.
+        directory: created if it does not exist.
         options: what to record.
         schedule: which steps to record; None records all the time.
 
@@ -86,7 +86,7 @@ class Recording:
 
     Attributes:
         directory: as named by the user; folders of other processes may be in it too.
-        noted: the places of the program, and the log of its boundaries: what hooks tell of where it is.
+        noted: the places of the program and the log of its boundaries, both written by hooks.
     """
 
     def __init__(self, directory: Path, options: RecordOptions, schedule: Schedule | None) -> None:
@@ -108,21 +108,21 @@ class Recording:
 
     @property
     def folder(self) -> Path | None:
-        """This process's own folder; None as long as nothing has been recorded."""
+        """The folder of this process; None as long as nothing has been written."""
         return None if self._recorder is None else self._recorder.folder
 
     @property
     def dropped(self) -> int:
-        """Records that were lost, because they came faster than they could be written."""
+        """Number of records that were lost, because they came faster than they could be written."""
         return 0 if self._recorder is None else self._recorder.dropped
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows on disk by table: kernels, copies, sets, calls, ranges, marks, collectives, names."""
+        """Rows on disk by table, such as kernels, copies, sets, calls, ranges, marks, collectives and names."""
         return {} if self._recorder is None else dict(self._recorder.parts.counts)
 
     def start(self) -> None:
-        """Begin.
+        """Begins to record.
 
         Raises:
             UsageError: this process is being recorded already.
@@ -157,7 +157,7 @@ class Recording:
         self._begin_step()
 
     def step(self) -> None:
-        """One step of the program is done, the next one begins."""
+        """Notes that one step of the program has ended and the next one begins."""
         if self._recorder is not None and self._recorder.alive:
             self._step += 1
             self._begin_step()
@@ -165,14 +165,14 @@ class Recording:
                 self._hooks.step()
 
     def stop(self) -> None:
-        """Finish: wait for the device, and write what is left. Stopping twice does nothing."""
+        """Waits for the device, writes what is left, and ends the recording. A second call does nothing."""
         recorder = self._recorder
         if recorder is None or not recorder.alive:
             return
         with self._endings.finishing():
             self._stop_hooks()
             if self._collects_nvtx:
-                leave_nvtx()  # first: marks that nobody listens to look whether a tool collects NVTX
+                leave_nvtx()  # before unlisten: marks without a listener check whether a tool collects NVTX
             unlisten(self._log)
             self._collectives.end()
             self._giving_way.end()
@@ -184,7 +184,7 @@ class Recording:
             self._endings.forget()
 
     def open(self) -> Trace:
-        """What was recorded in this process.
+        """Opens what was recorded in this process.
 
         Raises:
             UsageError: it is still being recorded.
@@ -201,7 +201,10 @@ class Recording:
         return open_trace(self.folder)
 
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
-        """What the recorder writes with its own, from time to time."""
+        """Rows of marks, collectives, boundaries and places, for the recorder to write with its own.
+
+        Each call also saves new HLO modules and labels of CUDA graphs, and watches for a profiler of torch's.
+        """
         self._xla.look()
         self._giving_way.look()
         if self._recorder is not None and self._recorder.folder is not None:
@@ -210,15 +213,15 @@ class Recording:
         return {**self._log.take(names), **self.noted.take(names)}
 
     def _keep_labels(self, path: Path) -> None:
-        """A program that is killed keeps the labels of the graphs that it had captured by then."""
+        """Writes the labels of the graphs captured so far, so that a program that is killed keeps them."""
         try:
             self._labelled = save_known_labels(path, self._labelled)
-        except UsageError as error:  # a full disk: the records come first, and stopping tries again
+        except UsageError as error:  # such as a full disk: records are more important, and `stop` tries again
             _LOG.warning("thence: %s", error)
             self._labelled = sys.maxsize
 
     def _start_hooks(self) -> None:
-        """Follow modules and lines, where boundaries are noted."""
+        """Starts the hooks that note boundaries of modules and lines."""
         if self.noted.log is not None:
             self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options)
             self._known = {"lines": hooks.way()}
@@ -244,7 +247,7 @@ class Recording:
             self._recorder.pause()
 
     def _give_way(self) -> None:
-        """The program starts a profiler of its own, which needs CUPTI."""
+        """Ends the recording, because the program starts a profiler of its own, which needs CUPTI."""
         if self._recorder is not None and self._recorder.alive:
             self._recorder.warn(
                 "the program started torch.profiler, and CUPTI serves one profiler at a time: the recording ended "
@@ -253,7 +256,7 @@ class Recording:
             self.stop()
 
     def _forked(self) -> None:
-        """This is a child process now: the recording is its parent's."""
+        """Detaches a forked child process from the recording, which belongs to its parent."""
         if self._hooks is not None:
             follow_boundaries(None)
             self._hooks.forked()
@@ -278,7 +281,7 @@ class Recording:
 
 
 def _for_frameworks(options: RecordOptions) -> RecordOptions:
-    """These options, with launches where JAX is in use: its graphs are told apart by the calls that build them."""
+    """The options, with launches if JAX uses CUDA: XLA's graphs are distinguished by the calls that build them."""
     if options.launches is None and jax_uses_cuda():
         return dataclasses.replace(options, launches=True)
     return options
@@ -296,7 +299,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _open_frames() -> list[Frame]:
-    """Marks that are open here already, outermost first."""
+    """The marks that are already open here, outermost first."""
     frames, frame = [], top.get()
     while frame is not None:
         if isinstance(frame[2], mark):

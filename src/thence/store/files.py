@@ -86,7 +86,7 @@ def tables_within(paths: Sequence[Path], where: Path) -> pl.LazyFrame:
     """Parquet files as one lazy table, of which only the footers have been read.
 
     Args:
-        paths: at least one of them exists.
+        paths: files that exist.
         where: for messages.
 
     Raises:

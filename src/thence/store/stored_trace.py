@@ -119,7 +119,7 @@ class StoredTrace(Trace):
         return replace(found, soundness=self.soundness)
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
-        """Tables of the report by a kind of place, from the tables of each rank; empty if those of one do not suffice."""
+        """Tables of the report by a kind of place, from the tables of each rank; empty if one rank lacks data."""
         from thence.analysis.summary import summarize
         from thence.analysis.summary_merge import summary_tables
 

@@ -95,7 +95,7 @@ def ingest_one(job: Job) -> Outcome:
         return Outcome(job.source, reason=str(error), why="no_trace")
     except ThenceError as error:
         return Outcome(job.source, reason=str(error))
-    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 - reported; Polars' panics are no Exception
+    except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 - Polars' panics are no Exception
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Outcome(job.source, reason=f"{job.source}: an error that should not happen ({what})")
     if not trace.gpu.height and not trace.host.height:

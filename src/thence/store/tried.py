@@ -46,7 +46,7 @@ def parquet_files(folder: Path) -> tuple[Path, ...]:
 
 
 def check_tried(folders: Iterable[Path]) -> None:
-    """Has a child process read the Parquet files of every folder in which a file is new or changed since the last check.
+    """Has a child process read the Parquet files of each folder in which a file is new or changed since the last check.
 
     Raises:
         DamagedInput: one of the files cannot be read.
