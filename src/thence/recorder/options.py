@@ -15,8 +15,8 @@ _LAUNCHES = re.compile(
 )
 _OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
 """Functions of the runtime API that launch a kernel by calling a function of the driver API (CUDA runtime API,
-"Interactions with the CUDA Driver API"), for which CUPTI makes callbacks too. Without callbacks for the runtime
-function, the call of the driver function has the kernel's number, and a launch makes two callbacks instead of four."""
+"Interactions with the CUDA Driver API"), for which CUPTI makes callbacks too. If only the driver function has a
+callback, its call has the kernel's number, and each launch makes two callbacks instead of four."""
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
 _FEW = re.compile(
@@ -105,7 +105,9 @@ class RecordOptions:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which steps of a program are recorded: none of `skip` steps, then `active` steps after `wait` in each cycle.
+    """Which steps of a program are recorded: after `skip` steps, the last `active` steps of each cycle.
+
+    A cycle has `wait` + `active` steps.
 
     Attributes:
         skip: steps at the beginning that are not recorded.

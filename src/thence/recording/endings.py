@@ -1,5 +1,7 @@
 """Finishes a recording when its process ends, in whatever way it ends.
 
+What finishes the recording, by the way in which the process ends:
+
     the program ends           atexit
     a multiprocessing child    leaves by ``os._exit``, which skips atexit; `multiprocessing.util.Finalize` runs
     a worker of a Pool         is ended by SIGTERM; a handler finishes the recording and then lets the signal end

@@ -46,7 +46,7 @@ class _Local(threading.local):
 class MarkLog:
     """A `thence.marks.Listener` that notes when, and on which thread, marks open and close.
 
-    A forked child needs one of its own: this one remembers the ids of the parent's threads.
+    A forked child needs its own `MarkLog`, because a `MarkLog` remembers the ids of its process's threads.
 
     Args:
         boundaries: log in which a boundary is noted with every event, so that launches can be matched to marks; None

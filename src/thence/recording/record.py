@@ -216,7 +216,7 @@ class Recording:
         """Writes the labels of the graphs captured so far, so that a program that is killed keeps them."""
         try:
             self._labelled = save_known_labels(path, self._labelled)
-        except UsageError as error:  # such as a full disk: records are more important, and `stop` tries again
+        except UsageError as error:  # a full disk: records matter more, and `stop` tries again
             _LOG.warning("thence: %s", error)
             self._labelled = sys.maxsize
 

@@ -55,7 +55,7 @@ def is_there(path: Path) -> bool:
     """Whether there is a file at this path.
 
     Raises:
-        DamagedInput: there is something other than a regular file, or it cannot be accessed.
+        DamagedInput: there is a special file, such as a FIFO, or the path cannot be accessed.
     """
     try:
         check_regular(str(path))

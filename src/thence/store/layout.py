@@ -1,14 +1,14 @@
 """The format of a store: its folders, files and descriptions.
 
-    STORE/.thence-ingest                 locked by the ingest that writes the store; else empty
-    STORE/manifest.json                  what is in the store; a folder with one is a store
-    STORE/ranks/rank-00003-1f0c9a7e/     one input: rank (the lowest of several), and a key of where it came from
-        part.json                        its source, ranks, times and sizes; written before the folder gets its name
-        facts.json                       facts of the trace, and its soundness
-        activities.parquet               device activities and their places, one row for each activity
-        host.parquet ...                 the other tables; host ranges on request
-        summary-NAME.parquet             summaries, a few rows each
-    STORE/summaries/NAME/0000000.parquet  the summaries of all ranks, some hundred in a file
+    STORE/.thence-ingest                  locked by the ingest that writes the store; else empty
+    STORE/manifest.json                   what is in the store; a folder with one is a store
+    STORE/ranks/rank-00003-1f0c9a7e52b4/  one input: rank (the lowest of several), and a key of its source
+        part.json                         its source, ranks, times and sizes; written before the folder gets its name
+        facts.json                        facts of the trace, and its soundness
+        activities.parquet                device activities and their places, one row for each activity
+        host.parquet ...                  the other tables; host ranges on request
+        summary-NAME.parquet              summaries, a few rows each
+    STORE/summaries/NAME/0000000.parquet  the summaries of all ranks, some hundred ranks in a file
 
 The folder of an input gets its name by one rename when it is complete, so the process that writes it can be killed at
 any time. `manifest.json` and the joined summaries are made from these folders, and can be made again.
@@ -208,7 +208,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder with a manifest that begins as that of a store."""
+    """Whether a path is a folder whose manifest begins like that of a store."""
     try:
         manifest = Path(path) / MANIFEST
         if not is_there(manifest):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["StoredTrace"]
 
 _FOLDED_AFTER = 32
-"""Parts whose tables are collected before they are merged, which bounds the memory."""
+"""Number of parts whose tables are collected before they are merged, which bounds the memory."""
 
 
 class StoredTrace(Trace):

@@ -32,7 +32,7 @@ _LOST = "the process that read it was killed {} times; is there enough memory?"
 _JOBS_PER_PROCESS = 50
 """Jobs after which a process is replaced, so that memory that allocators keep does not add up."""
 _LOOKS_EVERY_S = 0.5
-"""Seconds after which the process that waits for jobs checks whether it was interrupted."""
+"""Interval at which the process that waits for jobs checks whether it was interrupted."""
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _AHEAD = 2
 """Jobs submitted for each worker, so that a worker finds its next job when it is done with one."""
@@ -175,7 +175,8 @@ class RayWorkers:
             for a cluster of this machine alone.
 
     Raises:
-        MissingRequirement: Ray is not installed, or there is no cluster.
+        MissingRequirement: Ray is not installed.
+        UsageError: there is no cluster at this address.
     """
 
     def __init__(self, address: str) -> None:

@@ -170,7 +170,7 @@ class IntegerLists:
         data = np.frombuffer(b"".join(fields), np.uint8)
         end_of_row = np.cumsum(np.fromiter(map(len, fields), np.int64, len(fields)))
         is_last = data < 128
-        numbers = np.concatenate([[0], np.cumsum(is_last)])  # count of those complete before each byte
+        numbers = np.concatenate([[0], np.cumsum(is_last)])  # complete before each byte
         counts = np.diff(numbers[end_of_row], prepend=0)
         end = np.flatnonzero(is_last) + 1
         size = np.diff(end, prepend=0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["parse", "unpacked"]
 
 _MAX_UNPACKED: Bytes = 1 << 30
-"""Largest content of an .xz file that is unpacked, whatever its size; optimized HLO protos have some MB to 200 MB."""
+"""Largest content of an .xz file of any size that is unpacked; optimized HLO protos have some MB to 200 MB."""
 
 _XZ_MAGIC = b"\xfd7zXZ\x00"
 _XZ_MEMORY: Bytes = 256 << 20  # `xz -9` needs 65 MB to unpack; a header can claim 4 GB

@@ -42,13 +42,13 @@ DOUBLE, UINT64, INT64, STRING, REFERENCE = 0x11, 0x18, 0x20, 0x2A, 0x38
 def decoded_stats(
     data: bytes, row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> StatValues:
-    """The values of serialized stats.
+    """Decodes the values of serialized stats.
 
     Args:
         data: the buffer that the positions refer to.
         row: event of each stat.
-        start: first byte of each.
-        end: first byte after each.
+        start: position of each stat's first byte.
+        end: position after each stat's last byte.
     """
     cursors = Cursors(data, start, end)
     stat = cursors.integer(_METADATA)
@@ -148,7 +148,7 @@ class Cursors:
         return result
 
     def varint(self, rows: Int64) -> Int64:
-        """Reads one varint in each of these messages."""
+        """Reads one varint in each of these messages, as 64 bits."""
         position = self.position[rows]
         byte = self._bytes[position]
         value = (byte & 127).astype(np.uint64)

@@ -1,12 +1,12 @@
-"""XSpace files (``*.xplane.pb`` of jax.profiler and TensorFlow) as columns, format level only.
+"""XSpace files (``*.xplane.pb`` of jax.profiler and TensorFlow) as columns, decoded but not interpreted.
 
 A space has planes, a plane has lines, a line has events, an event has stats; names are stored as numbers
 that refer to the plane's metadata. The planes of a JAX trace on a GPU are:
 
-- ``/device:GPU:n``: a line per CUDA stream, whose id is the stream's: kernels, copies and sets.
+- ``/device:GPU:n``: a line per CUDA stream, with kernels, copies and memsets; its id is that of the stream.
 - ``/host:CPU``: a line per host thread, with TraceMe ranges and CUDA API calls.
 - ``/host:metadata``: no lines; its event metadata hold the HLO module of each program.
-- ``Task Environment``: no lines; when the profile began and ended.
+- ``Task Environment``: no lines; its stats are the times at which the profile began and ended.
 
 XLA's profiler (ToXStat in cupti_collector.cc) writes the parameters of a launch or copy as one text of
 ``key:value`` pairs separated by spaces, which `parsed_details` decodes:

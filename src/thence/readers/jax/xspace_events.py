@@ -218,9 +218,7 @@ class Events:
             cursors.position[active] += size
             ends.append(cursors.position[active])
             active = active[cursors.tag()[active] == _STATS]
-        single = (
-            cursors.integer(_OCCURRENCES) == 0
-        )  # other events are aggregated and have no time
+        single = cursors.integer(_OCCURRENCES) == 0  # other events are aggregated and have no time
         distinct_keys, position = np.unique(key, return_inverse=True)
         codes = np.asarray([names.get(k, -1) for k in distinct_keys.tolist()], np.int64)
         self._names.append(codes[position][single])

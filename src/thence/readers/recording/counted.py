@@ -141,7 +141,7 @@ def counted_launches(
     """The launches of activities whose call was not recorded.
 
     Args:
-        gpu: columns kind, start (Unix ns), graph and correlation of the activities, in order of time.
+        gpu: columns start (Unix ns), graph and correlation of the activities, in order of time.
         queued: when the host queued each, Unix ns; 0 or null where CUPTI does not report it.
         calls: correlation ids of recorded calls.
         boundaries: of the process.
@@ -230,7 +230,7 @@ def _names(why: Int64, graphs: npt.NDArray[np.bool_]) -> pl.Series:
 def _distinct(
     gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, boundaries: Boundaries
 ) -> pl.DataFrame:
-    """One row for each launch: correlation, number, queued (0: unknown), graphs, first (start of an activity)."""
+    """One row for each launch: correlation, number, queued (0: unknown), graphs, and first (the earliest start)."""
     in_graph = pl.col("graph").is_not_null()
     rows = gpu.select("correlation", "start", graphs=in_graph, queued=queued.fill_null(0))
     rows = rows.filter(pl.col("correlation") > 0)

@@ -280,7 +280,7 @@ def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
     ).filter(pl.col("forward") == 1)
     if steps.height < 2 and marks.filter(pl.col("what") == STEP).height < 2:
         steps = steps.clear()  # only the beginning of the recording
-    return steps.drop("serial", "lane", "metadata")  # which of steps are numbers with another meaning
+    return steps.drop("serial", "lane", "metadata")  # with another meaning here
 
 
 def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 The ranges are those that nsys records, and `thence.readers.nsight.xla` reads them. Activities of a CUDA
 graph that XLA created get their program but no instruction here: `thence.attribution.xla.command_buffers`
-derives that from the order of the graph's nodes and the HLO modules beside the recording.
+derives that from the order of the graph's nodes and the HLO modules in the recording's folder.
 
 Each HLO module is matched to one of the recording's programs. JAX renumbers modules when it hands them
 out, so a module's own number cannot be used. XLA names program and number in the NVTX ranges of its
