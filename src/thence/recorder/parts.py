@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Parts"]
 
 _MOST_WAITING_ROWS = 400_000
-"""Most rows of other tables that wait for the first activity; if there are more, they are given up."""
+"""Most rows of other tables that wait for the first activity; if there are more, they count as lost."""
 _LOG = logging.getLogger("thence.recorder")
 
 

@@ -225,7 +225,7 @@ class Recorder:
         self._paused = False
 
     def _count_launches(self) -> None:
-        """Sets up counting of launches if the options allow it; records every launch if they cannot be counted."""
+        """Sets up counting of launches; if that fails, every launch is recorded, where the options leave that open."""
         if not self._options.launches:
             self._counting.begin(self._cupti, self._subscription)
         if self._counting.log is not None:

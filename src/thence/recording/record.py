@@ -86,7 +86,7 @@ class Recording:
 
     Attributes:
         directory: as named by the user; folders of other processes may be in it too.
-        noted: the places of the program and the log of its boundaries, both written by hooks.
+        noted: the places of the program, which hooks number, and the log of its boundaries.
     """
 
     def __init__(self, directory: Path, options: RecordOptions, schedule: Schedule | None) -> None:
@@ -203,7 +203,8 @@ class Recording:
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of marks, collectives, boundaries and places, for the recorder to write with its own.
 
-        Each call also saves new HLO modules and labels of CUDA graphs, and watches for a profiler of torch's.
+        Each call also saves new HLO modules and labels of CUDA graphs, and hooks into JAX and torch's profiler once
+        they have been imported.
         """
         self._xla.look()
         self._giving_way.look()

@@ -88,7 +88,7 @@ def _divided(groups: Sequence[tuple[Path, ...]]) -> Iterator[list[tuple[Path, ..
 
 
 def _name(files: Sequence[Path]) -> str:
-    """A digest of the paths, inodes, sizes and times of change of files: the same until one of them changes."""
+    """A digest of the paths, inodes, sizes and times of change of files, and of Polars' version."""
     digest = hashlib.sha256(pl.__version__.encode())
     for path in files:
         with reading(path):

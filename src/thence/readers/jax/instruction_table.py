@@ -77,7 +77,7 @@ class Body:
         """The instructions of a module.
 
         Raises:
-            DecodeError: the operands of an instruction, or what it calls, are damaged.
+            DecodeError: a list of operands or of called computations is damaged.
         """
         computations = []
         rows: list[HloInstructionProto] = []
