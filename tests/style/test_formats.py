@@ -13,7 +13,7 @@ import thence
 from thence.model.collectives import KINETO_KEYS
 
 PACKAGE = Path(thence.__file__).parent
-GENERATED = PACKAGE / "readers" / "protos"
+GENERATED = PACKAGE / "readers" / "jax" / "protos"
 FORMATS = (
     *("thence.recording", "recording.json", "thence.compiled", "compiled.json"),
     *("thence.graph-labels", "labels.json"),

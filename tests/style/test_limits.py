@@ -9,7 +9,7 @@ from pathlib import Path
 import thence
 
 PACKAGE = Path(thence.__file__).parent
-GENERATED = PACKAGE / "readers" / "protos"
+GENERATED = PACKAGE / "readers" / "jax" / "protos"
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if GENERATED not in path.parents]
 
 MOST_MODULE_LINES = 500

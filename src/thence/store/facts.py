@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "decode_facts", "encode_facts", "merged_meta", "merged_soundness"]
 
 _Kind = TypeVar("_Kind")
-_ONE_RANK_RULES = frozenset({"windows_apart"})
+_RULES_OF_SEVERAL_RANKS = frozenset({"windows_apart"})
 """Rules that compare several ranks, which therefore cannot be checked on a single rank."""
 
 
@@ -130,7 +130,7 @@ def merged_soundness(parts: Sequence[Soundness], of_all: Soundness) -> Soundness
         of_all: found by the rules that compare several ranks.
     """
     findings = [finding for part in (*parts, of_all) for finding in part.findings]
-    alone = (x for part in parts for x in part.not_checked if x.code not in _ONE_RANK_RULES)
+    alone = (x for part in parts for x in part.not_checked if x.code not in _RULES_OF_SEVERAL_RANKS)
     return Soundness(
         tuple(sorted(findings, key=lambda finding: -finding.span_share)),
         tuple(note for part in parts for note in part.notes),

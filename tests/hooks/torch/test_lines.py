@@ -137,6 +137,23 @@ def test_a_silent_function_costs_nothing_in_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("way")
+def test_a_function_that_launches_now_and_then_stays_known(tmp_path: Path) -> None:
+    """In one of a hundred calls: more quiet calls in all than those after which a silent function is left alone."""
+    body = """
+    def f(i):
+        if i % 100 == 0:
+            launch("rare")
+
+    for i in range(25_000):
+        f(i)
+    """
+    program = watched(body, tmp_path)
+    late = [one for one in program.launches if one.name == "rare"][-100:]
+    assert len(late) == 100
+    assert {program.verdict(one) for one in late} <= {"line", "function"}
+
+
+@pytest.mark.usefixtures("way")
 def test_threads_have_lines_of_their_own(tmp_path: Path) -> None:
     program = watched(
         """

@@ -45,6 +45,7 @@ __all__ = [
 
 QUIET_RUNS = 32
 QUIET_CALLS = 10_000
+"""Calls in a row without a launch after which a function is no longer watched."""
 BLIND_RUNS = 20_000
 """Runs after which a line is switched off if the counter does not work, because every launch is recorded instead."""
 CHANCE_SECONDS = 0.5
@@ -111,7 +112,7 @@ class Function:
         off: numbers of the lines that are switched off.
         kept: numbers of the lines that must not be switched off, as they may run right after a line that launches.
         wanted: whether some lines of `kept` are switched off.
-        quiet: number of calls without any launch.
+        quiet: number of calls without any launch since the last call with one.
     """
 
     __slots__ = ("_after", "_tables", "_watch", "code", "kept", "lines", "off", "quiet", "wanted")
@@ -210,6 +211,8 @@ class Function:
             self.quiet += 1
             if self.quiet == QUIET_CALLS:
                 watch.monitor.rearm(self.code, 0)
+        else:
+            self.quiet = 0
 
     def resume(self) -> Any:
         """Handle that the function continues after a yield, in the middle of a line."""
