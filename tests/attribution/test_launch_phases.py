@@ -12,6 +12,8 @@ import pytest
 
 import thence
 from helpers import TORCH, event, kernel, launch, opened
+from thence.attribution.attribute import attribute
+from thence.model.tables import GPU, HOST, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,3 +192,32 @@ def test_a_trace_without_operators_tells_no_phase_but_that_of_ranges(tmp_path: P
     rows = opened(tmp_path, events).activities
     assert rows["phase"].to_list() == ["optimizer", None]
     assert rows["phase_rule"].to_list() == ["optimizer_range", "no_autograd"]
+
+
+def test_a_noted_phase_is_a_range_among_others() -> None:
+    """The range of an optimizer inside a noted phase, a noted phase inside the range of an optimizer."""
+    ranges = [
+        ("phase", "backward", 0, 100),
+        ("framework", "Optimizer.step#AdamW.step", 10, 50),
+        ("runtime", "cudaLaunchKernel", 20, 5),
+        ("runtime", "cudaLaunchKernel", 70, 5),
+        ("framework", "Optimizer.step#AdamW.step", 200, 100),
+        ("phase", "gradient", 210, 50),
+        ("runtime", "cudaLaunchKernel", 220, 5),
+    ]
+    categories, names, starts, durations = zip(*ranges, strict=True)
+    calls = [row for row, range_ in enumerate(ranges) if range_[0] == "runtime"]
+    host = {
+        "rank": [0] * len(ranges), "process": [1] * len(ranges), "thread": [1] * len(ranges),
+        "category": categories, "name": names, "start": starts, "duration": durations,
+        "correlation": [row if row in calls else None for row in range(len(ranges))],
+        "parent": [None, 0, 1, 0, None, 4, 5],
+    }  # fmt: skip
+    three = [0, 0, 0]
+    gpu = {
+        "rank": three, "device": three, "stream": three, "kind": ["kernel"] * 3, "name": ["k"] * 3,
+        "start": [30, 80, 230], "duration": [1, 1, 1], "correlation": calls,
+    }  # fmt: skip
+    places = attribute(Tables(gpu=GPU.frame(gpu), host=HOST.frame(host))).places
+    assert places["phase"].to_list() == ["optimizer", "backward", "gradient"]
+    assert places["phase_rule"].to_list() == ["optimizer_range", "phase_noted", "phase_noted"]
