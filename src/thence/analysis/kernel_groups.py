@@ -27,7 +27,7 @@ import polars as pl
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from thence.model.attributed import Attributed
     from thence.model.hlo import HloModule
@@ -41,6 +41,7 @@ __all__ = [
     "Patterns",
     "communicates",
     "computes",
+    "groups_of_names",
     "kernel_groups",
 ]
 
@@ -73,12 +74,12 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
     # XLA: the names of loop_, input_ and wrapped_ fusions contain the names of the ops in the fusion.
     (COPY, rf"^(?:(?:loop|input|wrapped)_)?(?:(?:{_MOVES})_?)+(?:fusion)?(?:[._]\d+)*$"),
     (_OTHER, r"^(?:loop|input|wrapped)_(?:\w+_)?(?:scatter|sort)(?:_|$)"),
-    ("reduction", r"^(?:loop|input|wrapped)_(?:\w+_)?reduce(?!_precision)"),
+    ("reduction", r"^(?:loop|input|wrapped)_(?:\w+_)?reduce"),
     ("elementwise", r"^(?:loop|input|wrapped)_"),
     # Before elementwise: copies are instances of elementwise kernel templates.
     (COPY, r"(?i)^mem(?:cpy|set)|copy_kernel|copy_device|BatchedCopy|split_with_sizes|chunk_cat"),
     (COPY, r"(?i)transpose|permute_kernel"),
-    ("reduction", r"(?i)reduce(?!_precision)|reduction|soft_?max|(?:layer|rms|group|batch)_?norm"),
+    ("reduction", r"(?i)reduce|reduction|soft_?max|(?:layer|rms|group|batch)_?norm"),
     (
         "reduction",
         r"(?i)LpNorm|GammaBeta|RowwiseMoments|welford|nll_loss|cross_entropy|arg(?:max|min)",
@@ -89,7 +90,11 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     ("elementwise", r"(?i)rotary|rope|act_and_mul|cast|convert|quantize|adam|^fused_(?:add|mul)"),
 )
-"""Group and regular expression, searched for in full kernel names; the first match decides."""
+"""Group and regular expression, searched for in full kernel names without `_NO_REDUCTION`; the first match decides.
+
+The expressions mean the same to Python and to Polars: they look neither ahead nor behind."""
+_NO_REDUCTION = r"(?i)reduce_precision"
+"""An operator that rounds numbers, in spite of its name."""
 
 _MOVING = (
     "fusion|parameter|constant|bitcast|copy|transpose|reshape|slice|dynamic-slice|gather|reverse|tuple|pad"
@@ -112,7 +117,7 @@ instruction, followed by the target of a custom call or the sorted opcodes insid
 
 
 _MOST_TEXTS = 1 << 12
-"""Size of the caches of groups by kernel name and by instruction text: XLA has thousands of some kilobytes each."""
+"""Size of the cache of groups by instruction text: XLA has thousands of texts of some kilobytes each."""
 
 
 @dataclass(frozen=True)
@@ -176,54 +181,109 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
     Returns:
         Categories among ``patterns.names``, as pl.Enum.
     """
+    gpu, groups = trace.gpu, pl.Enum(patterns.names)
+    rows = trace.collectives["gpu"].unique().cast(pl.UInt32)
+    described = pl.Series([False]).new_from_index(0, gpu.height).scatter(rows, values=True)
     keys = _keys(trace)
-    parts = list(keys.columns)
-    distinct = keys.unique(maintain_order=True)
-    texts = [_HloTexts(module) for module in trace.hlo]
-    user_patterns = _compiled(patterns.pairs)
-    groups = []
-    for kind, name, hlo, module, described in _readable(trace, distinct):
-        of_hlo = texts[module].text(hlo) if hlo is not None and module is not None else ""
-        group = _first(user_patterns, (name, hlo or "", of_hlo)) if user_patterns else None
-        if group is None and described:
-            group = COMMUNICATION
-        if group is None and kind in ("memcpy", "memset"):
-            group = COPY
-        groups.append(group or _of_name(name) or _of_opcodes(of_hlo) or _OTHER)
-    named = distinct.with_columns(group=pl.Series(groups, dtype=pl.Enum(patterns.names)))
-    return keys.join(named, on=parts, how="left", maintain_order="left")["group"]
+    found = pl.DataFrame(
+        {
+            "user": _of_user(trace, keys, patterns),
+            "described": described,
+            "copied": gpu["kind"].is_in(["memcpy", "memset"]),
+            "named": _of_names(gpu["name"]).cast(groups),
+            "computed": _of_opcodes(trace, keys).cast(groups),
+        }
+    )
+    group = pl.coalesce(
+        "user",
+        pl.when("described").then(pl.lit(COMMUNICATION, groups)),
+        pl.when("copied").then(pl.lit(COPY, groups)),
+        *("named", "computed"),
+        pl.lit(_OTHER, groups),
+    )
+    return found.select(group=group).to_series()
+
+
+def groups_of_names(names: pl.Series) -> pl.Series:
+    """The group of each kernel by its name alone, by `KERNEL_PATTERNS`; null if no pattern matches.
+
+    Args:
+        names: full kernel names.
+
+    Returns:
+        Categories among `GROUPS`, as pl.Enum, one for each name.
+    """
+    text = names.cast(pl.String).str.replace_all(_NO_REDUCTION, "precision").alias("text")
+    # Numbers of patterns take a byte for each name and pattern, groups as text sixteen.
+    first = pl.coalesce(
+        pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(number, pl.UInt8))
+        for number, (_, pattern) in enumerate(KERNEL_PATTERNS)
+    )
+    number = text.to_frame().select(first).to_series()
+    groups = pl.Series([group for group, _ in KERNEL_PATTERNS], dtype=pl.Enum(GROUPS))
+    return groups.gather(number.cast(pl.UInt32))
+
+
+def _of_names(names: pl.Series) -> pl.Series:
+    """As `groups_of_names`, for names that repeat: each is looked at once."""
+    distinct = names.drop_nulls().unique()
+    groups = pl.DataFrame({"name": distinct.to_physical(), "group": groups_of_names(distinct)})
+    rows = names.to_physical().alias("name").to_frame()
+    return rows.join(groups, on="name", how="left", maintain_order="left")["group"]
 
 
 def _keys(trace: Attributed) -> pl.DataFrame:
-    """The inputs of the classification as integers without null, so that `unique` on them is fast."""
+    """Of each row of gpu: name, hlo, and the index of its HLO module, as integers."""
     gpu = trace.gpu
-    module = trace.programs["hlo"].gather(gpu["program"].cast(pl.UInt32))
-    rows = trace.collectives["gpu"].unique().cast(pl.UInt32)
-    described = pl.Series("described", [0], dtype=pl.Int64).new_from_index(0, gpu.height)
     return gpu.select(
-        kind=pl.col("kind").to_physical().cast(pl.Int64),
-        name=pl.col("name").to_physical().cast(pl.Int64).fill_null(-1),
-        hlo=pl.col("hlo").to_physical().cast(pl.Int64).fill_null(-1),
-        module=module.cast(pl.Int64).fill_null(-1),
-        described=described.scatter(rows, 1),
+        pl.col("name").to_physical(),
+        pl.col("hlo").to_physical(),
+        module=trace.programs["hlo"].gather(gpu["program"].cast(pl.UInt32)),
     )
 
 
-def _readable(
-    trace: Attributed, distinct: pl.DataFrame
-) -> Iterable[tuple[str, str, str | None, int | None, int]]:
-    """Decodes the keys: kind, name, HLO instruction, module, and whether it is a described collective."""
+def _of_opcodes(trace: Attributed, keys: pl.DataFrame) -> pl.Series:
+    """The group of each row of gpu by the opcodes in its HLO instruction; null if there are none or none match."""
+    texts = _opcodes(trace, keys)
+    groups = [_of_text(text) for text in texts["opcodes"]]
+    found = texts.with_columns(group=pl.Series(groups, dtype=pl.Enum(GROUPS)))
+    on = ["hlo", "module"]
+    return keys.select(on).join(found, on=on, how="left", maintain_order="left")["group"]
 
-    def texts(column: str) -> dict[int, str]:
-        values = trace.gpu[column].drop_nulls().unique()
-        return dict(
-            zip(values.to_physical().to_list(), values.cast(pl.String).to_list(), strict=True)
-        )
 
-    kinds, names, instructions = texts("kind"), texts("name"), texts("hlo")
-    for kind, name, hlo, module, described in distinct.iter_rows():
-        number = module if module >= 0 else None
-        yield kinds.get(kind, ""), names.get(name, ""), instructions.get(hlo), number, described
+def _opcodes(trace: Attributed, keys: pl.DataFrame) -> pl.DataFrame:
+    """Each HLO instruction that ran: hlo and module as in `_keys`, and its text (column opcodes)."""
+    distinct = keys.select("hlo", "module").drop_nulls().unique(maintain_order=True)
+    texts = _texts(trace.gpu["hlo"])
+    modules = [_HloTexts(module) for module in trace.hlo]
+    opcodes = [modules[module].text(texts[hlo]) for hlo, module in distinct.iter_rows()]
+    return distinct.with_columns(opcodes=pl.Series(opcodes, dtype=pl.String))
+
+
+def _texts(column: pl.Series) -> dict[int, str]:
+    """The text of each category that occurs, by its integer."""
+    values = column.drop_nulls().unique()
+    return dict(zip(values.to_physical(), values.cast(pl.String), strict=True))
+
+
+def _of_user(trace: Attributed, keys: pl.DataFrame, patterns: Patterns) -> pl.Series:
+    """The group that the user's patterns give each row of gpu; null if none matches."""
+    groups = pl.Enum(patterns.names)
+    if not patterns.pairs:
+        return pl.Series([None], dtype=groups).new_from_index(0, keys.height)
+    compiled = _compiled(patterns.pairs)
+    names, instructions = _texts(trace.gpu["name"]), _texts(trace.gpu["hlo"])
+    opcodes = {(hlo, module): text for hlo, module, text in _opcodes(trace, keys).iter_rows()}
+    distinct = keys.unique(maintain_order=True)
+    found = [
+        _first(compiled, (names.get(name), instructions.get(hlo), opcodes.get((hlo, module))))
+        for name, hlo, module in distinct.iter_rows()
+    ]
+    of_keys = distinct.with_columns(group=pl.Series(found, dtype=groups))
+    joined = keys.join(
+        of_keys, on=keys.columns, how="left", nulls_equal=True, maintain_order="left"
+    )
+    return joined["group"]
 
 
 @cache
@@ -231,21 +291,14 @@ def _compiled(pairs: tuple[tuple[str, str], ...]) -> list[tuple[str, re.Pattern[
     return [(name, re.compile(expression)) for name, expression in pairs]
 
 
-# Most of thousands of kernels and instructions share their texts, as do the ranks of a job, and one analysis
-# classifies the same activities several times.
+# Many instructions share their texts, as do the ranks of a job, and one analysis classifies activities several times.
 @lru_cache(_MOST_TEXTS)
-def _of_name(text: str) -> str | None:
-    """The group of a kernel by its name."""
-    return _first(_compiled(KERNEL_PATTERNS), (text,))
-
-
-@lru_cache(_MOST_TEXTS)
-def _of_opcodes(text: str) -> str | None:
+def _of_text(text: str) -> str | None:
     """The group of an HLO instruction by its opcodes."""
     return _first(_compiled(OPCODE_PATTERNS), (text,))
 
 
-def _first(patterns: list[tuple[str, re.Pattern[str]]], texts: Sequence[str]) -> str | None:
+def _first(patterns: list[tuple[str, re.Pattern[str]]], texts: Sequence[str | None]) -> str | None:
     matches = (name for name, p in patterns if any(p.search(text) for text in texts if text))
     return next(matches, None)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from thence.analysis.diff.matching import family, group_of, matched_names, moved_time
+from thence.analysis.diff.matching import family, matched_names, moved_time
+from thence.analysis.kernel_groups import groups_of_names
 
 PLACES = ("label", "module", "op_name", "op")
 
@@ -89,7 +90,8 @@ def test_the_only_attention_of_a_label_is_the_same_row() -> None:
         ("fmha_cutlassF_bf16", "x", "aten::_efficient", 7), ("fill_it", "x", "aten::fill_", 1)
     )
     assert matches(before, after) == [("group", ("flash_fwd_kernel",), ("fmha_cutlassF_bf16",))]
-    assert group_of("flash_fwd_kernel") == group_of("fmha_cutlassF_bf16") == "attention"
+    attention = pl.Series(["flash_fwd_kernel", "fmha_cutlassF_bf16"])
+    assert groups_of_names(attention).to_list() == ["attention", "attention"]
 
 
 def test_lines_of_a_function_that_moved_are_one_row() -> None:

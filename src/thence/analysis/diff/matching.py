@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.diff.sample import PLACED
-from thence.analysis.kernel_groups import KERNEL_PATTERNS
+from thence.analysis.kernel_groups import groups_of_names
 from thence.model.kernel_names import short_names
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.diff.sample import Sample
 
-__all__ = ["Match", "family", "group_of", "kernels_of", "matched_names", "moved_time"]
+__all__ = ["Match", "family", "kernels_of", "matched_names", "moved_time"]
 
 _TYPES = r"(?:b?f(?:8|16|32|64))+"
 _CHANGING = (
@@ -55,7 +55,6 @@ _CHANGING = (
 )
 """Parts of a name that may differ between two builds of a kernel, and their replacements."""
 _LINE = re.compile(r":\d+(?= |$)")
-_GROUPS = [(group, re.compile(pattern)) for group, pattern in KERNEL_PATTERNS]
 _TELLING = ("GEMM", "attention", "reduction", "communication")
 """Groups of which a label and module rarely have more than one kernel that changes."""
 _LEAST_MOVED = 0.001
@@ -89,12 +88,6 @@ def family(name: str) -> str:
     return text
 
 
-@lru_cache(maxsize=65_536)
-def group_of(name: str) -> str:
-    """The group of a kernel by its name alone, with the patterns of `thence.analysis.kernel_groups`."""
-    return next((group for group, pattern in _GROUPS if pattern.search(name)), "other")
-
-
 def kernels_of(samples: Sequence[Sample]) -> pl.DataFrame:
     """The kernels of a side, as `Sample.kernels`, with means over the runs."""
     frames = pl.concat([sample.kernels for sample in samples])
@@ -115,12 +108,14 @@ def matched_names(
     """
     common = set(before["name"]) & set(after["name"])
     sides = [_main_places(side, common) for side in (before, after)]
+    names = pl.Series([name for side in sides for name in side], dtype=pl.String)
+    groups = dict(zip(names, groups_of_names(names), strict=True))
     found: list[Match] = []
     passes: tuple[tuple[str, Callable[[str, tuple[Any, ...]], Hashable], bool], ...] = (
         ("place", lambda _, place: place if any(place) else None, True),
         ("place", lambda name, place: (place, family(name)) if any(place) else None, False),
         ("family", lambda name, _: family(name), False),
-        ("group", _group_at, True),
+        ("group", lambda name, place: _group_at(groups[name], place), True),
     )
     for rule, key, single in passes:
         found += _paired(sides, "kernel", rule, key, single=single)
@@ -133,8 +128,7 @@ def _both(pair: tuple[set[str], set[str]]) -> tuple[tuple[set[str], set[str]], .
     return (pair, pair[::-1])
 
 
-def _group_at(name: str, place: tuple[Any, ...]) -> Hashable:
-    group = group_of(name)
+def _group_at(group: str | None, place: tuple[Any, ...]) -> Hashable:
     return (group, place[:3]) if group in _TELLING and any(place[:3]) else None
 
 

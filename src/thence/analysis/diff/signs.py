@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.diff.matching import group_of
+from thence.analysis.kernel_groups import groups_of_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,8 +98,10 @@ def _inductor(sides: Sequence[pl.DataFrame]) -> Sign | None:
 
 
 def _of_group(side: pl.DataFrame, group: str) -> pl.DataFrame:
-    names = {name for name in side["name"].unique() if group_of(name) == group}
-    return side.filter(pl.col("name").is_in([*names]))
+    names = side["name"].unique()
+    return side.filter(
+        pl.col("name").is_in(names.filter(groups_of_names(names) == group).implode())
+    )
 
 
 def _main_word(side: pl.DataFrame, words: Sequence[tuple[str, re.Pattern[str]]]) -> str | None:
