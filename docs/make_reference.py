@@ -152,9 +152,9 @@ null where there is none, and `<kind>_rule`, a code of [rules and reasons](../re
 |---|---|---|
 | `launch` | Int32 | row in host of the call that launched it |
 | `position` | Enum | whether the number in `source` is a `line`, or where a `function` begins |
-| `lane`, `metadata` | Categorical | what marks said beside their names |
+| `lane`, `metadata` | Categorical | metadata of marks in addition to their names |
 | `detail` | String | a sentence about a CUDA graph that could not be matched |
-| `apart` | Enum | why tables of an XLA trace keep it apart: warm_up, incomplete, autotuning |
+| `apart` | Enum | why tables of an XLA trace show it in a separate row: warm_up, incomplete, autotuning |
 
 ## shares
 

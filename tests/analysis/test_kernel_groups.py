@@ -227,7 +227,7 @@ def test_groups_of_the_user_see_instruction_opcodes_and_op_name(expression: str)
 
 @pytest.mark.parametrize("name", ["", "a=b", "a!", " a", "<"])
 def test_names_that_expectations_could_not_tell_are_refused(name: str) -> None:
-    with pytest.raises(thence.UsageError, match="cannot name a group"):
+    with pytest.raises(thence.UsageError, match="not a valid group name"):
         Patterns(((name, "x"),))
 
 

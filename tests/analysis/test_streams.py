@@ -174,7 +174,7 @@ def test_streams_of_several_devices_do_not_add_up() -> None:
     assert check.ok is False
     assert check.streams == (7,)
     assert [d["ok"] for d in check.devices] == [False, False, True]
-    assert "rank 0 GPU 0; holds on 1 of 3 GPUs" in check.reason
+    assert "rank 0 GPU 0; the expectation holds on 1 of 3 GPUs" in check.reason
 
 
 def test_devices_without_the_group_do_not_count() -> None:
@@ -207,7 +207,7 @@ def test_an_unknown_stream_decides_nothing() -> None:
         ("GEMM>=0", "number of streams"),
         ("GEMM>=-1", "number of streams"),
         ("GEMM>=²", "number of streams"),
-        ("gems>=2", "no group 'gems', only GEMM, attention"),
+        ("gems>=2", "no group 'gems'; choose one of GEMM, attention"),
         ("GEMM!=2", "no group '2'"),
         ("GEMM!=gemm", "two different groups"),
     ],

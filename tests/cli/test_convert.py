@@ -92,7 +92,7 @@ def test_moved_clocks_are_said(tmp_path: Path) -> None:
     ranks = skewed(tmp_path)
     run = run_thence("convert", *ranks, "-o", tmp_path / "out.pftrace")
     assert run.returncode == 0
-    assert b"all times moved by" in run.stderr
+    assert b"all times shifted by" in run.stderr
     run = run_thence("convert", *ranks, "-o", tmp_path / "as.pftrace", "--clocks", "recorded")
     assert b"times moved" not in run.stderr
 

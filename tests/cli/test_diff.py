@@ -111,7 +111,7 @@ def test_other_gpus_are_refused_first(folder: Path, capsys: pytest.CaptureFixtur
     assert thence(*pair) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "not comparable (gpu): another GPU: NVIDIA H100" in shown.err
+    assert "not comparable (gpu): different GPUs: NVIDIA H100" in shown.err
     found = document(capsys, *pair)
     assert (found["comparable"], found["rows"], found["total"]) == (False, [], {})
     assert [refusal["code"] for refusal in found["refusals"]] == ["gpu"]

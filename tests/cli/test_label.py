@@ -157,7 +157,7 @@ def test_edges_are_shown_on_request(labels: Path) -> None:
     assert "graph 1: 0 " in lines
     refused = run_thence("label", WITHOUT_IDS, "--eager", EAGER, "--edges")
     assert refused.returncode == 2
-    assert b"no labels with the edges of a CUDA graph" in refused.stderr
+    assert b"the labels have no edges of CUDA graphs" in refused.stderr
 
 
 def test_an_eager_run_without_labels_gives_operators(tmp_path: Path) -> None:

@@ -78,10 +78,10 @@ def test_csv_is_the_table_of_ranks(job: Path, capsys: pytest.CaptureFixture[str]
 
 def test_without_a_straggler_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     printed, _ = output(capsys, "ranks", *FSDP, "--clocks")
-    assert printed.startswith("too few steps to tell a late rank from chance")
+    assert printed.startswith("too few steps to distinguish a late rank from chance")
     # Ranks 1 and 3 come last to every collective (tests/analysis/ranks/test_job.py counts by hand).
     assert re.search(r"rank ([13]) GPU \1 causes the most waiting", printed)
-    assert "of waits per step are due to no late rank" in printed
+    assert "of waits per step are not caused by a late rank" in printed
     assert "clock offset" in printed
 
 

@@ -55,7 +55,7 @@ def test_a_sound_trace_exits_with_0_and_says_what_was_not_checked(
     assert {entry["code"] for entry in found["not_checked"]} == {"windows_apart"}
     text = output(capsys, "check", EAGER)[0]
     assert text.startswith(f"sound: {len(RULES)} rules checked, nothing found")
-    assert "windows_apart: the trace holds the device work of one rank" in text
+    assert "windows_apart: the trace has device work of only one rank" in text
 
 
 def test_what_cannot_be_checked_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:

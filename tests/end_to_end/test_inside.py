@@ -268,7 +268,7 @@ def test_command_line_on_the_mosaic_recording() -> None:
         (["k.npz", "--launch", "1", "-o", "k.pftrace"], "name the trace with --merge"),
         (["k.npz", "--clock-ghz", "1980"], "SM clocks run at"),
         (["empty"], "looked for *.npz, *.npy"),
-        (["nothing.npz"], "no trace holds anything"),
+        (["nothing.npz"], "all traces of the buffer are empty"),
     ],
 )
 def test_command_line_errors(tmp_path: Path, arguments: list[str], says: str) -> None:

@@ -138,7 +138,7 @@ def test_traces_that_were_never_written_are_counted() -> None:
     nothing = decode(thence_buffer([None] * 3, 4), description(3, 4))
     assert nothing.ranges.is_empty()
     assert nothing.events.is_empty()
-    with pytest.raises(thence.MissingData, match="no trace holds anything"):
+    with pytest.raises(thence.MissingData, match="all traces of the buffer are empty"):
         thence.inside.Inside(nothing, "x").summary()
 
 

@@ -125,7 +125,7 @@ def consistent_streams(streams: Streams) -> Streams:
     must(
         streams.meta.inputs,
         bool(bounded),
-        "a stream is busy beside others for longer than it is busy",
+        "a stream is busy concurrently with others for longer than it is busy",
     )
     return streams
 
@@ -166,5 +166,5 @@ def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001
     if not holds:
         raise Contradiction(
             f"{named_inputs(inputs)}: {what}; no figures are shown, because they contradict each other: please "
-            "report it with the trace"
+            "report this and attach the trace"
         )

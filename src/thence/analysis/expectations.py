@@ -105,7 +105,7 @@ def parse_expectation(text: str, groups: Sequence[str]) -> _Expectation:
         other = _group_named(right, groups, text)
         if other == group:
             raise UsageError(
-                f"{text}: a group always shares its own streams; name two different groups"
+                f"{text}: the group is the same on both sides; name two different groups"
             )
         return _Expectation(text, group, sign, other=other)
     if not (right.isascii() and right.isdecimal() and len(right) < 10 and int(right)):
@@ -119,7 +119,8 @@ def _group_named(name: str, groups: Sequence[str], text: str) -> str:
     alike = [group for group in groups if group.casefold() == name.casefold()]
     if len(alike) != 1:
         raise UsageError(
-            f"{text}: there is no group {name!r}, only {', '.join(groups)}; --group NAME=REGEX makes one"
+            f"{text}: there is no group {name!r}; choose one of {', '.join(groups)}, or define it with "
+            "--group NAME=REGEX"
         )
     return alike[0]
 
@@ -183,7 +184,7 @@ def _reason(expectation: _Expectation, decided: dict[str, Any], failed: int, jud
     text += f" of {where}"
     if judged > 1:
         passed = judged - failed
-        text += f"; holds on {passed} of {judged} GPUs"
+        text += f"; the expectation holds on {passed} of {judged} GPUs"
     return text
 
 

@@ -138,7 +138,7 @@ def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
     if unknown is not None:
         return Part(None, f"not computed: {unknown}")
     if trace.host.height > _MOST_HOST_RANGES:
-        return Part(None, "not divided by cause here, to save time; thence idle does it")
+        return Part(None, "not computed here, to save time; thence idle computes it")
     return Part(idle_time(trace))
 
 

@@ -36,7 +36,7 @@ def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
     ]
     if not frames:
         raise MissingData(
-            "no labels with the edges of a CUDA graph: files of thence.save_labels() hold edges, PyTorch's "
+            "the labels have no edges of CUDA graphs: files of thence.save_labels() have edges, PyTorch's "
             "annotation files do not"
         )
     return pl.concat(frames)

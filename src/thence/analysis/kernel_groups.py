@@ -134,7 +134,8 @@ class Patterns:
         for name, expression in self.pairs:
             if not re.fullmatch(r"[^\s=<>!](?:[^=<>!]*[^\s=<>!])?", name):
                 raise UsageError(
-                    f"{name!r} cannot name a group: = < > ! have a meaning in --expect"
+                    f"{name!r} is not a valid group name: it must not be empty, begin or end with a blank, or contain "
+                    "= < > !, the operators of --expect"
                 )
             try:
                 re.compile(expression)

@@ -89,7 +89,7 @@ def check_query(query: str) -> None:
         raise UsageError(f"the query has over {_MOST_CHARACTERS:,} characters")
     if found := _READERS.search(query):
         raise UsageError(
-            f"the query names {found[0].rstrip(' (')}; a query reads the tables of the trace, no files"
+            f"the query names {found[0].rstrip(' (')}; a query can read only the tables of the trace, no files"
         )
     if not _QUERIES.match(query):
         raise UsageError("the query must begin with SELECT, WITH, FROM, VALUES, EXPLAIN or SHOW")

@@ -36,21 +36,29 @@ def _places() -> Iterator[Column]:
             f"{kind}_rule", RULE, "code of how the place was found, or of why there is none"
         )
     yield Column(
-        "position", pl.Enum(POSITIONS), "what the line number of the source is: function or line"
+        "position",
+        pl.Enum(POSITIONS),
+        "what the line number of the source refers to: function or line",
     )
     yield Column("lane", _TEXT, "extra lane that a mark named; null almost everywhere")
-    yield Column("metadata", _TEXT, "what marks said beside their names, as a JSON object")
+    yield Column(
+        "metadata", _TEXT, "metadata of marks in addition to their names, as a JSON object"
+    )
     yield Column(
         "detail",
         _TEXT,
         "sentence about a CUDA graph that could not be matched; null almost everywhere",
     )
     yield Column(
-        "apart", RULE, "why tables of an XLA trace keep it apart: warm_up, incomplete, autotuning"
+        "apart",
+        RULE,
+        "why tables of an XLA trace show it in a separate row: warm_up, incomplete, autotuning",
     )
 
 
-PLACES_TABLE = Table("places", "where each row of gpu came from, in its order", (*_places(),))
+PLACES_TABLE = Table(
+    "places", "where each row of gpu came from, in the order of gpu", (*_places(),)
+)
 
 
 def _activities() -> Iterator[Column]:
@@ -69,7 +77,7 @@ ACTIVITIES = Table(
 )
 ANNOTATIONS = Table(
     "annotations",
-    "one device activity of which marks say more than a name; beside these a column for each field that they have",
+    "one device activity with metadata from marks; in addition, one column for each metadata field",
     (
         Column("gpu", pl.Int32(), "row in gpu"),
         *(c for c in GPU.columns if c.name in ("rank", "device", "stream", "name", "start", "duration")),

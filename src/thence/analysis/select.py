@@ -64,7 +64,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         keep &= after
     if gpu.height and not keep.any():
         raise MissingData(
-            f"{', '.join(trace.meta.inputs)}: no device activity is left by the selection ({selection})"
+            f"{', '.join(trace.meta.inputs)}: the selection ({selection}) leaves no device activity"
         )
     return _filtered(trace, keep, selection)
 
@@ -139,7 +139,7 @@ def _after_warm_up(trace: Attributed, rule: WarmUp, keep: Mask) -> tuple[Attribu
     dropped = trace.gpu["duration"].filter(pl.Series(keep & ~after))
     note = (
         f"--warm-up {rule.value} left out {format_count(len(dropped))} device activities, "
-        f"{format_ns(int(dropped.sum()))}, those of XLA's autotuner outside of programs among them; the time "
+        f"{format_ns(int(dropped.sum()))}, including those of XLA's autotuner outside of programs; the time "
         f"in which they ran counts as idle; {phase.counted_statement}"
     )
     meta = dataclasses.replace(trace.meta, notes=(*trace.meta.notes, note))

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Concurrency", "Streams", "streams"]
 
 IN_GRAPHS = (
-    "{:,} activities ran inside CUDA graphs: their streams are those that the driver gave the branches "
-    "of the graph"
+    "{:,} activities ran inside CUDA graphs: their streams are those to which the driver assigned the "
+    "branches of the graph"
 )
 NO_STREAMS = "the trace does not say on which streams its kernels ran"
 

@@ -87,17 +87,17 @@ TABLES = (
         (
             _BY,
             Column("heading", pl.String(), "what the rows are, in words"),
-            Column("idle_inside_ns", pl.Int64(), "as in `Summary`; null: not told"),
+            Column("idle_inside_ns", pl.Int64(), "as in `Summary`; null where that is None"),
         ),
         required=("by", "heading"),
     ),
     Table(
         "apart",
-        "what such a table keeps in rows of its own",
+        "what such a table shows in separate rows",
         (
             _BY,
-            Column("code", pl.String(), "of thence.model.reasons"),
-            Column("executions", pl.Int64(), "of XLA programs"),
+            Column("code", pl.String(), "code in thence.model.reasons"),
+            Column("executions", pl.Int64(), "number of executions of XLA programs"),
             _COUNT,
             _NS,
         ),

@@ -142,7 +142,7 @@ def test_idle_time_that_grew_is_the_cause(base: list[Sample], tmp_path: Path) ->
 def test_one_run_a_side_says_what_it_does_not_know(base: list[Sample]) -> None:
     diff = compare(base[:1], base[1:2])
     assert not diff.between
-    assert any("one run a side" in note for note in diff.notes)
+    assert any("one run per side" in note for note in diff.notes)
     assert diff.to_json()["noise"] == "within runs"
 
 

@@ -345,6 +345,6 @@ def test_tables_name_reasons_in_words_and_documents_by_their_code(tmp_path: Path
 def test_python_in_silence_is_in_nothing_recorded() -> None:
     found = thence.open(DATA / "recording" / "two_ranks").idle()
     silent = found.shown_rows.filter(pl.col("by").is_null())
-    assert silent.select("cause", "name").rows() == [("python", "(in nothing recorded)")]
+    assert silent.select("cause", "name").rows() == [("python", "(in no recorded range or call)")]
     pieces = found.pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
     assert silent["total_ns"].to_list() == [pieces["duration"].sum()] == [found.silent_ns]

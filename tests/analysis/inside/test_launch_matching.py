@@ -61,8 +61,8 @@ def test_ranges_go_under_their_kernels_slice(tmp_path: Path) -> None:
     assert starts == [1_100_400, 1_100_400, 1_100_400, 1_100_400 + 20_000]
     assert "launch 1 of 3" in timeline.notes[-1]
     # The start is late by 0.4 us inside, the end early by as much.
-    assert "+1,437,400 ns from the trace's clock where it began" in timeline.notes[-1]
-    assert "+1,436,600 ns where it ended" in timeline.notes[-1]
+    assert "+1,437,400 ns from the trace's clock at the start of the kernel" in timeline.notes[-1]
+    assert "+1,436,600 ns at its end" in timeline.notes[-1]
     from thence.writers.timelines.write import write_timeline
 
     write_timeline(timeline, tmp_path / "all.pftrace")
@@ -158,7 +158,9 @@ def test_distances_that_differ_find_all(tmp_path: Path) -> None:
     firsts = [phases.ranges["start_ns"][0] for phases in timeline.inside]
     assert firsts == [starts[i] + 400 for i in chosen]  # each by its own slice, without the drift
     stranger = part(starts[chosen[2]] + 21_000)
-    with pytest.raises(thence.MissingData, match="the trace does not have all of their launches"):
+    with pytest.raises(
+        thence.MissingData, match="the trace does not contain all of their launches"
+    ):
         found(trace, *parts, stranger)
 
 
@@ -170,7 +172,7 @@ def test_a_timer_that_drifts_over_seconds_is_followed(tmp_path: Path) -> None:
     assert found(trace, *parts[:3]) == [0, 1, 2]
     # A jump, which no drift explains: not the launches of these buffers.
     parts[1] = part(starts[1], shift=SHIFT + 900_000)
-    with pytest.raises(thence.MissingData, match="does not have all of their launches"):
+    with pytest.raises(thence.MissingData, match="does not contain all of their launches"):
         found(trace, *parts[:3])
 
 
@@ -231,7 +233,7 @@ def test_a_trace_without_calls_goes_by_the_kernels_starts(tmp_path: Path) -> Non
 
 def test_two_buffers_are_never_given_one_launch(tmp_path: Path) -> None:
     trace = recording(tmp_path, (1_000_000, 30_800), (1_100_000, 30_800))
-    with pytest.raises(thence.MissingData, match="does not have all of their launches"):
+    with pytest.raises(thence.MissingData, match="does not contain all of their launches"):
         found(trace, part(1_000_000), part(1_001_000))
 
 
@@ -388,7 +390,7 @@ def test_launches_that_cannot_be_it_are_not_taken(tmp_path: Path) -> None:
     with pytest.raises(thence.MissingData, match="the trace was recorded at another time"):
         found(trace, far)
     for moments in ({"host_ns": 200_000}, {"taken_ns": -10_000}):
-        with pytest.raises(thence.MissingData, match="the trace does not reach that far"):
+        with pytest.raises(thence.MissingData, match="the trace does not cover that time"):
             found(trace, part(1_000_000, **moments))
     softmax = Description(NAMES, (4, 1, 1), (128, 1, 1), 1, 2, "softmax")
     other = decode(thence_buffer([Trace(ranges((LOAD, 0, 10)))] * 4, 2), softmax)

@@ -156,13 +156,16 @@ def test_a_program_that_ran_once_is_never_hidden_as_warm_up() -> None:
     result = programs(trace(communicates=True), WarmUp.HEURISTIC)
     assert dict(result.programs.select("name", "executions").iter_rows()) == {"step": 2, "init": 1}
     assert (
-        "1 execution of programs that have no other are included" in result.phases.counted_statement
+        "1 execution of programs without a steady-state execution is included"
+        in result.phases.counted_statement
     )
     both = programs(trace(compiled="step.1", communicates=True), WarmUp.HEURISTIC)
     assert dict(both.programs.select("name", "executions").iter_rows()) == {"step": 1, "init": 1}
     assert both.phases.steady.sum() == 1  # measurements of speed still leave it out
     assert "left out: 1 warm-up execution, 50 ns (step 50 ns)" in result.phases.statement
-    assert result.phases.statement.endswith("1 execution of programs that have no other")
+    assert result.phases.statement.endswith(
+        "1 execution of programs without a steady-state execution"
+    )
     assert result.to_json()["statement"] == result.phases.counted_statement
 
 

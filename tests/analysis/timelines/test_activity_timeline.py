@@ -81,7 +81,7 @@ def test_neighbours_become_one_row_that_counts_them(tmp_path: Path) -> None:
     ]
     assert [two.details.names[i][0] for i in two.rows["name"]] == ["b", "c"]
     assert len(two.notes) == 1
-    assert two.notes[0].startswith("2 of 3 activities, all shorter than 32.77 us, are put together")
+    assert two.notes[0].startswith("2 of 3 activities, all shorter than 32.77 us, are merged")
     one = view.coarser(1)
     assert one.rows.select("start", "duration", "busy_ns", "count").rows() == [
         (0, 40 * US, 34 * US, 3)

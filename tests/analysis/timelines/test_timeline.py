@@ -30,9 +30,9 @@ def test_durations_never_change_and_a_rank_moves_as_a_whole(
     assert by_rank[0] - by_rank[1] == pytest.approx(5_000_000, abs=2_000)
     for rank, offset in by_rank.items():
         assert any(
-            f"rank {rank}: all times moved by {offset:+,} ns" in note for note in shown.notes
+            f"rank {rank}: all times shifted by {offset:+,} ns" in note for note in shown.notes
         )
-    assert "durations are as recorded; --clocks recorded moves no rank" in shown.notes
+    assert "durations are as recorded; --clocks recorded keeps all times as recorded" in shown.notes
 
 
 @pytest.mark.parametrize("table", ["gpu", "host"])

@@ -186,7 +186,7 @@ def test_equal_layers_show_that_operators_lie_one_place_further(tmp_path: Path) 
         tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[calls])
     )
     assert labelled.places["op"].to_list() == planted([calls], 1)
-    with pytest.raises(thence.MissingData, match="in another order"):
+    with pytest.raises(thence.MissingData, match="the order of the kernels differs from that"):
         places(tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[moved]))
 
 
@@ -217,7 +217,7 @@ def test_amd_captures_with_other_kernels_are_refused(tmp_path: Path) -> None:
 def test_a_trace_without_work_or_captures_is_refused(tmp_path: Path) -> None:
     empty = Recorder(amd=False)
     empty.capture([])
-    with pytest.raises(thence.MissingData, match="no launch that a CUDA graph captured"):
+    with pytest.raises(thence.MissingData, match="no launch that was captured into a CUDA graph"):
         places(tmp_path, replayed(amd=False, graphs=[layers(1)]), empty)
 
 

@@ -92,7 +92,7 @@ def test_a_timeline_too_large_for_a_page_is_made_coarser(monkeypatch: pytest.Mon
     text, shown = written.timeline_data(view)
     assert len(text) <= whole * 2 // 3
     assert shown.rows["count"].sum() == view.rows.height > shown.rows.height
-    assert any("are put together with their neighbours" in note for note in shown.notes)
+    assert any("are merged with their neighbours" in note for note in shown.notes)
     document, _ = decoded(text)
     assert sum(lane["count"] for lane in document["lanes"]) == view.rows.height
 

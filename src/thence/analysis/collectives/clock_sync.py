@@ -81,7 +81,7 @@ class Alignment(Shown):
             self.statement,
             self.corrections,
             {
-                "rank": "rank", "correction_ns": "taken off its times", "instances": "shared collectives",
+                "rank": "rank", "correction_ns": "subtracted from its times", "instances": "shared collectives",
                 "cluster": "cluster",
             },
         )  # fmt: skip

@@ -279,7 +279,7 @@ def _notes(
         notes.append(
             "transfers are unknown: no collective has all its participants in this trace"
             if seen["wait_ns"].count()
-            else "waits and transfers are unknown: they are known only of a collective that two ranks or devices show"
+            else "waits and transfers are unknown: no collective is in the trace for more than one rank or device"
         )
     elif partial := int((seen["wait_ns"].is_not_null() & seen["transfer_ns"].is_null()).sum()):
         notes.append(

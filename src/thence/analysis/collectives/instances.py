@@ -40,8 +40,8 @@ __all__ = [
 
 UNMATCHED = {
     "ambiguous": "steps repeat, and several ways of pairing them fit equally well",
-    "no_partner": "no other rank shows the same call: its profile began later or ended earlier, or lost calls",
-    "peers_unknown": "the trace does not say who sent to whom",
+    "no_partner": "no other rank has the same call: its profile began later or ended earlier, or lost calls",
+    "peers_unknown": "the trace does not record which rank sent to which",
     "mixed_groups": "more devices ran the instruction than its group has: several groups at once",
 }
 """Why a kernel was matched with no other; `Instances.rows` holds the keys."""

@@ -42,8 +42,8 @@ def undescribed_kernels(trace: Attributed, rows: pl.DataFrame) -> str:
     without = rows.filter(~rows["described"])
     share = format_share(int(without["duration_ns"].sum()), int(rows["duration_ns"].sum()))
     batched = (
-        "; batched sends and receives (batch_isend_irecv, pipeline schedules) are described by the ops before "
-        "their range nccl:coalesced on its thread, if that launched one kernel"
+        "; batched sends and receives (batch_isend_irecv, pipeline schedules) get their description from the ops "
+        "before their range nccl:coalesced on the same thread, if this range launched one kernel"
         if (without["collective"] == "send-recv").any()
         else ""
     )

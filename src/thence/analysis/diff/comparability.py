@@ -119,22 +119,22 @@ def _shown(value: object) -> str:
 
 
 def _gpus(runs: Sequence[Sample]) -> Iterator[Refusal]:
-    yield from _differing(runs, "gpu", "another GPU", lambda c: c.gpus)
+    yield from _differing(runs, "gpu", "different GPUs", lambda c: c.gpus)
 
 
 def _clocks(runs: Sequence[Sample]) -> Iterator[Refusal]:
     for name in sorted({name for sample in runs for name in sample.conditions.clocks}):
-        yield from _differing(runs, "clocks", f"another {name}", partial(_clock, name))
+        yield from _differing(runs, "clocks", f"different {name}", partial(_clock, name))
 
 
 def _ranks(runs: Sequence[Sample]) -> Iterator[Refusal]:
-    yield from _differing(runs, "world_size", "another world size", lambda c: c.world_size)
-    yield from _differing(runs, "world_size", "another number of ranks", lambda c: c.ranks)
-    yield from _differing(runs, "world_size", "another number of GPUs", lambda c: c.devices)
+    yield from _differing(runs, "world_size", "different world sizes", lambda c: c.world_size)
+    yield from _differing(runs, "world_size", "different numbers of ranks", lambda c: c.ranks)
+    yield from _differing(runs, "world_size", "different numbers of GPUs", lambda c: c.devices)
 
 
 def _formats(runs: Sequence[Sample]) -> Iterator[Refusal]:
-    yield from _differing(runs, "format", "recorded by another profiler", lambda c: c.formats)
+    yield from _differing(runs, "format", "recorded by different profilers", lambda c: c.formats)
 
 
 def _options(runs: Sequence[Sample]) -> Iterator[Refusal]:
@@ -143,7 +143,7 @@ def _options(runs: Sequence[Sample]) -> Iterator[Refusal]:
         yield from _differing(
             runs,
             "profiler_options",
-            f"another option {name} of the profiler",
+            f"different values of the profiler option {name}",
             partial(_option, name),
         )
 
@@ -181,14 +181,14 @@ def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refus
     share = format_share(differing, 1)
     if differing > (_FEW_GRIDS if copies_differ else _MOST_GRIDS):
         copied = (
-            f", and {format_bytes(sizes[0])} a step are copied to the device in one, {format_bytes(sizes[1])} in "
+            f", and {format_bytes(sizes[0])} per step are copied to the device in one, {format_bytes(sizes[1])} in "
             "the other"
             if copies_differ
             else ""
         )
         yield Refusal(
             "shapes",
-            f"inputs of other shapes: the same kernels ran in the same number with other grids, in {share} of "
+            f"inputs of different shapes: the same kernels ran equally often, but with different grids in {share} of "
             f"their time{copied} ({_name(before[0])}, {_name(after[0])})",
         )
 
@@ -217,12 +217,12 @@ def not_checked(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[NotC
     runs = [*before, *after]
     found = []
     if any(not sample.conditions.gpus for sample in runs):
-        found.append(NotChecked("gpu", "not every input says which GPU it ran on"))
+        found.append(NotChecked("gpu", "not every input names the GPU it ran on"))
     if any(not sample.conditions.clocks for sample in runs):
-        text = "the inputs do not say at which clocks the GPUs ran"
+        text = "the inputs do not state the clock rates of the GPUs"
         found.append(NotChecked("clocks", f"{text}{_one_factor(before[0], after[0])}"))
     if any(sample.conditions.grids.is_empty() for sample in runs):
-        found.append(NotChecked("shapes", "not every input says the grids of its kernels"))
+        found.append(NotChecked("shapes", "not every input has the grids of its kernels"))
     return tuple(found)
 
 
@@ -237,6 +237,6 @@ def _one_factor(before: Sample, after: Sample) -> str:
     if abs(middle - 1) < 0.03 or high - low > _CLOCK_WITHIN * abs(middle - 1):
         return ""
     return (
-        f"; but the kernels that both sides ran alike all take {middle:.3f} times as long (half of them from "
-        f"{low:.3f} to {high:.3f} times), as with another clock or power limit"
+        f"; but all kernels that both sides ran equally often take {middle:.3f} times as long (half of them from "
+        f"{low:.3f} to {high:.3f} times), which suggests a different clock or power limit"
     )

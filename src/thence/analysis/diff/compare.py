@@ -178,8 +178,8 @@ class Diff(Shown):
             )
         else:
             yield (
-                "one run a side: noise is how much the steps within each run vary; how much runs of the same program "
-                "vary is not known: give several runs a side (--before, --after)"
+                "one run per side: noise is how much the steps within each run vary; how much runs of the same program "
+                "vary is unknown: give several runs per side (--before, --after)"
             )
 
     def _versions(self) -> Iterator[str]:
@@ -276,7 +276,7 @@ def compare(
         UsageError: a side has no run, or its runs have no device work.
     """
     if not before or not after:
-        raise UsageError("a comparison needs at least one run on either side")
+        raise UsageError("a comparison needs at least one run on each side")
     kernels = kernels_of(before), kernels_of(after)
     matches = matched_names(*kernels, (_sources(before), _sources(after)))
     renamed = {(m.by, name): m.name for m in matches for name in (*m.before, *m.after)}

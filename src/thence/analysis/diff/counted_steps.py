@@ -28,7 +28,7 @@ __all__ = ["LAST", "OUTLIER", "RULES", "WARM_UP", "left_out"]
 
 LAST, WARM_UP, OUTLIER = "last", "warm_up", "outlier"
 RULES = {
-    LAST: "without a next step, so that its end is not known",
+    LAST: "without a next step, so the end is unknown",
     WARM_UP: "warm-up: longer than ordinary steps, at the beginning",
     OUTLIER: "outliers: far from ordinary steps",
 }

@@ -115,7 +115,9 @@ def _head(total: Mapping[str, Any], *, between: bool) -> str:
         return times
     change = signed_share(total["difference_share"])
     if total["low_share"] is None:
-        return f"{times} ({change}, interval unknown: one step a side shows no noise)"
+        return (
+            f"{times} ({change}, interval unknown: a single step per side does not show the noise)"
+        )
     low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
     scope = "" if between else " within these two runs"
     return f"{times} ({change}, 95 % interval {low} to {high} %{scope})"
@@ -125,11 +127,12 @@ def _undecided(total: Mapping[str, Any]) -> str:
     if total["verdict"] == "same":
         return "the same"
     if total["more_runs"] is None:
-        return "cannot be told from noise"
+        return "cannot be distinguished from noise"
     more = total["more_runs"]
     if more >= MOST_RUNS:
-        return f"cannot be told from noise, not even with {MOST_RUNS:,} runs a side"
-    return f"cannot be told from noise; about {more:,} more run{'s' if more > 1 else ''} a side would tell"
+        return f"cannot be distinguished from noise, not even with {MOST_RUNS:,} runs per side"
+    needed = "runs per side are" if more > 1 else "run per side is"
+    return f"cannot be distinguished from noise; about {more:,} more {needed} needed"
 
 
 def _causes(
@@ -211,7 +214,7 @@ def _text(row: Mapping[str, Any]) -> str:
         parts.append(f"({signed_share(row['difference_share'])})")
     counts = row["before_count"], row["after_count"]
     if row["verdict"] not in ("new", "gone") and abs(counts[1] - counts[0]) >= 0.5:
-        parts.append(f"[{counts[0]:.4g} -> {counts[1]:.4g} times a step]")
+        parts.append(f"[{counts[0]:.4g} -> {counts[1]:.4g} times per step]")
     return " ".join(parts)
 
 

@@ -88,7 +88,7 @@ class Gate:
     def __str__(self) -> str:
         times = f"{format_ns(self.before_ns)} -> {format_ns(self.after_ns)}"
         if self.low_ns is None or self.high_ns is None:
-            return f"{self.bound.text}: {self.verdict}: {times}, of unknown noise"
+            return f"{self.bound.text}: {self.verdict}: {times}; the noise is unknown"
         low, high = (
             f"{format_ns(abs(ns))} {'above' if ns > 0 else 'below'}"
             for ns in (self.low_ns, self.high_ns)
@@ -105,7 +105,7 @@ def parse_bound(text: str) -> Bound:
     found = _BOUND.fullmatch(text.strip())
     if found is None:
         raise UsageError(
-            f"--fail-on {text!r}: write what, > and a bound in %, ns, us, ms or s, such as 'total>5%', "
+            f"--fail-on {text!r}: write WHAT>BOUND with the bound in %, ns, us, ms or s, such as 'total>5%', "
             "'label:forward/attention>10%' or 'idle>1ms'"
         )
     kind, colon, name = found["what"].strip().partition(":")

@@ -128,7 +128,7 @@ class Flame(Shown):
                 share=pl.col("self_ns") / whole
             ),
             {
-                "name": "frame", "kind": "kind", "self_ns": "time of its own", "share": "share", "count": "count",
+                "name": "frame", "kind": "kind", "self_ns": "self time", "share": "share", "count": "count",
             },
             "self_ns",
             {"stack": 1 - unknown / whole},
@@ -200,7 +200,7 @@ def flame(
         MissingData: the trace holds no device activity.
     """
     if by not in FLAMES:
-        raise UsageError(f"no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
+        raise UsageError(f"there is no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
     totals = summarize(trace, "kernel")
     ranks = sorted(trace.gpu["rank"].unique().to_list())
     stacks = stacks_of(trace, by)
@@ -258,7 +258,7 @@ def _notes(overlap: Ns, idle: Idle, stacks: Stacks) -> tuple[str, ...]:
         notes.append("Activities on parallel streams overlap; each counts in full.")
     if stacks.shared:
         notes.append(
-            "A fusion's time is divided among the stacks of what it is made of, in proportion to "
+            "A fusion's time is divided among the stacks of the instructions in it, in proportion to "
             "their estimated work; it counts as one activity at each."
         )
     return tuple(notes)

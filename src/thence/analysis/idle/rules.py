@@ -42,32 +42,33 @@ MEANINGS = {
     "launch": "from the beginning of the launch to the beginning of its kernel, or another launch before it",
     "queued": "between two kernels that were both queued, up to 5 us, or inside one launch of a CUDA graph",
     "event_wait": "queued, but behind an event of another stream",
-    "sync": "a call that waits returned to the program: item(), synchronize() and their like",
-    "allocation": "memory was allocated, freed, pinned or asked about",
+    "sync": "a call that waits returned to the program: item(), synchronize() and the like",
+    "allocation": "memory was allocated, freed, pinned or queried",
     "loader": "the host loaded data",
     "first_use": "kernels or libraries were loaded at their first use",
     "compile": "the host compiled",
     "operator": "the host was inside a framework's operator",
     "python": "the host ran Python between operators",
     "gc": "the host collected garbage",
-    "unknown": "nothing in the trace tells; reasons stand below",
+    "unknown": "the trace does not show the cause; the reasons are listed below",
 }
 """Every cause of idle time and what it means, in the order in which documents list them."""
 REASONS = {
     "no_launch": "the trace holds no launch of the activity that ended the wait",
     "started_late": "it was launched long before, and nothing recorded held it back",
     "only_calls": (
-        "the host was between API calls, and neither operators nor Python of it were recorded; torch.profiler "
-        "(with_stack=True), thence record, or nsys profile --trace=cuda,nvtx --pytorch=autograd-nvtx says more"
+        "the host was between API calls, and neither its operators nor its Python frames were recorded; "
+        "torch.profiler (with_stack=True), thence record, or nsys profile --trace=cuda,nvtx "
+        "--pytorch=autograd-nvtx records them"
     ),
     "outside": (
         "no thread of the process was in a recorded range or call; Python frames were not recorded: "
-        "torch.profiler (with_stack=True) or thence record has them"
+        "torch.profiler (with_stack=True) or thence record records them"
     ),
     "profiler": "the profiler itself took the time",
     "too_many": (
-        "it is not divided: there are more devices in one process, or more pieces of idle time for each recorded "
-        "row, than programs have; --device chooses some of the devices"
+        "over 1,000 devices in one rank, or too many pieces of idle time per recorded row; --device selects some "
+        "of the devices"
     ),
 }
 """Reasons why a cause is unknown."""

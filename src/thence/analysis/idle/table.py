@@ -92,8 +92,8 @@ class IdleTime(Shown):
         if not self.silent_ns:
             return tuple(notes)
         notes.append(
-            f"python: in {format_ns(self.silent_ns)} of it the main thread was in nothing recorded, which of a Python "
-            "program is Python; stacks (torch.profiler with_stack=True) or lines (thence record) say where"
+            f"python: in {format_ns(self.silent_ns)} of it the main thread was in no recorded range or call, so it "
+            "ran Python; stacks (torch.profiler with_stack=True) or lines (thence record) show where"
         )
         return tuple(notes)
 
@@ -134,7 +134,7 @@ class IdleTime(Shown):
 def why_no_causes(trace: Attributed) -> str | None:
     """The reason why the causes of a trace's idle time cannot be computed; None if they can."""
     if trace.selection.leaves_out_between:
-        return "the selected part of the trace leaves out work in between"
+        return "the selection leaves out work between the selected activities"
     if trace.host.is_empty():
         return "the trace holds no host ranges"
     return None
@@ -151,7 +151,7 @@ def in_words(rows: pl.DataFrame) -> pl.DataFrame:
         name=pl.when(pl.col("by") == "reason")
         .then(pl.col("name").replace(REASON_TITLES))
         .when(silent)
-        .then(pl.lit("(in nothing recorded)"))
+        .then(pl.lit("(in no recorded range or call)"))
         .otherwise("name"),
     )
 
@@ -170,7 +170,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
     """
     if by not in IDLE_BY:
         raise UsageError(
-            f"{by!r} is nothing that idle time can be by; choose one of {', '.join(IDLE_BY)}"
+            f"idle time cannot be divided by {by!r}; choose one of {', '.join(IDLE_BY)}"
         )
     if trace.gpu.is_empty():
         raise MissingData(f"{trace.meta.named}: holds no device activity")

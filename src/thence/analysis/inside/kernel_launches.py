@@ -54,7 +54,7 @@ class KernelLaunches:
             what = f"of {description.kernel!r}" if description.kernel else "of a kernel"
             raise MissingData(
                 f"{name}: the trace has no launch {what} with grid {description.grid} and block"
-                f" {description.block}, under which its ranges could be drawn"
+                f" {description.block}, so its ranges cannot be drawn"
             )
         correction = pl.lit(0, pl.Int64)
         for rank, ns in self.recorded.corrections.items():

@@ -89,11 +89,11 @@ class _Place:
             f" which took {format_ns(self.slice_ns)}{self.how}"
         )
         if self.at_start_ns is None or self.at_end_ns is None:
-            text += "; the middle of the ranges is drawn at that of the kernel, as the clocks cannot be compared"
+            text += "; their middle is drawn at the middle of the kernel, as the clocks cannot be compared"
         else:
             text += (
-                f"; the GPU's timer was {self.at_start_ns:+,} ns from the trace's clock where it"
-                f" began and {self.at_end_ns:+,} ns where it ended: the mean is used, for this"
+                f"; the GPU's timer differed by {self.at_start_ns:+,} ns from the trace's clock at the start of"
+                f" the kernel and by {self.at_end_ns:+,} ns at its end: the mean is used, for this"
                 " launch alone"
             )
         if self.span_ns > self.slice_ns + _SHORT:
@@ -168,9 +168,10 @@ def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
     count = buffer.launches.height
     if not 0 <= launch < count:
         raise UsageError(
-            f"{buffer.name}: there are {count:,} launches of its kernel, from 0; got {launch}"
+            f"{buffer.name}: its kernel has {count:,} launch{'es' if count > 1 else ''}, numbered from 0; got "
+            f"--launch {launch}"
         )
-    return _place(buffer, launch, ", as was said")
+    return _place(buffer, launch, ", as given by --launch")
 
 
 def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
@@ -257,17 +258,17 @@ def _check_candidates(
         why = f"the nearest is {nearest} away: the trace was recorded at another time"
     elif not (same_time & ordered).any():
         why = (
-            "none was launched after its buffer was made and ended before it was read: the trace"
-            " does not reach that far, or is of another process"
+            "none was launched after its buffer was created and ended before the buffer was read: the trace"
+            " does not cover that time, or is of another process"
         )
     else:
         why = (
-            f"none took as long as the {format_ns(span_ns)} from its first start to its last end:"
-            " the trace does not have it, or the SM clock's rate is wrong (--clock-ghz)"
+            f"none took as long as the {format_ns(span_ns)} from the first start to the last end in the buffer:"
+            " the trace does not contain the launch, or the SM clock's rate is wrong (--clock-ghz)"
         )
     raise MissingData(
-        f"{name}: of {count:,} launches of its kernel, {why}; if it is one of them nevertheless, say"
-        f" which (0 to {count - 1:,}) with --launch"
+        f"{name}: of {count:,} launches of its kernel, {why}; if one of them is right nevertheless,"
+        f" name it with --launch (0 to {count - 1:,})"
     )
 
 
@@ -327,8 +328,8 @@ def _chains(buffers: Sequence[_Buffer]) -> Int64:
             good &= ids != other.launches["id"].to_numpy()[taken]
         if not good.any():
             raise MissingData(
-                f"{buffer.name}: no launch of its kernel is as far from that of {before.name} as the"
-                " two buffers are apart: the trace does not have all of their launches"
+                f"{buffer.name}: no launch of its kernel is as far from the launch of {before.name} as the"
+                " two buffers are from each other: the trace does not contain all of their launches"
             )
         ways = np.concatenate([ways[:, good], rows[None, good]])
         shift = _signed(buffer.offsets[ways[-1]], buffer.wrapped)
@@ -362,10 +363,12 @@ def _match_reason(buffer: _Buffer, buffers: int) -> str:
     if buffer.launches.height == 1:
         return ""
     if buffer.alone:
-        return ", the only one of its length between the moments at which buffers were made or read"
+        return (
+            ", the only one of this length between the times at which buffers were created or read"
+        )
     if len(buffer.possible) == 1:
-        return ", the only one of its length and time"
-    return f", the only one by the distances of the {buffers:,} buffers"
+        return ", the only one of this length and time"
+    return f", the only one that fits the distances between the {buffers:,} buffers"
 
 
 def _raise_ambiguous(buffer: _Buffer, rows: Int64, several: bool) -> None:  # noqa: FBT001 - words it
@@ -376,8 +379,8 @@ def _raise_ambiguous(buffer: _Buffer, rows: Int64, several: bool) -> None:  # no
     ]
     more = f" and {len(rows) - _MOST_NAMED:,} more" if len(rows) > _MOST_NAMED else ""
     raise MissingData(
-        f"{buffer.name}: could be any of {len(rows):,} launches of its kernel, and nothing in it says"
-        f" which: say so with --launch{' and one buffer at a time' * several}:"
+        f"{buffer.name}: could be any of {len(rows):,} launches of its kernel, and its content does"
+        f" not identify one: name it with --launch{', one buffer at a time' * several}:"
         f" {', '.join(named)}{more}"
     )
 

@@ -92,7 +92,9 @@ def summarize(decoded: Decoded) -> InsideSummary:
     """
     traces = decoded.traces
     if traces.is_empty():
-        raise MissingData("no trace holds anything: the kernel did not run, or is not instrumented")
+        raise MissingData(
+            "all traces of the buffer are empty: the kernel did not run, or is not instrumented"
+        )
     first, last = _int(traces["start_ns"].min()), _int(traces["end_ns"].max())
     trace_ns = _int((traces["end_ns"] - traces["start_ns"]).sum())
     sms = _multiprocessors(traces, first, last)

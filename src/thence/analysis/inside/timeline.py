@@ -46,7 +46,7 @@ def standalone(parts: Parts) -> Timeline:
     notes = _notes(parts)
     if len(parts) > 1 and len(whole) < len(parts):
         notes.append(
-            "launches whose layout holds no absolute times all begin at 0: the time between them is unknown"
+            "launches whose layout has no absolute times all begin at 0: the time between them is unknown"
         )
     phases = tuple(
         _phases(d, 0, d.description.device, -(epoch or 0) if d.timer_bits == 64 else -span(d)[0])

@@ -85,7 +85,7 @@ class Compilation(Shown):
             f"{self.programs.height:,} compilations of {self.ranks.height:,} ranks",
             self.phases,
             {
-                "name": "phase", "self_ns": "time of its own", "total_ns": "with those inside", "share": "share",
+                "name": "phase", "self_ns": "self time", "total_ns": "total time", "share": "share",
                 "count": "count",
             },
             "self_ns",

@@ -233,7 +233,7 @@ def _statements(
     else:
         text = {
             WarmUp.FIRST_COMPILED: "warm-up: the first execution of each program that was compiled while recording",
-            WarmUp.HEURISTIC: "warm-up: of each program one execution if it was compiled while recording, "
+            WarmUp.HEURISTIC: "warm-up: for each program, one execution if it was compiled while recording, "
             "and one more if the trace has collectives",
         }[rule]
     parts = [_left_out_text(left_out.filter(pl.col("phase") == name), name) for name in _LEFT_OUT]
@@ -241,8 +241,10 @@ def _statements(
     only = int((phase == "only").sum())
     if not only:
         return (_stated(text, listed),) * 2
-    alone = f"{_executions(only)} of programs that have no other"
-    return _stated(text, [*listed, alone]), _stated(f"{text}; {alone} are included", listed)
+    alone = f"{_executions(only)} of programs without a steady-state execution"
+    return _stated(text, [*listed, alone]), _stated(
+        f"{text}; {alone} {'is' if only == 1 else 'are'} included", listed
+    )
 
 
 def _stated(text: str, left_out: list[str]) -> str:

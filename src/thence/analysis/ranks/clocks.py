@@ -68,7 +68,8 @@ class Clocks:
         if not drifting.is_empty():
             most = float(np.abs(drifting["drift_ns_per_s"].to_numpy()).max())
             said.append(
-                f"the clocks of {drifting.height:,} ranks drift, by up to {most:,.0f} ns per second: corrected"
+                f"clock drift of {drifting.height:,} rank{'s' if drifting.height > 1 else ''} corrected: up to "
+                f"{most:,.0f} ns per second"
             )
         alone = self.unaligned
         if alone and self.alignment.matched:

@@ -87,7 +87,7 @@ class Job:
             return "one device, so no device waits for another"
         if count < FEWEST_STEPS:
             return (
-                f"too few steps to tell a late rank from chance: {count} count{'s' if count == 1 else ''}, and "
+                f"too few steps to distinguish a late rank from chance: {count} count{'s' if count == 1 else ''}, and "
                 f"{FEWEST_STEPS} are needed"
             )
         found = self.stragglers.height
@@ -96,8 +96,8 @@ class Job:
         most = self.ranks.row(0, named=True)
         return (
             f"no straggler: in {count:,} steps none of {self.ranks.height:,} devices makes others wait for more than "
-            f"{format_share(LEAST_SHARE, 1)} of a step and more than chance explains; most: rank {most['rank']} "
-            f"GPU {most['device']}, {format_share(most['caused_share'], 1)}"
+            f"{format_share(LEAST_SHARE, 1)} of a step and more than random variation explains; most: "
+            f"rank {most['rank']} GPU {most['device']}, {format_share(most['caused_share'], 1)}"
         )
 
     def reasons_for(self, rank: int, device: int) -> Reasons | None:
@@ -143,7 +143,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
     """
     devices = table_of(summaries, "devices").sort(_PLACE)
     if devices.is_empty():
-        raise MissingData("the ranks hold no device activity")
+        raise MissingData("the ranks have no device activity")
     together = joined(summaries)
     steps = step_keys(table_of(summaries, "steps"))
     keys, counted, said = _counted(steps, devices)
@@ -199,7 +199,7 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
     )
     keys = order["key"].to_list()
     if devices["step_kind"].null_count() == devices.height:
-        return keys, keys, ["the traces name no steps: the whole recording counts as one step"]
+        return keys, keys, ["the traces have no steps: the whole recording counts as one step"]
     last = np.zeros(len(keys), np.bool_)
     compute = order["compute_ns"].to_numpy()
     # The last step of a recording holds what ran after the last optimizer step, and ends with the recording.
@@ -211,13 +211,13 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
     if len(counted) < len(keys):
         names = [key for key, code in zip(keys, codes, strict=True) if code is not None]
         said.append(
-            f"left out as warm-up, or without an end: {', '.join(names[:6])}"
+            f"steps left out as warm-up or incomplete: {', '.join(names[:6])}"
             + (", ..." if len(names) > 6 else "")
         )
     missing = order["len"].max() != order["len"].min()
     if missing:
         said.append(
-            "some devices lack some of the steps: a missing step counts as one without waits"
+            "some steps are missing on some devices: a missing step counts as a step without waits"
         )
     return keys, counted, said
 
@@ -272,8 +272,8 @@ def _host_bound_notes(late: pl.DataFrame, counted: list[str], step_ns: float) ->
     if waited < LEAST_SHARE * step_ns:
         return []
     text = (
-        f"{format_ns(waited)} of waits per step are due to no late rank: the hosts of the waiting ranks had launched "
-        "ahead and need that time anyway, so the steps are host-bound"
+        f"{format_ns(waited)} of waits per step are not caused by a late rank: the hosts of the waiting ranks had "
+        "launched ahead and need that time anyway, so the steps are host-bound"
     )
     return [text]
 
@@ -288,8 +288,8 @@ def _left_out_of_causes(
         if names:
             shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
             said.append(
-                f"rank {rank} GPU {device} caused more than {_UNUSUAL} times the usual in {shown}; the causes shown do "
-                "not include those of these steps"
+                f"rank {rank} GPU {device} made others wait more than {_UNUSUAL} times as long as usual in {shown}; "
+                "the causes shown do not include those of these steps"
             )
     return said
 
@@ -379,4 +379,5 @@ def _undescribed(devices: pl.DataFrame) -> list[str]:
     count = int(devices["undescribed"].sum())
     if not count:
         return []
-    return [f"{count:,} kernels communicate without a description, so their waits are unknown"]
+    kernels = "1 kernel communicates" if count == 1 else f"{count:,} kernels communicate"
+    return [f"{kernels} without a description (message size, group), so waits there are unknown"]

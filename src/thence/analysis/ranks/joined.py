@@ -232,7 +232,7 @@ def _timed(
     notes = list(unmatched_reasons(counted))
     if left.any():
         notes.append(
-            f"{int(left.sum()):,} kernels of first calls, in which communicators are made, are left out"
+            f"{int(left.sum()):,} kernels of first calls, which create communicators, are left out"
         )
     every = _exposed(_waits(counted, peers), counted)
     return every.sort("rank", "device", "start", "instance"), tuple(notes)

@@ -295,7 +295,7 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
     whole = float(causes["more"].sum())
     if whole <= 0:
         return [
-            _row("unknown", "cause", None, amount, "idle time for which its steps show no cause")
+            _row("unknown", "cause", None, amount, "idle time without a known cause in these steps")
         ]
     result = []
     for cause, more in (

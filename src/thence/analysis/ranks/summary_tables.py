@@ -23,7 +23,7 @@ _DEVICE = Column("device", pl.Int32(), "device index within the process")
 _STEP = Column("step", pl.Int32(), "row of the step among those of its rank and device, in order")
 _COUNT = Column("count", pl.Int64(), "activities, or pieces of idle time")
 _TOTAL = Column("total_ns", pl.Int64(), "plain sum of their durations, ns")
-_NAME = Column("name", pl.String(), "null: all that have no row of their own")
+_NAME = Column("name", pl.String(), "null: the sum of all names without a row of their own")
 
 DEVICES = Table(
     "devices",
@@ -31,9 +31,9 @@ DEVICES = Table(
     (
         _RANK,
         _DEVICE,
-        Column("name", pl.String(), "of the GPU; null where the trace does not say"),
+        Column("name", pl.String(), "name of the GPU; null where the trace does not state it"),
         Column("start", pl.Int64(), "ns: start of its first activity"),
-        Column("end", pl.Int64(), "ns: end of its last"),
+        Column("end", pl.Int64(), "ns: end of its last activity"),
         Column("busy_ns", pl.Int64(), "union of its activities"),
         Column("step_kind", pl.String(), "step, program, or null: the whole trace is one step"),
         Column("undescribed", pl.Int64(), "kernels that communicate without a description"),
@@ -48,23 +48,25 @@ STEPS = Table(
         _RANK,
         _DEVICE,
         _STEP,
-        Column("name", pl.String(), "of the step; null where the whole trace is one"),
-        Column("number", pl.Int64(), "at the end of its name; null without one"),
+        Column("name", pl.String(), "name of the step; null where the whole trace is one step"),
+        Column("number", pl.Int64(), "number at the end of the name; null without one"),
         Column("start", pl.Int64(), "ns"),
         Column("duration", pl.Int64(), "ns; busy_ns and idle_ns add up to it"),
         Column("busy_ns", pl.Int64(), "union of the activities"),
         Column("idle_ns", pl.Int64(), "the rest"),
         Column("compute_ns", pl.Int64(), "union of all kernels that do not communicate"),
-        Column("copy_ns", pl.Int64(), "copies and sets, where nothing computed"),
+        Column("copy_ns", pl.Int64(), "time of copies and sets in which nothing computed"),
         Column(
-            "exposed_ns", pl.Int64(), "communication, where nothing computed, copies aside or not"
+            "exposed_ns",
+            pl.Int64(),
+            "time of communication in which nothing computed, whether or not copies ran",
         ),
         Column(
             "host_ns",
             pl.Int64(),
-            "for which its host worked, see `thence.analysis.ranks.host_work`; null where not known",
+            "ns that its host worked for the step, see `thence.analysis.ranks.host_work`; null where not known",
         ),
-        Column("first", pl.Boolean(), "whether it is the first on its device"),
+        Column("first", pl.Boolean(), "whether it is the first step on its device"),
     ),
     required=(
         "rank",
@@ -86,17 +88,17 @@ COLLECTIVES = Table(
     (
         _RANK,
         _DEVICE,
-        Column("number", pl.Int32(), "row among those of its rank"),
-        Column("step", pl.Int32(), "step that launched it; -1 for none"),
+        Column("number", pl.Int32(), "row among the collectives of its rank"),
+        Column("step", pl.Int32(), "step that launched it; -1 without one"),
         Column("start", pl.Int64(), "ns: when it arrived"),
         Column("duration", pl.Int64(), "ns"),
         Column("launch", pl.Int64(), "ns: begin of its launch; null where unknown"),
-        Column("correlation", pl.Int64(), "of its launch"),
+        Column("correlation", pl.Int64(), "correlation id of its launch"),
         Column("replayed", pl.Boolean(), "whether it ran in a CUDA graph"),
         Column(
             "first_call",
             pl.Boolean(),
-            "whether it made its communicator, see `thence.analysis.collectives.first_calls`",
+            "whether it created its communicator, see `thence.analysis.collectives.first_calls`",
         ),
         Column("execution", pl.Int32(), "execution of an XLA program, numbered within the rank"),
         Column("program", pl.String(), "name of that program"),
@@ -106,16 +108,16 @@ COLLECTIVES = Table(
         Column("element_type", pl.String(), "as the library spells it"),
         Column("group_size", pl.Int32(), "ranks that take part"),
         Column("group", pl.Int32(), "row in groups of the same rank"),
-        Column("sequence", pl.Int64(), "number in its group"),
-        Column("source_rank", pl.Int32(), "of broadcasts, sends and receives"),
-        Column("destination_rank", pl.Int32(), "of sends and receives"),
+        Column("sequence", pl.Int64(), "sequence number in its group"),
+        Column("source_rank", pl.Int32(), "source of broadcasts, sends and receives"),
+        Column("destination_rank", pl.Int32(), "destination of sends and receives"),
         Column(
             "exposed_ns",
             pl.Int64(),
             "exposed time charged to it, see `thence.analysis.collectives.exposure`",
         ),
         Column("exposed_start", pl.Int64(), "ns: begin of the longest piece of that time"),
-        Column("exposed_end", pl.Int64(), "ns: its end"),
+        Column("exposed_end", pl.Int64(), "ns: end of that piece"),
         *(
             Column(
                 f"{what}_{when}_ns",
@@ -149,7 +151,7 @@ PARTS = Table(
     (
         _RANK,
         Column("number", pl.Int32(), "row in collectives of the same rank"),
-        Column("order", pl.Int64(), "of the messages of a kernel"),
+        Column("order", pl.Int64(), "position among the messages of its kernel"),
         *(
             column
             for column in COLLECTIVES.columns
@@ -197,7 +199,11 @@ PLACES = Table(
         _DEVICE,
         _STEP,
         Column("by", pl.String(), "source, module, label, op, phase or hlo"),
-        Column("name", pl.String(), "the place; null: none, or all that have no row of their own"),
+        Column(
+            "name",
+            pl.String(),
+            "the place; null: no place, or the sum of all places without a row of their own",
+        ),
         _COUNT,
         _TOTAL,
     ),
@@ -212,7 +218,11 @@ IDLE = Table(
         _STEP,
         Column("cause", pl.Enum(CAUSES), "as `thence.analysis.idle.causes` finds it"),
         Column("by", pl.String(), "line, module, label, op, call, phase or cause (all of it)"),
-        Column("name", pl.String(), "the place; null: none, or all that have no row of their own"),
+        Column(
+            "name",
+            pl.String(),
+            "the place; null: no place, or the sum of all places without a row of their own",
+        ),
         _COUNT,
         _TOTAL,
     ),

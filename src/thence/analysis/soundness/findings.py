@@ -179,7 +179,7 @@ class Soundness(Shown):
         verdict = "sound" if self.sound else "not sound"
         unchecked = len({entry.code for entry in self.not_checked})
         return Form(
-            f"{verdict}: {len(RULES)} rules, {len(self.findings):,} findings",
+            f"{verdict}: {len(RULES)} rules, {len(self.findings):,} finding{'s' if len(self.findings) != 1 else ''}",
             self.statement or "nothing was found that makes its figures wrong",
             self.frame(),
             {

@@ -64,8 +64,8 @@ def launch_without_work(evidence: Evidence) -> Judgement:
         judgement.not_checked.append(
             NotChecked(
                 "launch_without_work",
-                f"{maybe_captured:,} launches without device work are followed by a launch of a CUDA graph that"
-                " has room for them: they were captured, most likely; the recording holds no capturing calls",
+                f"{maybe_captured:,} launches without device work are followed by a launch of a CUDA graph that can"
+                " contain them: they were most likely captured; the recording has no calls that begin or end a capture",
             )
         )
     return judgement
@@ -76,7 +76,7 @@ def _unknown_launches(evidence: Evidence) -> list[NotChecked]:
     if not ranks:
         return _unknown_kernel_launches(evidence)
     whose = "" if len(ranks) == len(evidence.windows) else f" of ranks {_listed(ranks)}"
-    text = f"no launches{whose} are recorded, so it cannot be told whether device work is missing"
+    text = f"no launches{whose} are recorded, so missing device work cannot be detected"
     jumps = [_jump(evidence, rank) for rank in ranks]
     text = "; ".join([text, *(jump for jump in jumps[:1] if jump)])
     return [NotChecked(code, text) for code in ("launch_without_work", "work_without_launch")]
@@ -93,7 +93,7 @@ def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
     return [
         NotChecked(
             "launch_without_work",
-            "only launches of CUDA graphs are recorded as calls: whether other work is missing cannot be told",
+            "only launches of CUDA graphs are recorded as calls, so other missing work cannot be detected",
         )
     ]
 
@@ -134,7 +134,7 @@ def _corresponds(evidence: Evidence, rank: int) -> bool:
 def _no_correspondence(rank: int) -> NotChecked:
     return NotChecked(
         "launch_without_work",
-        f"rank {rank}: no correlation id of a launch is that of any device work",
+        f"rank {rank}: no launch has the correlation id of any device work",
     )
 
 
@@ -356,6 +356,7 @@ def _without_launch(evidence: Evidence, rank: int, stray: pl.DataFrame, why: str
         stray.height,
         ns,
         window.share(ns),
-        f"rank {rank}: the launches of {stray.height:,} kernels are not recorded, {why}; the first ran"
+        f"rank {rank}: the launches of {stray.height:,} kernel{'s' if stray.height > 1 else ''} are not recorded,"
+        f" {why}; the first ran"
         f" {window.at(int(times.min()))}{evidence.steps_at(rank, times)}",
     )

@@ -28,7 +28,7 @@ def profiler_overhead(evidence: Evidence) -> Judgement:
     judgement = Judgement()
     overhead = evidence.tables.host.filter(pl.col("category") == "overhead")
     if overhead.is_empty():
-        text = "the trace records no time of the profiler itself"
+        text = "the trace does not record the time of the profiler itself"
         judgement.not_checked.append(NotChecked("profiler_overhead", text))
         return judgement
     for (rank, device), work in evidence.tables.gpu.group_by("rank", "device", maintain_order=True):

@@ -204,7 +204,7 @@ def _compare(
     partial = part.filter(pl.col("shape").is_in(within)).with_columns(
         fullest=pl.lit(full["ran"]), launches=pl.lit(part.height)
     )
-    finding = _finding(evidence, rank, partial, "CUDA graphs that run the same")
+    finding = _finding(evidence, rank, partial, "CUDA graphs with the same activities")
     alone = len(within) == shapes.height - 1 and partial.height == len(within)
     waited = evidence.waits(rank).filter(pl.col("end") >= evidence.window(rank).end).height > 0
     last = partial.height == 1 and partial["start"][0] == part["start"].max() and not waited

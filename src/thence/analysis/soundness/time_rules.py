@@ -250,7 +250,7 @@ def broken_order(evidence: Evidence) -> Judgement:
     launches, gpu = evidence.launches, evidence.tables.gpu
     row = launches.of_work
     if not (row != NO_ROW).any():
-        text = "no launches are recorded that would say in which order work was launched"
+        text = "no launches are recorded, so the order in which work was launched is unknown"
         judgement.not_checked.append(NotChecked("broken_order", text))
         return judgement
     single = launches.table.select(~pl.col("graph") & (pl.col("work") == 1)).to_series().to_numpy()
@@ -286,8 +286,8 @@ def broken_order(evidence: Evidence) -> Judgement:
                 part.height,
                 most,
                 window.share(most),
-                f"rank {number}: on stream {where}, {part.height:,} of {kernels.height:,} kernels started before a"
-                f" kernel that was launched before, by up to {format_ns(most)}",
+                f"rank {number}: on stream {where}, {part.height:,} of {kernels.height:,} kernels started up to"
+                f" {format_ns(most)} before a kernel that was launched earlier",
             )
         )
     return judgement

@@ -31,14 +31,14 @@ def no_device_work(evidence: Evidence) -> Judgement:
     for rank, ranges in rows.group_by("rank").len().sort("rank").rows():
         launches = evidence.launching_ranks.get(rank, (0, 0))[0]
         text = (
-            f"rank {rank} has no device work, though it holds {ranges:,} operators and API calls"
+            f"rank {rank} has no device work, though it has {ranges:,} operators and API calls"
             f"{f', {launches:,} launches among them' if launches else ''}"
         )
         judgement.findings.append(
             Finding("no_device_work", rank, None, launches or ranges, 0, 1.0, text)
         )
     if not evidence.windows and not judgement.findings:
-        text = "the trace holds no device work"
+        text = "the trace has no device work"
         judgement.findings.append(Finding("no_device_work", None, None, 0, 0, 1.0, text))
     return judgement
 
@@ -48,7 +48,7 @@ def windows_apart(evidence: Evidence) -> Judgement:
     judgement = Judgement()
     windows = evidence.windows
     if len(windows) < 2:
-        text = "the trace holds the device work of one rank" if windows else "no device work"
+        text = "the trace has device work of only one rank" if windows else "no device work"
         judgement.not_checked.append(NotChecked("windows_apart", text))
         return judgement
     unknown = [x for x in evidence.tables.meta.losses if x.code == "no_common_clock"]
@@ -86,7 +86,7 @@ def empty_steps(evidence: Evidence) -> Judgement:
     judgement = Judgement()
     steps = evidence.steps
     if steps.is_empty():
-        judgement.not_checked.append(NotChecked("empty_steps", "the trace names no profiler steps"))
+        judgement.not_checked.append(NotChecked("empty_steps", "the trace has no profiler steps"))
         return judgement
     unknown = False
     moments = _working(evidence), _host(evidence)
@@ -101,7 +101,7 @@ def empty_steps(evidence: Evidence) -> Judgement:
         if empty.any() and not empty.all():
             judgement.findings.append(_finding(evidence, number, part, empty))
     if unknown:
-        text = "no launches are recorded that would say to which step device work belongs"
+        text = "no launches are recorded, so the steps of device work are unknown"
         judgement.not_checked.append(NotChecked("empty_steps", text))
     return judgement
 

@@ -202,7 +202,7 @@ def _fewer_rows(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
     groups = rows.filter(pl.col("count") > 1)
     note = (
         f"{int(groups['count'].sum()):,} of {int(rows['count'].sum()):,} activities, all shorter than "
-        f"{format_ns(width)}, are put together with their neighbours; the others are shown one by one"
+        f"{format_ns(width)}, are merged with their neighbours; the others are shown one by one"
     )
     return dataclasses.replace(
         timeline, rows=rows.select(timeline.rows.columns), notes=(*timeline.notes, note)

@@ -131,7 +131,7 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     if not few:
         notes.append(
             f"{rows.height:,} activities are shown in bins of {width:,} ns; each bin has the colour and "
-            "name of what took most of it"
+            "name of the activity that took most of it"
         )
     bins, slices, names = _named(_bins(pieces, width), rows if few else rows.clear())
     lanes = lanes.join(busy, on="lane", how="left", maintain_order="left").with_columns(
@@ -144,7 +144,7 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
 def clock_notes(trace: Attributed, alignment: Alignment | None) -> list[str]:
     """A note on the ranks' clocks, as a list of one sentence or none."""
     if alignment is not None and alignment.applied:
-        return [f"{alignment.statement}; all times of {_offsets(alignment)}"]
+        return [f"{alignment.statement}; shifted: {_offsets(alignment)}"]
     if alignment is not None:
         return [alignment.statement]
     if len(trace.ranks) > 1:
@@ -157,7 +157,7 @@ def _offsets(alignment: Alignment) -> str:
     moved = alignment.corrections.drop_nulls("correction_ns").select("rank", "correction_ns")
     parts = [f"rank {rank} by {-ns:+,} ns" for rank, ns in moved.head(_STATED).iter_rows()]
     if moved.height > _STATED:
-        parts.append(f"and {moved.height - _STATED:,} more, which thence convert states")
+        parts.append(f"and {moved.height - _STATED:,} more, which thence convert lists")
     return ", ".join(parts)
 
 

@@ -91,19 +91,19 @@ def _on_one_clock(
     aligned = alignment.corrections.drop_nulls("correction_ns")
     corrections = {rank: ns for rank, ns in aligned.select("rank", "correction_ns").rows() if ns}
     notes = [
-        f"rank {rank}: all times moved by {-ns:+,} ns, to the clock that the ranks share at the ends of collectives"
+        f"rank {rank}: all times shifted by {-ns:+,} ns, so that the ends of shared collectives agree"
         for rank, ns in aligned.select("rank", "correction_ns").rows()
         if corrections
     ]
     if corrections:
-        notes.append("durations are as recorded; --clocks recorded moves no rank")
+        notes.append("durations are as recorded; --clocks recorded keeps all times as recorded")
     unknown = alignment.corrections.filter(pl.col("correction_ns").is_null())["rank"].to_list()
     if unknown:
         ranks = ", ".join(map(str, unknown))
-        notes.append(f"rank {ranks}: shares no collective with another; times as recorded")
+        notes.append(f"rank {ranks}: no collective shared with another rank; times as recorded")
     if aligned["cluster"].n_unique() > 1:
         notes.append(
-            "the ranks form groups that share no collective: clocks are aligned within each only"
+            "the ranks form groups that share no collective: clocks are aligned only within each group"
         )
     if not corrections:
         return trace, {}, tuple(notes)

@@ -114,7 +114,9 @@ def parse_change(action: str, text: str) -> Change:
             f"--{action} takes KIND:NAME, the kind one of {', '.join(FREE_BY)}; got {text!r}"
         )
     if by == "cause" and pattern not in CAUSES:
-        raise UsageError(f"{pattern!r} is no cause; they are {', '.join(CAUSES)}")
+        raise UsageError(
+            f"{pattern!r} is not a cause of idle time; choose one of {', '.join(CAUSES)}"
+        )
     return Change(text, "free" if action == "free" else "scale", by, _checked(pattern), factor)
 
 

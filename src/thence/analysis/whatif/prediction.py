@@ -120,8 +120,8 @@ def what_if(
     if found.unexplained > MOST_UNEXPLAINED:
         raise MissingData(
             f"{inputs}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of the time, "
-            f"more than {100 * MOST_UNEXPLAINED:.0f} %, so a replay says nothing; record which stream waits for which: "
-            "nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
+            f"more than {100 * MOST_UNEXPLAINED:.0f} %, so a replay would be meaningless; record the waits between "
+            "streams: nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
             "thence.torch.event_ids(), all ranks of the job"
         )
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]

@@ -269,8 +269,8 @@ class ByCapture:
             shifted = _shifted(variant, window)
             if shifted is not None:
                 why = (
-                    f"from activity {shifted}, `{short_name(names[shifted])}`, on, the kernels are in another order "
-                    f"than the operators of {window.title}"
+                    f"starting at activity {shifted} (`{short_name(names[shifted])}`), the order of the kernels "
+                    f"differs from that of the operators in {window.title}"
                 )
                 continue
             fits.append(window)

@@ -66,7 +66,7 @@ def join_eager(tables: Tables, eager: Sequence[Attributed]) -> Joined:
     for rank in tables.gpu["rank"][replays.rows].unique().sort().to_list():
         of_rank = _of_rank(eager, rank)
         if not of_rank:
-            notes.append(f"rank {rank}: the eager trace holds no such rank")
+            notes.append(f"rank {rank}: the eager trace does not contain this rank")
             continue
         sources = _Sources.of(of_rank, replays)
         rows = replays.rows[(tables.gpu["rank"] == rank).to_numpy()[replays.rows]]
@@ -214,8 +214,8 @@ def _order_notes(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -
     share = duration[alone].sum() / max(int(duration[rows].sum()), 1)
     text = (
         f"{len(alone):,} activities, {format_share(float(share), 1)} of the time in CUDA graphs, are labelled by "
-        f"their order alone: the trace of the capture names no kernels. Of {captures.kernels:,} kernels among them, "
-        f"{captures.confirmed:,} have a name that fits the operator, and none contradicts it"
+        f"their order alone: the trace of the capture does not name the kernels. Of {captures.kernels:,} kernels "
+        f"among them, {captures.confirmed:,} have a name that fits the operator, and none contradicts it"
     )
     return [text]
 
@@ -242,11 +242,11 @@ def _aligned(
     notes = []
     if times > 1:
         notes.append(
-            f"it holds the kernels of the eager run {times} times; each repetition is labelled alike"
+            f"it repeats the kernels of the eager run {times} times; every repetition gets the same labels"
         )
     if left_out:
         notes.append(
-            f"{left_out:,} activities of the eager run are left out: no graph ran such kernels there"
+            f"{left_out:,} activities of the eager run are ignored: the graph has no such kernels there"
         )
     return outcome, times, "; ".join(notes) or None
 

@@ -118,8 +118,8 @@ class ByKernelName:
         assigned.put(rows[chosen], self.place[name[chosen]], CODES.index(_RULE))
         assigned.confidence[rows[chosen]] = np.nan
         return (
-            f"{int(chosen.sum()):,} of {int(left.sum()):,} kernels whose order proves nothing are labelled by "
-            "their name, which has a single label in the eager run"
+            f"{int(chosen.sum()):,} of {int(left.sum()):,} kernels that alignment could not label got their "
+            "label by name: the name has a single label in the eager run"
         )
 
 

@@ -203,7 +203,7 @@ def _contradiction(fit: _Fit, pairs: NDArray[np.int64]) -> str:
     first, second = (int(x) for x in pairs[0])
     text = f"its order contradicts the edges of {title}: {_node(fit.candidate, names, nodes[second])} began before "
     if first < 0:
-        return text + "what it waits for had ended"
+        return text + "the nodes that it waits for had ended"
     return text + f"{_node(fit.candidate, names, nodes[first])}, which it waits for"
 
 

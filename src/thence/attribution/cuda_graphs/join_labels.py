@@ -298,7 +298,10 @@ def _put_matched(
     matches = numbers[position] == graph.number
     assigned.put(graph.rows[matches], of_node[position[matches]], rule[position[matches]])
     assigned.confidence[graph.rows[matches]] = np.nan
-    assigned.refuse(graph.rows[~matches], "its node cannot be told from others inside child graphs")
+    assigned.refuse(
+        graph.rows[~matches],
+        "its node cannot be distinguished from other nodes inside child graphs",
+    )
 
 
 @dataclass

@@ -42,7 +42,7 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
         _, reason = joined.foreign[0]
         raise InputError(
             ", ".join(file.source for file in labels),
-            f"{reason}; take the labels that this process saved",
+            f"{reason}; use the labels file that the traced process saved",
         )
     known = dataclasses.replace(tables, graph_labels=(*tables.graph_labels, *labels))
     return _replace_labels(known, joined, "the labels")
@@ -63,7 +63,7 @@ def labelled_from_eager(tables: Tables, eager: Sequence[Attributed]) -> Tables:
     if not any(trace.gpu.height or captured_calls(trace).height for trace in eager):
         inputs = named_inputs([name for trace in eager for name in trace.meta.inputs])
         raise MissingData(
-            f"{inputs}: holds no device activity, and no launch that a CUDA graph captured"
+            f"{inputs}: holds no device activity, and no launch that was captured into a CUDA graph"
         )
     return _replace_labels(tables, join_eager(tables, eager), "the eager run")
 
@@ -77,7 +77,7 @@ def with_labels(tables: Tables) -> Tables:
     warnings = [*joined.notes]
     if not joined.labelled:
         refusals = joined.foreign[:_MOST_LISTED]
-        warnings += [f"{source}: {text}; not joined" for source, text in refusals]
+        warnings += [f"{source}: {text}; its labels are not used" for source, text in refusals]
         return tables.with_warnings(warnings)
     result = with_places(tables, joined).with_warnings(warnings)
     refused = {source for source, _ in joined.foreign}

@@ -56,7 +56,8 @@ def _other_process(process: Process, tables: Tables, rank: int) -> str | None:
     if several and process == Process(started_ns=process.started_ns):
         return (
             "the file does not say which rank captured these graphs, and the trace holds "
-            f"{len(tables.ranks)} ranks: name it kernel_annotations_rank0_..., or label each rank alone"
+            f"{len(tables.ranks)} ranks: rename it to kernel_annotations_rank0_... (with its rank), "
+            "or label each rank alone"
         )
     # A trace of one process may lack its rank. With several, process ids in containers may be equal.
     ranked = not pids or several or process.pid is None

@@ -101,7 +101,9 @@ def _check_size(calls: pl.DataFrame, instructions: pl.DataFrame, name: str) -> N
     sizes = instructions.group_by("computation").len()
     rows = int(calls.join(sizes, on="computation")["len"].sum())
     if rows > _MAX_ROWS:
-        raise DamagedInput(name, f"calls lead to {rows:,} instructions, as in no module of XLA")
+        raise DamagedInput(
+            name, f"its calls expand to {rows:,} instructions, more than any real XLA module has"
+        )
 
 
 def constituents_by_cost(module: HloModule) -> pl.DataFrame:

@@ -149,7 +149,7 @@ def planned(schedule: Schedule, numbers: Sequence[int], depth: int = 0) -> tuple
         TooManyNodes: the module is damaged.
     """
     if depth > _DEEPEST:
-        raise TooManyNodes("the computations of an HLO module call each other in a circle")
+        raise TooManyNodes("the computations of an HLO module call each other in a cycle")
     commands: list[Command] = []
     for number in numbers:
         opcode, called = schedule.opcodes[number], schedule.called[number]

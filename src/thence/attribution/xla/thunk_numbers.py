@@ -187,7 +187,7 @@ def _counted(schedule: Schedule) -> tuple[list[tuple[int, int]], int]:
 
     def count(computation: int, depth: int) -> None:
         if depth > _DEEPEST or len(counted) > len(schedule.names):
-            raise TooManyNodes("the computations of an HLO module call each other in a circle")
+            raise TooManyNodes("the computations of an HLO module call each other in a cycle")
         for command in schedule.bodies.get(computation, ()):
             opcode, called = schedule.opcodes[command], schedule.called[command]
             if opcode == "conditional":
