@@ -46,7 +46,7 @@ class Proof(Shown):
         return (
             f"proved: of {self.activities:,} activities, {self.sum_ns:,} ns, attributed and unattributed time add up "
             f"for every kind ({kinds}); busy {format_ns(self.busy_ns)} <= span {format_ns(self.span_ns)}; "
-            f"{self.references:,} references lead to rows that are there"
+            f"{self.references:,} references point to existing rows"
         )
 
     def form(self) -> Form:
@@ -54,7 +54,7 @@ class Proof(Shown):
         return Form(
             "proved: attributed and unattributed time add up",
             f"{self.activities:,} activities; busy {format_ns(self.busy_ns)} <= span {format_ns(self.span_ns)}; "
-            f"{self.references:,} references lead to rows that are there",
+            f"{self.references:,} references point to existing rows",
             self.kinds,
             {
                 "kind": "kind", "attributed_ns": "attributed", "unattributed_ns": "unattributed",

@@ -136,7 +136,7 @@ def test_work_inside_of_a_graph_is_refused() -> None:
 def test_a_trace_that_explains_too_little_is_refused(tmp_path: Path) -> None:
     events = [launch(1, 1), kernel(1, 5, 10), launch(2, 6), kernel(2, 900, 10)]
     trace = opened(tmp_path, events)
-    with pytest.raises(MissingData, match="record which stream waits"):
+    with pytest.raises(MissingData, match="record the waits between streams"):
         what_if(trace.whole, [])
 
 

@@ -289,5 +289,6 @@ def _notes(
     left = every.height - rows.height
     if left:
         time = format_ns(int(every.filter(~pl.col("counted"))["exposed_ns"].sum()))
-        notes.append(f"left out as warm-up in total: {left:,} kernels, {time} of exposed time")
+        kernels = "1 kernel" if left == 1 else f"{left:,} kernels"
+        notes.append(f"left out as warm-up in total: {kernels}, {time} of exposed time")
     return notes

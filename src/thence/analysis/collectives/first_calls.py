@@ -61,8 +61,9 @@ class FirstCalls:
         groups = (
             "1 communicator" if self.communicators == 1 else f"{self.communicators:,} communicators"
         )
+        kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels:,} kernels"
         return (
-            f"left out as warm-up: the first call of {groups}, {self.kernels:,} kernels that took "
+            f"left out as warm-up: the first call of {groups}, {kernels} that took "
             f"{format_ns(self.total_ns)} in all; --warm-up keep counts them"
         )
 

@@ -208,7 +208,7 @@ class Diff(Shown):
                 yield f"{side}: {of_all} count{left}"
             outside = max(sample.outside_share for sample in samples)
             if outside > 0.01:
-                yield f"{side}: {format_share(outside, 1)} of the device time belongs to no step, and is in no row"
+                yield f"{side}: {format_share(outside, 1)} of the device time belongs to no step and is in no row"
 
     def _left_out(self) -> Iterator[str]:
         for side, samples in (("before", self.before), ("after", self.after)):

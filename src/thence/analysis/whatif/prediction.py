@@ -66,7 +66,7 @@ class WhatIf(Shown):
     def form(self) -> Form:
         """How a notebook displays the result."""
         return Form(
-            f"a step takes {format_ns(self.step_ns)}; what it would gain",
+            f"a step takes {format_ns(self.step_ns)}; predicted gains",
             f"of the profiled program, {self.steps:,} steps",
             self.rows,
             {
