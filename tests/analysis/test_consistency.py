@@ -40,7 +40,7 @@ def test_impossible_totals_are_refused(trace: thence.Trace) -> None:
         {"rows": sound.rows.head(0)}, {"rows": sound.rows.with_columns(total_ns=-pl.col("total_ns"))},
         {"attributed_ns": {k: v + 1 for k, v in sound.attributed_ns.items()}},
     ):  # fmt: skip
-        with pytest.raises(Contradiction, match="please report it") as refused:
+        with pytest.raises(Contradiction, match="please report this") as refused:
             consistent_summary(dataclasses.replace(sound, **change))
         assert "\n" not in str(refused.value)
 

@@ -44,7 +44,7 @@ def refused(check: Callable[..., Any], sound: Any, changes: Iterable[dict[str, A
     """Each of the changes makes a sound result one that is refused in one sentence."""
     assert check(sound) is sound
     for change in changes:
-        with pytest.raises(Contradiction, match="please report it") as error:
+        with pytest.raises(Contradiction, match="please report this") as error:
             check(dataclasses.replace(sound, **change))
         assert "\n" not in str(error.value)
 

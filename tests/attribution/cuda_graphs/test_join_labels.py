@@ -199,7 +199,7 @@ def test_after_dropping_a_kernel_its_replay_is_refused_and_no_other(
     named = places.filter(pl.col("label_rule") == "eager_kernel_name").height
     assert bool(named) == (by == "eager")
     (note,) = [
-        t for t in labelled.meta.warnings if str(of_launch) in t and "by their name" not in t
+        t for t in labelled.meta.warnings if str(of_launch) in t and "label by name" not in t
     ]
     assert "differ" in note
     absent = labelled.places.filter(pl.col("label").is_null())
