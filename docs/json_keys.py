@@ -212,7 +212,7 @@ BY_VERB: dict[str, dict[str, str]] = {
     },
     "ranks": {
         "statement": "whether there is a straggler, one sentence",
-        "stragglers": "devices that made the others wait more than chance explains",
+        "stragglers": "devices that made the others wait more than random variation explains",
         "least_share": "share of a step from which on a device is a straggler",
         "confidence": "of the lower bounds",
         "steps": "steps of the job",

@@ -62,9 +62,9 @@ def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "alig
     )
     count = job.ranks["rank"].n_unique()
     said = (
-        f"{count - len(in_full):,} of {count:,} ranks are folded, a row each with a span for each step; in full: rank "
-        f"{slowest[0]}, which makes the others wait most, and rank {middle[0]}, with which it is compared; "
-        "--rank chooses others, --fold never shows all"
+        f"{count - len(in_full):,} of {count:,} ranks are folded: one row per rank, with a span for each step; "
+        f"shown in full: rank {slowest[0]}, which makes the others wait most, and rank {middle[0]}, with which it "
+        "is compared; --rank selects others, --fold never shows all in full"
     )
     return replace(shown, job=rows, notes=(said, *shown.notes))
 

@@ -83,11 +83,11 @@ def _store(
     from thence.store.stored_trace import StoredTrace
 
     if len(paths) > 1:
-        raise UsageError(f"{paths[0]}: a store is an input of its own; give nothing beside it")
+        raise UsageError(f"{paths[0]}: a store cannot be combined with other inputs")
     store = open_store(paths[0])
     if hlo or (own and tuple(own) != store.manifest.settings.own):
         raise UsageError(
-            f"{paths[0]}: a store has been attributed when it was written; give --own and --hlo to thence ingest"
+            f"{paths[0]}: a store was attributed when it was written; --own and --hlo are options of thence ingest"
         )
     return StoredTrace(store)
 

@@ -59,7 +59,8 @@ class Timelines(ABC):
 
         if clocks not in ("aligned", "recorded") or not set(lanes) <= set(LANES):
             raise UsageError(
-                f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
+                f"clocks must be aligned or recorded, and lanes among {', '.join(LANES)}; got {clocks!r} and "
+                f"{list(lanes)!r}"
             )
         if by is None and len(self.attributed.ranks) > 1:
             by = self.alignment

@@ -244,7 +244,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         from thence.readers.label_files import read_labels
 
         if (labels is None) == (eager is None):
-            raise UsageError("labels come from labels= or from eager=, one of the two")
+            raise UsageError("give either labels= or eager=")
         if eager is not None:
             traces = [eager] if isinstance(eager, Trace) else eager
             return self._relabelled(
@@ -345,7 +345,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
         if self.programs.is_empty():
             raise MissingData(
-                f"{self._inputs}: holds no XLA programs; jax.profiler, nsys-jax and thence record do"
+                f"{self._inputs}: holds no XLA programs; traces of jax.profiler, nsys-jax and thence record hold them"
             )
         found = programs(self.attributed, _choice(WarmUp, warm_up))
         return consistent_programs(found, self.meta)
@@ -493,4 +493,4 @@ def _choice(choices: type[_Choice], name: str) -> _Choice:
         return choices(name)
     except ValueError:
         allowed = ", ".join(str(choice.value) for choice in choices)
-        raise UsageError(f"{name!r} is no choice here; choose one of {allowed}") from None
+        raise UsageError(f"invalid value {name!r}; choose one of {allowed}") from None

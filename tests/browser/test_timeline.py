@@ -187,7 +187,7 @@ def test_a_search_that_finds_nothing_and_one_that_is_no_regex(open_page: Page) -
         f"{third:,} activities, {format_ns(third * 5 * US)}",
         f"{first:,} activities, {format_ns(first * 5 * US)}",
         "0 activities, 0 ns",
-        "no valid regular expression",
+        "not a valid regular expression",
         "",
     ]
 

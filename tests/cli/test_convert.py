@@ -131,7 +131,7 @@ def test_a_table_folder_does_not_take_other_files_with_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("wrong", [{"lanes": ("nothing",)}, {"clocks": "mine"}])
 def test_choices_that_there_are_not(tmp_path: Path, wrong: dict[str, str]) -> None:
-    with pytest.raises(thence.UsageError, match="clocks are aligned or recorded"):
+    with pytest.raises(thence.UsageError, match="clocks must be aligned or recorded"):
         opened(tmp_path, PAIR).write(tmp_path / "out.json", **wrong)
 
 

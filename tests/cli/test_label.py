@@ -175,7 +175,7 @@ def test_labels_beside_the_trace_need_no_option(tmp_path: Path, labels: Path) ->
     (tmp_path / "trace.json.gz").write_bytes(WITHOUT_IDS.read_bytes())
     refused = run_thence("label", tmp_path / "trace.json.gz")
     assert refused.returncode == 2
-    assert b"no labels lie beside it that fit" in refused.stderr
+    assert b"there are no matching labels next to it" in refused.stderr
     (tmp_path / "labels.json").write_bytes(labels.read_bytes())
     done = run_thence("label", tmp_path / "trace.json.gz", "--format", "json")
     assert json.loads(done.stdout)["labelled"] == 240
@@ -248,7 +248,7 @@ def test_events_that_had_to_be_repaired_are_written_from_the_tables(
     source.write_bytes(damaged)
     done = run_thence("label", source, "--labels", labels, "-o", target)
     assert done.returncode == 0, done.stderr
-    assert b"were not found again; written from what could be read" in done.stderr
+    assert b"were not found again; the output holds what could be read" in done.stderr
     again = thence.open(target)
     assert again.places["label"].null_count() == 0
     expected = thence.open(source)

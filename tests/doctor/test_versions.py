@@ -31,7 +31,7 @@ def test_the_variable_decides_about_the_probe(monkeypatch: pytest.MonkeyPatch) -
 
 def test_why_stacks_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THENCE_LINES", "events")
-    assert why_no_stacks() == "the environment variable THENCE_LINES says so"
+    assert why_no_stacks() == "the environment variable THENCE_LINES selects events"
     monkeypatch.delenv("THENCE_LINES")
     monkeypatch.setenv("THENCE_PROBE", "python")
     assert why_no_stacks() == "the compiled probe is not in use" or sys.version_info < (3, 12)

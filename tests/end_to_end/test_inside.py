@@ -262,7 +262,7 @@ def test_command_line_on_the_mosaic_recording() -> None:
         (["missing.npz"], "no such file"),
         (["text.npz"], "no buffer of in-kernel events"),
         (["cut.npz"], "cut or damaged"),
-        (["k.npz", "-o", "k.txt"], "the ending says no format"),
+        (["k.npz", "-o", "k.txt"], "unknown file ending"),
         (["k.npz", "-o", "missing/k.pftrace"], "there is no folder"),
         (["k.npz", "--merge", "t.json"], "the file to write with -o"),
         (["k.npz", "--launch", "1", "-o", "k.pftrace"], "name the trace with --merge"),

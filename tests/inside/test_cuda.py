@@ -67,12 +67,12 @@ def test_names_are_found_in_order_of_appearance() -> None:
 
 @pytest.mark.parametrize("name", ["", 'a"b', "a\\b", "a\nb"])
 def test_a_name_that_c_cannot_spell_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot name a range"):
+    with pytest.raises(UsageError, match="is not a valid range name"):
         profile(names=[name])
 
 
 def test_an_escape_in_the_source_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot name a range"):
+    with pytest.raises(UsageError, match="is not a valid range name"):
         cuda.names_in(r'THENCE_RANGE("a\tb");')
 
 

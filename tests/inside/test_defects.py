@@ -47,7 +47,7 @@ def test_a_range_that_nothing_closes_ends_with_its_trace_and_is_marked() -> None
     assert rows(decoded, "name", "duration_ns", "depth", "closed") == [
         ("load", 2000, 0, False), ("compute", 200, 1, True),
     ]  # fmt: skip
-    assert "1 range were entered and never left" in decoded.warnings[0]
+    assert "1 range entered and never left" in decoded.warnings[0]
 
 
 def test_an_exit_that_nothing_entered_is_left_out_and_counted() -> None:
@@ -56,7 +56,7 @@ def test_an_exit_that_nothing_entered_is_left_out_and_counted() -> None:
         (EXIT, LOAD, 90),
     )  # fmt: skip
     assert [(n, d) for _, n, _, d in rows(decoded)] == [("load", 30), ("load", 20)]
-    assert "2 exits of ranges that nothing entered" in decoded.warnings[0]
+    assert "2 exits of ranges that were not entered" in decoded.warnings[0]
     assert "'store'" in decoded.warnings[0]
 
 
@@ -114,7 +114,7 @@ def test_a_count_beyond_the_capacity_is_not_believed() -> None:
     decoded = decode(thence_buffer([trace], 2), description(1, 2))
     assert rows(decoded)[0][3] == 100
     assert decoded.traces["dropped"].to_list() == [999_998]
-    assert any("count more events than fit" in text for text in decoded.warnings)
+    assert any("with more events than fit" in text for text in decoded.warnings)
 
 
 def test_a_trace_that_never_finished_ends_at_its_last_event() -> None:
@@ -134,7 +134,7 @@ def test_a_trace_that_never_finished_ends_at_its_last_event() -> None:
 def test_traces_that_were_never_written_are_counted() -> None:
     decoded = decode(thence_buffer([None, Trace(ONE, **PLAIN), None], 4), description(3, 4))
     assert decoded.traces["trace"].to_list() == [1]
-    assert "2 traces of the grid hold nothing" in decoded.warnings
+    assert "no events in 2 traces of the grid" in decoded.warnings
     nothing = decode(thence_buffer([None] * 3, 4), description(3, 4))
     assert nothing.ranges.is_empty()
     assert nothing.events.is_empty()
@@ -257,7 +257,7 @@ def test_flashinfer_defects() -> None:
     full = decode(flashinfer_buffer([Trace(ONE)] * 2, 1, 2), about)
     assert any("no bounds check" in text for text in full.warnings)
     other = decode(flashinfer_buffer([Trace(ONE)] * 4, 2, 4, "flashinfer-old"), about)
-    assert any("another block in their tags" in text for text in other.warnings)
+    assert any("a block in the tag that differs" in text for text in other.warnings)
 
 
 def test_flashinfers_instants_survive_where_nothing_overwrote_them() -> None:
@@ -367,7 +367,7 @@ def test_descriptions_keep_their_fields() -> None:
         ({"format": "thence.inside", "version": 1, "flavour": "nvtx"}, "'nvtx' is no layout"),
         ({"format": "thence.inside", "version": 1, "flavour": "thence", "grid": [0, 1, 1]}, "at least 1"),
         ({"format": "thence.inside", "version": 1, "flavour": "thence", "grid": [2**31, 1, 1]}, "<= 2147483647"),
-        ({"format": "thence.inside", "version": 1, "flavour": "thence", "grid": [65536, 65536, 1]}, "no such grid"),
+        ({"format": "thence.inside", "version": 1, "flavour": "thence", "grid": [65536, 65536, 1]}, "cannot launch such a grid"),
         ({"format": "thence.inside", "version": 1, "flavour": "thence", "names": [1]}, "names"),
         ({"names": {"a": 0}, "entries": 8, "grid": [1], "block": [100]}, "whole warpgroups"),
         ({"names": {"a": 1 << 40}, "entries": 8, "grid": [1], "block": [128]}, "names"),
@@ -403,7 +403,7 @@ def test_files_round_trip(tmp_path: Path) -> None:
     assert profile.description == about
     assert rows(profile)[0][3] == 100
     np.save(tmp_path / "raw.npy", buffer)
-    with pytest.raises(thence.InputError, match=r"no description beside it: raw\.json"):
+    with pytest.raises(thence.InputError, match=r"no description next to it: raw\.json"):
         thence.inside.open(tmp_path / "raw.npy")
     (tmp_path / "raw.json").write_bytes(about.to_bytes())
     assert thence.inside.open(tmp_path / "raw.npy").ranges.equals(profile.ranges)
@@ -418,7 +418,9 @@ def test_a_header_of_gigabytes_is_damage(tmp_path: Path, version: int) -> None:
     (tmp_path / "raw.json").write_bytes(description(1, 4).to_bytes())
     begin = b"\x93NUMPY" + bytes([version, 0]) + (3_500_000_000).to_bytes(4, "little")
     (tmp_path / "raw.npy").write_bytes(begin + bytes(1000))
-    with pytest.raises(thence.DamagedInput, match=r"header is said to have 3,500,000,000 bytes"):
+    with pytest.raises(
+        thence.DamagedInput, match=r"header has a stated length of 3,500,000,000 bytes"
+    ):
         thence.inside.open(tmp_path / "raw.npy")
 
 

@@ -344,7 +344,7 @@ def test_protons_ring_begins_where_it_was_overwritten_last() -> None:
     decoded = decode(proton_buffer(blocks, 8), about, clock_ghz=1.0)
     assert rows(decoded, "name", "duration_ns") == [(NAMES[n % 3], 40) for n in range(6, 10)]
     assert decoded.traces["dropped"].to_list() == [12]
-    assert "lost their first events, 12 together" in " ".join(decoded.warnings)
+    assert "12 events lost at the start of" in " ".join(decoded.warnings)
 
 
 def test_protons_clocks_wrap() -> None:
@@ -359,7 +359,7 @@ def test_protons_older_blocks_have_no_times() -> None:
     decoded = proton(times=False)
     assert decoded.timer_bits == 0
     assert [s for _, _, s, _ in rows(decoded)][:3] == [0, 250, 50]
-    assert any("does not say when blocks began" in note for note in decoded.notes)
+    assert any("does not record when blocks began" in note for note in decoded.notes)
 
 
 def test_ids_without_a_name_are_shown_as_numbers() -> None:

@@ -101,7 +101,7 @@ def test_a_directory_is_never_written_over(place: Path) -> None:
         assert done.stderr.endswith(f"thence report {name}\n")
     done = record(place, "-o", names[0], "--", sys.executable, "-c", "print('not run')")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "holds something already" in done.stderr
+    assert "exists and is not an empty directory" in done.stderr
 
 
 def test_where_a_recording_cannot_go(tmp_path: Path) -> None:

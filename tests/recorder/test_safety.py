@@ -150,7 +150,7 @@ def test_a_full_disk_is_said_once_and_harms_nothing(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(thence.UsageError, match="a recording cannot go there"):
+    with pytest.raises(thence.UsageError, match="a recording cannot be written there"):
         thence.record(tmp_path / "file" / "below")
 
 

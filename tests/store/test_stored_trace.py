@@ -190,9 +190,9 @@ def test_ranks_that_are_not_there(job: Path) -> None:
 
 
 def test_a_store_stands_alone(job: Path) -> None:
-    with pytest.raises(UsageError, match="give nothing beside it"):
+    with pytest.raises(UsageError, match="cannot be combined with other inputs"):
         thence.open(job, FSDP[0])
-    with pytest.raises(UsageError, match="give --own and --hlo to thence ingest"):
+    with pytest.raises(UsageError, match="--own and --hlo are options of thence ingest"):
         thence.open(job, own=["transformers"])
 
 

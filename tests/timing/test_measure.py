@@ -319,11 +319,11 @@ def test_the_function_keeps_its_name() -> None:
     ("f", "options", "message"),
     [
         (3, {}, "takes a function"),
-        (abs, {"mode": "cuda"}, "'cupti' and 'events', not 'cuda'"),
+        (abs, {"mode": "cuda"}, "'cupti' or 'events', not 'cuda'"),
         (abs, {"iterations": 0}, "1 or more, not 0"),
         (abs, {"iterations": 1.5}, r"1 or more, not 1\.5"),
         (abs, {"iterations": True}, "1 or more"),
-        (abs, {"mode": "events", "aggregate": False}, "cannot tell kernels apart"),
+        (abs, {"mode": "events", "aggregate": False}, "cannot distinguish kernels"),
         (abs, {"mode": "events", "finalize": False}, "uses no CUPTI"),
     ],
 )

@@ -99,9 +99,11 @@ static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef functions[] = {
-    {"follow", follow, METH_O, "follow(what)\n\nOf other calls nothing (0), their stacks (1), or the calls too (2)."},
-    {"lost_calls", count_lost_calls, METH_NOARGS, "lost_calls()\n\nOther calls for which there was no memory."},
-    {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nOther calls since this was last asked, as bytes."},
+    {"follow", follow, METH_O,
+     "follow(what)\n\nRecords nothing of other calls (0), their stacks (1), or also the calls (2)."},
+    {"lost_calls", count_lost_calls, METH_NOARGS,
+     "lost_calls()\n\nReturns how many other calls were lost for lack of memory."},
+    {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nReturns the other calls since the last call, as bytes."},
     {NULL, NULL, 0, NULL}};
 
 int thence_add_calls(PyObject *module) {

@@ -121,7 +121,7 @@ static PyObject *add(Map *map, PyObject *arguments) {
     Py_ssize_t address;
     unsigned int number;
     if (!PyArg_ParseTuple(arguments, "nI", &address, &number)) return NULL;
-    if (!address) return PyErr_SetString(PyExc_ValueError, "no object lies at 0"), NULL;
+    if (!address) return PyErr_SetString(PyExc_ValueError, "the address of an object is not 0"), NULL;
     pthread_mutex_lock(&thence_lock);
     int failed = put(map, (uintptr_t)address, number);
     thence_own_functions |= !failed && map == &codes && number >= FIRST_OWN;
@@ -149,9 +149,10 @@ static PyObject *chains_from(PyObject *module, PyObject *first) {
 }
 
 static PyMethodDef functions[] = {
-    {"add_code", add_code, METH_VARARGS, "Address of a code object, and what it is."},
-    {"add_module", add_module, METH_VARARGS, "Address of a module, and the number of its place; 0: it is gone."},
-    {"chains_from", chains_from, METH_O, "The chains from a number on, as bytes: length and words of each."},
+    {"add_code", add_code, METH_VARARGS, "Registers a code object: its address and its kind."},
+    {"add_module", add_module, METH_VARARGS,
+     "Registers a module: its address and the number of its place; 0 removes it."},
+    {"chains_from", chains_from, METH_O, "Returns the chains from a number on, as bytes: length and words of each."},
     {NULL, NULL, 0, NULL}};
 
 int thence_add_chains(PyObject *module) { return PyModule_AddFunctions(module, functions); }

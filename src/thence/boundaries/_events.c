@@ -153,7 +153,7 @@ static PyObject *on_line(PyObject *module, PyObject *const *arguments, Py_ssize_
 static PyObject *set_callbacks(PyObject *module, PyObject *given) {
     (void)module;
     if (!PyTuple_Check(given) || (PyTuple_Size(given) != CALLBACKS && PyTuple_Size(given) != 0))
-        return PyErr_SetString(PyExc_TypeError, "a tuple of all callbacks, or an empty one"), NULL;
+        return PyErr_SetString(PyExc_TypeError, "give a tuple of all callbacks, or an empty one"), NULL;
     for (int at = 0; at < CALLBACKS; at++) {
         PyObject *before = callbacks[at];
         callbacks[at] = at < PyTuple_Size(given) ? Py_NewRef(PyTuple_GetItem(given, at)) : NULL;
@@ -185,9 +185,11 @@ static PyMethodDef functions[] = {
     {"on_throw", FAST(on_throw), "PY_THROW"},
     {"on_leave", FAST(on_leave), "PY_RETURN, PY_YIELD, PY_UNWIND"},
     {"on_line", FAST(on_line), "LINE"},
-    {"set_callbacks", set_callbacks, METH_O, "What Python is told by, in the order of CALLBACKS."},
-    {"observe_stacks", observe_stacks, METH_O, "Called with the chain at each event; None for nothing."},
-    {"go_idle", go_idle, METH_NOARGS, "Functions of the user's need no events, unless this is false."},
+    {"set_callbacks", set_callbacks, METH_O,
+     "Sets the Python callbacks, in the order of CALLBACKS; an empty tuple removes them."},
+    {"observe_stacks", observe_stacks, METH_O,
+     "Sets the function that is called with the chain at each event; None removes it."},
+    {"go_idle", go_idle, METH_NOARGS, "Returns whether events of the user's functions are not needed from now on."},
     {NULL, NULL, 0, NULL}};
 
 int thence_add_events(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -55,8 +55,9 @@ static PyObject *try_frames(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef functions[] = {
-    {"use_layout", use_layout, METH_VARARGS, "Offsets of the fields that are read (stacks.py)."},
-    {"try_frames", try_frames, METH_NOARGS, "Code, position and first local of each frame; None where none is."},
+    {"use_layout", use_layout, METH_VARARGS, "Sets the offsets of the fields that are read (stacks.py)."},
+    {"try_frames", try_frames, METH_NOARGS,
+     "Returns code, position and first local of each frame; None for a missing one."},
     {NULL, NULL, 0, NULL}};
 
 int thence_add_frames(PyObject *module) { return PyModule_AddFunctions(module, functions); }

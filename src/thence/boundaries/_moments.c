@@ -77,7 +77,7 @@ static PyObject *begin(Moments *moments, Moment moment, PyObject *name, PyObject
 
 static PyObject *opened(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 4)
-        return PyErr_Format(PyExc_TypeError, "opened takes number, name, lane, metadata, not %zd arguments", count);
+        return PyErr_Format(PyExc_TypeError, "opened takes number, name, lane and metadata, not %zd arguments", count);
     Moment moment = {.serial = PyLong_AsLongLong(arguments[0]), .forward = -1, .what = OPENED};
     if (moment.serial == -1 && PyErr_Occurred()) return NULL;
     return begin((Moments *)self, moment, arguments[1], arguments[2], arguments[3]);
@@ -119,7 +119,7 @@ static PyObject *new_moments(PyTypeObject *type, PyObject *arguments, PyObject *
     PyObject *log;
     (void)unused;
     if (!PyArg_ParseTuple(arguments, "O", &log)) return NULL;
-    if (!thence_is_log(log)) return PyErr_SetString(PyExc_TypeError, "moments are noted with a Log"), NULL;
+    if (!thence_is_log(log)) return PyErr_SetString(PyExc_TypeError, "moments need a Log"), NULL;
     Moments *moments = (Moments *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!moments) return NULL;
     moments->log = Py_NewRef(log);
@@ -140,17 +140,17 @@ static PyMethodDef methods[] = {
     {"opened", (PyCFunction)(void (*)(void))opened, METH_FASTCALL, "opened(number, name, lane, metadata)"},
     {"closed", closed, METH_O, "closed(number)"},
     {"began", began, METH_VARARGS, "began(what, serial, forward, name)"},
-    {"take", take, METH_NOARGS, "take()\n\nThe rows since this was last asked, as bytes, and their texts."},
+    {"take", take, METH_NOARGS, "take()\n\nReturns the rows since the last call, as bytes, and their texts."},
     {NULL, NULL, 0, NULL}};
 
-static PyGetSetDef attributes[] = {{"lost", lost, NULL, "rows for which there was no memory", NULL},
+static PyGetSetDef attributes[] = {{"lost", lost, NULL, "number of rows lost for lack of memory", NULL},
                                    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot slots[] = {{Py_tp_new, (void *)new_moments},
                               {Py_tp_dealloc, (void *)free_moments},
                               {Py_tp_methods, methods},
                               {Py_tp_getset, attributes},
-                              {Py_tp_doc, "Moments of marks, noted with the boundaries of a Log."},
+                              {Py_tp_doc, "Events of marks, recorded with the boundaries of a Log."},
                               {0, NULL}};
 
 static PyType_Spec specification = {.name = "thence.boundaries._probe.Moments",

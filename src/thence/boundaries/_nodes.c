@@ -142,15 +142,18 @@ static PyObject *leave_engine(PyObject *module, PyObject *state) {
 }
 
 static PyMethodDef functions[] = {
-    {"look_for_nodes", look_for_nodes, METH_VARARGS, "Addresses of get_current_node and currentThreadId."},
-    {"try_node", try_node, METH_VARARGS, "The node that runs: its object's address, its number, its maker."},
-    {"use_nodes", use_nodes, METH_NOARGS, "Know nodes from now on, if all that were tried agreed."},
-    {"nodes_known", nodes_known, METH_NOARGS, "Whether they are."},
-    {"maker", maker, METH_NOARGS, "By which number PyTorch knows the calling thread; 0: not known."},
-    {"in_node", in_node, METH_NOARGS, "Whether the calling thread runs a node."},
-    {"hooks_are_set", hooks_are_set, METH_O, "By how many more backward passes' nodes have hooks now."},
-    {"enter_engine", enter_engine, METH_NOARGS, "Autograd's engine is called; the state to leave it with."},
-    {"leave_engine", leave_engine, METH_O, "It is over: the state that entering gave. Whether nodes launched here."},
+    {"look_for_nodes", look_for_nodes, METH_VARARGS, "Sets the addresses of get_current_node and currentThreadId."},
+    {"try_node", try_node, METH_VARARGS, "Tests the running node: address of its object, its number, its maker."},
+    {"use_nodes", use_nodes, METH_NOARGS,
+     "Reads nodes from now on, if all tested nodes agreed; returns whether it does."},
+    {"nodes_known", nodes_known, METH_NOARGS, "Returns whether nodes are read."},
+    {"maker", maker, METH_NOARGS, "Returns PyTorch's number of the calling thread; 0 if unknown."},
+    {"in_node", in_node, METH_NOARGS, "Returns whether the calling thread runs a node."},
+    {"hooks_are_set", hooks_are_set, METH_O,
+     "Changes the number of backward passes whose nodes have hooks by this much."},
+    {"enter_engine", enter_engine, METH_NOARGS, "Enters autograd's engine; returns the state for leave_engine."},
+    {"leave_engine", leave_engine, METH_O,
+     "Leaves the engine, with the state of enter_engine; whether nodes launched here."},
     {NULL, NULL, 0, NULL}};
 
 int thence_add_nodes(PyObject *module) { return PyModule_AddFunctions(module, functions); }

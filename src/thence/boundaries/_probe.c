@@ -135,18 +135,18 @@ static void log_free(PyObject *self) {
 
 static PyMethodDef log_methods[] = {
     {"note", (PyCFunction)(void (*)(void))log_note, METH_FASTCALL,
-     "note(place, flags=0)\n\nThis thread is in a place from here on; returns the counter."},
-    {"take", log_take, METH_NOARGS, "take()\n\nThe rows since this was last asked, as bytes."},
+     "note(place, flags=0)\n\nRecords that this thread enters a place; returns the counter."},
+    {"take", log_take, METH_NOARGS, "take()\n\nReturns the rows since the last call, as bytes."},
     {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef log_attributes[] = {
-    {"lost", log_lost, NULL, "rows for which there was no memory", NULL}, 
-    {"observer", NULL, set_observer, "called with the place of each boundary; None for nothing", NULL},
+    {"lost", log_lost, NULL, "number of rows lost for lack of memory", NULL}, 
+    {"observer", NULL, set_observer, "function that is called with the place of each boundary; None removes it", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot log_slots[] = {
     {Py_tp_new, (void *)log_new},         {Py_tp_dealloc, (void *)log_free}, {Py_tp_methods, log_methods},
-    {Py_tp_getset, log_attributes},       {Py_tp_doc, "Boundaries of this process, by a CUDA function."},
+    {Py_tp_getset, log_attributes},       {Py_tp_doc, "Boundaries of this process, recorded with a CUDA function."},
     {0, NULL}};
 
 static PyType_Spec log_specification = {
@@ -170,7 +170,7 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}
 static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "thence.boundaries._probe",
-    .m_doc = "CUPTI's counter of launches, and boundaries noted with it.",
+    .m_doc = "CUPTI's counter of launches, and boundaries recorded with it.",
     .m_slots = module_slots};
 
 PyMODINIT_FUNC PyInit__probe(void) { return PyModuleDef_Init(&module); }

@@ -231,15 +231,17 @@ static PyObject *lost_stacks(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef functions[] = {
-    {"begin_stacks", begin_stacks, METH_O, "Read stacks; the address of autograd's counter, or 0."},
-    {"count_nodes", count_nodes, METH_O, "The address of autograd's counter, where it is known later."},
-    {"end_stacks", end_stacks, METH_NOARGS, "Read them no longer; what was read can be taken."},
-    {"code_kind", code_kind, METH_O, "What a code object is, by its address; 0 where it is not known."},
-    {"here", here, METH_NOARGS, "The chain that the calling thread is in, and the node that it runs."},
-    {"go_below", go_below, METH_VARARGS, "Places below generated code (1) or the engine (0): on, module, line."},
-    {"take_changes", take_changes, METH_NOARGS, "Changes of chains since this was last asked, as bytes."},
-    {"take_made", take_made, METH_NOARGS, "In which chains autograd nodes were made since, as bytes."},
-    {"lost_stacks", lost_stacks, METH_NOARGS, "Changes, nodes and callers for which there was no room."},
+    {"begin_stacks", begin_stacks, METH_O, "Begins to read stacks; takes the address of autograd's counter, or 0."},
+    {"count_nodes", count_nodes, METH_O, "Sets the address of autograd's counter, if it becomes known later."},
+    {"end_stacks", end_stacks, METH_NOARGS, "Stops reading stacks; what was read can still be taken."},
+    {"code_kind", code_kind, METH_O, "Returns the kind of a code object by its address; 0 if unknown."},
+    {"here", here, METH_NOARGS, "Returns the chain of the calling thread and the node that it runs."},
+    {"go_below", go_below, METH_VARARGS,
+     "Sets the place below generated code (1) or the engine (0): on, module, line."},
+    {"take_changes", take_changes, METH_NOARGS, "Returns the changes of chains since the last call, as bytes."},
+    {"take_made", take_made, METH_NOARGS, "Returns the chains of autograd nodes made since the last call, as bytes."},
+    {"lost_stacks", lost_stacks, METH_NOARGS,
+     "Returns how many changes, nodes and callers were lost for lack of room."},
     {NULL, NULL, 0, NULL}};
 
 int thence_add_stack(PyObject *module) { return PyModule_AddFunctions(module, functions); }

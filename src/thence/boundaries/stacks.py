@@ -62,16 +62,16 @@ def why_unreadable(native: ModuleType | None) -> str | None:
     version = ".".join(map(str, sys.version_info[:2]))
     layout = LAYOUTS.get(sys.version_info[:2])
     if os.environ.get(VARIABLE) == "events":
-        return f"the environment variable {VARIABLE} says so"
+        return f"the environment variable {VARIABLE} selects events"
     if native is None:
         return "the compiled probe is not in use"
     if sys.implementation.name != "cpython" or layout is None or sys.maxsize < 1 << 32:
-        return f"the stack of Python {version} is not known"
+        return f"the frame layout of Python {version} is not known"
     if sys.abiflags:
         return f"this is a special build of Python {version} (abiflags {sys.abiflags})"
     native.use_layout(*layout)
     if not all(_agrees(native, call) for call in _calls()):
-        return f"this Python {version} keeps its stack otherwise than others of its version"
+        return f"the frame layout of this Python differs from the known layout of Python {version}"
     return None
 
 

@@ -68,7 +68,7 @@ def _refused_by_the_system(error: UnicodeEncodeError | OSError) -> str:
     if isinstance(error, UnicodeEncodeError):
         # A name that is not UTF-8 works in system calls, but not in tables, documents and other programs.
         given = str(error.object).encode("utf-8", "backslashreplace").decode()[:200]
-        return f"{given!r}: is not UTF-8, as names and options must be here"
+        return f"{given!r}: is not UTF-8; names and options must be UTF-8"
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
     return f"{where}{error.strerror or error}"
 

@@ -65,9 +65,7 @@ def bounded_answer(
         if code == _REFUSED:
             raise UsageError(result.read_text("utf-8"))
         if code > 0 and code != _TOO_LARGE:
-            raise MissingRequirement(
-                f"the process that answers queries does not work (exit code {code})"
-            )
+            raise MissingRequirement(f"the process that runs queries failed (exit code {code})")
         raise UsageError(
             f"the query needs more than {most_bytes / 1e9:g} GB of memory; --memory-limit allows more, a condition or "
             "LIMIT needs less"

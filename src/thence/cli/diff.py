@@ -26,7 +26,7 @@ __all__ = ["command"]
 _EXAMPLES = """\b
 Examples:
   thence diff before.json.gz after.json.gz
-  thence diff --before a1 a2 a3 --after b1 b2 b3     several runs a side: noise is measured between them
+  thence diff --before a1 a2 a3 --after b1 b2 b3     several runs per side: measures noise between them
   thence diff --baseline main_runs/ new1 new2 new3   every file or folder in main_runs/ is a run
   thence diff A B --by label --by kernel --top 50
   thence diff --baseline main_runs/ new* --fail-on 'total>5%' --fail-on 'label:forward/attention>10%'
@@ -36,11 +36,11 @@ Examples:
 
 A run is one file or folder: all ranks of one execution of the program. Times are per step and GPU.
 Each row has the 95 % interval of its difference and a verdict: slower, faster, new, gone, same (the
-interval is within 1 % of the row, or 0.1 % of the step), or unknown, with how many more runs a side
-would tell. With one run a side only the noise within the runs is known.
+interval is within 1 % of the row, or 0.1 % of the step), or unknown, with the number of further runs
+per side that it takes. With one run per side only the noise within the runs is known.
 
 --fail-on WHAT>BOUND: total, busy, idle, communication, or a kind and a name, and a bound in %, ns,
-us, ms or s. With one run a side it needs --within-run.
+us, ms or s. With one run per side it needs --within-run.
 
 Exit code: 0, also where the sides differ; 1 if a bound is certainly exceeded (with --strict: if it
 may be); 2 if the sides cannot be compared (--anyway does) or could not be read.
@@ -223,7 +223,7 @@ def _sides(
         )
     for name, side in zip(("before", "after"), sides, strict=True):
         if not side:
-            raise UsageError(f"there is no run {name}: name one or more")
+            raise UsageError(f"no run is given for the side {name!r}; name one or more")
     for side in sides:
         check_inputs(side)
         if side.count("-"):
@@ -238,7 +238,7 @@ def _runs_in(folder: str) -> tuple[str, ...]:
     # Leave out notes, which are often in the same folder as the runs.
     runs = [path for path in runs if path.suffix not in (".md", ".txt", ".log")]
     if not runs:
-        raise UsageError(f"{folder}: is empty; every file or folder in it would be a run")
+        raise UsageError(f"{folder}: is empty; every file or folder in it is read as a run")
     return tuple(map(str, runs))
 
 
@@ -249,8 +249,8 @@ def _check_gates(
 
     if bounds and needs_runs(*map(len, sides)) and not within_run:
         raise UsageError(
-            "--fail-on with one run a side cannot tell a change from the noise between runs: give several runs a "
-            "side (--before, --after, --baseline), or --within-run to judge by the noise within these two"
+            "--fail-on with one run per side cannot distinguish a change from the noise between runs: give several "
+            "runs per side (--before, --after, --baseline), or --within-run to judge by the noise within these two"
         )
 
 
@@ -271,7 +271,7 @@ def _refuse(diff: Diff, result: Result) -> int:
         result.json({**whole, **left_out})
     for refusal in diff.refusals:
         say(f"not comparable ({refusal.code}): {refusal.text}")
-    say("thence: these sides cannot be compared; --anyway compares them nevertheless")
+    say("thence: these sides cannot be compared; --anyway compares them anyway")
     return 2
 
 

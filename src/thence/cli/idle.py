@@ -40,11 +40,11 @@ Every idle nanosecond between the first and the last activity of a device has on
   operator    the host was inside a framework's operator
   python      the host ran Python between operators
   gc          the host collected garbage
-  unknown     the trace does not say; the reason stands below
+  unknown     the trace does not show the cause; the reasons are listed below
 
-Below stand the calls that waited and emptied the queue (no cause: without them the GPU may be idle
-all the same), and, where there are several ranks, the time in which kernels of collectives waited
-for a late one, which is busy time and in no row above.
+Another table lists the calls that waited and emptied the queue (not a cause: without them the GPU may
+be idle all the same). If there are several ranks, one more lists the time in which kernels of
+collectives waited for a late rank; this is busy time and in none of the rows above.
 """
 
 _CAUSES = {"cause": "cause", "total_ns": "idle", "share": "share", "count": "pieces", "meaning": ""}
@@ -72,7 +72,7 @@ _ROWS_SHOWN = 15
 @choice_option(
     "--by",
     choices=IDLE_BY,
-    meaning="What the rows of a cause are by; place is the first of line, label, module, op and call.",
+    meaning="What each cause is divided by; place is the first of line, label, module, op and call.",
 )
 @result_options(without=f"{_ROWS_SHOWN}")
 def command(inputs: Inputs, by: str, result: Result) -> None:

@@ -39,8 +39,8 @@ Examples:
   thence label replay.json.gz --labels labels.json -o labelled.pftrace   open it at ui.perfetto.dev
   thence label replay.json.gz --eager eager.json.gz -o labelled.json.gz  no labels: an eager run of the same code
   thence label replay.json.gz --eager 'captures/*.json.gz'               or traces of the captures, one or several
-  thence label replay.json.gz --labels labels.json                       only say what can be labelled
-  thence label traces/ -o labelled.pftrace                               labels that lie beside the traces
+  thence label replay.json.gz --labels labels.json                       only report what can be labelled
+  thence label traces/ -o labelled.pftrace                               labels next to the traces
   thence label replay.json.gz --labels labels.json --edges               which node waits for which
 
 Labels are written by thence.save_labels() at the end of the program that captured the graphs, or are PyTorch's
@@ -71,7 +71,7 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def called(labels: tuple[str, ...], eager: tuple[str, ...], **given: Any) -> Any:
         if labels and eager:
-            raise UsageError("labels come from --labels or from --eager, one of the two")
+            raise UsageError("give either --labels or --eager, not both")
         return command(sources=_Sources(labels, eager), **given)
 
     wrapped: Callable[..., Any] = called
@@ -126,8 +126,9 @@ def command(
         trace = recorded
         if not trace.graph_coverage.labelled:
             raise MissingData(
-                f"{', '.join(inputs.paths)}: no labels lie beside it that fit; name them with --labels, or an "
-                "eager run with --eager" + "".join(f"\n{text}" for text in trace.meta.warnings)
+                f"{', '.join(inputs.paths)}: there are no matching labels next to it; name them "
+                "with --labels, or an eager run with --eager"
+                + "".join(f"\n{text}" for text in trace.meta.warnings)
             )
     if output is not None:
         _write(trace, inputs.paths, output)
@@ -142,7 +143,7 @@ def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
         try:
             write_relabelled(trace.attributed, inputs[0], output)
         except Unmatched as error:
-            say(f"{error}; written from what could be read")
+            say(f"{error}; the output holds what could be read")
         else:
             return
     trace.write(output, lanes=("lane", "label"))

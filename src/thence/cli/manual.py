@@ -174,7 +174,7 @@ def _roff(verb: Verb, whole: tuple[Verb, ...]) -> Iterator[str]:
         )
     yield ".SH EXIT STATUS"
     if verb.name == "record":
-        yield "That of the command."
+        yield "The exit status of the command."
     else:
         for code, meaning in EXIT_CODES.items():
             yield from (".TP", f".B {code}", _escaped(meaning))

@@ -37,10 +37,10 @@ Examples:
   thence ranks traces/ -o ranks.html         heat map of ranks and steps
   thence ranks traces/ --what-if             the step without a straggler's delay, replayed
 
-A straggler makes others wait for more than 2 % of a step on average, and for more than chance explains:
-with 99 % confidence over all devices together, its mean over the steps is above 0. The bound that is
-shown has 95 % confidence. "waits" is the time in which a device waits in collectives and computes
-nothing; what a late rank itself waited for another is not charged to it.
+A straggler makes others wait for more than 2 % of a step on average, and for more than random
+variation explains: with 99 % confidence over all devices together, its mean over the steps is above 0.
+The bound that is shown has 95 % confidence. "waits" is the time in which a device waits in collectives
+and computes nothing; time that a late rank itself waited for another rank is not counted as caused by it.
 
 The extra time of a late rank before its late arrivals, compared with the rank in the middle, by cause:
 
@@ -51,7 +51,7 @@ The extra time of a late rank before its late arrivals, compared with the rank i
   copies        copies and sets while nothing computed
   idle: CAUSE   the causes of `thence idle`: loader, python, operator, sync, ...
   transfers     of collectives in other groups: see slow links
-  unknown       the trace does not say
+  unknown       the trace does not show the cause
 """
 
 _RANKS = {
@@ -71,9 +71,9 @@ _RANKS = {
 _CLOCKS = {
     "rank": "rank",
     "offset_ns": "clock offset",
-    "drift_ns_per_s": "drift a second",
-    "residual_median_ns": "left: median",
-    "residual_p90_ns": "nine in ten",
+    "drift_ns_per_s": "drift per second",
+    "residual_median_ns": "residual median",
+    "residual_p90_ns": "residual p90",
     "instances": "collectives",
 }
 _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}

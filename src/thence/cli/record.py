@@ -41,14 +41,14 @@ _NOTHING = 2
     "left_out",
     multiple=True,
     type=click.Choice(("launches", "nvtx", "collectives", "modules", "lines")),
-    help="Do not record launches of JAX programs (they get few places then), NVTX ranges, sizes of collectives, "
-    "modules with phases and steps, or lines of the program.",
+    help="Do not record launches of JAX programs (their kernels get few places then), NVTX ranges, sizes of "
+    "collectives, modules with phases and steps, or lines of the program.",
 )
 @click.option(
     "--own",
     multiple=True,
     metavar="PACKAGE",
-    help="Record lines of this package, too, as if it were the program's own code; after a ! leave it out.",
+    help="Also record lines of this package, as if it were the program's own code; a leading ! excludes it.",
 )
 @click.option(
     "--flush",

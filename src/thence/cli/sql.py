@@ -23,7 +23,7 @@ _MOST_GB = 1e9
 _ROWS_SHOWN = 100
 _RECORDS_SHOWN = 10
 
-_EXAMPLES = """Tables: gpu, host, places, activities (gpu and places side by side), annotations
+_EXAMPLES = """Tables: gpu, host, places, activities (gpu joined with places), annotations
 (metadata of marks, a column for each field), collectives, threads, programs,
 events (records and waits of CUDA events), waits (host calls that wait).
 --tables lists their columns. Times are ns. A query can read these tables and no files.
@@ -69,7 +69,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
     default=8.0,
     show_default=True,
     metavar="GB",
-    help="Memory limit of the query, besides the tables.",
+    help="Memory limit of the query, in addition to the tables.",
 )
 @click.option(
     "--tables",
@@ -95,8 +95,8 @@ def command(
     )
     if result.form != "csv" and answer.height > _MOST_ROWS:
         raise UsageError(
-            f"the answer has {answer.height:,} rows; more than {_MOST_ROWS:,} are only written as CSV (--format csv), "
-            "and LIMIT gives fewer"
+            f"the answer has {answer.height:,} rows; more than {_MOST_ROWS:,} are only written as "
+            "CSV (--format csv); a LIMIT in the query reduces them"
         )
     if result.form == "json":
         result.json(answer)

@@ -99,8 +99,8 @@ class _Text(io.TextIOWrapper):
             return super().write(text)
         except UnicodeEncodeError as error:
             raise Unwritable(
-                f"the encoding of the output, {self.encoding}, lacks {text[error.start]!a}; "
-                "PYTHONIOENCODING=utf-8 writes it, and so does -o with a file"
+                f"the encoding of the output, {self.encoding}, cannot represent {text[error.start]!a}; "
+                "set PYTHONIOENCODING=utf-8, or write to a file with -o"
             ) from error
 
 

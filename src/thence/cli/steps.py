@@ -24,10 +24,10 @@ Examples:
   thence steps trace.json.gz --rank 0 --format csv
 
 A step begins on a GPU when the host has begun it and the work of earlier steps has ended; it ends
-when the host has ended it and its own work has. Its time is busy or idle; exposed is the part of
-the busy time in which it communicates and computes nothing. The causes of idle time are those of
+when the host has ended it and its own work has finished. Its time is busy or idle; exposed is the part
+of the busy time in which it communicates and computes nothing. The causes of idle time are those of
 "thence idle" and add up to it. A step stands out if it takes 5 % and 4 robust standard deviations
-longer than the median of its GPU; beside it stands the part that grew most. Where a trace holds no
+longer than the median of its GPU; the part that grew most is shown next to it. If a trace holds no
 steps, the executions of the XLA program that took most time are the steps. The statistics of a
 GPU leave out its first step if there are others.
 """

@@ -35,10 +35,11 @@ Examples:
   thence streams traces/ --expect 'communication!=GEMM'        never on the same stream
   thence streams trace.json --group 'rope=rotary|_rope_' --expect 'rope==1'
 
-Groups: GEMM, attention, communication, elementwise, reduction, copy, other. A --group comes before
-them, and is tried on kernel names and on the names, opcodes and op_names of HLO instructions; one
-of their names extends that group. --expect takes >=, ==, <= and a number of streams, or != and a
-group. The exit code is 1 if a condition fails, and 2 if one cannot be judged, such as one on a group without kernels.
+Groups: GEMM, attention, communication, elementwise, reduction, copy, other. A --group takes precedence
+over them, and is matched against kernel names and the names, opcodes and op_names of HLO instructions;
+a --group with one of these names extends that group. --expect takes >=, ==, <= and a number of streams,
+or != and a group. The exit code is 1 if a condition fails, and 2 if one cannot be judged, such as one on
+a group without kernels.
 """
 
 _ROWS = {

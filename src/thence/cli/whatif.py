@@ -33,16 +33,16 @@ Examples:
   thence whatif trace.json.gz --scale 'kernel:gemm=0.5' --no-wait item
   thence whatif traces/ --free collective:all-gather --on-time rank:3
 
-Each change is by itself. --free and --scale take KIND:REGEX: label, module, op, source and other places,
-or kernel, collective, or cause (of "thence idle").
-A label, module, op or source is answered twice: for its kernels alone, and with what the host did for
-them. So is a collective: without its waiting for late ranks (only moving data is free), and with.
+Each change is predicted by itself. --free and --scale take KIND:REGEX: label, module, op, source and
+other places, or kernel, collective, or cause (of "thence idle").
+A label, module, op or source is predicted twice: for its kernels alone, and with what the host did for
+them. So is a collective: without its waiting for late ranks (only moving data is free), and with it.
 
-The answer is a replay of the recorded program over threads, streams, events, waits and ranks; the
-replay of what was recorded is exact. It is of the profiled program, whose host is slower. Gains within
-the interval count as noise. Nothing is predicted where activities began later than the trace explains
-by more than 5 % of the time, inside CUDA graphs, or for other numbers of GPUs.
-The critical path says what every moment waited for last; being on it for long is no gain.
+The prediction is a replay of the recorded program over threads, streams, events, waits and ranks; the
+replay of what was recorded is exact. It holds for the profiled program, whose host code is slower.
+Gains within the interval count as noise. Nothing is predicted where activities began later than the
+trace explains by more than 5 % of the time, inside CUDA graphs, or for other numbers of GPUs.
+The critical path shows what every moment waited for last; a long time on it does not mean a large gain.
 """
 
 _ROWS = {
@@ -52,9 +52,13 @@ _ROWS = {
 _PATH = {"kind": "on the critical path", "name": "name", "total_ns": "time", "share": "share"}
 _PATH_SHOWN = 8
 _LEFT_OUT = (
-    "changes that gain no more than their interval are left out; --free and others ask about any"
+    "changes that gain no more than their interval are left out; --free, --scale, --no-wait and --on-time predict a "
+    "given change"
 )
-_NOTHING = "no single change gains more than its interval; --free and others ask about any"
+_NOTHING = (
+    "no single change gains more than its interval; --free, --scale, --no-wait and --on-time predict a given "
+    "change"
+)
 _WIDTH, _LEAST_WIDTH = 60, 26
 _OTHER_COLUMNS = 54
 """Characters that the columns of the table take, other than the change."""
@@ -66,8 +70,8 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
 
 @click.command("whatif", epilog=_EXAMPLES)
 @trace_options("own", "hlo")
-@_repeated("free", "Takes no time.", "KIND:REGEX")
-@_repeated("scale", "Takes this part of its time.", "KIND:REGEX=FACTOR")
+@_repeated("free", "This work takes no time.", "KIND:REGEX")
+@_repeated("scale", "This work takes its time multiplied by FACTOR.", "KIND:REGEX=FACTOR")
 @_repeated(
     "no-wait",
     "Calls that wait return at once: item, all, a kind (stream, event, device) or a place.",

@@ -93,7 +93,7 @@ def elapsed_ms(driver: Any, start: Event, end: Event) -> float:
         MissingRequirement: a call of the driver fails, as for events of different devices.
     """
     if start.handle is None or end.handle is None:
-        raise UsageError("an event was never recorded: the program did not come by")
+        raise UsageError("an event was never recorded: the program did not reach that point")
     call(driver, "cuEventSynchronize", c_void_p(end.handle))
     time = c_float()
     call(driver, "cuEventElapsedTime", byref(time), c_void_p(start.handle), c_void_p(end.handle))

@@ -304,7 +304,7 @@ def _open(path: str) -> Cupti:
     except OSError as error:
         raise MissingRequirement(f"libcupti cannot be loaded: {error}") from error
     if not hasattr(library, "cuptiGetVersion"):
-        raise MissingRequirement(f"{path} is no libcupti: it has no cuptiGetVersion")
+        raise MissingRequirement(f"{path} is not a libcupti: it has no cuptiGetVersion")
     if "/" not in path:  # found by the dynamic linker, which has mapped the file
         path = next(iter(mapped_copies()), path)
     return Cupti(library, path)

@@ -58,8 +58,8 @@ def taken() -> str:
     found = holder()
     if found is None:
         return (
-            "another profiler in this process uses CUPTI, which serves one at a time (error 39), and "
-            "nothing tells which; run the program without it"
+            "another profiler in this process uses CUPTI, which serves one at a time (error 39), "
+            "and thence cannot identify it; run the program without it"
         )
     who, way_out = found
     return f"CUPTI serves one profiler at a time (error 39), and {who} has it: {way_out}"

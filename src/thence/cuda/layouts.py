@@ -178,6 +178,7 @@ def require_known(version: int) -> None:
     major = version // 10000 if version >= 10000 else None
     if version < OLDEST or (major is not None and major > NEWEST_MAJOR):
         raise MissingRequirement(
-            f"this libcupti (version {version}) lays out its records in a way that thence does not "
-            "know: CUDA 11.7 to 13 are read; name another libcupti in THENCE_LIBCUPTI, or update thence"
+            f"thence does not know the record layout of this libcupti (version {version}): it "
+            "reads those of CUDA 11.7 to 13; name another libcupti in THENCE_LIBCUPTI, or "
+            "update thence"
         )

@@ -36,7 +36,7 @@ def find_libcupti() -> str:
     named = os.environ.get("THENCE_LIBCUPTI")
     if named:
         if not Path(named).is_file():
-            raise MissingRequirement(f"THENCE_LIBCUPTI names {named}, which is no file")
+            raise MissingRequirement(f"THENCE_LIBCUPTI names {named}, which is not a file")
         return named
     for found in (mapped_copies(), _fitting(_in_wheels()), _fitting(_in_toolkits())):
         if found:

@@ -77,7 +77,7 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
     """
     if clock_ghz is not None and not _LEAST_GHZ <= clock_ghz <= _MOST_GHZ:
         raise UsageError(
-            f"a clock of {clock_ghz} GHz: SM clocks run at {_LEAST_GHZ} to {_MOST_GHZ} GHz"
+            f"a clock of {clock_ghz} GHz is impossible: SM clocks run at {_LEAST_GHZ} to {_MOST_GHZ} GHz"
         )
     start = columns.timer if columns.timer_bits == 64 else unwrapped(columns.timer)
     rate, source = _measured(columns)
@@ -92,8 +92,8 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
     if columns.timer_bits == 0 and len(start):
         start = _starts_by_sm_clock(columns, ghz)
         notes.append(
-            "this version of the layout does not say when blocks began: the first block of every SM"
-            " is drawn at 0, and others by the SM's clock"
+            "this version of the layout does not record when blocks began: the first block of "
+            "every SM is drawn at 0, and the others by the SM's clock"
         )
     return Clocks(start, ghz, rate, source, tuple(notes))
 
@@ -108,7 +108,7 @@ def precision_of(columns: Columns) -> list[str]:
     if step < _TIMER_STEP_NS or median >= 100 * step:
         return []
     text = (
-        f"traces last {format_ns(median)}, and the timer goes in steps of {step:,} ns: lengths in a"
+        f"traces last {format_ns(median)}, and the timer advances in steps of {step:,} ns: lengths in a"
         f" single trace are uncertain by up to {format_share(step, median)}"
     )
     return [text]
@@ -156,8 +156,9 @@ def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
     if how == _ESTIMATED:
         return f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
     return (
-        f"cycles are converted to ns with {rate}, which is assumed: the buffer does not say how fast the clock"
-        " ran, and durations are too short if it ran slower; give the rate if you know it"
+        f"cycles are converted to ns with {rate}, which is assumed: the buffer does not record the "
+        "clock rate, and durations are too short if the clock ran slower; give the rate if you "
+        "know it"
     )
 
 

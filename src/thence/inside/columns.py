@@ -151,7 +151,9 @@ def as_words(buffer: Any, path: str) -> Words:
             path, f"holds {values.dtype} values; in-kernel events are 32-bit words (uint32)"
         )
     if values.nbytes % 4:
-        raise DamagedInput(path, f"holds {values.nbytes:,} bytes, which are no whole 32-bit words")
+        raise DamagedInput(
+            path, f"holds {values.nbytes:,} bytes, which is not a whole number of 32-bit words"
+        )
     return values.astype(values.dtype.newbyteorder("<"), copy=False).view("<u4")
 
 

@@ -192,7 +192,7 @@ class Profile(Launches):
             f"{self._capacity:,} events for each of {shape.traces_per_block} traces take"
             f" {format_bytes(shape.shared_bytes)}; THENCE_KERNEL() declares at most"
             f" {format_bytes(_STATIC_SHARED_BYTES)}. A capacity of {fits:,} fits, or give dynamic"
-            " shared memory with THENCE_KERNEL_IN(pointer), or say staged=False."
+            " shared memory with THENCE_KERNEL_IN(pointer), or pass staged=False."
         )
 
 
@@ -200,8 +200,8 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if not name or '"' in name or "\\" in name or not name.isprintable():
             raise UsageError(
-                f"{name!r} cannot name a range: printable characters without quotes and backslashes"
-                " can."
+                f"{name!r} is not a valid range name: use printable characters without quotes or "
+                "backslashes."
             )
     if len(names) >= _MOST_NAMES:
         raise UsageError(f"{len(names):,} names: fewer than {_MOST_NAMES:,} fit into a record.")

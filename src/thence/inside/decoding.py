@@ -162,9 +162,9 @@ def _overhead(columns: Columns, description: Description) -> tuple[float, list[s
     least = int(np.diff(columns.counter).min(where=inner, initial=_MOST_OVERHEAD_CYCLES + 1))
     if 0 < least <= _MOST_OVERHEAD_CYCLES:
         return float(least), [
-            f"{_net_time_note(least)}: the least that two neighbouring events are apart"
+            f"{_net_time_note(least)}, the smallest distance between two neighbouring events"
         ]
-    return 0.0, ["the cost of recording an event is not known and not subtracted"]
+    return 0.0, ["the cost of recording an event is unknown and not subtracted"]
 
 
 def _net_time_note(cycles: float) -> str:
@@ -205,9 +205,8 @@ def _drop_warnings(columns: Columns) -> list[str]:
     if lost and not any("ring" in text for text in columns.warnings):
         over = int((columns.dropped > 0).sum())
         warnings.append(
-            f"{several(over, 'trace')} had no room for {lost:,} further events, which are missing:"
-            " give more capacity"
+            f"{several(over, 'trace')} had no room for {several(lost, 'further event')}: give more capacity"
         )
     if columns.absent:
-        warnings.append(f"{several(columns.absent, 'trace')} of the grid hold nothing")
+        warnings.append(f"no events in {several(columns.absent, 'trace')} of the grid")
     return warnings

@@ -102,16 +102,18 @@ class Description:
         if self.flavour not in FLAVOURS:
             flavours = ", ".join(FLAVOURS)
             raise UsageError(
-                f"{self.flavour!r} is no layout of in-kernel events; there are {flavours}"
+                f"{self.flavour!r} is not a layout of in-kernel events; the layouts are {flavours}"
             )
         positive = (*self.grid, *self.block, self.traces_per_block)
         if not all(0 < n <= _MOST for n in positive) or not 0 <= self.capacity <= _MOST:
             raise UsageError(
                 f"grid {self.grid}, block {self.block} and {self.traces_per_block} traces of"
-                f" {self.capacity} events for each block: all must be at least 1, events 0"
+                f" {self.capacity} events for each block: all must be at least 1; the number of events may be 0"
             )
         if self.blocks > _MOST or self.threads > _MOST:
-            raise UsageError(f"grid {self.grid} of blocks {self.block}: CUDA launches no such grid")
+            raise UsageError(
+                f"grid {self.grid} of blocks {self.block}: CUDA cannot launch such a grid"
+            )
 
     @property
     def blocks(self) -> int:
@@ -227,7 +229,9 @@ class Description:
             }
             return cls(names=tuple(decoded.names), **fields)
         except (msgspec.ValidationError, UsageError) as error:
-            raise DamagedInput(path, f"is no description of in-kernel events: {error}") from error
+            raise DamagedInput(
+                path, f"is not a description of in-kernel events: {error}"
+            ) from error
 
     @classmethod
     def from_bytes(cls, text: bytes, path: str = "the description") -> Description:
@@ -239,7 +243,7 @@ class Description:
         try:
             values = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise DamagedInput(path, f"is no JSON: {error}") from error
+            raise DamagedInput(path, f"is not valid JSON: {error}") from error
         return cls.from_json(values, path)
 
 
@@ -286,11 +290,11 @@ def _of_profiler_spec(spec: _ProfilerSpec) -> Description:
     if len(spec.grid) > 3 or len(spec.block) > 3:
         raise UsageError(f"grid {spec.grid}, block {spec.block}: CUDA has three dimensions")
     if spec.scope not in ("warp", "warpgroup"):
-        raise UsageError(f"a trace is one of a warp or of a warpgroup, not of a {spec.scope!r}")
+        raise UsageError(f"a trace belongs to a warp or a warpgroup, not to a {spec.scope!r}")
     scope = _WARP if spec.scope == "warp" else _WARPGROUP
     threads = math.prod(spec.block)
     if threads % scope:
-        raise UsageError(f"block {spec.block} does not consist of whole {spec.scope}s")
+        raise UsageError(f"block {spec.block} is not a whole number of {spec.scope}s")
     return Description(
         names=tuple(names),
         grid=_three(spec.grid),

@@ -115,7 +115,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:
         raise DamagedInput(name, f"is cut or damaged: {error}") from error
     raise UnknownFormat(
         name,
-        "is no buffer of in-kernel events: those are .npz files, or .npy with a .json beside them",
+        "is not a buffer of in-kernel events: those are .npz files, or .npy files with a .json file next to them",
     )
 
 
@@ -145,7 +145,7 @@ def _from_npz(file: Path) -> tuple[Words, Description]:
     missing = {"buffer.npy", "description.npy"} - sizes.keys()
     if missing:
         wanted = " and ".join(sorted(part.removesuffix(".npy") for part in missing))
-        raise DamagedInput(name, f"holds no array {wanted}: it is no buffer of in-kernel events")
+        raise DamagedInput(name, f"holds no array {wanted}: it is not a buffer of in-kernel events")
     if sizes["description.npy"] > _MOST_DESCRIPTION_BYTES:
         raise DamagedInput(
             name, f"has a description of {format_bytes(sizes['description.npy'])}: too large"
@@ -159,8 +159,8 @@ def _from_npz(file: Path) -> tuple[Words, Description]:
         if sizes["buffer.npy"] > most:
             raise DamagedInput(
                 name,
-                f"holds a buffer of {format_bytes(sizes['buffer.npy'])}; its description is of"
-                f" {format_bytes(description.global_bytes)}",
+                f"holds a buffer of {format_bytes(sizes['buffer.npy'])}; its description is for "
+                f"{format_bytes(description.global_bytes)}",
             )
         return as_words(arrays["buffer"], name), description
 
@@ -169,7 +169,7 @@ def _from_npy(file: Path) -> tuple[Words, Description]:
     beside = file.with_suffix(".json")
     if not beside.exists():
         raise InputError(
-            str(file), f"has no description beside it: {beside.name} with names, grid and block"
+            str(file), f"has no description next to it: {beside.name} with names, grid and block"
         )
     if beside.stat().st_size > _MOST_DESCRIPTION_BYTES:
         raise DamagedInput(str(beside), "is too large for a description of in-kernel events")
@@ -191,5 +191,5 @@ def _check_header(file: Path) -> None:
     length = int.from_bytes(begin[8:12], "little") if begin[6:7] > b"\x01" else 0
     if length > file.stat().st_size:
         raise DamagedInput(
-            str(file), f"is cut or damaged: its header is said to have {length:,} bytes"
+            str(file), f"is cut or damaged: its header has a stated length of {length:,} bytes"
         )

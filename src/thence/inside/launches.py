@@ -63,7 +63,7 @@ class _CuPy:
             import cupy  # type: ignore[import-not-found, import-untyped, unused-ignore]
         except ImportError as error:
             raise MissingRequirement(
-                "CuPy is not installed: pip install cupy-cuda13x, or say arrays='torch'."
+                "CuPy is not installed: pip install cupy-cuda13x, or pass arrays='torch'."
             ) from error
         self._cupy: Any = cupy
 
@@ -98,7 +98,7 @@ class _Torch:
             import torch  # type: ignore[import-not-found, unused-ignore]
         except ImportError as error:
             raise MissingRequirement(
-                "PyTorch is not installed: pip install torch, or say arrays='cupy'."
+                "PyTorch is not installed: pip install torch, or pass arrays='cupy'."
             ) from error
         if not torch.cuda.is_available():
             raise MissingRequirement("PyTorch sees no GPU: torch.cuda.is_available() is false.")
@@ -264,7 +264,7 @@ def three(dimensions: int | Sequence[int], what: str) -> Triple:
     given = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
         raise UsageError(
-            f"{what}={dimensions!r}: one to three whole numbers from 1 on are expected."
+            f"{what}={dimensions!r}: one to three integers of at least 1 are expected."
         )
     x, y, z = (*(int(n) for n in given), 1, 1)[:3]
     return (x, y, z)

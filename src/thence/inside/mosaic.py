@@ -156,7 +156,7 @@ class ProfilerSpec:
         threads = math.prod(block)
         if threads % self.scope_threads:
             raise UsageError(
-                f"block {tuple(block)} has {threads} threads, no multiple of {self.scope_threads}."
+                f"block {tuple(block)} has {threads} threads, which is not a multiple of {self.scope_threads}."
             )
         return threads // self.scope_threads
 
@@ -390,7 +390,7 @@ class _Dialects:
             from jaxlib.mlir.dialects import arith, gpu, llvm, memref  # type: ignore[import-not-found, unused-ignore]
         except ImportError as error:
             raise MissingRequirement(
-                f"Mosaic GPU is not there ({error}): it needs jax 0.8 or newer, for CUDA."
+                f"Mosaic GPU is not available ({error}): it needs jax 0.8 or newer, for CUDA."
             ) from error
         missing = [
             name

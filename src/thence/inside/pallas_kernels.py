@@ -104,8 +104,8 @@ class PallasProfile:
         """
         if not self.executions:
             raise UsageError(
-                "No kernel was profiled. Only Mosaic GPU kernels that are compiled inside the block"
-                " are: call jax.clear_caches() before it, and use plgpu.kernel as an attribute of its"
+                "No kernel was profiled. Only Mosaic GPU kernels that are compiled inside the "
+                "block are profiled: call jax.clear_caches() before it, and use plgpu.kernel as an attribute of its"
                 " module, or give it compiler_params=profile.params()."
             )
         return save_each(
@@ -134,7 +134,9 @@ def pallas(
         MissingRequirement: jax has no Mosaic GPU, or does not support an option that was given.
     """
     if profile_space < 1:
-        raise UsageError(f"profile_space={profile_space}: at least one range needs room.")
+        raise UsageError(
+            f"profile_space={profile_space}: it must have room for at least one range."
+        )
     jax, pl, plgpu, profiler = _modules()
     parameters = _parameters(plgpu, profile_space, scope, bounds_check=bounds_check)
     profile = PallasProfile(plgpu.CompilerParams, parameters)
@@ -264,7 +266,7 @@ def _modules() -> tuple[Any, Any, Any, Any]:
         from jax.experimental.pallas import mosaic_gpu as plgpu  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise MissingRequirement(
-            f"Pallas for Mosaic GPU is not there ({error}): it needs jax 0.6 or newer, for CUDA."
+            f"Pallas for Mosaic GPU is not available ({error}): it needs jax 0.6 or newer, for CUDA."
         ) from error
     return jax, pl, plgpu, profiler
 
@@ -275,7 +277,9 @@ def _parameters(
     """The profiler's fields for ``plgpu.CompilerParams``, as far as this version of jax has them."""
     parameters_of_jax = inspect.signature(plgpu.CompilerParams).parameters
     if "profile_space" not in parameters_of_jax:
-        raise MissingRequirement("This jax has no profiler for Pallas kernels: 0.6 or newer has.")
+        raise MissingRequirement(
+            "This version of jax cannot profile Pallas kernels: use jax 0.6 or newer."
+        )
     # JAX opens its file in this folder even after the block, when a folder of our own would be gone.
     parameters: dict[str, Any] = {
         "profile_space": profile_space,

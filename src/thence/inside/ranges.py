@@ -82,19 +82,19 @@ class _Defects:
         warnings = []
         if self.unclosed:
             warnings.append(
-                f"{several(self.unclosed, 'range')} were entered and never left: they end with their"
-                " trace, and count in no statistics"
+                f"{several(self.unclosed, 'range')} entered and never left: shown until the end of the trace,"
+                " and not counted in statistics"
             )
         if self.stray:
             ((number, _),) = self.stray.most_common(1)
             label = (number < len(names) and names[number]) or f"range {number}"
             warnings.append(
-                f"{several(self.stray.total(), 'exit')} of ranges that nothing entered are left out,"
-                f" most of them of {label!r}"
+                f"{several(self.stray.total(), 'exit')} of ranges that were not entered left out,"
+                f" most often of {label!r}"
             )
         if self.unnamed:
             warnings.append(
-                f"{several(self.unnamed, 'range')} have ids that the description does not name: shown"
+                f"{several(self.unnamed, 'range')} with an id that the description does not name: shown"
                 " as numbers"
             )
         return warnings

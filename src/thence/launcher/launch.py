@@ -59,14 +59,18 @@ def claimed_directory(wanted: str | None) -> Path:
         except FileExistsError:
             if wanted and (not path.is_dir() or any(path.iterdir())):
                 raise UsageError(
-                    f"{path}: holds something already; name another directory for the recording"
+                    f"{path}: exists and is not an empty directory; name another directory for the recording"
                 ) from None
             if not wanted:
                 continue
         except OSError as error:
-            raise UsageError(f"{path}: a recording cannot go there: {error.strerror}") from error
+            raise UsageError(
+                f"{path}: a recording cannot be written there: {error.strerror}"
+            ) from error
         if not os.access(path, os.W_OK | os.X_OK):
-            raise UsageError(f"{path}: a recording cannot go there: this user may not write to it")
+            raise UsageError(
+                f"{path}: a recording cannot be written there: this user may not write to it"
+            )
         return path.absolute()
     raise AssertionError("names never end")
 

@@ -128,7 +128,7 @@ class Captures:
             stream = self._streams.current()
             graph = self._load_driver().captured_graph(stream)
         except MissingRequirement as error:
-            self._graphs.note(f"a capture was not seen: {error}")
+            self._graphs.note(f"a capture could not be observed: {error}")
             return
         if graph is None or any(one.graph == graph for one in self._live):
             return
@@ -256,8 +256,8 @@ class Captures:
             self._boundaries[0].observer = self._crossed
         if not generated.follow(self._launching) and not generated.trace(self._launching):
             self._graphs.note(
-                "kernels of compiled code have only the label of the whole, as a debugger or a "
-                "coverage tool was following the program"
+                "kernels of compiled code have only the label of the whole compiled call, because "
+                "a debugger or a coverage tool was tracing the program"
             )
 
     def _crossed(self, place: int) -> None:

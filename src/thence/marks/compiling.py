@@ -94,7 +94,7 @@ def follow_inductor() -> None:
             _comment(self, node, virtualized.V.graph)
         except Exception as error:  # noqa: BLE001 - the program comes first
             generated.note(
-                f"a kernel of compiled code has no facts, because this failed: {error!r}"
+                f"the module and line of a kernel of compiled code could not be recorded: {error!r}"
             )
         return result
 
@@ -106,7 +106,7 @@ def _comment(scheduler: Any, node: Any, graph: Any) -> None:
     """Write the comment about a scheduler node just before its code."""
     if getattr(graph, "cpp_wrapper", False):
         generated.note(
-            "code compiled with cpp_wrapper is no Python, so its kernels have no module and no line"
+            "code compiled with cpp_wrapper is not Python, so its kernels have no module and no line"
         )
         return  # comments would change C++ code that is compiled again
     origins = {origin: None for inner in node.get_nodes() for origin in _origins(inner)}
@@ -117,9 +117,7 @@ def _comment(scheduler: Any, node: Any, graph: Any) -> None:
     backward = bool(graph.is_backward)
     if not backward and _in_compiled_autograd():
         backward = True
-        generated.note(
-            "compiled autograd forgets of most kernels of the backward pass which module they are of"
-        )
+        generated.note("with compiled autograd the module of most backward kernels is not known")
     wrapper = graph.wrapper_code
     text = comment_of(parts_of_nodes(nodes, backward=backward))
     wrapper.make_comment(f"{wrapper.comment} {text}")

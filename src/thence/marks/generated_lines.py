@@ -190,8 +190,9 @@ class GeneratedLines:
             return
         if any(first.before for first in found.first_facts()):
             self.note(
-                "code from a cache that was filled without thence does not tell the modules of its backward pass, "
-                "and only a part of the rest: empty the cache, or set TORCH_COMPILE_CACHE_KEY_TAG, to have it told"
+                "code from a compile cache that was filled without thence has no modules for its "
+                "backward pass, and only a part of the other facts: empty the cache or set "
+                "TORCH_COMPILE_CACHE_KEY_TAG to recompile it"
             )
         with self._lock:
             for code in found.codes:
@@ -249,7 +250,7 @@ class GeneratedLines:
         self._tool = next(free, None)
         if self._tool is None:
             self.note(
-                "kernels of compiled code have no module and no line, as other tools took the ids of sys.monitoring"
+                "kernels of compiled code have no module and no line, because other tools use the ids of sys.monitoring"
             )
             return False
         monitoring.use_tool_id(self._tool, "thence: generated code")
@@ -289,7 +290,7 @@ class GeneratedLines:
         try:
             here.run = self._run(module)
         except Exception as error:  # noqa: BLE001 - the program comes first
-            self.note(f"what runs in compiled code could not be told: {error!r}")
+            self.note(f"which part of the compiled code runs could not be determined: {error!r}")
             here.run = Run(module, None, 0)
 
     def _instruction(self, code: CodeType, offset: int) -> Any:
@@ -313,7 +314,7 @@ class GeneratedLines:
             try:
                 follower(run, facts)
             except Exception as error:  # noqa: BLE001 - the program comes first
-                self.note(f"a launch of compiled code was not noted: {error!r}")
+                self.note(f"a launch of compiled code could not be recorded: {error!r}")
 
     def _called(self, frame: FrameType, event: str, _argument: object) -> Any:
         """The function for sys.settrace: follows generated functions only."""

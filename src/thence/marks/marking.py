@@ -179,7 +179,7 @@ def _lane(lane: object, stream: object) -> str:
         return str(wanted)
     if not isinstance(wanted, str):
         raise WrongArgument(
-            f"a lane is a name or a number, not {wanted!r}; marks do not move work to other streams"
+            f"a lane must be a name or a number, not {wanted!r}; marks do not move work to other streams"
         )
     return wanted
 

@@ -214,8 +214,8 @@ def _nvtx_functions(torch: Any) -> tuple[Callable[[str], object], Callable[[], o
         import nvtx  # type: ignore[import-not-found,unused-ignore]  # optional
     except ImportError:
         warnings.warn(
-            "a tool collects NVTX ranges, but neither PyTorch for CUDA nor the nvtx package is there "
-            "to send marks to it: pip install nvtx",
+            "a tool collects NVTX ranges, but neither PyTorch for CUDA nor the nvtx package is "
+            "installed to send marks to it: pip install nvtx",
             RuntimeWarning,
             stacklevel=2,
         )

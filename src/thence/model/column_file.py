@@ -228,13 +228,15 @@ def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Integers:
     try:
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
-            raise DamagedPart(f"{name} is of version {version} of NumPy's format")
+            raise DamagedPart(
+                f"{name} has version {version} of NumPy's format, which is not supported"
+            )
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     except (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise DamagedPart(f"{name} is no array ({error})") from error
+        raise DamagedPart(f"{name} is not an array ({error})") from error
     values = content[file.tell() :]
     if dtype.kind not in "iu" or len(shape) != 1 or shape[0] * dtype.itemsize != len(values):
-        raise DamagedPart(f"{name} is no array of integers")
+        raise DamagedPart(f"{name} is not an array of integers")
     return np.frombuffer(values, dtype)
 
 
@@ -254,7 +256,7 @@ def _integers(archive: zipfile.ZipFile, name: str, index: _Index, start: object)
         return np.cumsum(values) + first
     if how == "since start" and isinstance(start, np.ndarray):
         return values + start
-    raise DamagedPart(f"{name} is stored in a way that is not known: {how!r}")
+    raise DamagedPart(f"{name} has an unknown encoding: {how!r}")
 
 
 def _text(archive: zipfile.ZipFile, name: str, rows: int) -> list[str | None]:
@@ -267,7 +269,7 @@ def _text(archive: zipfile.ZipFile, name: str, rows: int) -> list[str | None]:
         or joined.itemsize != 1
         or (rows and (ends.min() < 0 or ends[-1] != len(joined)))
     ):
-        raise DamagedPart(f"the texts of {name} do not add up")
+        raise DamagedPart(f"the lengths of the texts of {name} do not match its content")
     content = joined.tobytes()
     return [
         None if length < 0 else content[end - length : end].decode("utf-8", "replace")

@@ -98,7 +98,7 @@ class Label:
     Attributes:
         path: names of the marks, outermost first.
         phase: backward, or forward for all other work; None if unknown.
-        lane: name of the extra lane that shows it, if any.
+        lane: name of the extra lane in which timelines show it, if any.
         metadata: of the marks.
         collective: description of the collective, if the node is part of one.
         place: where in the program the node was created, independently of the marks.

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["concat", "moved", "renumbered", "row_offsets"]
 
 _Tables = TypeVar("_Tables", bound=Tables)
-_NO_CLOCK = "some inputs do not say when their clock began: times do not compare across inputs"
+_NO_CLOCK = (
+    "some inputs do not state the Unix time at which their clock starts, so times of different inputs cannot be"
+    " compared"
+)
 _ROW_REFERENCES = {
     "gpu": {"program": "programs"},
     "host": {"parent": "host", "forward": "host"},
@@ -112,10 +115,8 @@ def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
             )
         clashes = [rank for rank in ranks if new[rank] != rank]
         if clashes:
-            numbers = ", ".join(f"{rank} as {new[rank]}" for rank in clashes)
-            warnings.append(
-                f"{part.meta.named}: rank already taken by another input; shown {numbers}"
-            )
+            numbers = ", ".join(f"rank {rank} is shown as rank {new[rank]}" for rank in clashes)
+            warnings.append(f"{part.meta.named}: rank already taken by another input; {numbers}")
             part = renumbered(part, new)  # noqa: PLW2901 - the renumbered part takes its place
         taken.update(new.values())
         result.append(part)

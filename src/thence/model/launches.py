@@ -23,9 +23,12 @@ COUNTED = ("launch, by its number", "GraphLaunch, by its number")
 (`thence.readers.recording.counted`): of a kernel, copy or set, and of a CUDA graph."""
 UNCERTAIN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "launched_together": ("launch, of which thread?", "GraphLaunch, of which thread?"),
+        "launched_together": ("launch, thread unknown", "GraphLaunch, thread unknown"),
         "launched_unseen": ("launch, unseen", "GraphLaunch, unseen"),
-        "launched_before": ("launch, before all places", "GraphLaunch, before all places"),
+        "launched_before": (
+            "launch, before the first place",
+            "GraphLaunch, before the first place",
+        ),
         "number_reused": ("launch, of a number used twice", "GraphLaunch, of a number used twice"),
     }
 )

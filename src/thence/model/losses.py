@@ -19,13 +19,13 @@ __all__ = ["LOSSES", "Loss", "says_lost"]
 
 LOSSES: Mapping[str, str] = MappingProxyType(
     {
-        "cut": "the input ends early: what came later is missing",
+        "cut": "the input ends early: later records are missing",
         "unreadable": "records that cannot be read are left out",
         "no_times": "records without a time are left out",
-        "repaired": "times or durations of device work that cannot be true were replaced",
-        "dropped": "the recorder says that it lost records",
+        "repaired": "impossible times or durations of device work were replaced",
+        "dropped": "the recorder reports lost records",
         "recorder_error": "the recorder reports that something failed",
-        "no_common_clock": "an input does not say when its clock began",
+        "no_common_clock": "an input does not state the Unix time at which its clock starts",
     }
 )
 """Code and meaning of every kind of loss."""

@@ -142,7 +142,7 @@ KINDS: tuple[Kind, ...] = (
         verbs=_verbs("stated", "stated-xla", "page", "page-xla", "graph-labels"),
     ),
     Kind(
-        "serving", "prefill, decode or mixed, as the ranges of a server say", "launch",
+        "serving", "prefill, decode or mixed, from the ranges of an inference server", "launch",
         categories=("range", "framework", "step"), missing="no_serving", outside="no_serving",
     ),
     Kind(

@@ -35,12 +35,13 @@ RULES: Mapping[str, str] = MappingProxyType(
         "forward_op": "forward op of the backward op",
         "library_range": "range named by a library",
         "library_frame": "frame of an installed library",
-        "function_frame": "function: which of its lines is not certain",
+        "function_frame": "function only: its line is not certain",
         "phase_noted": "phase noted while recording",
         "kernel_file": "file of the Triton kernel, which the trace names",
-        "kernel_file_absent": "file of the Triton kernel, which the trace names; it is not here: the line is unknown",
+        "kernel_file_absent": "file of the Triton kernel, which the trace names; the file is not on this machine, so"
+        " the line is unknown",
         "launch_time": "time of the launch",
-        "loop_rounds": "thunks of the loop around the launch come again in every iteration",
+        "loop_rounds": "thunks of the loop around the launch repeat in every iteration",
         "autograd_sequence": "autograd sequence number",
         "differentiated_module": "nn.Module call with operators that autograd differentiates",
         "library_phase": "range by which a library names the pass",
@@ -49,7 +50,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "optimizer_frame": "frame of an optimizer's package",
         "loader_range": "range of a DataLoader",
         "input_copy": "copy to the device in a step, outside the model",
-        "outside_autograd": "autograd has no part in it",
+        "outside_autograd": "not part of the autograd graph",
         # HLO.
         "hlo_recorded": "recorded by the profiler",
         "hlo_creation": "XLA's range around the command when the CUDA graph was created",
@@ -58,8 +59,8 @@ RULES: Mapping[str, str] = MappingProxyType(
         "hlo_library_order": "order of the library calls in the CUDA graph against the HLO schedule",
         "hlo_instruction": "HLO instruction",
         "hlo_inside": "instruction inside",
-        "hlo_moved": "what it moves",
-        "hlo_user": "what uses the result",
+        "hlo_moved": "instruction that produced the data it moves",
+        "hlo_user": "instruction that uses its result",
         "hlo_around": "inherited from the conditional, while or fusion around it",
         "hlo_fusion": "line of the fusion: the instruction inside has none",
         "named_scope": "named scopes in op_name",
@@ -76,11 +77,11 @@ RULES: Mapping[str, str] = MappingProxyType(
         "graph_child": "order of the nodes inside a child graph",
         "graph_alignment": "alignment to the captured CUDA graph",
         "eager_alignment": "alignment to an eager run",
-        "eager_repetition": "alignment to an eager run that the CUDA graph holds several times",
+        "eager_repetition": "alignment to an eager run whose kernels the CUDA graph repeats",
         "eager_kernel_name": "name of the kernel, which has a single label in the eager run",
         "capture_names": "order of the launches in the trace of the capture, with equal kernel names",
         "capture_order": "by order only: order of the launches in the trace of the capture, which names no kernels",
-        "capture_shared": "what the launches that it can be in the trace of the capture have in common",
+        "capture_shared": "what all matching launches in the trace of the capture have in common",
         "in_trace": "label that the trace itself holds",
     }
 )
@@ -94,7 +95,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         # The launch.
         "no_launch": "the trace holds no API call that launched it",
         "launched_together": "launched while two threads were launching",
-        "launched_unseen": "launched while all threads that were watched had said that they launch nothing",
+        "launched_unseen": "launched while none of the watched threads was in code that launches",
         "launched_before": "launched before thence noted the first place",
         "number_reused": "CUPTI gave its correlation number to two launches",
         "no_ranges": "no named ranges recorded",
@@ -119,10 +120,10 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "graph_no_label": "inside a CUDA graph: no label was open when its node was captured",
         "graph_ambiguous": "inside a CUDA graph: nodes with different labels fit it equally well",
         "graph_not_joined": "inside a CUDA graph that fits none of the labels",
-        "graph_captures_differ": "inside a CUDA graph: it can be several launches of the captures, which differ",
+        "graph_captures_differ": "inside a CUDA graph: several launches of the captures match, and their places differ",
         # Code that torch.compile made.
         "compiled_before": "compiled before the recording: cached code does not say which module it belongs to",
-        "made_by_compiler": "made by the compiler itself, for no line of the program",
+        "made_by_compiler": "generated by the compiler itself, not from a line of the program",
         # XLA.
         "no_xla": "no XLA programs in this trace",
         "no_program": "part of no XLA program",
@@ -140,21 +141,21 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "command_buffer": _COMMAND_BUFFER,
         "command_buffer_no_schedule": f"{_COMMAND_BUFFER}, and the HLO of its program has no schedule",
         "command_buffer_no_fit": f"{_COMMAND_BUFFER}, and its kernels do not all fit the HLO schedule",
-        "command_buffer_no_end": f"{_COMMAND_BUFFER}, and where the graph's library calls begin cannot be told",
+        "command_buffer_no_end": f"{_COMMAND_BUFFER}, and the start of the graph's library calls is unknown",
         "command_buffer_several": f"{_COMMAND_BUFFER}, and its kernels fit the HLO schedule at several places",
         "command_buffer_order": f"{_COMMAND_BUFFER}, and where it fits the HLO schedule contradicts the order"
         " of the graphs",
-        "command_buffer_too_early": f"{_COMMAND_BUFFER}, and by the HLO schedule it would have started before"
-        " what it reads",
-        "command_buffer_library": f"{_COMMAND_BUFFER}, and the graph's library kernels cannot be told apart",
+        "command_buffer_too_early": f"{_COMMAND_BUFFER}, and by the HLO schedule it would have started"
+        " before the instruction whose result it reads",
+        "command_buffer_library": f"{_COMMAND_BUFFER}, and the graph's library kernels cannot be distinguished",
         "command_buffer_reordered": f"{_COMMAND_BUFFER}, and by XLA_FLAGS its nodes are not in the order of the HLO"
         " schedule",
         "command_buffer_foreign": f"{_COMMAND_BUFFER}, and its kernel is not named after the HLO instruction at"
         " its place",
         "command_buffer_contradicted": f"{_COMMAND_BUFFER}, and what ran is not what the HLO schedule has at its"
         " place",
-        "command_buffer_branch": f"{_COMMAND_BUFFER}, and by the HLO schedule branches would have run in part,"
-        " or two of one conditional",
+        "command_buffer_branch": f"{_COMMAND_BUFFER}, and by the HLO schedule a branch would have run only in part,"
+        " or two branches of one conditional",
         "no_collective": "no collective",
         # Reasons of a whole trace, not of an activity.
         "no_gpu": "the trace holds no device activity",
@@ -175,8 +176,8 @@ _CALLS = "torch.profiler's with_stack=True records them, thence.mark names layer
 _EMIT_NVTX = "torch.autograd.profiler.emit_nvtx() names them"
 _ARCHIVE = "nsys-jax keeps none in its archive"
 _NCCL_RANGES = (
-    "NCCL's NVTX ranges around their launches say what they move, and are missing: nsys profile --trace"
-    " cuda,nvtx records them; for JAX, XLA's dump says it, with --hlo"
+    "NCCL's NVTX ranges around the launches, which state the message sizes, are missing: nsys"
+    " profile --trace cuda,nvtx records them; for JAX, --hlo reads the sizes from XLA's dump"
 )
 _OF_LAUNCHES = (
     *("no_ranges", "no_modules", "no_operators", "no_python_frames", "no_autograd", "no_steps"),
@@ -200,7 +201,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "graph": _JOINS,
         "no_gpu": "record with ProfilerActivity.CUDA",
         "no_collectives": (
-            "torch 2.1 and newer write it for collectives of torch.distributed, if the profiler records CPU"
+            "torch 2.1 and newer describe collectives of torch.distributed, if the profiler records CPU"
             " and CUDA; for those of CUDA graphs: thence label"
         ),
     },
@@ -232,7 +233,9 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "no_collectives": _NCCL_RANGES,
     },
     "Nsight Systems cuda_gpu_trace (CSV)": {
-        **dict.fromkeys(_OF_LAUNCHES, "this CSV lists device work alone, the export holds more"),
+        **dict.fromkeys(
+            _OF_LAUNCHES, "this CSV lists device work only, the SQLite export holds more"
+        ),
         "no_collectives": _NCCL_RANGES,
     },
     "nsys-jax archive": {
@@ -249,14 +252,14 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "no_python_frames": "python_tracer_level=1 of jax.profiler.ProfileOptions records them",
         "no_steps": "jax.profiler.StepTraceAnnotation marks them",
         "no_gpu": "record with device_tracer_level=1 of jax.profiler.ProfileOptions",
-        "no_collectives": "it holds no HLO that names them; where XLA dumped it, --hlo brings it",
+        "no_collectives": "it holds no HLO that names them; if XLA dumped the HLO, --hlo DUMP_DIR adds it",
     },
 }
 """By format of an input (``Meta.formats``) and code of the reason: how to record what is missing."""
 
 
 _NOT_NVIDIA: Mapping[str, str | None] = {"no_ranges": "record_function", "no_collectives": None}
-_NOT_READ = "thence reads the device work of GPUs alone"
+_NOT_READ = "thence reads device work of GPUs only"
 _EAGER = "thence label --eager joins labels of an eager run"
 
 OF_ACCELERATOR: Mapping[str, Mapping[str, str | None]] = {
@@ -265,16 +268,16 @@ OF_ACCELERATOR: Mapping[str, Mapping[str, str | None]] = {
         "graph": _EAGER,
         "no_gpu": "record with ProfilerActivity.CUDA, which means AMD's GPUs too",
         "no_collectives": (
-            "torch 2.1 and newer write it for collectives of torch.distributed, if the profiler records"
+            "torch 2.1 and newer describe collectives of torch.distributed, if the profiler records"
             " ProfilerActivity.CPU and ProfilerActivity.CUDA, which means AMD's GPUs too"
         ),
     },
     "xpu": {**_NOT_NVIDIA, "graph": _EAGER, "no_gpu": "record with ProfilerActivity.XPU"},
-    "mtia": {**_NOT_NVIDIA, "graph": None, "no_gpu": f"{_NOT_READ}, no MTIA"},
+    "mtia": {**_NOT_NVIDIA, "graph": None, "no_gpu": f"{_NOT_READ}, not of MTIA devices"},
     "privateuse1": {
         **_NOT_NVIDIA,
         "graph": None,
-        "no_gpu": f"{_NOT_READ}, and of other devices what is recorded as kernels",
+        "no_gpu": f"{_NOT_READ}; of other devices, it reads what is recorded as kernels",
     },
 }
 """Advice for traces of torch.profiler that differs from that for NVIDIA's GPUs, by the accelerator on which the

@@ -66,7 +66,9 @@ class Selection:
             try:
                 re.compile(self.only)
             except re.error as error:
-                raise UsageError(f"{self.only!r} is no regular expression: {error}") from error
+                raise UsageError(
+                    f"{self.only!r} is not a valid regular expression: {error}"
+                ) from error
 
     def __str__(self) -> str:
         parts = [

@@ -93,7 +93,9 @@ GPU = Table(
         Column("external", pl.Int64(), "id of the framework op that the producer linked"),
         Column("graph", pl.UInt64(), "id of the executable CUDA graph; null when launched eagerly"),
         Column(
-            "node", pl.UInt64(), "id of the node in that graph, as wide as the producer wrote it"
+            "node",
+            pl.UInt64(),
+            "id of the node in that graph, with as many bits as the producer wrote",
         ),
         Column("grid", pl.Array(pl.UInt32, 3), "blocks in x, y, z; null for copies and sets"),
         Column("block", pl.Array(pl.UInt32, 3), "threads in x, y, z; null for copies and sets"),
@@ -133,7 +135,11 @@ HOST = Table(
         Column(
             "kernel", _NAME, "of API calls: kernel that it launches, where AMD's profiler says so"
         ),
-        Column("lane", _NAME, "of marks: extra lane that shows their work; null almost everywhere"),
+        Column(
+            "lane",
+            _NAME,
+            "of marks: extra lane in which timelines show their activities; null without one",
+        ),
         Column(
             "metadata",
             _NAME,
@@ -145,12 +151,16 @@ HOST = Table(
 
 COLLECTIVES = Table(
     "collectives",
-    "what a collective moved: one row per collective kernel, as its library described it",
+    "one collective kernel, with the message as its library described it",
     (
         Column("gpu", pl.Int32(), "row in gpu; null until the host op has been matched"),
-        Column("host", pl.Int32(), "row in host of the op that described it, if that did"),
+        Column("host", pl.Int32(), "row in host of the op that described it; null if no op did"),
         Column("collective", _NAME, "name as the library gives it, such as all_reduce"),
-        Column("bytes", pl.Int64(), "message size: what one rank puts in, out for reduce-scatter"),
+        Column(
+            "bytes",
+            pl.Int64(),
+            "message size in bytes: the input of one rank; for reduce-scatter, its output",
+        ),
         Column("in_elements", pl.Int64(), "elements that this rank puts in"),
         Column("out_elements", pl.Int64(), "elements that this rank gets"),
         Column("element_type", _NAME, "element type as the library spells it"),
@@ -200,8 +210,12 @@ GRAPH_PLACES = Table(
         Column("position", pl.Enum(POSITIONS), "what its line number is, as `Position`"),
         Column("stack", _NAME, "path of Python frames"),
         Column("phase", _NAME, "as `Phase`; labels taken at capture say forward or backward"),
-        Column("lane", _NAME, "extra lane that shows it"),
-        Column("rule", pl.Enum(CODES), "code of how it was joined, or of why it has no label"),
+        Column("lane", _NAME, "extra lane in which timelines show it"),
+        Column(
+            "rule",
+            pl.Enum(CODES),
+            "code of the rule that gave its label, or of the reason why it has none",
+        ),
         Column("confidence", pl.Float64(), "of an alignment, 0 to 1; null where ids decided"),
         Column("metadata", _NAME, "further facts of the label as a JSON object"),
         Column("detail", _NAME, "sentence about a graph that fits no label; null elsewhere"),

@@ -109,8 +109,9 @@ class Compiled:
             return self._run(arguments.static, arguments.arrays)
         except jax.errors.JAXTypeError as error:
             raise WrongArgument(
-                "measure compiles a function that is not jitted as a whole, and this one's Python code "
-                "needs values that are computed on the GPU: pass the jitted part of it. "
+                "measure compiles a function that is not jitted as a whole, but the Python code of "
+                "this function needs values that are computed on the GPU: pass the jitted part "
+                "of it. "
                 f"JAX says: {str(error).splitlines()[0]}"
             ) from error
 
@@ -140,8 +141,8 @@ def check_one_gpu(tree: Any) -> None:
     devices = _devices(tree)
     if len(devices) > 1:
         raise WrongArgument(
-            f"mode='events' times one device, and the arrays are on {len(devices)}: use mode='cupti', "
-            "which adds up the kernels of all"
+            f"mode='events' times one device, but the arrays are on {len(devices)}: use "
+            "mode='cupti', which adds up the kernels of all devices"
         )
 
 
@@ -156,7 +157,7 @@ def check_gpu(tree: Any) -> None:
     platforms = {device.platform for device in _devices(tree)} or {jax.default_backend()}
     for platform in sorted(platforms - _GPUS):
         raise MissingRequirement(
-            f"the function runs on {platform}, and measure times NVIDIA GPUs only: `thence doctor` "
+            f"the function runs on {platform}, but measure times NVIDIA GPUs only: `thence doctor` "
             "says what is missing here"
         )
 

@@ -60,8 +60,8 @@ class EventTimer:
 
         if isinstance(f, jax.stages.Compiled):
             raise WrongArgument(
-                "mode='events' compiles the function together with its events, and this one is compiled "
-                "already: pass the jitted function, or use mode='cupti'"
+                "mode='events' compiles the function together with its events, but this function "
+                "is compiled already: pass the jitted function, or use mode='cupti'"
             )
         self._compiled = Compiled(f, _before, _after)
 
@@ -123,8 +123,9 @@ def _before(arrays: list[Any]) -> list[Any]:
 def _after(arrays: list[Any]) -> list[Any]:
     if not arrays:
         raise WrongArgument(
-            "mode='events' needs an array among the outputs of a JAX function: XLA leaves out what "
-            "nobody asks for, and the last event comes after the outputs. Return what it computes"
+            "mode='events' needs an array among the outputs of a JAX function: XLA removes "
+            "computations whose result is not returned, and the last event comes after the "
+            "outputs. Return the results"
         )
     return _through(_END, arrays)
 

@@ -42,7 +42,7 @@ def check_cuda() -> None:
 
     if not torch.cuda.is_available():
         raise MissingRequirement(
-            "torch finds no CUDA device, and measure times NVIDIA GPUs only: `thence doctor` says what "
+            "torch finds no CUDA device, but measure times NVIDIA GPUs only: `thence doctor` says what "
             "is missing here"
         )
 
@@ -85,8 +85,8 @@ def time_calls(
 
     if len(devices) > 1:
         raise WrongArgument(
-            f"mode='events' times one device, and the tensors are on {len(devices)}: use mode='cupti', "
-            "which adds up the kernels of all"
+            f"mode='events' times one device, but the tensors are on {len(devices)}: use "
+            "mode='cupti', which adds up the kernels of all devices"
         )
     device = next(iter(devices))
     stream = torch.cuda.current_stream(device)

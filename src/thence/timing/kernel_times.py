@@ -91,7 +91,7 @@ class KernelTimes:
         lost = self._cupti.dropped(None, 0)
         if lost:
             raise MissingData(
-                f"CUPTI lost {lost} records for want of memory, so times would be too short: measure a "
+                f"CUPTI lost {lost} records for lack of memory, so times would be too short: measure a "
                 "part of the function, or use thence record"
             )
         columns_of_parts: dict[str, list[Any]] = {
@@ -104,7 +104,9 @@ class KernelTimes:
             self._buffers.recycle(filled)
         pointers, start, end = (np.concatenate(columns_of_parts[name]) for name in _FIELDS)
         if KERNEL in self._walker.unknown:
-            raise MissingData("CUPTI wrote records of kernels that thence does not know")
+            raise MissingData(
+                "CUPTI wrote kernel records of a kind that thence cannot read: update thence, or use mode='events'"
+            )
         if not (start.all() and end.all()):
             raise MissingData("CUPTI has no times for some kernels: call again")
         order = np.lexsort((end, start))

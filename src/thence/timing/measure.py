@@ -93,17 +93,19 @@ def _check_arguments(
     f: object, mode: str, iterations: object, *, aggregate: bool, finalize: bool
 ) -> None:
     if not callable(f):
-        raise WrongArgument(f"measure takes a function, not {f!r}")
+        raise WrongArgument(f"measure needs a function, not {f!r}")
     if mode not in _MODES:
-        raise WrongArgument(f"measure knows the modes 'cupti' and 'events', not {mode!r}")
+        raise WrongArgument(f"mode must be 'cupti' or 'events', not {mode!r}")
     if not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1:
-        raise WrongArgument(f"iterations is how often to measure, 1 or more, not {iterations!r}")
+        raise WrongArgument(f"iterations must be an integer of at least 1, not {iterations!r}")
     if mode == "events" and not aggregate:
         raise WrongArgument(
-            "mode='events' cannot tell kernels apart: leave out aggregate=False, or use mode='cupti'"
+            "mode='events' cannot distinguish kernels: leave out aggregate=False, or use mode='cupti'"
         )
     if mode == "events" and not finalize:
-        raise WrongArgument("mode='events' uses no CUPTI: finalize=False means nothing to it")
+        raise WrongArgument(
+            "mode='events' uses no CUPTI: finalize=False has no effect there; leave it out"
+        )
 
 
 class _Measured:

@@ -118,7 +118,7 @@ def test_ranks_are_folded_where_there_are_many_and_nobody_chose(
     shown, said = processes()
     assert shown == 2
     assert (
-        f"10 of 12 ranks are folded, a row each with a span for each step; in full: rank {LATE}"
+        f"10 of 12 ranks are folded: one row per rank, with a span for each step; shown in full: rank {LATE}"
         in said
     )
     assert processes("--fold", "never")[0] == RANKS

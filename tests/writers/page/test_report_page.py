@@ -84,7 +84,7 @@ def test_every_section_of_four_ranks() -> None:
     assert tables | {"idle", "idle-causes", "idle-late"} <= set(content["tables"])
     assert len(page.encode()) < 6_000_000
     assert absent(page) == [
-        "The trace holds no XLA programs; jax.profiler, nsys-jax and thence record do.",
+        "The trace holds no XLA programs; traces of jax.profiler, nsys-jax and thence record hold them.",
         "The trace holds no compilation; nsys-jax and thence record hold XLA's compile phases.",
         "No warnings.",
     ]

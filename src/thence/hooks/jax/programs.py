@@ -106,7 +106,7 @@ class XlaPrograms:
             monitoring = importlib.import_module("jax._src.monitoring")
             monitoring.register_event_duration_secs_listener(self._compiled)
         except Exception as error:  # noqa: BLE001 - as below
-            self._complain(f"JAX does not tell of what it compiles: {error!r}")
+            self._complain(f"JAX's compilation events cannot be received: {error!r}")
 
     def _save(self, folder: Path) -> None:
         if not self._waiting:
@@ -130,7 +130,9 @@ class XlaPrograms:
                     for place, executable in enumerate(executables):
                         self._take_one(executable, ended if latest and place == 0 else None)
         except Exception as error:  # noqa: BLE001 - internals of another project, and the program comes first
-            self._complain(f"the HLO of XLA programs cannot be had from this JAX: {error!r}")
+            self._complain(
+                f"the HLO of XLA programs cannot be read from this version of JAX: {error!r}"
+            )
 
     def _executables(self) -> Iterator[list[Any]]:
         """Live executables of each platform, newest first; none before the program has made JAX look for GPUs."""

@@ -97,8 +97,9 @@ class CompiledPlaces:
         if self._lines.follow(self.changed):
             return True
         self._lines.note(
-            "what compiled code launches outside of CUDA graphs has the module and line of the call of that code, as "
-            "following its instructions takes Python 3.12 and a free id of sys.monitoring"
+            "kernels of compiled code outside of CUDA graphs get the module and line that called "
+            "the code, because finer attribution requires Python 3.12 and a free id of "
+            "sys.monitoring"
         )
         return False
 

@@ -162,7 +162,7 @@ class ByStack:
         self.chains.native.count_nodes(address)
         if address:
             return None
-        return "this PyTorch does not tell the numbers of autograd's nodes as thence knows it"
+        return "the sequence numbers of autograd nodes cannot be read from this PyTorch version"
 
     def running_nodes(self, torch: Any, phases: PhasePlaces) -> RunningNodes | None:
         """Returns the reader of the autograd node that runs, which needs no hooks once it has been tested."""

@@ -75,7 +75,11 @@ class Hooks:
 
     def __init__(self, log: BoundaryLog, places: Places, options: HooksOptions) -> None:
         self._options = options
-        self.missing = why_not() if options.modules or options.lines else "nobody asked for them"
+        self.missing = (
+            why_not()
+            if options.modules or options.lines
+            else "the options modules and lines are off"
+        )
         self.no_stacks = self.missing or why_unreadable(log.stack_reader)
         is_own = OwnFiles(options.own)
         self._way: Way
@@ -120,7 +124,7 @@ class Hooks:
     def way_back(self) -> dict[str, str | None]:
         """The same for the backward pass, which is followed by the numbers of nodes, by hooks, or not at all."""
         if self._backward is None:
-            return {"by": None, "trouble": "nothing followed PyTorch"}
+            return {"by": None, "trouble": "PyTorch was not followed"}
         if self._nodes is None:
             return {"by": "hooks", "trouble": self.no_stacks}
         return {"by": "hooks" if self._nodes.trouble else "numbers", "trouble": self._nodes.trouble}
@@ -147,15 +151,15 @@ class Hooks:
         wanted = self._options.modules or self._options.lines
         if self.missing is not None and wanted and "torch" in sys.modules:
             said.append(
-                "the program's modules, lines, phases and steps are not known, as they are noted by events of "
-                f"Python's and {self.missing}"
+                "modules, lines, phases and steps are not recorded, because Python's monitoring "
+                f"events are not available: {self.missing}"
             )
         if "torch._inductor" in sys.modules:
             said += self._compiled.notes
         if self._way.too_many:
             said.append(
-                "the program reached its lines by more chains of calls than are kept apart: the later ones lack "
-                "their callers"
+                "the program has more distinct call chains than are recorded: lines of later "
+                "chains lack their callers"
             )
         if self._backward is not None and self._backward.unknown_threads:
             by_number = self._nodes is not None and self._nodes.trouble is None
@@ -172,9 +176,9 @@ class Hooks:
     def failed(self, error: BaseException) -> None:
         """Handle an internal error: warn, and note nothing any longer."""
         if self._live:
-            _LOG.warning("thence: modules and lines are noted no longer: %r", error)
+            _LOG.warning("thence: modules and lines are no longer recorded: %r", error)
             self._said.append(
-                f"noting modules and lines ended early, by an error of thence's: {error!r}"
+                f"modules and lines are recorded only in part, because of an internal error of thence: {error!r}"
             )
             self.stop()
 
@@ -183,7 +187,9 @@ class Hooks:
 
     def _known(self, code: CodeType | None, watch: Callable[[CodeType], None], what: str) -> None:
         if code is None:
-            self._said.append(f"{what} not known: this PyTorch has no function that thence knows")
+            self._said.append(
+                f"{what} not known: thence does not know the internal functions of this PyTorch version"
+            )
         else:
             watch(code)
 

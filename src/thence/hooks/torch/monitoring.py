@@ -57,7 +57,7 @@ def why_not() -> str | None:
         return f"Python {version} has no sys.monitoring; 3.12 and newer do"
     if free_id() is None:
         taken = sorted({str(_monitoring.get_tool(number)) for number in _IDS})
-        return f"other tools ({', '.join(taken)}) hold the ids of sys.monitoring"
+        return f"other tools ({', '.join(taken)}) use all ids of sys.monitoring"
     return None
 
 

@@ -47,7 +47,9 @@ class RunningNodes:
     def __init__(self, torch: Any, native: ModuleType, places: NodePlaces) -> None:
         self.native = native
         self.places = places
-        self.trouble: str | None = "no backward pass has shown yet how this PyTorch keeps its nodes"
+        self.trouble: str | None = (
+            "no backward pass has run yet that shows how this PyTorch lays out autograd nodes"
+        )
         self._torch = torch
         self._agreed: set[int] = set()
         self._maker = 0
@@ -58,17 +60,17 @@ class RunningNodes:
     def _begin(self) -> None:
         inside = getattr(self._torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public name
         if os.environ.get(VARIABLE) == "hooks":
-            self.trouble = f"the environment variable {VARIABLE} says so"
+            self.trouble = f"the environment variable {VARIABLE} selects hooks"
         elif self.native.nodes_known():
             self.trouble = None
         elif inside is None or inside() is not None:
-            self.trouble = "the recording began inside of a node of autograd's"
+            self.trouble = "the recording began while an autograd node ran"
         else:
             addresses = [library_function(self._torch, name) for name in (_CURRENT, _THREAD)]
             words = self.native.look_for_nodes(*addresses) if all(addresses) else 0
             self._trying, self._size = words > 0, _HEAD + 8 * words
             if not self._trying:
-                self.trouble = "this PyTorch does not tell of its nodes as thence knows it"
+                self.trouble = "the running autograd node cannot be read from this PyTorch version"
 
     def called(self) -> None:
         """Note the calling thread, which calls the engine: it has probably made the nodes."""
@@ -82,7 +84,7 @@ class RunningNodes:
                 self._look()
             except Exception as error:  # noqa: BLE001 - the program comes first
                 self._trying = False
-                self.trouble = f"an error of thence's: {error!r}"
+                self.trouble = f"an internal error of thence: {error!r}"
 
     def _look(self) -> None:
         core = self._torch._C  # noqa: SLF001 - no public name
@@ -97,7 +99,7 @@ class RunningNodes:
             return
         if not agrees:
             self._trying = False
-            self.trouble = "this PyTorch keeps its nodes otherwise than thence knows it"
+            self.trouble = "this PyTorch version lays out autograd nodes differently than expected"
             return
         self._agreed.add(number)
         if len(self._agreed) >= _ENOUGH and self.native.use_nodes():

@@ -56,8 +56,8 @@ def read(words: Words, description: Description, path: str) -> Columns:
     if not 0 < traces <= slots:
         raise DamagedInput(
             path,
-            f"begins with {blocks:,} blocks and {groups:,} groups, and has {slots:,} entries: it is"
-            " no buffer of FlashInfer's profiler, or no kernel has written to it",
+            f"begins with {blocks:,} blocks and {groups:,} groups, and has {slots:,} entries: it "
+            "is not a buffer of FlashInfer's profiler, or no kernel has written to it",
         )
     if description.blocks not in (1, blocks):
         raise DamagedInput(
@@ -79,13 +79,13 @@ def read(words: Words, description: Description, path: str) -> Columns:
     columns.sm, columns.warnings = _multiprocessors(tag, columns, blocks, description.flavour)
     if behind:
         columns.warnings.append(
-            f"{path}: {several(behind, 'entry', 'entries')} behind an empty one are left out: the buffer was"
+            f"{path}: {several(behind, 'entry', 'entries')} after an empty one left out: the buffer was"
             " not zeroed before the launch"
         )
     if int(count.max()) == len(entries):
         columns.warnings.append(
-            f"{path}: is full; this layout has no bounds check, so that further events have"
-            " overwritten other memory"
+            f"{path}: is full; this layout has no bounds check, so further events may have "
+            "overwritten other memory"
         )
     return columns
 
@@ -122,15 +122,13 @@ def _multiprocessors(
         return columns.sm, []
     first: npt.NDArray[np.int64] = tag[columns.first[:-1]].astype(np.int64)
     if blocks > _BLOCK_BITS + 1:
-        warning = (
-            f"SMs are unknown: the numbers of {blocks:,} blocks spill into their bits of the tag"
-        )
+        warning = f"SMs are unknown: the numbers of {blocks:,} blocks overflow into the bits of the SM in the tag"
         return columns.sm, [warning]
     wrong = int(((first >> _BLOCK_SHIFT & _BLOCK_BITS) != columns.block).sum())
     warnings = []
     if wrong:
         warnings.append(
-            f"{several(wrong, 'trace')} have another block in their tags than where they stand: the"
+            f"{several(wrong, 'trace')} with a block in the tag that differs from the position: the"
             " layout may be another one (flashinfer-old, mirage)"
         )
     return first >> _SM_SHIFT, warnings

@@ -55,8 +55,8 @@ def read(words: Words, description: Description, path: str) -> Columns:
         raise DamagedInput(
             path,
             f"holds {len(words):,} words; {description.traces:,} traces of {size:,} words are"
-            f" {description.words:,}: grid, block, scope or entries of the description are of"
-            " another launch",
+            f" {description.words:,}: grid, block, scope or entries of the description belong to "
+            "another launch",
         )
     table = words.reshape(-1, size)
     header = table[:, :_HEADER].astype(np.int64)
@@ -140,13 +140,13 @@ def _warnings(path: str, odd: int, over: int, counter: Int64, count: Int64) -> l
     warnings = []
     if odd:
         warnings.append(
-            f"{path}: {several(odd, 'trace')} count an odd number of words: memory was overwritten,"
-            " most likely by events that found no room; their last word is left out"
+            f"{path}: {several(odd, 'trace')} with an odd number of words: memory was overwritten,"
+            " most likely by events for which there was no room; their last word is left out"
         )
     if over:
         warnings.append(
-            f"{path}: {several(over, 'trace')} count more events than fit; without bounds checks"
-            " these have overwritten other memory: profile with more space"
+            f"{path}: {several(over, 'trace')} with more events than fit; without bounds checks"
+            " these events have overwritten other memory: profile with more space"
         )
     if int(counter.max(initial=0)) < _LONG_GAP:
         return warnings
@@ -156,7 +156,7 @@ def _warnings(path: str, odd: int, over: int, counter: Int64, count: Int64) -> l
     long = int((gap >= _LONG_GAP).sum())
     if long:
         warnings.append(
-            f"{path}: {several(long, 'gap')} of 2^31 cycles or more between neighbouring events: so"
-            " long, or the clock ran backwards there"
+            f"{path}: {several(long, 'gap')} of 2^31 cycles or more between neighbouring events: "
+            "the gaps are real, or the clock ran backwards there"
         )
     return warnings

@@ -62,7 +62,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
     warnings = []
     bad = int((~good & table.any(axis=1)).sum())
     if bad:
-        warnings.append(f"{path}: {several(bad, 'block')} without Proton's mark are left out")
+        warnings.append(f"{path}: {several(bad, 'block')} without Proton's mark left out")
     table = table[good]
     sizes, often = np.unique(table[:, 3], return_counts=True)
     event_bytes = int(sizes[often.argmax()])
@@ -198,5 +198,5 @@ def _dropped(columns: Columns) -> list[str]:
     if not over.any():
         return []
     lost = int(columns.dropped.sum())
-    text = f"{several(int(over.sum()), 'trace')} lost their first events, {lost:,} together"
-    return [f"{text}: the buffer is a ring, and too small"]
+    text = f"{several(lost, 'event')} lost at the start of {several(int(over.sum()), 'trace')}"
+    return [f"{text}: the buffer is a ring that is too small"]

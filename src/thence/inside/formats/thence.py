@@ -91,7 +91,8 @@ def _checked(
     newer = [int(version) for version in versions if version > _VERSION]
     if newer:
         raise DamagedInput(
-            path, f"is of version {newer[-1]}, this thence reads version {_VERSION}: update thence"
+            path,
+            f"has version {newer[-1]}, and this thence reads version {_VERSION}: update thence",
         )
     number = np.arange(len(header))
     good = (
@@ -117,9 +118,7 @@ def _checked(
             raise DamagedInput(
                 path, f"has {what}: it is damaged, or the description belongs to another buffer"
             )
-        warnings.append(
-            f"{path}: {several(int(bad.sum()), 'trace')} cannot be read and are left out: {what}"
-        )
+        warnings.append(f"{path}: {several(int(bad.sum()), 'unreadable trace')} left out: {what}")
     return good, int((~written).sum())
 
 
@@ -203,19 +202,19 @@ def _warnings(columns: Columns, over: Mask, damaged: Mask) -> list[str]:
     unfinished = int((columns.state == UNFINISHED).sum())
     if unfinished:
         warnings.append(
-            f"{several(unfinished, 'trace')} never finished: the kernel was stopped, or left without"
-            " closing them; they end at their last event"
+            f"{several(unfinished, 'trace')} without an end: the kernel was stopped, or returned before it ended them;"
+            " they end at their last event"
         )
     if over.any():
         warnings.append(
-            f"{several(int(over.sum()), 'trace')} count more events than fit: what is there was kept"
+            f"{several(int(over.sum()), 'trace')} with more events than fit: the events that fit were kept"
         )
     if damaged.any():
         warnings.append(
-            f"{several(int(damaged.sum()), 'trace')} are marked damaged: clocks run backwards, or"
+            f"{several(int(damaged.sum()), 'trace')} marked as damaged: clocks run backwards, or"
             " events lie outside the trace"
         )
     ignored = int((columns.kind == IGNORED).sum())
     if ignored:
-        warnings.append(f"{several(ignored, 'event')} are of no known kind and left out")
+        warnings.append(f"{several(ignored, 'event')} of unknown kind left out")
     return warnings

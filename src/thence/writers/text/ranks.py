@@ -86,7 +86,7 @@ def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
     else:
         text = (
             f"{who} makes others wait {format_ns(row['mean_ns'])} per step ({share} of a step) since "
-            f"{printable(row['since_step'])}; at least {format_ns(row['low_ns'])} more than chance explains"
+            f"{printable(row['since_step'])}; at least {format_ns(row['low_ns'])} more than random variation explains"
         )
     if why.median_rank is not None:
         text += f". Compared with rank {why.median_rank} GPU {why.median_device}:"

@@ -40,9 +40,7 @@ def ending_of(path: str | os.PathLike[str]) -> str:
         if name.lower().endswith(ending):
             return ending
     endings = ", ".join(_ENDINGS)
-    raise UsageError(
-        f"{name}: the ending says no format that can be written; choose one of {endings}"
-    )
+    raise UsageError(f"{name}: unknown file ending; choose one of {endings}")
 
 
 def write_timeline(
@@ -110,7 +108,7 @@ def write_timeline_to(
     elif ending in PERFETTO:
         write_perfetto(timeline, stream, progress)
     else:
-        raise UsageError(f"{ending}: no format that goes to a stream")
+        raise UsageError(f"{ending}: this format cannot be written to a stream")
 
 
 def _check_replaceable(target: Path) -> None:

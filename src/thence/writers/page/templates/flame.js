@@ -182,7 +182,7 @@ function find() {
   const text = $("search").value, test = asked(text);
   searching = text !== "" && test !== null;
   matches.fill(0); under.fill(0);
-  if (test === null) $("matched").textContent = "no valid regular expression";
+  if (test === null) $("matched").textContent = "not a valid regular expression";
   if (searching) {
     const hit = data.strings.map(test);
     for (let i = 0; i < count; i++) {
@@ -219,7 +219,7 @@ function chips() {
     const first = group === PHASES && !bar.querySelector(".apart");
     const chip = element("button", undefined, first ? "chip apart" : "chip");
     chip.type = "button"; chip.id = "chip-" + what; chip.setAttribute("aria-pressed", "true");
-    chip.title = "Click hides or shows it; with Shift it is shown alone";
+    chip.title = "Click to hide or show it; Shift-click to show only it";
     if (group === KINDS) { const dot = element("i"); dot.style.background = `var(--${what})`; chip.append(dot); }
     chip.append(element("b", WORDS[what] || what), element("span", time(sums[what])));
     chip.querySelector("b").style.fontWeight = "500";
@@ -315,7 +315,7 @@ let idle = 0;
 for (let i = 1; i < count; i++) if (isIdle(i) && data.parent[i] === 0) idle += data.total[i];
 if (idle > data.total[0] / 2 && idle < data.total[0]) {
   on.idle = false; press();
-  $("notes").append(element("li", `The GPU was idle for ${share(idle, data.total[0])} of the time, which is switched off at first: click "idle" to see it.`, "strong"));
+  $("notes").append(element("li", `The GPU was idle for ${share(idle, data.total[0])} of the time. Idle time is hidden at first: click "idle" to show it.`, "strong"));
 }
 weigh(); crumbs(); tell(0);
 if ((depthBelow(0) + 1) * 26 < view.clientHeight) ROW = 26;   // taller rows if there is room

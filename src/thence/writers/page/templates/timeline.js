@@ -1,7 +1,7 @@
 // The timeline: connects buttons, search, pointer and keyboard to its view, its panel and its status line.
 
-const KEYS_HELP = "Arrow keys go to the activity before and after, and to other tracks. Enter zooms to it, Escape back, "
-  + "plus and minus zoom, Shift with an arrow moves the view, 0 shows all, N and P go to matches of the search.";
+const KEYS_HELP = "Arrow keys go to the previous and next activity, and to other tracks. Enter zooms to it, Escape goes back, "
+  + "plus and minus zoom, Shift with an arrow key moves the view, 0 shows all, N and P go to the next and previous match.";
 
 async function timeline(place, base64) {
   const data = await decodedTimeline(base64), facts = timelineFacts(data), finder = timelineSearch(data);
@@ -82,7 +82,7 @@ async function timeline(place, base64) {
   input.setAttribute("aria-label", "Search activities and gaps on the timeline");
   matched.setAttribute("for", input.id);
   tools.append(input);
-  const previous = button("‹ Match", "Match before", () => goToMatch(-1)), following = button("Match ›", "Next match", () => goToMatch(1));
+  const previous = button("‹ Match", "Previous match", () => goToMatch(-1)), following = button("Match ›", "Next match", () => goToMatch(1));
   tools.append(matched, element("span", undefined, "gap"));
   button("−", "Zoom out", () => view.zoom(2));
   button("+", "Zoom in", () => view.zoom(0.5));
@@ -108,7 +108,7 @@ async function timeline(place, base64) {
     state.hits = found || null;
     previous.disabled = following.disabled = !found || !(found.rows + found.gaps);
     if (found) matched.textContent = `${counted(found.rows, "activity")}, ${time(found.ns)}` + (found.gaps ? `; ${counted(found.gaps, "gap")}` : "");
-    else matched.textContent = found === undefined ? "no valid regular expression" : "";
+    else matched.textContent = found === undefined ? "not a valid regular expression" : "";
     view.refresh();
   }
   function goToMatch(by) {
