@@ -112,7 +112,7 @@ def test_bars_are_scaled_by_the_steps_that_count(small: Job, tmp_path: Path) -> 
     assert min(heights[1:]) > 40
     assert heights[0] == pytest.approx(67, abs=0.1)
     assert found["kinds"] == ["out cut"] + [""] * len(others)
-    assert found["titles"][0].endswith("or without an end; the bar is cut off")
+    assert found["titles"][0].endswith("or incomplete; the bar is cut off")
     assert not any("left out" in title for title in found["titles"][1:])
     assert "left out of the figures" in found["left"]
     unwarmed = driven(ranks_html(replace(warmed, cells=small.cells), ["run/"], []), tmp_path, BARS)

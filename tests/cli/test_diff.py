@@ -124,7 +124,7 @@ def test_other_gpus_are_refused_first(folder: Path, capsys: pytest.CaptureFixtur
     [
         ([__file__], "two runs"),
         ([__file__] * 3, "two runs"),
-        (["--before", "a"], "no run after"),
+        (["--before", "a"], "no run is given for the side 'after'"),
         ([__file__, "--before", "a", "--after", "b"], "must follow one of them"),
         (["--before", "a", "--baseline", "."], "both name the first side"),
         (["missing1.json", "missing2.json"], "no such file"),

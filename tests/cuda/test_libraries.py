@@ -73,7 +73,7 @@ def test_the_one_that_is_named_comes_before_all(
 def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("/proc/self/maps").read_text().split("libc.so.6")[0].split()[-1] + "libc.so.6"
     monkeypatch.setenv("THENCE_LIBCUPTI", path)
-    with pytest.raises(MissingRequirement, match="is no libcupti"):
+    with pytest.raises(MissingRequirement, match="is not a libcupti"):
         load()
 
 

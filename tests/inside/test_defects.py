@@ -173,14 +173,14 @@ def test_a_damaged_header_costs_its_trace_only(patch: dict[int, int]) -> None:
     traces = [Trace(ONE, **PLAIN), Trace(ONE, patch=patch, **PLAIN), Trace(ONE, **PLAIN)]
     decoded = decode(thence_buffer(traces, 4), description(3, 4))
     assert decoded.traces["trace"].to_list() == [0, 2]
-    assert "1 trace cannot be read" in decoded.warnings[0]
+    assert "1 unreadable trace left out" in decoded.warnings[0]
 
 
 def test_events_of_no_known_kind_are_left_out() -> None:
     decoded = decoded_events((ENTER, LOAD, 0), (3, LOAD, 10), (EXIT, LOAD, 100))
     assert [d for *_, d in rows(decoded)] == [100]
     assert decoded.events.height == 2
-    assert any("no known kind" in text for text in decoded.warnings)
+    assert any("of unknown kind" in text for text in decoded.warnings)
 
 
 @pytest.mark.parametrize("capacity", [3, 5, 4000])
@@ -201,7 +201,7 @@ def test_a_cut_buffer_gives_its_whole_traces() -> None:
 
 def test_a_newer_version_is_said_to_be_one() -> None:
     trace = Trace(ONE, patch={0: 0x7E4CE002})
-    with pytest.raises(thence.DamagedInput, match="version 2, this thence reads version 1"):
+    with pytest.raises(thence.DamagedInput, match="version 2, and this thence reads version 1"):
         decode(thence_buffer([trace], 4), description(1, 4))
 
 
@@ -361,15 +361,15 @@ def test_descriptions_keep_their_fields() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ([], "no description"),
+        ([], "not a description"),
         ({}, "missing required field"),
         ({"format": "thence.inside", "version": 2, "flavour": "thence"}, "version 2"),
-        ({"format": "thence.inside", "version": 1, "flavour": "nvtx"}, "'nvtx' is no layout"),
+        ({"format": "thence.inside", "version": 1, "flavour": "nvtx"}, "'nvtx' is not a layout"),
         ({"format": "thence.inside", "version": 1, "flavour": "thence", "grid": [0, 1, 1]}, "at least 1"),
         ({"format": "thence.inside", "version": 1, "flavour": "thence", "grid": [2**31, 1, 1]}, "<= 2147483647"),
-        ({"format": "thence.inside", "version": 1, "flavour": "thence", "grid": [65536, 65536, 1]}, "cannot launch such a grid"),
+        ({"format": "thence.inside", "version": 1, "flavour": "thence", "grid": [65536, 65536, 1]}, "such a grid"),
         ({"format": "thence.inside", "version": 1, "flavour": "thence", "names": [1]}, "names"),
-        ({"names": {"a": 0}, "entries": 8, "grid": [1], "block": [100]}, "whole warpgroups"),
+        ({"names": {"a": 0}, "entries": 8, "grid": [1], "block": [100]}, "whole number of warpgroups"),
         ({"names": {"a": 1 << 40}, "entries": 8, "grid": [1], "block": [128]}, "names"),
         ({"names": {}, "entries": 8, "grid": [1, 1, 1, 1], "block": [128]}, "three dimensions"),
     ],

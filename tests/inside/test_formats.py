@@ -111,7 +111,7 @@ def test_overhead_leaves_times_alone_and_shortens_net_times() -> None:
     none = decode(thence_buffer([distant], 8), description(1, 8))
     assert none.overhead_cycles == 0
     assert none.ranges["net_ns"].to_list() == pytest.approx([5000 / 1.97])
-    assert "not known" in none.notes[0]
+    assert "is unknown" in none.notes[0]
 
 
 def test_a_trace_shorter_than_the_timers_steps_takes_the_others_rate() -> None:

@@ -350,7 +350,7 @@ def test_lanes_known_by_number_are_text_and_stream_is_pytorchs_word_for_them() -
 def test_a_lane_that_is_neither_name_nor_number_is_refused_at_once(
     words: dict[str, object],
 ) -> None:
-    with pytest.raises(ValueError, match="a lane is a name or a number"):
+    with pytest.raises(ValueError, match="a lane must be a name or a number"):
         thence.mark("a", **words)  # type: ignore[arg-type]
     with pytest.raises(thence.UsageError, match="give one of them"):
         thence.mark("a", lane="x", stream=62)

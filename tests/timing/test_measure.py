@@ -204,7 +204,7 @@ def test_records_of_an_unknown_size_are_an_error(
     fake: FakeCupti, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cuda_fakes.KERNEL_BYTES", 112)  # CUDA 4's
-    with pytest.raises(MissingData, match="does not know"):
+    with pytest.raises(MissingData, match="cannot read"):
         thence.measure(Program(fake, TWO))(Tensor())
 
 
@@ -318,11 +318,11 @@ def test_the_function_keeps_its_name() -> None:
 @pytest.mark.parametrize(
     ("f", "options", "message"),
     [
-        (3, {}, "takes a function"),
+        (3, {}, "needs a function"),
         (abs, {"mode": "cuda"}, "'cupti' or 'events', not 'cuda'"),
-        (abs, {"iterations": 0}, "1 or more, not 0"),
-        (abs, {"iterations": 1.5}, r"1 or more, not 1\.5"),
-        (abs, {"iterations": True}, "1 or more"),
+        (abs, {"iterations": 0}, "at least 1, not 0"),
+        (abs, {"iterations": 1.5}, r"at least 1, not 1\.5"),
+        (abs, {"iterations": True}, "at least 1"),
         (abs, {"mode": "events", "aggregate": False}, "cannot distinguish kernels"),
         (abs, {"mode": "events", "finalize": False}, "uses no CUPTI"),
     ],

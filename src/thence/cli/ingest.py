@@ -51,9 +51,7 @@ Examples:
     type=click.Path(file_okay=False),
     help="Folder to write or to update. With --ray, all machines must have access to it.",
 )
-@click.option(
-    "--host", is_flag=True, help="Also store host ranges; the store is then several times as large."
-)
+@click.option("--host", is_flag=True, help="Also store host ranges: several times the size.")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),

@@ -25,7 +25,7 @@ def test_old_pythons_say_what_is_lost(tmp_path: Path, monkeypatch: pytest.Monkey
     [said] = program.said
     assert str(why_not()) in said
     assert "Python 3.11 has no sys.monitoring" in said
-    assert "modules, lines, phases and steps are not known" in said
+    assert "modules, lines, phases and steps are not recorded" in said
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python has no events")

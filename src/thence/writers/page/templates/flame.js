@@ -7,7 +7,7 @@ const GAP = 1, SMALLEST = 0.5, LABELLED = 24, PAD = 5, OUTER = 16, INNER = 112;
 let ROW = 21;
 const KINDS = ["compute", "communication", "copy", "idle", "smaller"];
 const UNKNOWN = "unknown", KNOWN = Object.keys(data.phases), PHASES = [...KNOWN, UNKNOWN];
-const WORDS = {unknown: "phase unknown", smaller: "put together"};
+const WORDS = {unknown: "phase unknown", smaller: "merged"};
 const phaseTime = (what, i) =>
   what === UNKNOWN ? KNOWN.reduce((left, phase) => left - data.phases[phase][i], data.total[i]) : data.phases[what][i];
 const nameOf = (i) => data.strings[data.name[i]];
