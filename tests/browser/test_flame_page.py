@@ -84,7 +84,7 @@ def test_search_says_the_share_and_marks_what_it_found(tmp_path: Path) -> None:
     )
     assert found["text"] == "3 frames, 90 ns, 90.0 %"  # gemm inside gemm counts once
     assert found["regex"] == "1 frame, 10 ns, 10.0 %"
-    assert "no valid" in found["broken"]
+    assert "not a valid" in found["broken"]
     assert found["nothing"] == "0 frames, 0 ns, 0.0 %"
     assert found["empty"] is False
     assert len({found["before"], found["after"], found["only"]}) == 3

@@ -260,7 +260,7 @@ def test_command_line_on_the_mosaic_recording() -> None:
     ("arguments", "says"),
     [
         (["missing.npz"], "no such file"),
-        (["text.npz"], "no buffer of in-kernel events"),
+        (["text.npz"], "not a buffer of in-kernel events"),
         (["cut.npz"], "cut or damaged"),
         (["k.npz", "-o", "k.txt"], "unknown file ending"),
         (["k.npz", "-o", "missing/k.pftrace"], "there is no folder"),

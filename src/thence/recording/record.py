@@ -75,9 +75,13 @@ def record(
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{path}: a recording cannot go there: {error.strerror}") from error
+        raise UsageError(
+            f"{path}: a recording cannot be written there: {error.strerror}"
+        ) from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"{path}: a recording cannot go there: this user may not write to it")
+        raise UsageError(
+            f"{path}: a recording cannot be written there: this user may not write to it"
+        )
     return Recording(path, options, schedule)
 
 
