@@ -237,7 +237,10 @@ def test_no_libcupti_and_no_file_where_one_is_named(tmp_path: Path) -> None:
         print(error)
     """
     (tmp_path / "text").write_text("this is no library")
-    for path, expected in ((tmp_path / "text", "cannot be loaded"), (tmp_path / "none", "not a file")):
+    for path, expected in (
+        (tmp_path / "text", "cannot be loaded"),
+        (tmp_path / "none", "not a file"),
+    ):
         prepared = f"os.environ['THENCE_LIBCUPTI'] = {str(path)!r}\n" + textwrap.dedent(body)
         assert expected in program(prepared, tmp_path / "out").stdout
 
