@@ -19,6 +19,7 @@ __all__ = [
     "format_count",
     "format_ns",
     "format_share",
+    "several",
 ]
 
 Ns = int
@@ -68,6 +69,24 @@ def format_share(part: float, whole: float) -> str:
 def format_count(count: int) -> str:
     """A whole number with thousands separated."""
     return f"{count:,}"
+
+
+def several(count: int, what: str, many: str | None = None) -> str:
+    """A number with its noun: ``1 trace``, ``1,200 traces``, ``3 activities``.
+
+    Args:
+        count: the number.
+        what: the noun in the singular.
+        many: its plural; None: by the usual spelling.
+    """
+    if many is None:
+        if what.endswith(("s", "x", "ch", "sh")):
+            many = what + "es"
+        elif what.endswith("y") and what[-2:-1] not in "aeiou":
+            many = what[:-1] + "ies"
+        else:
+            many = what + "s"
+    return f"{count:,} {what if count == 1 else many}"
 
 
 def format_cell(column: str, value: object) -> str:

@@ -193,7 +193,7 @@ def wrong(labels: Path, target: Path) -> dict[str, tuple[list[Any], bytes]]:
     base = ["label", WITHOUT_IDS, "-o", target]
     return {
         "foreign": ([*base, "--labels", foreign], b"process 1 captured these graphs"),
-        "cut": ([*base, "--labels", cut], b"is cut or no valid JSON"),
+        "cut": ([*base, "--labels", cut], b"is cut or not valid JSON"),
         "missing": ([*base, "--labels", target], b"no such file or directory"),
         "both": ([*base, "--labels", labels, "--eager", EAGER], b"give either --labels or --eager"),
         "ending": ([*base[:3], target.with_suffix(".txt"), "--labels", labels], b"must end in"),

@@ -213,7 +213,7 @@ def test_a_trial_that_fails_says_how() -> None:
     assert "exit code 3" in script("raise SystemExit(3)")["driver"]["error"]
     assert "NameError: name 'oops'" in script("oops")["driver"]["error"]
     assert "printed no result" in script("pass")["driver"]["error"]
-    assert "could not be tried" in probe(("/nonexistent/python",))["driver"]["error"]
+    assert "could not be started" in probe(("/nonexistent/python",))["driver"]["error"]
     odd = script("print('{\"step\": \"other\"}'); print('[1]'); print('{')")
     assert all("error" in found for found in odd.values())
 

@@ -26,7 +26,7 @@ def test_versions_are_those_of_what_is_installed() -> None:
 
 def test_the_variable_decides_about_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THENCE_PROBE", "python")
-    assert versions()["probe"] == "in Python, as THENCE_PROBE says"
+    assert versions()["probe"] == "in Python, as set by THENCE_PROBE"
 
 
 def test_why_stacks_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

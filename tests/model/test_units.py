@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thence.units import format_share
+from thence.units import format_share, several
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,18 @@ def test_neither_little_nor_nearly_all_is_rounded_away(
     part: float, whole: float, shown: str
 ) -> None:
     assert format_share(part, whole) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "what", "shown"),
+    [
+        (1, "trace", "1 trace"),
+        (1_200, "trace", "1,200 traces"),
+        (0, "activity", "0 activities"),
+        (2, "launch", "2 launches"),
+        (2, "copy", "2 copies"),
+        (2, "array", "2 arrays"),
+    ],
+)
+def test_a_noun_agrees_with_its_number(count: int, what: str, shown: str) -> None:
+    assert several(count, what) == shown

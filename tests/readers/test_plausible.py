@@ -80,11 +80,11 @@ def test_a_host_range_without_what_every_range_has_is_refused(column: str) -> No
 
 @pytest.mark.parametrize("start", [5 * 10**18, -5 * 10**18])
 def test_a_time_that_no_clock_shows_is_refused(start: int) -> None:
-    with pytest.raises(thence.DamagedInput, match="1 device activities at impossible times"):
+    with pytest.raises(thence.DamagedInput, match="1 device activity with an impossible time"):
         plausible(gpu(start=[0, start]), "x")
 
 
-@pytest.mark.parametrize(("column", "what"), [("start", "executions"), ("launch", "launches")])
+@pytest.mark.parametrize(("column", "what"), [("start", "execution"), ("launch", "launch")])
 def test_a_time_of_a_program_that_no_clock_shows_is_refused(column: str, what: str) -> None:
     known = {
         "rank": [0],
@@ -96,7 +96,7 @@ def test_a_time_of_a_program_that_no_clock_shows_is_refused(column: str, what: s
         "duration": [5],
     }
     programs = PROGRAMS.frame(known | {column: [-(1 << 63)]})
-    with pytest.raises(thence.DamagedInput, match=f"1 {what} of programs at impossible times"):
+    with pytest.raises(thence.DamagedInput, match=f"1 program {what} with an impossible time"):
         plausible(dataclasses.replace(gpu(), programs=programs), "x")
 
 
@@ -104,7 +104,7 @@ def test_a_time_of_a_program_that_no_clock_shows_is_refused(column: str, what: s
 def test_a_duration_that_cannot_be_counts_as_0_and_is_a_loss(duration: int) -> None:
     mended = plausible(gpu(duration=[5, duration]), "x")
     assert mended.gpu["duration"].to_list() == [5, 0]
-    assert "x: 1 device activities and 0 host ranges" in mended.meta.warnings[0]
+    assert "x: 1 device activity and 0 host ranges" in mended.meta.warnings[0]
     assert [(loss.code, loss.count) for loss in mended.meta.losses] == [("repaired", 1)]
 
 
@@ -223,7 +223,7 @@ def test_a_file_name_that_is_no_text_is_one_sentence(
     source = written(tmp_path / "t.json", [launch(1, 10), kernel(1, 20)])
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")
     source.rename(odd)
-    with pytest.raises(ThenceError, match=r"\\xff.json: its name is not UTF-8"):
+    with pytest.raises(ThenceError, match=r"\\xff.json: its name is not valid UTF-8"):
         thence.open(odd)
     with pytest.raises(SystemExit) as stopped:
         main(["report", odd])
@@ -280,7 +280,7 @@ def test_a_cache_folder_that_cannot_be_made_is_one_sentence(
     (tmp_path / "r.nsys-rep").write_bytes(b"report")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(thence.MissingRequirement, match="XDG_CACHE_HOME names another folder"):
+    with pytest.raises(thence.MissingRequirement, match="set XDG_CACHE_HOME to another folder"):
         thence.open(tmp_path / "r.nsys-rep")
 
 
@@ -293,5 +293,5 @@ def test_a_user_without_a_home_is_told_how_to_name_a_cache_folder(
     (tmp_path / "r.nsys-rep").write_bytes(b"report")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("pathlib.Path.home", no_home)
-    with pytest.raises(thence.MissingRequirement, match="no home directory; XDG_CACHE_HOME"):
+    with pytest.raises(thence.MissingRequirement, match="no home directory; set XDG_CACHE_HOME"):
         thence.open(tmp_path / "r.nsys-rep")

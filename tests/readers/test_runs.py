@@ -46,7 +46,7 @@ def test_the_newest_run_of_a_jax_log_directory(tmp_path: Path) -> None:
     newest = thence.open(tmp_path)
     assert newest.summary().sum_ns == alone["default"].sum_ns
     (note,) = newest.meta.notes
-    assert "holds 2 runs; this is the newest, 2026_01_02_10_00_00" in note
+    assert "holds 2 runs; only the newest, 2026_01_02_10_00_00, is read" in note
     assert "2026_01_02_09_00_00" in note
     older = thence.open(tmp_path, run="2026_01_02_09_00_00")
     assert older.summary().sum_ns == alone["moved"].sum_ns
@@ -62,7 +62,7 @@ def test_runs_without_a_time_in_their_name_go_by_the_time_of_their_files(tmp_pat
         shutil.copy(DATA / "jax" / f"streams_{source}.xplane.pb", path)
         os.utime(path, (changed, changed))
     (note,) = thence.open(tmp_path).meta.notes
-    assert "the newest, a;" in note
+    assert "the newest, a, is read;" in note
 
 
 def test_the_newest_cycle_of_each_process(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_newest_cycle_of_each_process(tmp_path: Path) -> None:
     newest = thence.open(tmp_path)
     assert durations(newest) == {0: 21, 1: 22}
     (note,) = newest.meta.notes
-    assert note.startswith("4 files are of earlier cycles of the same processes")
+    assert note.startswith("left out: 4 files of earlier profiling cycles of the same processes")
     assert durations(thence.open(tmp_path, run=str(MORNING + 1))) == {1: 2}
     assert len(thence.open(tmp_path, add=True).gpu) == 6
 
@@ -87,7 +87,7 @@ def test_a_run_that_began_anew_is_not_filled_up_with_ranks_of_the_last_one(tmp_p
     newest = thence.open(tmp_path)
     assert durations(newest) == {0: 20, 1: 21}
     (note,) = newest.meta.notes
-    assert "holds several runs; this is the newest, 2 of 6 files; left out: " in note
+    assert "holds several runs; only the newest, 2 of 6 files, is read; left out: " in note
     assert "first_0.json" in note
     assert "and 1 more" in note
 
@@ -166,6 +166,6 @@ def test_the_command_line_says_which_run_it_read(tmp_path: Path) -> None:
         trace(path, MORNING + 60 * number * SECOND, 0, 3 + number)
     shown = run_thence("report", tmp_path, COLUMNS="300")
     assert shown.returncode == 0
-    assert "holds several runs; this is the newest, 1 of 2 files" in shown.stdout.decode()
+    assert "holds several runs; only the newest, 1 of 2 files" in shown.stdout.decode()
     chosen = run_thence("report", tmp_path, "--run", "run0", "--format", "json")
     assert b'"sum_ns": 3000' in chosen.stdout

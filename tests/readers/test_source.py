@@ -30,13 +30,13 @@ def trace(path: Path) -> Path:
 def test_a_fifo_is_refused_without_waiting(tmp_path: Path, read: Read, ending: str) -> None:
     fifo = tmp_path / f"x.{ending}"
     os.mkfifo(fifo)
-    with pytest.raises(thence.InputError, match="is a FIFO, no file"):
+    with pytest.raises(thence.InputError, match="is a FIFO, not a file"):
         read(str(fifo))
 
 
 @SPECIAL
 def test_a_device_is_refused(read: Read) -> None:
-    with pytest.raises(thence.InputError, match="/dev/zero: is a device, no file"):
+    with pytest.raises(thence.InputError, match="/dev/zero: is a device, not a file"):
         read("/dev/zero")
 
 
@@ -44,7 +44,7 @@ def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)  # its name may not be long
     with socket.socket(socket.AF_UNIX) as there:
         there.bind("s")
-        with pytest.raises(thence.InputError, match="is a socket, no file"):
+        with pytest.raises(thence.InputError, match="is a socket, not a file"):
             thence.open("s")
 
 

@@ -46,7 +46,7 @@ def test_dropped_records_are_counted_and_said(tmp_path: Path) -> None:
     assert "records are being dropped" in said.stderr
     trace = thence.open(tmp_path)
     assert trace.gpu.height == kept
-    assert any(f"{dropped:,} records were dropped" in warning for warning in trace.meta.warnings)
+    assert any(f"dropped {dropped:,} record" in warning for warning in trace.meta.warnings)
 
 
 def test_a_program_that_fails_keeps_its_exit_code_and_its_recording(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_full_disk_is_said_once_and_harms_nothing(tmp_path: Path) -> None:
     assert (told["counts"]["kernels"], told["lost"]["kernels"]) == (3, 150)
     trace = thence.open(tmp_path)
     assert trace.gpu.height == 3
-    assert any("150 rows of the kernels" in warning for warning in trace.meta.warnings)
+    assert any("150 rows of the table kernels" in warning for warning in trace.meta.warnings)
 
 
 def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

@@ -178,4 +178,4 @@ def test_a_cut_recording_says_how_much_may_be_missing(tmp_path: Path) -> None:
     (text,) = [w for w in thence.open(folder).meta.warnings if "was cut" in w]
     assert "later than 2.0 s" in text
     assert "at most 0.5 s" in text
-    assert "some 250 activities" in text
+    assert "about 250 activities" in text

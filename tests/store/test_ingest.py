@@ -113,10 +113,10 @@ def test_a_rank_that_cannot_be_read_is_left_out_with_its_reason(
         ("rank1.json", "unreadable"),
         ("settings.json", "no_trace"),
     }
-    assert any("1 of the ranks 0 to 2 are missing: 1" in text for text in manifest.warnings)
+    assert any("of the ranks 0 to 2, 1 is missing: 1" in text for text in manifest.warnings)
     shown = json.loads(output(capsys, "report", store, "--format", "json")[0])
     assert any("rank1.json" in text for text in shown["warnings"])
-    assert any("ranks 0 to 2 are missing: 1" in text for text in shown["warnings"])
+    assert any("ranks 0 to 2, 1 is missing: 1" in text for text in shown["warnings"])
 
 
 def test_what_became_unreadable_is_no_longer_shown(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_json_of_an_ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (4, str(file), 2)
     ]
     assert (found["written"], found["kept"], found["left_out"]) == (1, 0, [])
-    assert found["warnings"] == ["4 of the ranks 0 to 4 are missing: 0, 1, 2, 3"]
+    assert found["warnings"] == ["of the ranks 0 to 4, 4 are missing: 0, 1, 2, 3"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
@@ -225,4 +225,4 @@ def test_a_name_that_is_no_text_stops_no_other_rank(tmp_path: Path) -> None:
     (left,) = open_store(tmp_path / "a.store").manifest.left
     assert left.why == "unreadable"
     assert left.source.endswith(r"r\udcff1.json.gz")
-    assert "not UTF-8" in left.reason
+    assert "not valid UTF-8" in left.reason

@@ -34,7 +34,7 @@ def test_what_does_not_say_its_rank_gets_the_next_number() -> None:
     assert shown(*parts) == {"a": (0,), "b": (1,), "c": (2,)}
     result = numbered(parts)
     assert [entry.renumbered for entry in result.entries] == [{}, {0: 1}, {0: 2}]
-    assert sum("does not say a rank of its own" in text for text in result.warnings) == 2
+    assert sum("does not state a rank that is free" in text for text in result.warnings) == 2
 
 
 def test_what_was_recorded_at_another_time_is_no_rank_of_this_job() -> None:
@@ -55,7 +55,7 @@ def test_of_one_rank_the_newest_counts_in_any_order() -> None:
 def test_gaps_are_told() -> None:
     assert numbered([found("a", 0), found("b", 1)]).warnings == ()
     assert numbered([found("a", 2), found("b", 5)]).warnings == (
-        "4 of the ranks 0 to 5 are missing: 0, 1, 3, 4",
+        "of the ranks 0 to 5, 4 are missing: 0, 1, 3, 4",
     )
 
 
@@ -63,6 +63,6 @@ def test_the_last_rank_that_there_can_be_takes_no_time() -> None:
     last = (1 << 31) - 1
     (warning,) = numbered([found("a", last)]).warnings
     assert warning.startswith(
-        "2,147,483,647 of the ranks 0 to 2,147,483,647 are missing: 0, 1, 2, "
+        "of the ranks 0 to 2,147,483,647, 2,147,483,647 are missing: 0, 1, 2, "
     )
     assert shown(found("a", last), found("b", last), add=True) == {"a": (0,), "b": (last,)}

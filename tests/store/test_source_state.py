@@ -53,5 +53,5 @@ def test_annotations_of_the_folder_above_count_and_other_files_do_not(tmp_path: 
 
 
 def test_a_source_that_is_gone_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be looked at"):
+    with pytest.raises(InputError, match="cannot be read"):
         SourceStates().of(str(tmp_path / "gone.json"))

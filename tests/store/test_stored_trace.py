@@ -179,7 +179,7 @@ def test_all_ranks_are_not_read_where_they_do_not_fit(
 ) -> None:
     monkeypatch.setattr(reading, "_free_bytes", lambda: 10_000)
     trace = thence.open(job)
-    with pytest.raises(UsageError, match="--rank chooses some of them"):
+    with pytest.raises(UsageError, match="select ranks with --rank"):
         trace.flame()
     assert trace.summary("label").ranks == 4  # rank by rank
 
@@ -200,11 +200,11 @@ def test_a_store_stands_alone(job: Path) -> None:
     ("member", "value", "refusal"),
     [
         ("entries", [{"folder": "../../secret", "source": "x", "ranks": [0], "written": [0], "rows": 1,
-                      "memory_bytes": 1}], "names folders that no store has"),
-        ("summaries", ["../../secret"], "names folders that no store has"),
-        ("summaries", ["é" * 200], "names folders that no store has"),
+                      "memory_bytes": 1}], "names folders that cannot be in a store"),
+        ("summaries", ["../../secret"], "names folders that cannot be in a store"),
+        ("summaries", ["é" * 200], "names folders that cannot be in a store"),
         ("version", 99, "later version"),
-        ("entries", 5, "is not as thence writes it"),
+        ("entries", 5, "does not have the structure that thence writes"),
     ],
 )  # fmt: skip
 def test_a_manifest_from_elsewhere_is_refused(
@@ -226,7 +226,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
         _ = thence.open(store).gpu
     for file in (store / SUMMARIES / "facts").iterdir():
         file.unlink()
-    with pytest.raises(DamagedInput, match="the same thence ingest again writes it"):
+    with pytest.raises(DamagedInput, match="run the same thence ingest again to write it"):
         _ = thence.open(store).meta
 
 

@@ -100,7 +100,7 @@ def killed(scratch: Path, seconds: float) -> Killed:
             labelled = (trace.places["label"].cast(str) == "step").mean() or 0.0
             text = "\n".join(trace.meta.warnings)
         told = "the recording was cut" in text
-        match = re.search(r"normally at most ([\d.]+) s of it, some ([\d,]+) activities", text)
+        match = re.search(r"normally at most ([\d.]+) s of it, about ([\d,]+) activities", text)
         if match:
             stated_seconds, stated = float(match[1]), int(match[2].replace(",", ""))
     missing = ~np.isin(numbers, recorded)

@@ -138,14 +138,16 @@ def _driver_cure(release: str | None) -> str:
 def _libcupti(machine: _Machine) -> _Answer:
     finding, error = machine.findings["libcupti"], machine.error("libcupti")
     if "path" not in finding:
-        return _no(error or "nothing is known", _CUPTI_CURE)
+        return _no(error or "the check returned no result", _CUPTI_CURE)
     where = f"{finding['path']}, version {finding['version']}"
     if error:
         return _no(f"{where}: {error}", _CUPTI_CURE)
-    return _yes(f"{where}; the layouts of its records are known")
+    return _yes(f"{where}; thence knows the layouts of its records")
 
 
-_CUPTI_CURE = "pip install nvidia-cuda-cupti (CUDA 12: nvidia-cuda-cupti-cu12); PyTorch and JAX bring it along"
+_CUPTI_CURE = (
+    "pip install nvidia-cuda-cupti (CUDA 12: nvidia-cuda-cupti-cu12); PyTorch and JAX install it"
+)
 
 
 def _recording(machine: _Machine) -> _Answer:
@@ -161,7 +163,7 @@ def _recording(machine: _Machine) -> _Answer:
         f"{_lines_text()}"
     )
     if _admins_only() and not _may_profile():
-        text += "; counters, which thence does not use, are for administrators only"
+        text += "; performance counters, which thence does not use, are for administrators only"
     return _yes(text)
 
 
@@ -170,8 +172,8 @@ def _probe_text() -> str:
     kind = probe_kind()
     if kind == IN_PYTHON:
         return (
-            "launches are counted in Python, some 1 us at each place of the program: the compiled probe, ten times as "
-            "fast, is in the wheels of Linux and is built where there is a C compiler"
+            "launches are counted in Python, which takes about 1 us at each place of the program; the compiled probe, "
+            "ten times as fast, is in the wheels for Linux and is built where there is a C compiler"
         )
     return (
         f"launches are counted {kind}"
@@ -187,14 +189,16 @@ def _lines_text() -> str:
     why = why_no_stacks()
     if why is None:
         return "modules and lines are read from the program's stack at each launch"
-    return f"modules and lines are followed by events, which cost more: {why}"
+    return (
+        f"modules and lines are followed through Python's monitoring events, which cost more: {why}"
+    )
 
 
 def _recording_cure(machine: _Machine) -> str:
     code = machine.findings["recording"].get("code")
     owner = holder() if code == TAKEN else None
     if owner:
-        return f"{owner[0]} has it: {owner[1]}"
+        return f"{owner[0]} uses CUPTI: {owner[1]}"
     if code == _NO_PRIVILEGE or (_admins_only() and not _may_profile()):
         return (
             "run as root, give the container --cap-add SYS_ADMIN, or let the administrator load the "
@@ -206,17 +210,17 @@ def _recording_cure(machine: _Machine) -> str:
 def _nvtx(machine: _Machine) -> _Answer:
     missing = machine.missing("driver", "libcupti")
     if missing:
-        return _no(f"no range can be recorded without {_WITH[missing]}", f"see {missing}")
+        return _no(f"NVTX ranges cannot be recorded without {_WITH[missing]}", f"see {missing}")
     finding = machine.findings["libcupti"]
     if "InitializeInjectionNvtx2" not in finding["functions"]:
-        return _no("this libcupti takes no NVTX ranges", "use a newer one: see libcupti")
+        return _no("this libcupti does not accept NVTX ranges", "use a newer one: see libcupti")
     set_to = os.environ.get("NVTX_INJECTION64_PATH")
     if set_to and Path(set_to).name != Path(finding["path"]).name:
         return _no(
             f"NVTX ranges go to {Path(set_to).name}, not to libcupti",
             "unset NVTX_INJECTION64_PATH, or run without the tool that set it",
         )
-    return _yes("NVTX ranges, XLA's own among them, reach the recorder")
+    return _yes("NVTX ranges, including those of XLA, reach the recorder")
 
 
 def _graphs(machine: _Machine) -> _Answer:
@@ -237,7 +241,7 @@ def _measure(machine: _Machine) -> _Answer:
     if machine.error("driver"):
         return _no("nothing can be measured without an NVIDIA GPU", "see driver")
     if not (_torch(machine)[0] or _jax(machine)[0]):
-        return _no("neither torch nor jax with CUDA is installed", "see torch, see jax")
+        return _no("neither torch nor jax with CUDA is installed", "see torch and jax")
     if machine.error("recording"):
         return _yes("mode='events'; mode='cupti' needs recording")
     return _yes("mode='cupti' and mode='events'")
@@ -255,7 +259,7 @@ def _torch(machine: _Machine) -> _Answer:
     nodes = (
         "its profiler names the nodes of CUDA graphs"
         if _numbers(version) >= _WITH_NODE_IDS
-        else "its profiler does not name the nodes of CUDA graphs (2.12 does): thence's recorder does, "
+        else "its profiler does not name the nodes of CUDA graphs (2.12 does): the recorder of thence does, "
         "and `thence label` adds labels to its traces"
     )
     return _yes(f"torch {version}; {nodes}")
@@ -273,7 +277,7 @@ def _jax(machine: _Machine) -> _Answer:
             f"jax {version} has no CUDA plugin, so it runs on the CPU",
             "pip install 'jax[cuda13]' (CUDA 12: 'jax[cuda12]')",
         )
-    text = f"jax {version} with {plugin[0]} {plugin[1]}; on_stream, measure and xplane files"
+    text = f"jax {version} with {plugin[0]} {plugin[1]}; on_stream, measure and xplane files work"
     return _yes(text)
 
 
@@ -283,7 +287,7 @@ def _nsys(_machine: _Machine) -> _Answer:
         return _yes(f"{path}: .nsys-rep reports can be read")
     return _no(
         "nsys is not on PATH, so .nsys-rep reports cannot be read; their exports can",
-        "elsewhere: nsys export --type sqlite report.nsys-rep",
+        "where nsys is installed, run: nsys export --type sqlite report.nsys-rep",
     )
 
 

@@ -58,9 +58,9 @@ def probe(command: tuple[str, ...] | None = None) -> dict[str, Finding]:
         )
         output, ending = run.stdout, _ending(run.returncode, run.stderr)
     except subprocess.TimeoutExpired as error:
-        output, ending = error.stdout or b"", f"it took longer than {_PATIENCE_S} s"
+        output, ending = error.stdout or b"", f"the check took longer than {_PATIENCE_S} s"
     except OSError as error:
-        output, ending = b"", f"it could not be tried: {error}"
+        output, ending = b"", f"the check could not be started: {error}"
     findings = dict(_lines(output))
     for step in STEPS:
         if step not in findings:
@@ -74,9 +74,9 @@ def _ending(code: int, errors: bytes) -> str:
         return ""
     if code > 0:
         last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"the trial ended with exit code {code}: {last[:200]}"
+        return f"the check ended with exit code {code}: {last[:200]}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    return f"the trial was ended by {name}"
+    return f"the check was ended by {name}"
 
 
 def _lines(output: bytes) -> Iterator[tuple[str, Finding]]:
@@ -147,7 +147,7 @@ def _recording() -> Finding:
         call(driver, "cuCtxSynchronize")
         names, ms = recorded.take()
     if names != [KERNEL_NAME]:
-        raise MissingRequirement(f"one kernel ran, and CUPTI recorded {len(names)}: {names[:3]}")
+        raise MissingRequirement(f"one kernel ran, but CUPTI recorded {len(names)}: {names[:3]}")
     return {"kernel": names[0], "microseconds": ms[0] * 1e3}
 
 

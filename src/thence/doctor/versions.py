@@ -34,7 +34,7 @@ _CUPTI = (
 PROC = Path("/proc/driver/nvidia")
 """Folder of files that a loaded NVIDIA driver provides about itself."""
 IN_PYTHON = "in Python"
-AS_ASKED = "in Python, as THENCE_PROBE says"
+AS_ASKED = "in Python, as set by THENCE_PROBE"
 COMPILED = "compiled"
 
 
@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
     found |= {name: version for name, version in libraries.items() if version is not None}
     cupti = (f"{name} {v}" for name in _CUPTI if (v := installed_version(name)) is not None)
     found["libcupti"] = (
-        ", ".join(cupti) or "in none of this Python's packages (thence doctor looks further)"
+        ", ".join(cupti) or "not in the packages of this Python (thence doctor searches further)"
     )
     found["NVIDIA driver"] = driver_release() or "none loaded"
     return found

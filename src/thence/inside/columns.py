@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.errors import DamagedInput
+from thence.units import several
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -207,8 +208,3 @@ def runs_backwards(counter: npt.NDArray[Any], count: Int64) -> Mask:
     begins = starts_of(count)[:-1]
     result[begins[begins < len(counter)]] = False
     return result
-
-
-def several(count: int, what: str, many: str | None = None) -> str:
-    """A number with its noun: ``1 trace``, ``1,200 traces``."""
-    return f"{count:,} {what if count == 1 else many or what + 's'}"

@@ -39,9 +39,7 @@ class Expansion:
 
     def __post_init__(self) -> None:
         if self.ratio < 1:
-            raise UsageError(
-                f"decompressed data is at least as large as stored: {self.ratio} is less than 1"
-            )
+            raise UsageError(f"the expansion limit must be at least 1, not {self.ratio}")
 
     def most(self, stored: Bytes) -> Bytes:
         """Maximum number of decompressed bytes for this many stored bytes."""

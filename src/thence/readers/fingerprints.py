@@ -36,6 +36,6 @@ def fingerprint(name: str) -> tuple[Bytes, str, int]:
             (Path(folder) / file).stat() for folder, _, files in os.walk(name) for file in files
         ]
     except OSError as error:
-        raise InputError(name, f"cannot be looked at ({error.strerror or error})") from error
+        raise InputError(name, f"cannot be read ({error.strerror or error})") from error
     newest = max((about.st_mtime_ns for about in abouts), default=0)
     return sum(about.st_size for about in abouts), str(newest), len(abouts)

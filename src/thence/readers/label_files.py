@@ -60,7 +60,7 @@ _MOST_NODES = 20_000_000
 _FEW_OBJECTS = 100_000
 _LEAST_BYTES = 20  # that a file must have for each object beyond _FEW_OBJECTS
 _LOW = (1 << 32) - 1
-_HOW = "thence.save_labels() at the end of the program writes it anew"
+_HOW = "call thence.save_labels() at the end of the program to write the file again"
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Triple = tuple[_Size, _Size, _Size]
 
@@ -97,19 +97,21 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         head = msgspec.json.decode(content, type=_Head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         if sniff(content[:4096]):
-            raise DamagedInput(name, f"is cut or no valid JSON ({error}); {_HOW}") from error
-        raise UnknownFormat(name, _not_labels("is no JSON")) from error
+            raise DamagedInput(name, f"is cut or not valid JSON ({error}); {_HOW}") from error
+        raise UnknownFormat(name, _not_labels("is not JSON")) from error
     if head.format != GRAPH_LABELS:
-        raise UnknownFormat(name, _not_labels("names another format"))
+        raise UnknownFormat(name, _not_labels("is JSON of another format"))
     if not 1 <= head.version <= GRAPH_LABELS_VERSION:
         raise UnknownFormat(
             name,
-            f"is of version {head.version}, this thence reads versions 1 to {GRAPH_LABELS_VERSION}; update thence",
+            f"has version {head.version}, but this thence reads versions 1 to {GRAPH_LABELS_VERSION}: update thence",
         )
     try:
         file = msgspec.json.decode(content, type=_File)
         if sum(len(graph.nodes.number) for graph in file.graphs) > _MOST_NODES:
-            raise DamagedInput(name, f"lists over {_MOST_NODES:,} nodes")
+            raise DamagedInput(
+                name, f"lists more than {_MOST_NODES:,} nodes, the limit for one file"
+            )
         labels = _Labels(file)
         graphs = tuple(_graph(graph, file, labels) for graph in file.graphs)
         return GraphLabels(
@@ -134,7 +136,7 @@ class _Head(msgspec.Struct):
 
 
 def _not_labels(what: str) -> str:
-    return f"{what}; expected labels of CUDA graphs, which thence.save_labels() wrote, or annotations of PyTorch"
+    return f"{what}; expected labels of CUDA graphs that thence.save_labels() wrote, or annotations of PyTorch"
 
 
 class _Process(msgspec.Struct):
@@ -264,7 +266,7 @@ def _graph(graph: _Graph, file: _File, labels: _Labels) -> CapturedGraph:
             raise ValueError(f"{where}: {len(values)} values of {name} for {count} nodes")
     numbers = np.array(nodes.number, np.int64)
     if len(np.unique(numbers)) != count or ((numbers < 0) | (numbers > _LOW)).any():
-        raise ValueError(f"{where}: node numbers occur twice or are no 32-bit numbers")
+        raise ValueError(f"{where}: node numbers occur twice or are not 32-bit numbers")
     parents = np.array([p for p in columns["parent"] or () if p is not None], np.int64)
     edges = None if graph.edges is None else np.array(graph.edges, np.int64).reshape(-1, 2)
     for what, named in (("parent", parents), ("edge", edges)):
@@ -272,7 +274,7 @@ def _graph(graph: _Graph, file: _File, labels: _Labels) -> CapturedGraph:
             raise ValueError(f"{where}: a {what} refers to a node that does not exist")
     ids = (graph.id, *graph.executables)
     if min(ids) < 0 or max(ids) > _LOW:
-        raise ValueError(f"{where}: graph ids are 32-bit numbers")
+        raise ValueError(f"{where}: graph ids must be 32-bit numbers")
     return CapturedGraph(graph.id, graph.executables, graph.device, _frame(columns, count), edges)
 
 
@@ -302,13 +304,16 @@ def _check_objects(content: bytes, name: str) -> None:
     """
     objects = content.count(b"{")
     if objects > _FEW_OBJECTS + len(content) // _LEAST_BYTES:
-        raise DamagedInput(name, f"holds {objects:,} objects, most of them empty or nearly so")
+        raise DamagedInput(
+            name,
+            f"holds {objects:,} JSON objects, most of them empty or nearly so",
+        )
 
 
 def _content(source: Source) -> bytes:
     content = source.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise DamagedInput(source.name, "over 1 GB, which labels of graphs never are")
+        raise DamagedInput(source.name, "is larger than 1 GB, the limit for labels of CUDA graphs")
     if not content.strip():
         raise UnknownFormat(
             source.name, source.damage or "is empty; expected labels of CUDA graphs"
@@ -370,7 +375,7 @@ def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables
             if is_labels:
                 added.append(read_labels(path, expansion))
         except InputError as error:
-            warnings.append(f"{error}; not joined")
+            warnings.append(f"{error}; its labels are not used")
     return _with_more(tables, added, warnings)
 
 
@@ -394,7 +399,7 @@ def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> T
         try:
             added.append(read_labels(path, expansion))
         except InputError as error:
-            warnings.append(f"{error}; not joined")
+            warnings.append(f"{error}; its labels are not used")
     return _with_more(tables, added, warnings)
 
 

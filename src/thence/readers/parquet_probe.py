@@ -223,8 +223,12 @@ class _Probe:
         try:
             code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired as error:
-            raise DamagedInput(self._path, "has tables that cannot be read in time") from error
+            raise DamagedInput(
+                self._path, f"has tables that cannot be read within {_PATIENCE_S:g} s"
+            ) from error
         if code == _LARGE:
             self._expansion.check(self._path, 0, 1 << 62, "a table")
         if code not in _EXPECTED:
-            raise DamagedInput(self._path, "has a damaged table, one that ends its reader")
+            raise DamagedInput(
+                self._path, "has a damaged table that crashes the process that reads it"
+            )

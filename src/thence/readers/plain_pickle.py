@@ -66,7 +66,7 @@ def load_plain(content: bytes) -> object:
     try:
         reason = _reason_to_refuse(content)
     except Exception as error:
-        raise PickleRefused(f"is no pickle, or a damaged one ({error})") from error
+        raise PickleRefused(f"is not a pickle, or is damaged ({error})") from error
     if reason is not None:
         raise PickleRefused(reason)
     try:
@@ -84,7 +84,7 @@ def _reason_to_refuse(content: bytes) -> str | None:
     stack = _Stack()
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in _ADMITTED:
-            return f"the pickle holds {opcode.name}, which can run code or needs other objects; not opened"
+            return f"the pickle holds the opcode {opcode.name}, which can run code or needs other objects; not loaded"
         if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
             return "the pickle holds an integer that is too large"
         # A PUT at memo index n makes the unpickler allocate n memo entries.
@@ -180,7 +180,7 @@ class _Stack:
 
     def _check_keys(self, keys: list[bool | None]) -> None:
         if any(key is not False for key in keys):
-            self.refusal = "the pickle has keys that are neither texts nor numbers"
+            self.refusal = "the pickle has keys that are neither strings nor numbers"
 
 
 def _check_depth(value: object) -> None:

@@ -11,6 +11,7 @@ from thence.errors import DamagedInput
 from thence.model.losses import Loss
 from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, THREADS, WAITS
 from thence.model.times import LATEST_NS, LONGEST_NS
+from thence.units import several
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables
@@ -39,14 +40,14 @@ def plausible(tables: _Tables, name: str) -> _Tables:
                 name, f"has rows of the table {table.name} without {', '.join(lacking)}"
             )
     for frame, column, what in (
-        (gpu, "start", "device activities"),
-        (tables.host, "start", "host ranges"),
-        (tables.programs, "start", "executions of programs"),
-        (tables.programs, "launch", "launches of programs"),
+        (gpu, "start", "device activity"),
+        (tables.host, "start", "host range"),
+        (tables.programs, "start", "program execution"),
+        (tables.programs, "launch", "program launch"),
     ):
         late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
         if late:
-            raise DamagedInput(name, f"has {late:,} {what} at impossible times")
+            raise DamagedInput(name, f"has {several(late, what)} with an impossible time")
     gpu, repaired = _with_possible_durations(gpu)
     host, on_host = _with_possible_durations(tables.host)
     if float(gpu["duration"].cast(pl.Float64).sum()) > _MOST_TOTAL_NS:
@@ -54,8 +55,8 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     if not repaired + on_host:
         return tables
     text = (
-        f"{name}: {repaired:,} device activities and {on_host:,} host ranges have negative durations, or longer "
-        f"ones than {LONGEST_NS // (86_400 * 10**9)} days; counted as 0"
+        f"{name}: {several(repaired, 'device activity')} and {several(on_host, 'host range')} with a negative "
+        f"duration, or one longer than {LONGEST_NS // (86_400 * 10**9)} days; counted as 0"
     )
     losses = (*tables.meta.losses, *([Loss("repaired", name, repaired, text)] if repaired else []))
     meta = dataclasses.replace(tables.meta, warnings=(*tables.meta.warnings, text), losses=losses)

@@ -161,7 +161,9 @@ def read(
         except DamagedInput as error:
             if name in names or not holds_labels(name):
                 raise
-            damaged.append(f"{error}; not joined")  # the traces can be read without labels
+            damaged.append(
+                f"{error}; its labels are not used"
+            )  # the traces can be read without labels
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
     parts, more_notes = one_job(parts, add=add)
@@ -185,7 +187,7 @@ def _text_name(name: str) -> str:
     except UnicodeEncodeError as error:
         raise InputError(
             os.fsencode(name).decode("utf-8", "backslashreplace"),
-            "its name is not UTF-8; rename it, or give it as standard input (-)",
+            "its name is not valid UTF-8; rename it, or pipe its content to standard input (-)",
         ) from error
     return name
 
@@ -213,9 +215,7 @@ def files_of(
     directories = [name for name in names if _is_directory(name)]
     archives = {n for n in directories if any(a.sniff_archive(n) for a in _archive_formats())}
     if run is not None and not directories:
-        raise UsageError(
-            f"--run {run} chooses among the runs of a directory; no input is a directory"
-        )
+        raise UsageError(f"--run {run} selects a run in a directory, but no input is a directory")
     files: dict[str, str] = {}
     notes: list[str] = []
     for name in names:
@@ -301,7 +301,7 @@ def _read_file(
         return _read_archive(name, progress, expansion)
     if not head:
         raise UnknownFormat(name, source.damage or "is empty")
-    raise UnknownFormat(name, f"is no trace that thence reads; expected one of: {_expected()}")
+    raise UnknownFormat(name, f"has no format that thence reads; expected one of: {_expected()}")
 
 
 def _read_archive(
@@ -310,7 +310,9 @@ def _read_archive(
     reader = _archive_reader(name)
     if reader is not None:
         return reader.read(name, lambda done: progress(name, done, 0), expansion)
-    raise UnknownFormat(name, f"is no archive that thence reads; expected one of: {_expected()}")
+    raise UnknownFormat(
+        name, f"is not an archive that thence reads; expected one of: {_expected()}"
+    )
 
 
 def _expected() -> str:

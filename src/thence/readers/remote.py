@@ -61,7 +61,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         package = _PACKAGES.get(protocol)
         advice = f"pip install {package}" if package else str(error)
         raise MissingRequirement(
-            f"{url}: fsspec reads {protocol}:// with a package of its own: {advice}"
+            f"{url}: fsspec needs another package to read {protocol}://: {advice}"
         ) from error
     except Exception as error:
         raise InputError(url, f"cannot be reached ({_one_line(error)})") from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from thence.errors import InputError, UsageError
 from thence.readers.remote import is_url
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,7 +60,9 @@ def in_run(folder: str, files: Sequence[str], run: str) -> list[str]:
         times = {match["time"] for file in files if (match := _CYCLE.fullmatch(Path(file).name))}
         known = sorted({*parents, *times} - {"plugins", "profile"})
         expected = (
-            f"expected one of: {', '.join(known[:_LISTED])}" if known else "it has no folders"
+            f"expected one of: {', '.join(known[:_LISTED])}"
+            if known
+            else "it has no runs with names"
         )
         raise InputError(folder, f"holds no run {run!r}; {expected}")
     return chosen
@@ -97,8 +100,8 @@ def _newest_folders(files: Sequence[str]) -> tuple[list[str], list[str]]:
         left_out.update(file for name in runs if name != newest for file in runs[name])
         others = sorted(set(runs) - {newest}, reverse=True)
         notes.append(
-            f"{log.parent.parent}: holds {len(runs)} runs; this is the newest, {newest}; --run NAME reads another: "
-            f"{_listed(others)}"
+            f"{log.parent.parent}: holds {len(runs)} runs; only the newest, {newest}, is read; --run NAME reads "
+            f"another: {_listed(others)}"
         )
     return [file for file in files if file not in left_out], notes
 
@@ -121,8 +124,9 @@ def _newest_cycles(files: Sequence[str], notes: list[str]) -> tuple[list[str], l
     older = {file for found in cycles.values() for time, file in found.items() if time < max(found)}
     if older:
         notes.append(
-            f"{len(older)} files are of earlier cycles of the same processes and are left out: "
-            f"{_listed(sorted(Path(file).name for file in older))}; --run NAME reads those of a time, --add all"
+            f"left out: {several(len(older), 'file')} of earlier profiling cycles of the same processes: "
+            f"{_listed(sorted(Path(file).name for file in older))}; --run TIME reads the files with this time in their "
+            "names, --add reads all"
         )
     return [file for file in files if file not in older], notes
 
@@ -151,8 +155,8 @@ def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]
         if others:
             names = _listed([str(Path(file).relative_to(origin)) for file in others])
             notes.append(
-                f"{origin}: holds several runs; this is the newest, {len(found) - len(others)} of {len(found)} "
-                f"files; left out: {names}; --run NAME reads another, --add all"
+                f"{origin}: holds several runs; only the newest, {len(found) - len(others)} of {len(found)} files, is "
+                f"read; left out: {names}; --run NAME reads another, --add reads all"
             )
     kept = [part for part in parts if part.file not in left_out]
     by_rank: dict[int, list[Read]] = {}
@@ -226,10 +230,10 @@ def _refusal(one: Read, other: Read) -> str:
     if one.tables.meta.ranks_stated and other.tables.meta.ranks_stated:
         what = f"both hold rank {rank}"
     else:
-        what = f"were recorded at different times, and neither says that it is another rank than {rank}"
+        what = f"were recorded at different times, and neither states a rank other than {rank}"
     return (
-        f"{one.file} and {other.file} {what}: they are not one job; give one of them, or --add to count each "
-        "as a rank of its own"
+        f"{one.file} and {other.file} {what}: they are not one job; give only one of them, or use --add to "
+        "count each as a rank of its own"
     )
 
 

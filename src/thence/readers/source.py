@@ -211,7 +211,7 @@ def _opened(name: str) -> Iterator[tuple[io.BufferedReader, int]]:
         reason = error.strerror or str(error)
         raise InputError(name, f"cannot be opened ({reason})") from error
     except ValueError as error:
-        raise InputError(name, f"is no path ({error})") from error
+        raise InputError(name, f"is not a valid path ({error})") from error
     with raw:
         yield raw, size
 
@@ -226,9 +226,7 @@ def check_regular(path: str) -> None:
     mode = os.stat(path).st_mode  # noqa: PTH116 - pathlib would refuse the same names in other ways
     kind = next((word for word, of_kind in _SPECIAL.items() if of_kind(mode)), None)
     if kind is not None:
-        raise InputError(
-            path, f"is a {kind}, no file; its content can be given as standard input (-)"
-        )
+        raise InputError(path, f"is a {kind}, not a file; pipe its content to standard input (-)")
 
 
 def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:

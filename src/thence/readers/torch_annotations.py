@@ -87,7 +87,7 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
     """
     annotations = _loaded(content, name)
     if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
-        raise UnknownFormat(name, "holds no annotations: expected a dict of node ids")
+        raise UnknownFormat(name, "holds no annotations: expected a dict with node ids as keys")
     labels: list[Label] = []
     by_text: dict[str, int] = {}
     ids = np.zeros(len(annotations), np.uint64)
@@ -115,14 +115,14 @@ def _loaded(content: bytes, name: str) -> object:
     try:
         return msgspec.json.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedInput(name, f"is cut or no valid JSON ({error})") from error
+        raise DamagedInput(name, f"is cut or not valid JSON ({error})") from error
 
 
 def _node_id(node: object, name: str) -> int:
     """The node id in a key of the dict: an integer, or a text in JSON."""
     number = int(node) if isinstance(node, str) and re.fullmatch("[0-9]{1,20}", node) else node
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 64:
-        raise DamagedInput(name, f"a key of the annotations is no node id: {node!r:.60}")
+        raise DamagedInput(name, f"a key of the annotations is not a node id: {node!r:.60}")
     return number
 
 
@@ -135,7 +135,9 @@ def _checked_label(annotations: object, name: str) -> Label:
         elif isinstance(annotation, str):
             merged["name"] = annotation
         elif annotation is not None:
-            raise DamagedInput(name, f"an annotation is neither dict nor text: {annotation!r:.60}")
+            raise DamagedInput(
+                name, f"an annotation is neither a dict nor a string: {annotation!r:.60}"
+            )
     return label_of(merged)
 
 

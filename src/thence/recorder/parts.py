@@ -152,7 +152,7 @@ class Parts:
     def _complain(self, error: OSError) -> None:
         if self.trouble is None:
             _LOG.error(
-                "thence cannot write to %s: %s; the program runs on, what cannot be written is lost",
+                "thence cannot write to %s: %s; the program continues, but records that cannot be written are lost",
                 self.directory,
                 error.strerror or error,
             )

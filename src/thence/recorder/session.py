@@ -142,8 +142,8 @@ class Recorder:
         with _lock:
             if _running is not None and _running.alive:
                 raise UsageError(
-                    "this process is being recorded already: one recording at a time; stop the other "
-                    f"one first (it goes to {_running.parts.directory})"
+                    "this process is already being recorded, and only one recording can run at a time: stop the other "
+                    f"one first (it writes to {_running.parts.directory})"
                 )
             self._cupti = load()
             self._began_ns = time.time_ns()
@@ -176,7 +176,7 @@ class Recorder:
         if not self._paused and not synchronize(_PATIENCE_SECONDS):
             self.warn(
                 f"the device was still busy {_PATIENCE_SECONDS:g} s after the recording should have "
-                "ended: what had not finished by then is missing"
+                "ended: activities that had not finished by then are missing"
             )
         self._stopped_ns = time.time_ns()
         self._try(lambda: self._cupti.flush(unfinished=True))
@@ -243,7 +243,7 @@ class Recorder:
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
             self.warn(
-                f"launches cannot be counted here ({self._counting.trouble}), so every one is recorded, which "
+                f"launches cannot be counted here ({self._counting.trouble}), so every launch is recorded, which "
                 "costs more time"
             )
 
@@ -337,7 +337,7 @@ class Recorder:
             self._take_calls()
             self._count_dropped(filled.context, filled.stream)
         except Exception as error:  # noqa: BLE001 - the program must go on, whatever happens here
-            self.warn(f"records could not be read and are lost, up to a buffer of them: {error!r}")
+            self.warn(f"up to one buffer of records could not be read and is lost: {error!r}")
         finally:
             self._buffers.recycle(filled)
         if self.parts.pending_bytes >= self._most_waiting:
@@ -359,7 +359,7 @@ class Recorder:
             return  # the context is gone
         if dropped and not self.dropped:
             _LOG.warning(
-                "thence: records are being dropped, since they come faster than they can be written"
+                "thence: records are being dropped, because they come faster than they can be written"
             )
         self.dropped += dropped
 

@@ -197,7 +197,7 @@ class Recording:
         from thence.opening import open_trace
 
         if self._recorder is not None and self._recorder.alive:
-            raise UsageError("the recording still runs: stop it before it is opened")
+            raise UsageError("the recording is still running: stop it before you open it")
         if self.folder is None:
             raise MissingData(
                 f"{self.directory}: nothing was recorded, because this process did nothing on a GPU"
@@ -256,7 +256,7 @@ class Recording:
         if self._recorder is not None and self._recorder.alive:
             self._recorder.warn(
                 "the program started torch.profiler, and CUPTI serves one profiler at a time: the recording ended "
-                "there; what came later is missing"
+                "at that point; later activities are missing"
             )
             self.stop()
 

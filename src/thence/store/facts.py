@@ -62,7 +62,9 @@ def decode_facts(content: bytes | str, path: str) -> Facts:
             tuple(map(str, value["installed"])),
         )
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedInput(path, f"its facts are not as thence writes them ({error})") from error
+        raise DamagedInput(
+            path, f"its facts do not have the structure that thence writes ({error})"
+        ) from error
 
 
 def _meta(value: dict[str, Any]) -> Meta:

@@ -64,7 +64,7 @@ def is_there(path: Path) -> bool:
     except OSError as error:
         raise DamagedInput(str(path), f"cannot be read ({error.strerror or error})") from error
     except InputError as error:
-        raise DamagedInput(str(path), "is a special file, no file of a store") from error
+        raise DamagedInput(str(path), "is a special file, not a file of a store") from error
     return True
 
 
@@ -78,7 +78,9 @@ def content_of(path: Path, most: Bytes) -> bytes:
         raise DamagedInput(str(path), "is missing")
     with reading(path):
         if path.stat().st_size > most:
-            raise DamagedInput(str(path), "is larger than any that thence writes")
+            raise DamagedInput(
+                str(path), f"is larger than {most:,} bytes, the limit for such a file"
+            )
         return path.read_bytes()
 
 
@@ -106,11 +108,13 @@ def rows_within(plan: pl.LazyFrame, paths: Sequence[Path], where: Path) -> pl.La
     with reading(where):
         schema = plan.collect_schema()
         if any(_depth(dtype) > _MOST_NESTED for dtype in schema.values()):
-            raise DamagedInput(str(where), "holds columns nested deeper than any of a store")
+            raise DamagedInput(
+                str(where), f"holds columns with more than {_MOST_NESTED} levels of nested lists"
+            )
         claimed = decoded_bytes(plan.select(pl.len()).collect().item(), schema)
         stored = sum(path.stat().st_size for path in paths)
     if claimed > DEFAULT.most(stored):
-        raise DamagedInput(str(where), "claims many times more rows than it stores")
+        raise DamagedInput(str(where), "claims many times more rows than its size allows")
     return plan
 
 

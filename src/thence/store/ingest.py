@@ -175,7 +175,8 @@ def sources_of(inputs: Sequence[str], run: str | None = None, *, add: bool = Fal
     """
     if STANDARD_INPUT in inputs:
         raise InputError(
-            STANDARD_INPUT, "a store is made of files: standard input cannot be read again"
+            STANDARD_INPUT,
+            "cannot be ingested: a store is made from files, as ingest may read them again",
         )
     files, notes = files_of(inputs, run, add=add)
     sources = [process for file in files for process in _processes(file)]
@@ -185,7 +186,7 @@ def sources_of(inputs: Sequence[str], run: str | None = None, *, add: bool = Fal
         name for name in names if is_url(name) or not Path(name).is_file() or not holds_labels(name)
     ]
     if not kept:
-        raise InputError(", ".join(inputs), "holds labels of CUDA graphs, and no trace")
+        raise InputError(", ".join(inputs), "holds labels of CUDA graphs, but no trace")
     given = frozenset(map(_everywhere, inputs))
     return Sources(tuple(kept), given, tuple(notes), add)
 

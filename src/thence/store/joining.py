@@ -81,5 +81,5 @@ def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | No
     files = sorted((root / SUMMARIES / name).glob("*.parquet"))
     if not files:
         path = root / SUMMARIES / name
-        raise DamagedInput(str(path), "is missing; the same thence ingest again writes it")
+        raise DamagedInput(str(path), "is missing; run the same thence ingest again to write it")
     return tables_within(files, root)

@@ -245,14 +245,14 @@ def read_manifest(store: Path) -> Manifest:
     manifest = _read(store / MANIFEST, Manifest)
     if manifest.format != FORMAT:
         raise InputError(
-            str(store), f"is no store of thence: its manifest says {manifest.format!r}"
+            str(store), f"is not a thence store: its manifest has the format {manifest.format!r}"
         )
     if manifest.version > VERSION:
         raise InputError(str(store), "was written by a later version of thence; update this one")
     _check_ranks(store, manifest)
     names = all(_FOLDER.fullmatch(entry.folder) for entry in manifest.entries)
     if not names or not all(map(_SUMMARY.fullmatch, manifest.summaries)):
-        raise DamagedInput(str(store), f"{MANIFEST} names folders that no store has")
+        raise DamagedInput(str(store), f"{MANIFEST} names folders that cannot be in a store")
     return manifest
 
 
@@ -270,7 +270,10 @@ def _check_ranks(store: Path, manifest: Manifest) -> None:
     )
     numbers = all(0 <= rank < MOST_RANKS for rank in (*ranks, *written))
     if not paired or not numbers or len(set(ranks)) < len(ranks):
-        raise DamagedInput(str(store), f"{MANIFEST} lists ranks that no job has")
+        raise DamagedInput(
+            str(store),
+            f"{MANIFEST} lists ranks that are out of range, listed twice or without a part",
+        )
 
 
 def read_part(folder: Path) -> Part:
@@ -287,7 +290,9 @@ def _read(path: Path, kind: type[_Struct]) -> _Struct:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedInput(str(path), f"is not as thence writes it ({error})") from error
+        raise DamagedInput(
+            str(path), f"does not have the structure that thence writes ({error})"
+        ) from error
 
 
 def write_json(path: Path, value: object) -> None:

@@ -40,7 +40,7 @@ def locked(store: Path) -> Iterator[str | None]:
         UsageError: another process holds it, or the folder cannot be written to.
     """
     if sys.platform == "win32":
-        yield f"{store}: see to it that no other ingest writes it at the same time: nothing guards it on Windows"
+        yield f"{store}: there is no lock on Windows; make sure that no other ingest writes it at the same time"
         return
     path = store / LOCK
     try:
@@ -59,7 +59,7 @@ def locked(store: Path) -> Iterator[str | None]:
             ) from None
         except OSError as error:
             unguarded = (
-                f"{store}: its file system has no locks ({error.strerror}): see to it that no other ingest writes it "
+                f"{store}: its file system has no locks ({error.strerror}); make sure that no other ingest writes it "
                 "at the same time"
             )
         holder = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
@@ -80,4 +80,4 @@ def _holder(handle: int) -> str:
         host = "".join(sign for sign in str(told["host"]) if sign.isalnum() or sign in ".-_")
         return f"process {int(told['process'])} on {host}"
     except (ValueError, KeyError, TypeError, OSError):
-        return "which process is not known"
+        return "process unknown"

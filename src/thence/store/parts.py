@@ -205,7 +205,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         try:
             consistent_references(sound)
         except Contradiction as error:
-            message = "has tables that refer to rows that are not there: make the store again with thence ingest"
+            message = "has tables that refer to rows that do not exist: create the store again with thence ingest"
             raise DamagedInput(str(folder), message) from error
     return renumbered(sound, new) if new else sound
 

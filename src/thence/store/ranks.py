@@ -54,7 +54,7 @@ def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
             left.append(
                 Left(
                     one.part.source,
-                    f"{one.part.source}: holds rank {clash}, as {other} does, which is newer",
+                    f"{one.part.source}: holds rank {clash}, which the newer input {other} holds too",
                     "duplicate",
                 )
             )
@@ -67,14 +67,17 @@ def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
     for one in sorted(unstated, key=lambda one: one.part.source):
         away = next((x for x in holder.values() if not add and _apart(one.part, x.part)), None)
         if away is not None:
-            text = f"{one.part.source}: was recorded at another time than {away.part.source}, and does not say its rank"
+            text = (
+                f"{one.part.source}: does not state its rank, and was not recorded at the same time as "
+                f"{away.part.source}"
+            )
             left.append(Left(one.part.source, text, "other_time"))
             continue
         ranks = _free(one.part.ranks, holder)
         if ranks != one.part.ranks:
             shown = ", ".join(map(str, ranks))
             warnings.append(
-                f"{one.part.source}: does not say a rank of its own; shown as rank {shown}"
+                f"{one.part.source}: does not state a rank that is free; shown as rank {shown}"
             )
         holder.update(dict.fromkeys(ranks, one))
         chosen.append((one, ranks))
@@ -123,7 +126,9 @@ def _gaps(ranks: Sequence[int]) -> list[str]:
     between = (range(a + 1, b) for a, b in itertools.pairwise((-1, *ranks)))
     missing = itertools.islice(itertools.chain.from_iterable(between), _LISTED)
     listed = ", ".join(map(str, missing)) + (" ..." if count > _LISTED else "")
-    return [f"{count:,} of the ranks 0 to {ranks[-1]:,} are missing: {listed}"]
+    return [
+        f"of the ranks 0 to {ranks[-1]:,}, {count:,} {'is' if count == 1 else 'are'} missing: {listed}"
+    ]
 
 
 def _entry(one: Found, ranks: tuple[int, ...]) -> Entry:

@@ -23,7 +23,7 @@ from thence.store.layout import MANIFEST, RANKS, Manifest, read_manifest
 from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
 from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TABLES, WINDOWS
 from thence.store.tried import check_tried
-from thence.units import format_bytes
+from thence.units import format_bytes, several
 
 if TYPE_CHECKING:
     import os
@@ -71,7 +71,7 @@ class Store:
         absent = sorted(set(ranks) - set(self.ranks))
         if absent:
             raise UsageError(
-                f"{self.root}: no rank {', '.join(map(str, absent))}; it holds {len(self.ranks):,} ranks, "
+                f"{self.root}: no rank {', '.join(map(str, absent))}; it holds {several(len(self.ranks), 'rank')}, "
                 f"{min(self.ranks)} to {max(self.ranks)}"
             )
         chosen = tuple(entry for entry in self.entries if set(entry.ranks) & set(ranks))
@@ -100,8 +100,8 @@ class Store:
         needed, free = sum(entry.memory_bytes for entry in self.entries), _free_bytes()
         if free is not None and needed > _MOST_OF_MEMORY * free:
             raise UsageError(
-                f"{self.root}: this takes the tables of all {len(self.ranks):,} ranks at once, about "
-                f"{format_bytes(needed)}, and {format_bytes(free)} of memory are free; --rank chooses some of them "
+                f"{self.root}: this needs the tables of all {several(len(self.ranks), 'rank')} at once, about "
+                f"{format_bytes(needed)}, but only {format_bytes(free)} of memory are free; select ranks with --rank "
                 "(report, ranks and sql read a store of any size)"
             )
 
@@ -133,7 +133,7 @@ class Store:
         if self.manifest.settings.host:
             return ()
         return (
-            "the store holds no host ranges (thence ingest --host keeps them): what looks at them has nothing to see",
+            "the store holds no host ranges (thence ingest --host keeps them): analyses that need them have no data",
         )
 
     @cached_property
@@ -141,7 +141,10 @@ class Store:
         """The findings about each rank, and findings about the times of all ranks together."""
         windows = self._windows
         lacking = windows["epoch_ns"].null_count()
-        text = "some inputs do not say when their clock began: times do not compare across inputs"
+        text = (
+            "some inputs do not state the Unix time at which their clock starts, so times of different inputs cannot "
+            "be compared"
+        )
         losses = (Loss("no_common_clock", "", lacking, text),) if lacking else ()
         zero = pl.col("epoch_ns").fill_null(0)
         gpu = windows.select(

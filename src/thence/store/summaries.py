@@ -53,13 +53,15 @@ def _of_ranks(table: Table) -> Table:
 TABLES = {
     WINDOWS: Table(
         WINDOWS,
-        "one device: when it was busy",
+        "one device: the span of its activities",
         (
             _RANK,
             Column("device", pl.Int32(), "device index within the process"),
             Column("start", pl.Int64(), "ns on the rank's clock: start of its first activity"),
-            Column("end", pl.Int64(), "ns: end of its last"),
-            Column("epoch_ns", pl.Int64(), "Unix time at which that clock reads 0; null: unknown"),
+            Column("end", pl.Int64(), "ns on the same clock: end of its last activity"),
+            Column(
+                "epoch_ns", pl.Int64(), "Unix time (ns) at which that clock reads 0; null: unknown"
+            ),
         ),
         required=("rank", "device", "start", "end"),
     ),

@@ -63,7 +63,9 @@ def check_tried(folders: Iterable[Path]) -> None:
             if harmless:
                 with reading(path):
                     tables_within([path], path).collect()
-            raise DamagedInput(str(path), "has a damaged table, one that ends its reader")
+            raise DamagedInput(
+                str(path), "has a damaged table that crashes the process that reads it"
+            )
         _remember(names)
 
 

@@ -46,7 +46,7 @@ def test_without_a_common_clock_it_is_not_checked() -> None:
     paths = [DATA / "nsight" / "torch_ddp_cuda_gpu_trace.csv.gz"] * 2
     tables = concat([read([path]) for path in paths])
     reasons = {entry.code: entry.text for entry in check(tables).not_checked}
-    assert "do not say when their clock began" in reasons["windows_apart"]
+    assert "do not state the Unix time at which their clock starts" in reasons["windows_apart"]
 
 
 def test_a_rank_without_device_work_is_named() -> None:

@@ -110,5 +110,5 @@ def test_lists_may_be_packed_or_not(spread: str) -> None:
 def test_damage_inside_an_instruction_is_one_error(number: int) -> None:
     broken = instruction("a", "add", 1, shape(F32)) + message((number, b"\x12\x80"))
     proto = message((1, message((1, "jit_f"), (3, computation(1, broken)))))
-    with pytest.raises(DamagedInput, match="no HLO module with instructions"):
+    with pytest.raises(DamagedInput, match="not an HLO module with instructions"):
         decode_hlo(proto, "x")

@@ -74,7 +74,7 @@ def test_streams_are_those_that_it_ran_on_wherever_the_file_says_so(
 def test_where_the_streams_are_lost_a_warning_says_so(tmp_path: Path) -> None:
     trace = thence.open(alone("annotated_torch-2.13", tmp_path))
     (warning,) = trace.meta.warnings
-    assert "the streams that it ran on are not in the file" in warning
+    assert "the file does not hold the streams on which they ran" in warning
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -169,7 +169,7 @@ def test_unusable_durations_count_as_zero_with_a_warning(duration: Any, tmp_path
         del events[0]["dur"]
     trace = opened(tmp_path, events)
     assert trace.gpu["duration"].to_list() == [0, 5000]
-    assert any("1 device activities" in w for w in trace.meta.warnings)
+    assert any("1 device activity" in w for w in trace.meta.warnings)
 
 
 def test_an_event_without_a_start_is_left_out_with_a_warning(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_an_event_without_a_start_is_left_out_with_a_warning(tmp_path: Path) -> 
     del lost["ts"]
     trace = opened(tmp_path, [lost, kernel(2, 20)])
     assert trace.gpu["start"].to_list() == [20_000]
-    assert any("1 events have no start time" in w for w in trace.meta.warnings)
+    assert any("1 event without a start time" in w for w in trace.meta.warnings)
 
 
 def test_infinity_as_text_is_no_obstacle(tmp_path: Path) -> None:

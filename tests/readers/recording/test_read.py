@@ -53,8 +53,8 @@ def test_unfinished_activities_and_missing_names(tmp_path: Path) -> None:
         ("no_times", 2),
     ]
     told = "\n".join(tables.meta.warnings)
-    assert "3 activities have neither start nor end, because CUPTI could not time them" in told
-    assert "2 activities have no end, because the recording ended before they did" in told
+    assert "3 activities without start and end, because CUPTI could not record the times" in told
+    assert "2 activities without an end, because the recording ended first" in told
 
 
 THREE = {"names": [NAMES], "kernels": [[kernel()], [kernel(), kernel()], [kernel()]]}
@@ -73,7 +73,7 @@ def test_a_damaged_part_is_left_out_and_said(tmp_path: Path) -> None:
     (folder / ".kernels-000004.npz.unfinished").write_bytes(b"half")
     kernels, text = warned(folder)
     assert kernels == 2
-    assert "of the table kernels, part 2 is damaged: 2 of 4 rows are lost" in text
+    assert "table kernels: part 2 is damaged; rows lost: 2 of 4" in text
 
 
 @pytest.mark.parametrize(("number", "lost"), [(1, 1), (2, 2), (3, 1)])
@@ -83,7 +83,7 @@ def test_a_missing_part_is_said_with_its_rows(tmp_path: Path, number: int, lost:
     (folder / f"kernels-00000{number}.npz").unlink()
     kernels, text = warned(folder)
     assert kernels == 4 - lost
-    assert f"of the table kernels, part {number} is missing: {lost} of 4 rows are lost" in text
+    assert f"table kernels: part {number} is missing; rows lost: {lost} of 4" in text
 
 
 def test_a_part_after_the_last_description_is_no_loss(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_part_after_the_last_description_is_no_loss(tmp_path: Path) -> None:
     )
     kernels, text = warned(folder)
     assert kernels == 4
-    assert "missing" not in text.replace("what came last is missing", "")
+    assert "missing" not in text.replace("the last records are missing", "")
 
 
 def test_recordings_of_version_2_are_read_and_damage_is_said(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_recordings_of_version_2_are_read_and_damage_is_said(tmp_path: Path) -> 
     part.write_bytes(part.read_bytes()[:100])
     kernels, text = warned(folder)
     assert kernels == 2
-    assert "of the table kernels, part 2 is damaged" in text
+    assert "table kernels: part 2 is damaged" in text
     part.unlink()
-    assert "of the table kernels, part 2 is missing" in warned(folder)[1]
+    assert "table kernels: part 2 is missing" in warned(folder)[1]
 
 
 def test_what_the_recorder_had_to_say_is_passed_on(tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_what_the_recorder_had_to_say_is_passed_on(tmp_path: Path) -> None:
     text = "\n".join(read([folder]).meta.warnings)
     for expected in (
         "was cut",
-        "12 records were dropped",
-        "5 rows of the calls",
-        "CUPTI's 55",
+        "dropped 12 records",
+        "5 rows of the table calls",
+        "CUPTI's kind 55",
         "still busy",
     ):
         assert expected in text
@@ -132,7 +132,7 @@ def test_a_recording_by_full_buffers_that_was_cut_promises_no_time(tmp_path: Pat
     times = {"began_ns": 0, "written_ns": 9_000_000_000, "flush_seconds": None}
     folder = written(tmp_path / "a", {"kernels": [[kernel()]]}, finished=False, **times)
     (text,) = (warning for warning in read([folder]).meta.warnings if "was cut" in warning)
-    assert "full buffers while XLA launches graphs" in text
+    assert "while XLA launches graphs, only full buffers are written" in text
     assert " s of it" not in text
 
 

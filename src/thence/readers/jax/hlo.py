@@ -47,7 +47,7 @@ _TRANSFERS = frozenset(("recv", "recv-done", "send", "send-done"))
 _Placed: TypeAlias = "dict[int, int | None]"
 _Loop: TypeAlias = "tuple[int, str, int | None, int | None, int | None]"
 _RUNS_CALLED = frozenset(("async-start", "call", "conditional", "while"))
-_DAMAGED = "is cut or damaged: its content is no HLO module with instructions"
+_DAMAGED = "is cut or damaged: its content is not an HLO module with instructions"
 
 
 def decode_hlo(data: bytes, path: str, expansion: Expansion = DEFAULT) -> HloModule:

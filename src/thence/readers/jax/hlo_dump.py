@@ -13,6 +13,7 @@ from thence.errors import DamagedInput, InputError
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.source import check_regular, matching
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,8 +123,8 @@ def _warnings(programs: pl.DataFrame, modules: Sequence[HloModule]) -> list[str]
     warnings = []
     if not used:
         warnings.append(
-            f"none of the {len(modules)} HLO modules given belongs to a program of the trace"
+            f"no program of the trace matches the {several(len(modules), 'HLO module')} given"
         )
     elif len(missing):
-        warnings.append(f"no HLO was given for the programs {', '.join(missing)}")
+        warnings.append(f"no HLO was given for {', '.join(missing)}")
     return warnings

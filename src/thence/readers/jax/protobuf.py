@@ -35,7 +35,9 @@ def parse(kind: type[_M], data: bytes, path: str) -> _M:
         message.ParseFromString(data)
     except DecodeError as error:
         name = kind.DESCRIPTOR.name
-        raise DamagedInput(path, f"is cut or damaged: its content is no {name} message") from error
+        raise DamagedInput(
+            path, f"is cut or damaged: its content is not a {name} message"
+        ) from error
     return message
 
 
@@ -65,7 +67,7 @@ def unpacked(data: bytes, path: str, expansion: Expansion = DEFAULT) -> bytes:
         if left < 0:
             expansion.check(path, stored, limit - left)
             raise DamagedInput(
-                path, f"unpacks to more than {limit:,} bytes, which no HLO module does"
+                path, f"unpacks to more than {limit:,} bytes; no HLO module is that large"
             )
         if not decompressor.eof:
             raise DamagedInput(path, "the xz data ends too early")

@@ -28,6 +28,7 @@ from thence.readers.jax.sniffing import NAME, PATTERNS
 from thence.readers.jax.xplane_programs import RunPrograms
 from thence.readers.jax.xspace import XSpace, decode_xspace
 from thence.readers.source import STANDARD_INPUT
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,7 @@ def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
     negative = pl.col("duration") < 0
     counts = {
         what: frame.filter(negative).height
-        for what, frame in (("device activities", space.gpu), ("host ranges", space.host))
+        for what, frame in (("device activity", space.gpu), ("host range", space.host))
     }
     if not any(counts.values()):
         return space, []
@@ -107,8 +108,8 @@ def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
     fixed = dataclasses.replace(
         space, gpu=space.gpu.with_columns(clipped), host=space.host.with_columns(clipped)
     )
-    sentence = "have a negative duration; counted as 0"
-    return fixed, [f"{n:,} {what} {sentence}" for what, n in counts.items() if n]
+    sentence = "with a negative duration; counted as 0"
+    return fixed, [f"{several(n, what)} {sentence}" for what, n in counts.items() if n]
 
 
 def _losses(space: XSpace, negative: int, name: str) -> tuple[Loss, ...]:
@@ -119,7 +120,7 @@ def _losses(space: XSpace, negative: int, name: str) -> tuple[Loss, ...]:
     ]
     if not negative:
         return (*failed, *dropped)
-    text = f"{name}: {negative:,} device activities have a negative duration"
+    text = f"{name}: {several(negative, 'device activity')} with a negative duration"
     return (*failed, *dropped, Loss("repaired", name, negative, text))
 
 
@@ -131,9 +132,9 @@ def _content(source: Source, progress: Callable[[int], None]) -> bytes:
         size += len(part)
         progress(source.consumed)
         if size > _MAX_BYTES:
-            raise DamagedInput(source.name, "has more than 2 GiB, which no XSpace message can have")
+            raise DamagedInput(source.name, "is larger than 2 GiB, the limit for an XSpace message")
     if source.damage:
-        raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
+        raise DamagedInput(source.name, f"cannot be read to the end: {source.damage}")
     return b"".join(parts)
 
 
@@ -233,25 +234,26 @@ def _executions(
 def _warnings(space: XSpace, events: pl.DataFrame) -> list[str]:
     """Warnings about what the file lacks and what had to be assumed."""
     if space.devices.is_empty():
-        return ["holds no GPU: only host ranges can be shown"]
+        return ["holds no data of a GPU: only host ranges can be shown"]
     warnings = []
     left_out = space.gpu.height - events.height
     if left_out:
-        warnings.append(f"{left_out:,} events of the profiler itself are left out")
+        warnings.append(f"left out: {several(left_out, 'event')} of the profiler itself")
     total = int(events["duration"].sum())
     graphs = events.filter(pl.col("hlo_op").cast(pl.String).str.contains(COMMAND_BUFFER))
     if graphs.height:
         share = 100 * int(graphs["duration"].sum()) / max(total, 1)
         warnings.append(
-            f"{graphs.height:,} activities, {share:.0f} % of device time, ran inside CUDA graphs (command "
-            "buffers), where the profiler records no HLO op: theirs follows from the order of the graphs' "
-            "nodes where that fits the HLO, else XLA_FLAGS=--xla_gpu_enable_command_buffer= records them"
+            f"{several(graphs.height, 'activity')}, {share:.0f} % of device time, ran inside CUDA graphs (command "
+            "buffers), where the profiler records no HLO op: the op is derived from the order of the graphs' nodes "
+            "if that matches the HLO; to record it, set XLA_FLAGS=--xla_gpu_enable_command_buffer= (no value: no "
+            "command buffers)"
         )
     unlaunched = events.filter(pl.col("execution").is_not_null() & pl.col("launch_row").is_null())
     if unlaunched.height:
         warnings.append(
-            f"the launch of {unlaunched.height:,} activities was not recorded: executions of their programs "
-            "are told apart by the repetition of their first kernel"
+            f"the launch of {several(unlaunched.height, 'activity')} was not recorded: executions of a program are "
+            "separated at each repetition of its first kernel"
         )
     return warnings
 

@@ -58,9 +58,9 @@ class RunPrograms:
         without = [str(name or p) for p, name in lacking.items() if p not in hlo_of]
         if without:
             warnings.append(
-                f"no HLO of {', '.join(sorted(set(without)))}: their device time has no source lines, "
-                "op names or labels (jax.profiler.ProfileOptions.enable_hlo_proto records it, "
-                "XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto writes it; put it beside the trace)"
+                f"no HLO for {', '.join(sorted(set(without)))}, so that device time has no source lines, op names or "
+                "labels: record the HLO with jax.profiler.ProfileOptions.enable_hlo_proto, or dump it with "
+                'XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_proto" and put the dump next to the trace'
             )
         numbers = list(hlo_of)
         index = {program: numbers.index(program) for program in numbers}

@@ -38,6 +38,7 @@ from thence.readers.jax.xspace_events import (
     stat_value,
     text,
 )
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -207,7 +208,7 @@ def _sentences(said: Sequence[bytes]) -> tuple[str, ...]:
     """
     lines = [" ".join(text(one[:_MOST_SAID]).split()) for one in said[:_MOST_SENTENCES]]
     more = len(said) - len(lines)
-    return (*lines, f"{more:,} more of its messages are not shown") if more else tuple(lines)
+    return (*lines, f"and {several(more, 'more message')}, not shown") if more else tuple(lines)
 
 
 def _ordinal(name: str) -> int | None:

@@ -45,8 +45,8 @@ _LANE = "annotated_stream"
 _DEFAULT_LANES = (7, 8)
 _PHASE = "autograd_phase"
 _LOST = (
-    "PyTorch's tool for annotated CUDA graphs moved what ran in them to lanes, and some by up to 1 us: the "
-    "streams that it ran on are not in the file"
+    "PyTorch's tool for annotated CUDA graphs moved their activities to lanes and shifted some by up to 1 us; the "
+    "file does not hold the streams on which they ran"
 )
 _TELLING = frozenset(
     (*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, KINETO_KEYS["collective"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thence.model.losses import Loss, says_lost
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,9 +37,11 @@ def _losses(envelope: Envelope, counts: Mapping[str, Any], unusable: int) -> Ite
         text = f"{name}: {damaged:,} of {counts['events']:,} events could not be read"
         yield Loss("unreadable", name, damaged, text)
     if timeless := counts["timeless"]:
-        yield Loss("no_times", name, timeless, f"{name}: {timeless:,} events have no start time")
+        yield Loss(
+            "no_times", name, timeless, f"{name}: {several(timeless, 'event')} without a start time"
+        )
     if unusable:
-        text = f"{name}: {unusable:,} device activities have no duration, or a negative one"
+        text = f"{name}: {several(unusable, 'device activity')} without a duration, or with a negative one"
         yield Loss("repaired", name, unusable, text)
     for message in _logged(envelope.metadata):
         yield Loss("dropped", name, 1, f"{name}: the profiler logged: {message}")

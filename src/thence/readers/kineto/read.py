@@ -41,6 +41,7 @@ from thence.readers.kineto.processes import PIECE_BYTES
 from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
 from thence.readers.kineto.sniffing import NAME
 from thence.readers.nesting import IS_API_CALL, host_order
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,20 +227,20 @@ def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[
     warnings = list(lanes.warnings)
     if columns["damaged"]:
         warnings.append(
-            f"{columns['damaged']:,} of {columns['events']:,} events could not be read and are left out"
+            f"{columns['damaged']:,} of {columns['events']:,} events could not be read; left out"
         )
     if columns["unpaired"]:
         warnings.append(
-            f"{columns['unpaired']:,} begin/end events are left out: torch.profiler writes complete events only"
+            f"left out: {several(columns['unpaired'], 'begin/end event')}; torch.profiler writes complete events only"
         )
     if columns["timeless"]:
-        warnings.append(f"{columns['timeless']:,} events have no start time and are left out")
-    for what, table in (("device activities", gpu), ("host ranges", host)):
+        warnings.append(f"left out: {several(columns['timeless'], 'event')} without a start time")
+    for what, table in (("device activity", gpu), ("host range", host)):
         unusable = table["duration"] < 0
         if unusable.any():
             table["duration"] = np.where(unusable, 0, table["duration"])
             warnings.append(
-                f"{int(unusable.sum()):,} {what} have no duration, or a negative one; counted as 0"
+                f"{several(int(unusable.sum()), what)} without a duration, or with a negative one; counted as 0"
             )
     return warnings
 

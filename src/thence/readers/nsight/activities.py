@@ -9,6 +9,7 @@ import polars as pl
 from thence.model.losses import Loss
 from thence.model.tables import KINDS
 from thence.readers.nsight.store import bounded, left_out, names, process_of, with_durations
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,16 +65,16 @@ def activities(store: Store) -> tuple[pl.DataFrame, list[str], list[Loss]]:
     warnings: list[str] = []
     parts: list[pl.DataFrame] = []
     losses: list[Loss] = []
-    for read, what in ((_kernels, "kernels"), (_graphs, "graph launches"),
-                       (_copies, "copies"), (_sets, "sets")):  # fmt: skip
+    for read, what in ((_kernels, "kernel"), (_graphs, "graph launch"),
+                       (_copies, "copy"), (_sets, "set")):  # fmt: skip
         timed = with_durations(read(store))
         warnings += left_out([timed], what)
         losses += _losses(timed, store.name, what)
         parts.append(_common(timed.frame))
     if parts[1].height:
         warnings.append(
-            f"{parts[1].height:,} CUDA graph launches were traced as a whole, shown as one kernel each;"
-            " nsys profile --cuda-graph-trace=node records their kernels"
+            f"nsys traced {several(parts[1].height, 'CUDA graph launch')} as a whole, shown as one kernel each; "
+            "nsys profile --cuda-graph-trace=node records the kernels"
         )
     return pl.concat(parts), warnings, losses
 

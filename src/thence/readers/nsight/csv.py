@@ -19,6 +19,7 @@ from thence.model.names import UNNAMED
 from thence.model.tables import GPU, Device, Meta, Tables
 from thence.readers.kineto.metadata import rank_of
 from thence.readers.nsight.activities import copy_name, set_name
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,13 +98,15 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     )
     if not has_times.any():
         raise DamagedInput(name, "holds no activity that could be read")
-    warnings = ["a cuda_gpu_trace CSV does not say what launched anything; the SQLite export does"]
+    warnings = [
+        "a cuda_gpu_trace CSV does not record which API call launched an activity; the SQLite export does"
+    ]
     losses: tuple[Loss, ...] = ()
     if lost := int((~has_times).sum()):
-        warnings.append(f"{lost:,} rows have no times that can be read and are left out")
+        warnings.append(f"left out: {several(lost, 'row')} without readable times")
         losses = (Loss("no_times", name, lost, f"{name}: {warnings[-1]}"),)
     if rounded:
-        warnings.append(f"sizes are rounded to thousandths of {rounded}: shown as unknown")
+        warnings.append(f"sizes are rounded to 0.001 {rounded}, so they are shown as unknown")
     return Tables(
         gpu=gpu.filter(has_times).sort("rank", "device", "start", "stream", maintain_order=True),
         meta=Meta(
@@ -126,15 +129,13 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
         size += len(part)
         if size > _MAX_BYTES:
             raise DamagedInput(
-                source.name, f"has more than {_MAX_BYTES:,} bytes; export to SQLite instead"
+                source.name, f"is larger than {_MAX_BYTES:,} bytes; export to SQLite instead"
             )
     data = b"".join(parts)
     parts.clear()
     header = _HEADER.search(data)
     if source.damage or header is None:
-        raise DamagedInput(
-            source.name, f"cannot be read whole: {source.damage or 'it has no header'}"
-        )
+        raise DamagedInput(source.name, f"cannot be read: {source.damage or 'it has no header'}")
     try:
         # nsys stats prints other lines around a report: text after an empty line is not part of it.
         empty = _EMPTY_LINE.search(data, header.end())
@@ -145,12 +146,12 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
         )
     except (pl.exceptions.PolarsError, OverflowError) as error:
         reason = (str(error).splitlines() or ["it is empty"])[0]
-        raise DamagedInput(source.name, f"is no CSV table that can be read ({reason})") from error
+        raise DamagedInput(source.name, f"cannot be read as a CSV table ({reason})") from error
     split = {column: _UNIT.match(column) for column in frame.columns}
     plain = {column: match["name"] if match else column for column, match in split.items()}
     plain = {column: _SYNONYMS.get(name, name) for column, name in plain.items()}
     if len(set(plain.values())) < len(plain):
-        raise DamagedInput(source.name, f"has columns twice: {', '.join(frame.columns)}")
+        raise DamagedInput(source.name, f"has duplicate columns: {', '.join(frame.columns)}")
     units = {match["name"]: match["unit"] for match in split.values() if match}
     missing = {"Strm", "Name", "Device"} - set(plain.values())
     if missing:
@@ -178,7 +179,8 @@ def _scaled(
     factor = factors.get(units.get(column, ""))
     if factor is None:
         raise DamagedInput(
-            path, f"has {column!r} in {units.get(column)!r}; known are {', '.join(factors)}"
+            path,
+            f"has the column {column!r} in the unit {units.get(column)!r}; expected one of: {', '.join(factors)}",
         )
     text = frame[column].str.strip_chars()
     if factor == 1:

@@ -92,7 +92,7 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "thence"
     except RuntimeError as error:
         raise MissingRequirement(
-            "there is no folder for caches: this user has no home directory; XDG_CACHE_HOME names one"
+            "there is no folder for caches, because this user has no home directory; set XDG_CACHE_HOME to a folder"
         ) from error
 
 
@@ -102,7 +102,7 @@ def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:
     if nsys is None:
         suggested = Path(name).with_suffix(".sqlite")
         raise MissingRequirement(
-            f"{name}: only nsys can read a report, and none is on PATH. Where it is installed, run "
+            f"{name}: only nsys can read a report, and nsys is not on PATH. Where it is installed, run "
             f"`{' '.join(command)} {suggested} {name}` and give the result to thence"
         )
     # An export holds the environment variables of the program: only the user may read the folder.
@@ -111,8 +111,8 @@ def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:
         made = tempfile.TemporaryDirectory(dir=exported.parent, prefix="export-")
     except OSError as error:
         raise MissingRequirement(
-            f"{name}: its export is kept in {exported.parent}, which cannot be made or written "
-            f"({error.strerror or error}); XDG_CACHE_HOME names another folder for caches"
+            f"{name}: its export is cached in {exported.parent}, which cannot be created or written "
+            f"({error.strerror or error}); set XDG_CACHE_HOME to another folder"
         ) from error
     with made as folder:
         output_path = Path(folder) / "export.sqlite"

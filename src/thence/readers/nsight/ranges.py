@@ -25,6 +25,7 @@ from thence.readers.nsight.store import (
     thread_of,
     with_durations,
 )
+from thence.units import several
 
 if TYPE_CHECKING:
     from thence.readers.nsight.processes import Ranks
@@ -74,7 +75,7 @@ def host_ranges(
         DamagedInput: a table cannot be read.
     """
     calls, warnings = _calls(store, list(ranks.of_process))
-    overhead, more = lasting(_overhead(store), "overhead ranges")
+    overhead, more = lasting(_overhead(store), "overhead range")
     place = pl.col("process") * (1 << _THREAD_BITS) + pl.col("thread")
     nvtx_ranges = of_nvtx.with_columns(place=place, nvtx=pl.int_range(pl.len(), dtype=pl.Int32))
     return *_nested(
@@ -118,7 +119,7 @@ def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], l
             )
         )
         before += kinds_of_part.height
-    return calls, left_out([timed for timed, _ in parts], "API calls")
+    return calls, left_out([timed for timed, _ in parts], "API call")
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ def nvtx(store: Store) -> Nvtx:
         domains, on=["process", "domainId"], how="left", maintain_order="left"
     )
     ranges, warnings = _end_open_ranges(ranges)
-    timed, more = lasting(ranges, "NVTX ranges")
+    timed, more = lasting(ranges, "NVTX range")
     return Nvtx(
         timed.select(
             *("start", "duration", "process", "thread", "name", "domain", "row"),
@@ -277,7 +278,9 @@ def _end_open_ranges(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     if not still_open:
         return ranges, []
     last = ranges.select(pl.max_horizontal(pl.col("start").max(), pl.col("end").max())).item()
-    sentence = f"{still_open:,} NVTX ranges were open when recording ended and are shown until then"
+    sentence = (
+        f"{several(still_open, 'NVTX range')} still open when the recording ended; shown until then"
+    )
     return ranges.with_columns(pl.col("end").fill_null(last)), [sentence]
 
 

@@ -63,7 +63,7 @@ def tables_of(store: Store) -> Tables:
     if gpu.is_empty() and host.is_empty():
         raise DamagedInput(
             store.name,
-            "holds neither device activities nor host ranges; nsys profile --trace=cuda,nvtx records them",
+            "holds neither device activities nor host ranges; record them with nsys profile --trace=cuda,nvtx",
         )
     tables = Tables(
         gpu=_conformed(GPU, gpu),

@@ -95,9 +95,7 @@ def _read(path: str, name: str) -> Tables:
         tables = tables_of(database)
     journal = Path(f"{name}-wal")
     if journal.is_file() and journal.stat().st_size:
-        text = (
-            f"{name}: another program is still writing it; what is in {journal.name} is not shown"
-        )
+        text = f"{name}: another program is still writing it; the content of {journal.name} is not shown"
         return tables.with_losses([Loss("cut", name, 1, text)]).with_warnings([text])
     return tables
 
@@ -111,12 +109,12 @@ def _decompress(source: Source, path: Path, progress: Callable[[int], None]) -> 
             if size > room:
                 raise DamagedInput(
                     source.name,
-                    f"decompresses to more than {room:,} bytes: the limit, or the free space for temporary files",
+                    f"decompresses to more than {room:,} bytes, the smaller of the limit and the free temporary space",
                 )
             unpacked.write(part)
             progress(source.consumed)
     if source.damage:
-        raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
+        raise DamagedInput(source.name, f"cannot be read to the end: {source.damage}")
 
 
 @contextmanager
@@ -166,7 +164,7 @@ def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
         ).fetchall()
     )
     if not any(mark in roots for mark in _NSIGHT_TABLES):
-        raise UnknownFormat(name, "is a database, but no export of Nsight Systems")
+        raise UnknownFormat(name, "is an SQLite database, but not an export of Nsight Systems")
     return {
         table: _layout(connection, table, roots[table])
         for table in sorted(READABLE.intersection(roots))

@@ -21,6 +21,7 @@ import polars as pl
 
 from thence.model.names import UNNAMED
 from thence.model.times import LATEST_NS
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -314,14 +315,14 @@ class Timed:
         """Code of `thence.model.losses.LOSSES`, number of rows, and a sentence, for rows lost and unusable.
 
         Args:
-            what: plural noun for the rows.
+            what: noun for a row, in the singular.
         """
         if self.lost:
-            missing = "have no start time, or an impossible one, and are left out"
-            yield "no_times", self.lost, f"{self.lost:,} {what} {missing}"
+            missing = "without a start time, or with an impossible one"
+            yield "no_times", self.lost, f"left out: {several(self.lost, what)} {missing}"
         if self.unusable:
-            wrong = "have no end, or one before their start; their duration counts as 0"
-            yield "repaired", self.unusable, f"{self.unusable:,} {what} {wrong}"
+            wrong = "without an end, or with an end before the start; duration counted as 0"
+            yield "repaired", self.unusable, f"{several(self.unusable, what)} {wrong}"
 
 
 def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
@@ -329,7 +330,7 @@ def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
 
     Args:
         frame: columns start and end, ns.
-        what: plural noun for the rows, used in the warnings.
+        what: noun for a row, in the singular, used in the warnings.
     """
     timed = with_durations(frame)
     return timed.frame, left_out([timed], what)

@@ -148,7 +148,9 @@ class Archive:
         except _DAMAGE as error:
             raise DamagedInput(self.name, f"{member} is damaged ({error})") from error
         if len(data) != size:
-            raise DamagedInput(self.name, f"{member} is damaged: its size is not the one listed")
+            raise DamagedInput(
+                self.name, f"{member} is damaged: its size differs from the listed size"
+            )
         self.read_bytes += size
         return data
 
@@ -221,14 +223,14 @@ def _zip_members(name: str) -> dict[str, Bytes]:
     except OSError as error:
         raise InputError(name, f"cannot be opened ({error.strerror or error})") from error
     except _DAMAGE as error:
-        raise DamagedInput(name, f"is no complete zip file ({error})") from error
+        raise DamagedInput(name, f"is not a complete zip file ({error})") from error
     if len(infos) > _MAX_MEMBERS:
         raise DamagedInput(name, f"lists {len(infos):,} members; expected an nsys-jax archive")
     for info in infos:
         _check_name(name, info.filename)
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
             raise DamagedInput(
-                name, f"{info.filename} is encrypted or packed in a way zip rarely is"
+                name, f"{info.filename} is encrypted or uses an unsupported compression method"
             )
     return {info.filename: info.file_size for info in infos}
 
@@ -256,7 +258,7 @@ def parquet_frame(data: bytes, path: str, expansion: Expansion = DEFAULT) -> pl.
         return pl.read_parquet(io.BytesIO(data))
     except _DAMAGED_PARQUET as error:
         raise DamagedInput(
-            path, f"is no Parquet file that can be read ({_first_line(error)})"
+            path, f"cannot be read as a Parquet file ({_first_line(error)})"
         ) from error
 
 
@@ -273,9 +275,7 @@ def csv_frame(data: bytes, path: str) -> pl.DataFrame:
     try:
         return pl.read_csv(data, infer_schema_length=10_000, truncate_ragged_lines=False)
     except _DAMAGED_PARQUET as error:
-        raise DamagedInput(
-            path, f"is no CSV table that can be read ({_first_line(error)})"
-        ) from error
+        raise DamagedInput(path, f"cannot be read as a CSV table ({_first_line(error)})") from error
 
 
 def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) -> pl.DataFrame:
@@ -312,4 +312,6 @@ def as_int64(frame: pl.DataFrame, columns: Sequence[str], path: str) -> pl.DataF
             pl.col(*columns).cast(pl.Int64)
         )
     except PolarsError as error:
-        raise DamagedInput(path, f"holds no whole numbers ({_first_line(error)})") from error
+        raise DamagedInput(
+            path, f"has columns that do not hold whole numbers ({_first_line(error)})"
+        ) from error

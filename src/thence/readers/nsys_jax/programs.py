@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.model.tables import GPU, PROGRAMS, Device, Tables
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,11 +65,11 @@ def _warnings(
     warnings = []
     if projected.unreadable:
         warnings.append(
-            f"{projected.unreadable:,} ranges of thunks or programs have no times and were left out"
+            f"left out: {several(projected.unreadable, 'range')} of thunks or programs without times"
         )
     if outside := projected.thunks["module"].null_count():
         warnings.append(
-            f"{outside:,} thunks belong to no program: recording began while one was running"
+            f"{several(outside, 'thunk')} without a program: the recording began while a program was running"
         )
     missing = projected.modules.filter(
         pl.col("id").is_not_null()
@@ -78,13 +79,13 @@ def _warnings(
         names = ", ".join(
             sorted(missing.select(pl.format("{}.{}", "name", "id")).to_series().unique())
         )
-        warnings.append(f"no HLO for the programs {names}: their collectives are not known")
+        warnings.append(f"no HLO for {names}, so collectives there are not known")
     threads = projected.modules.select("process", "thread").unique()
     unmapped = sum(pair not in devices.devices for pair in threads.rows())
     if unmapped > 1 or (unmapped and len(set(devices.devices.values())) > 1):
         warnings.append(
-            f"{unmapped} launching threads are not named after a device; what they launched is shown "
-            f"on device {devices.first}"
+            f"{several(unmapped, 'launching thread')} without a device in the name; activities launched there are "
+            f"shown on device {devices.first}"
         )
     return warnings
 
@@ -128,8 +129,8 @@ def _by_thread_order(executions: pl.DataFrame, launching: Launchers) -> tuple[La
         launching: launchers by the names of threads.
     """
     pairs = executions.filter(pl.col("id").is_not_null()).select("id", "process", "thread").unique()
-    several = pairs.group_by("id").len("threads").filter(pl.col("threads") > 1)
-    if launching.devices or several.is_empty():
+    spread = pairs.group_by("id").len("threads").filter(pl.col("threads") > 1)
+    if launching.devices or spread.is_empty():
         return launching, []
     ordered = (
         pairs.sort("id", "process", "thread")
@@ -140,8 +141,8 @@ def _by_thread_order(executions: pl.DataFrame, launching: Launchers) -> tuple[La
     count = int(chosen["device"].max()) + 1  # type: ignore[arg-type] # not empty
     if launching.properties and len(launching.properties) < count:
         text = (
-            f"programs were launched by {count} threads each, but the archive lists fewer devices: "
-            f"{len(launching.properties)}; all is shown on device {launching.first}"
+            f"a program was launched by {count} threads, but the archive lists only "
+            f"{several(len(launching.properties), 'device')}; all activities are shown on device {launching.first}"
         )
         return launching, [text]
     local = sorted(launching.properties) if len(launching.properties) == count else range(count)
@@ -150,16 +151,16 @@ def _by_thread_order(executions: pl.DataFrame, launching: Launchers) -> tuple[La
         for process, thread, device in chosen.select("process", "thread", "device").iter_rows()
     }
     assumed = (
-        f"no thread is named after a device: the threads that launched one program are taken as its {count} "
-        "devices, in the order of their ids, as nsys-jax did"
+        f"no thread name states a device: the {count} threads that launched a program are assigned to devices in the "
+        "order of their ids, as nsys-jax did"
     )
     warnings = [assumed]
     largest = ordered.filter(pl.col("threads") == pl.col("threads").max().over("process", "thread"))
     places = largest.group_by("process", "thread").agg(pl.col("device").n_unique())
     if disagreeing := places.filter(pl.col("device") > 1).height:
         warnings.append(
-            f"programs disagree on the device of {disagreeing} launching threads: figures of single devices "
-            "are not to be trusted"
+            f"programs disagree on the device of {several(disagreeing, 'launching thread')}: figures of single "
+            "devices are not reliable"
         )
     return dataclasses.replace(launching, devices=found), warnings
 
@@ -243,7 +244,7 @@ def launchers(threads: pl.DataFrame | None, devices: pl.DataFrame | None) -> Lau
     rank = ranks[0] if ranks else 0
     warnings = []
     if not ranks:
-        warnings.append("no thread or device tells its rank: taken as rank 0")
+        warnings.append("no thread or device name states the rank; rank 0 is assumed")
     elif len(set(ranks)) > 1:
         warnings.append(
             f"its threads belong to the ranks {sorted(set(ranks))}; shown as rank {rank}"

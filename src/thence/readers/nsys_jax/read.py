@@ -43,13 +43,13 @@ _DUMP = re.compile(
     r"^(?P<path>dump/module_(?P<id>\d{1,18})\.(?P<name>.+?)"
     r"(?:\.[^/]*gpu)?_?after_optimizations\.hlo\.pb(?:\.xz)?)(?:/(?P<stem>[^/]+))?$"
 )
-_OWN_CLOCKS = "times of each rank are on a clock of its own: align the ranks to compare them"
+_OWN_CLOCKS = "each rank has its own clock: align the ranks before you compare their times"
 _NO_HLO = (
     "has no optimized HLO (dump/*after_optimizations.hlo.pb.xz): "
     "no collectives, sources or op names"
 )
 _NO_STREAM = (
-    "nsys-jax archives do not say on which CUDA stream a thunk ran: stream is 0 throughout; "
+    "nsys-jax archives do not state the CUDA stream of a thunk, so the stream is always 0; "
     "one row is one thunk, not one kernel"
 )
 

@@ -8,6 +8,7 @@ import polars as pl
 
 from thence.model.names import UNNAMED
 from thence.model.tables import GPU, KINDS
+from thence.units import several
 
 if TYPE_CHECKING:
     from thence.readers.recording.parts import Folder
@@ -22,10 +23,10 @@ _MEMORIES = (
     *("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed"),
     *("Device Static", "Managed Static"),
 )
-_UNENDED = "have no end, because the recording ended before they did, and are left out"
+_UNENDED = "without an end, because the recording ended first"
 _UNTIMED = (
-    "have neither start nor end, because CUPTI could not time them, and are left out: so it is with work in branches "
-    "and loops of CUDA graphs that were created before the recording began"
+    "without start and end, because CUPTI could not record the times; this happens to work in conditional nodes of "
+    "CUDA graphs that were created before the recording began"
 )
 
 
@@ -58,7 +59,7 @@ def activities(
 def _lose(folder: Folder, count: int, why: str) -> None:
     """Notes a loss for activities that are left out because they have no times, if there are any."""
     if count:
-        folder.lose("no_times", count, f"{count:,} activities {why}")
+        folder.lose("no_times", count, f"left out: {several(count, 'activity')} {why}")
 
 
 def _kernels(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:

@@ -38,6 +38,7 @@ from thence.readers.recording.counted import (
 )
 from thence.readers.recording.place_ranges import place_ranges
 from thence.readers.recording.xla import compile_phases
+from thence.units import several
 
 if TYPE_CHECKING:
     from thence.model.collectives import Collective
@@ -146,7 +147,7 @@ def host_ranges(
     timed = whole.filter(_TIMED)
     if timed.height < whole.height:
         folder.warnings.append(
-            f"{whole.height - timed.height:,} host ranges have no time; left out"
+            f"left out: {several(whole.height - timed.height, 'host range')} without a time"
         )
     frame, domain, serial, described = _nested(timed, folder.description.pid, zero_ns, rank)
     return HostRanges(frame, domain, serial, described, facts.collectives)
@@ -242,7 +243,7 @@ def _marks(
     still_open = frame["end"].null_count()
     if still_open:
         folder.warnings.append(
-            f"{still_open:,} marks were open when the recording ended and are shown until then"
+            f"{several(still_open, 'mark')} still open when the recording ended; shown until then"
         )
     backward = pl.col("what") == BACKWARD_OPENED
     name = _text(frame, "name", names).fill_null(UNNAMED).alias("name")
@@ -301,7 +302,7 @@ def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) 
     still_open = frame["end"].null_count()
     if still_open:
         folder.warnings.append(
-            f"{still_open:,} NVTX ranges were open when the recording ended and are shown until then"
+            f"{several(still_open, 'NVTX range')} still open when the recording ended; shown until then"
         )
     name = _text(frame, "name", names).fill_null(UNNAMED)
     categories = {text: category_of("range", text) for text in name.unique()}

@@ -182,7 +182,7 @@ class Folder:
 
     def _arrow(self, file: Path) -> pl.DataFrame:
         if file in self._unreadable:
-            raise DamagedPart("its reader ends")
+            raise DamagedPart("it crashes the process that reads it")
         with file.open("rb") as stream:  # given a path, Polars would expand glob patterns in it
             return pl.read_ipc(stream)
 
@@ -230,8 +230,8 @@ class Folder:
             for numbers, state in ((damaged, "damaged"), (missing, "missing"))
             if numbers
         )
-        how_many = f": {lost:,} of {rows + lost:,} rows are lost" if lost > 0 else ""
-        text = f"of the table {name}, {what}{how_many}"
+        how_many = f"; rows lost: {lost:,} of {rows + lost:,}" if lost > 0 else ""
+        text = f"table {name}: {what}{how_many}"
         self.lose("unreadable", lost if lost > 0 else len(damaged) + len(missing), text)
 
     def _description(self) -> Description:
@@ -245,7 +245,7 @@ class Folder:
             return Description()
         if description.format != RECORDING or description.version not in _VERSIONS:
             self.warnings.append(
-                f"{DESCRIPTION} says {description.format!r} version {description.version}; {RECORDING} versions "
-                f"{_VERSIONS[0]} to {_VERSIONS[-1]} are what this thence reads: update thence if something is missing"
+                f"{DESCRIPTION} states the format {description.format!r}, version {description.version}; this thence "
+                f"reads {RECORDING}, versions {_VERSIONS[0]} to {_VERSIONS[-1]}: update thence if something is missing"
             )
         return description

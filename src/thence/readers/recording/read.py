@@ -21,6 +21,7 @@ from thence.readers.recording.host import described_collectives, host_ranges
 from thence.readers.recording.parts import Description, Folder
 from thence.readers.recording.sniffing import NAME, process_folders
 from thence.readers.recording.xla import with_xla
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,10 +139,12 @@ def _recorder_losses(folder: Folder, gpu: pl.DataFrame) -> None:
         folder.lose(
             "dropped",
             about.dropped,
-            f"{about.dropped:,} records were dropped, because they came faster than they could be written",
+            f"the recorder dropped {several(about.dropped, 'record')}: they came faster than it could write them",
         )
     for table, rows in about.lost.items():
-        folder.lose("dropped", rows, f"{rows:,} rows of the {table} could not be written")
+        folder.lose(
+            "dropped", rows, f"{several(rows, 'row')} of the table {table} could not be written"
+        )
 
 
 def _recorder_warnings(folder: Folder) -> list[str]:
@@ -149,7 +152,7 @@ def _recorder_warnings(folder: Folder) -> list[str]:
     about = folder.description
     warnings = [f"while recording: {text}" for text in about.warnings if not says_lost(text)]
     warnings += [
-        f"{count:,} records of a kind that thence does not know (CUPTI's {kind}) were passed over"
+        f"skipped {several(count, 'record')} of CUPTI's kind {kind}, which thence does not know"
         for kind, count in about.unknown_kinds.items()
     ]
     return warnings
@@ -157,22 +160,22 @@ def _recorder_warnings(folder: Folder) -> list[str]:
 
 def _cut(about: Description, gpu: pl.DataFrame) -> str:
     """The text for a recording that its process did not finish; times in `gpu` count from ``began_ns``."""
-    text = "the recording was cut: the process ended before it could finish it; what came last is missing"
+    text = "the recording was cut: the process ended before it could finish the recording; the last records are missing"
     if about.written_ns is None or about.began_ns is None:
         return text
     if about.version > 2 and not any(about.counts.values()):
         return "the recording was cut: the process ended before anything was written: all records are missing"
     if about.flush_seconds is None:
-        return f"{text}: records are written by full buffers while XLA launches graphs, the last ones were not full"
+        return f"{text}: while XLA launches graphs, only full buffers are written, and the last buffers were not full"
     seconds = (about.written_ns - about.began_ns) / 1e9
-    lost = f"{text}: what ran later than {seconds:.1f} s after it began was not written"
+    lost = f"{text}: work later than {seconds:.1f} s after the recording began was not written"
     if not 0 < about.flush_seconds < 1e6:
         return lost
     lost += f", normally at most {about.flush_seconds:.1g} s of it"
     rate = sum(about.counts.get(table, 0) for table in ACTIVITIES) / max(seconds, 1e-3)
     lately = gpu.filter(pl.col("start") / 1e9 > seconds - about.flush_seconds).height
     count = max(round(rate * about.flush_seconds), lately)
-    return f"{lost}, some {count:,} activities at the rate until then"
+    return f"{lost}, about {several(count, 'activity')} at the rate until then"
 
 
 def _disjoint_runs_warning(name: str, parts: list[Tables]) -> list[str]:

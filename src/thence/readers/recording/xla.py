@@ -42,12 +42,12 @@ __all__ = ["compile_phases", "with_xla"]
 _COMPILING = r"[#,]module=([^#,]+),program_id=(\d{1,18})#?$"
 _NUMBERED = r"^(.+)\.(\d{1,18})$"
 _UNKNOWN = (
-    "several compilations of {} cannot be told apart, so their HLO is not known: they came out of a "
-    "compilation cache, or were compiled before the recording began"
+    "several compilations of {} cannot be distinguished, so their HLO is not known: they were loaded from a "
+    "compilation cache, or compiled before the recording began"
 )
 _NO_RANGES = (
-    "it ran XLA programs, but holds no NVTX ranges of XLA, so which kernel is part of which program is not "
-    "known: record with thence record -- COMMAND, or begin before JAX is imported, and leave NVTX on"
+    "it ran XLA programs, but holds no NVTX ranges of XLA, so the program of each kernel is not known: record with "
+    "thence record -- COMMAND, or start the recording before JAX is imported, and leave NVTX on"
 )
 
 
