@@ -106,13 +106,13 @@ class Session:
     def records(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Rows by table, of a session that kept its buffers and has ended."""
         from thence.cuda import layouts
-        from thence.recorder.walking import Walker
+        from thence.recorder.activity_parser import ActivityParser
 
         assert self.buffers is not None
-        walker, parts = Walker(self.cupti), {}
+        parser, parts = ActivityParser(self.cupti), {}
         while not self.buffers.filled.empty():
             filled = self.buffers.filled.get()
-            for kind, columns in walker.read(filled.address, filled.valid_bytes):
+            for kind, columns in parser.read(filled.address, filled.valid_bytes):
                 parts.setdefault(layouts.LAYOUTS[kind].table, []).append(columns)
         return {
             table: {name: np.concatenate([part[name] for part in pieces]) for name in pieces[0]}

@@ -24,8 +24,8 @@ import thence
 from command_line import documented_parser
 from thence.cuda import cupti
 from thence.cuda.layouts import KERNEL
+from thence.recorder.activity_parser import ActivityParser
 from thence.recorder.buffers import Buffers
-from thence.recorder.walking import Walker
 
 CALLS = 10
 
@@ -42,10 +42,10 @@ def reference(call: Call, wait: Wait) -> tuple[float, float, int]:
     for _ in range(CALLS):
         wait(call())
     library.flush(unfinished=True)
-    walker, starts, ends = Walker(library), [], []
+    parser, starts, ends = ActivityParser(library), [], []
     while not buffers.filled.empty():
         filled = buffers.filled.get()
-        for kind, records in walker.read(filled.address, filled.valid_bytes):
+        for kind, records in parser.read(filled.address, filled.valid_bytes):
             if kind == KERNEL:
                 starts.append(records["start"].copy())
                 ends.append(records["end"].copy())

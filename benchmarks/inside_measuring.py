@@ -14,7 +14,7 @@ from thence.cuda import cupti
 from thence.cuda.layouts import KERNEL
 from thence.inside.decoding import decode
 from thence.inside.files import save
-from thence.recorder.walking import Walker
+from thence.recorder.activity_parser import ActivityParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,9 +65,9 @@ class Spans:
         """(start, end) in ns of the one kernel that ran ``count`` times, in order."""
         self._cupti.flush(unfinished=True)
         found: dict[str, list[tuple[int, int]]] = {}
-        walker = Walker(self._cupti)
+        parser = ActivityParser(self._cupti)
         for address, valid in self._full:
-            for kind, columns in walker.read(address, valid):
+            for kind, columns in parser.read(address, valid):
                 if kind != KERNEL:
                     continue
                 for pointer, start, end in zip(

@@ -20,8 +20,8 @@ import numpy as np
 from command_line import documented_parser
 from thence.cuda.layouts import DRIVER, KERNEL, LAYOUTS, RUNTIME
 from thence.model.column_file import encode
+from thence.recorder.activity_parser import ActivityParser
 from thence.recorder.names import Names
-from thence.recorder.walking import Walker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,18 +96,18 @@ def main() -> None:
     documented_parser(__doc__).parse_args()
     print(f"{'ms per 20,000 kernels':28}       columns    with names and a part")
     for name, pattern in PATTERNS.items():
-        walker, names = Walker(Library()), Names()
+        parser, names = ActivityParser(Library()), Names()
         buffers = [filled(pattern, seed) for seed in range(BUFFERS)]
 
-        def columns(memory: np.ndarray, valid: int, walker: Walker = walker) -> int:
-            found = list(walker.read(int(memory.ctypes.data), valid))
+        def columns(memory: np.ndarray, valid: int, parser: ActivityParser = parser) -> int:
+            found = list(parser.read(int(memory.ctypes.data), valid))
             return sum(len(some["start"]) for kind, some in found if kind == KERNEL)
 
         def part(
-            memory: np.ndarray, valid: int, walker: Walker = walker, names: Names = names
+            memory: np.ndarray, valid: int, parser: ActivityParser = parser, names: Names = names
         ) -> int:
             kernels = 0
-            for kind, some in walker.read(int(memory.ctypes.data), valid):
+            for kind, some in parser.read(int(memory.ctypes.data), valid):
                 named = {name: names.of_pointers(some[name]) for name in LAYOUTS[kind].names}
                 encode({**some, **named})
                 kernels += len(some["start"]) if kind == KERNEL else 0

@@ -108,9 +108,7 @@ def _verb_page(verb: Verb) -> str:
 
 def _exit_code_of(verb: Verb) -> str:
     if verb.name == "record":
-        return (
-            "The exit status of the command. 2 where it could not be started. [All codes](../exit_codes.md)."
-        )
+        return "The exit status of the command. 2 where it could not be started. [All codes](../exit_codes.md)."
     return f"{'; '.join(f'**{code}**: {_text(text)}' for code, text in EXIT_CODES.items())}."
 
 

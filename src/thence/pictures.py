@@ -61,7 +61,7 @@ class Pictures(ABC):
 
     def plot_timeline(self) -> go.Figure:
         """Every stream over time."""
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
         from thence.writers.page.timeline_figure import timeline_figure
 
         return pictured(timeline_figure(self.overview()))
@@ -69,83 +69,83 @@ class Pictures(ABC):
     def plot_by(self, by: By = "kernel", top: int = 15) -> go.Figure:
         """The ``top`` largest rows of ``summary(by)``."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.by_figure(self.summary(by), top))
 
     def plot_flame(self, by: FlameBy | None = None) -> go.Figure:
         """The flame graph; ``thence flame`` writes a page with search and filters."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.flame_figure(self.flame(by)))
 
     def plot_streams(self) -> go.Figure:
         """Time of each stream by group of kernels."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.groups_figure(self.streams()))
 
     def plot_concurrency(self) -> go.Figure:
         """How long one, two or more streams of each device were busy at once."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.concurrency_figure(self.streams()))
 
     def plot_bandwidth(self) -> go.Figure:
         """Bus bandwidth of collectives against message size."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.bandwidth_figure(self.collective_times()))
 
     def plot_waits(self) -> go.Figure:
         """How long collectives waited for the last of their devices."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.waits_figure(self.collective_times()))
 
     def plot_wait_histogram(self) -> go.Figure:
         """Histogram of the times that collectives waited."""
         from thence.writers.page import wait_plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(wait_plots.wait_histogram_figure(self.collective_times()))
 
     def plot_wait_sizes(self) -> go.Figure:
         """How long collectives waited, against message size."""
         from thence.writers.page import wait_plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(wait_plots.wait_sizes_figure(self.collective_times()))
 
     def plot_stragglers(self) -> go.Figure:
         """The devices, by rank, for which the others waited."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.stragglers_figure(self.collective_times()))
 
     def plot_programs(self) -> go.Figure:
         """Active and idle time of XLA programs."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.programs_figure(self.program_times()))
 
     def plot_spread(self) -> go.Figure:
         """Spread of durations against their mean, for each computation."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.spread_figure(self.spread()))
 
     def plot_compile(self) -> go.Figure:
         """Compile time by phase."""
         from thence.writers.page import plots
-        from thence.writers.page.pictured import pictured
+        from thence.writers.page.notebook_figures import pictured
 
         return pictured(plots.compile_figure(self.compile_times()))

@@ -16,7 +16,7 @@ from helpers import DATA, examples
 from thence.cuda import layouts
 from thence.cuda.cupti import CuptiError
 from thence.cuda.layouts import LAYOUTS
-from thence.recorder.walking import Walker
+from thence.recorder.activity_parser import ActivityParser
 
 HEADERS: dict[str, Any] = json.loads((DATA / "cupti" / "layouts.json").read_text())
 SIZES = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
@@ -102,25 +102,25 @@ def test_every_record_of_a_mixed_buffer_is_found_once_and_in_order(seed: int) ->
         record[numbers[kind] : numbers[kind] + 4] = i.to_bytes(4, "little")
         buffer += record
     memory = np.frombuffer(bytes(buffer) + bytes(64), np.uint8).copy()
-    walker = Walker(Library(sizes))  # type: ignore[arg-type]
+    parser = ActivityParser(Library(sizes))  # type: ignore[arg-type]
     found: dict[int, list[int]] = {}
-    for kind, columns in walker.read(int(memory.ctypes.data), len(buffer)):
+    for kind, columns in parser.read(int(memory.ctypes.data), len(buffer)):
         field = "id" if kind == 12 else "correlation"
         found.setdefault(kind, []).extend(columns[field].tolist())
     for kind in set(kinds) - {99}:
         assert found[kind] == [i for i, k in enumerate(kinds) if k == kind]
     assert set(found) == set(kinds) - {99}
-    assert walker.unknown == ({99: kinds.count(99)} if 99 in kinds else {})
+    assert parser.unknown == ({99: kinds.count(99)} if 99 in kinds else {})
 
 
 def test_a_cut_buffer_gives_what_is_whole() -> None:
     memory = np.zeros(216 * 3, np.uint8)
     memory[0::216] = 10
-    walker = Walker(Library({10: 216}))  # type: ignore[arg-type]
-    ((kind, columns),) = walker.read(int(memory.ctypes.data), 216 * 2)
+    parser = ActivityParser(Library({10: 216}))  # type: ignore[arg-type]
+    ((kind, columns),) = parser.read(int(memory.ctypes.data), 216 * 2)
     assert (kind, len(columns["start"])) == (10, 2)
-    assert list(walker.read(int(memory.ctypes.data), 0)) == []
-    ((_, columns),) = walker.read(int(memory.ctypes.data), 216 * 2 + 8)
+    assert list(parser.read(int(memory.ctypes.data), 0)) == []
+    ((_, columns),) = parser.read(int(memory.ctypes.data), 216 * 2 + 8)
     assert len(columns["start"]) == 2
 
 
@@ -158,18 +158,18 @@ def one_by_one(content: bytes) -> tuple[dict[int, list[int]], dict[int, int], bo
 
 
 def walked(content: bytes) -> tuple[dict[int, list[int]], dict[int, int], bool]:
-    """The same of a `Walker`; around the buffer lies what would be records."""
+    """The same of a `ActivityParser`; around the buffer lies what would be records."""
     around = struct.pack("<Q", 10) * 64
     memory = np.frombuffer(around + content + around, np.uint8).copy()
-    walker = Walker(Library(KINDS))  # type: ignore[arg-type]
+    parser = ActivityParser(Library(KINDS))  # type: ignore[arg-type]
     found: dict[int, list[int]] = {}
     damaged = False
     try:
-        for kind, columns in walker.read(int(memory.ctypes.data) + len(around), len(content)):
+        for kind, columns in parser.read(int(memory.ctypes.data) + len(around), len(content)):
             found.setdefault(kind, []).extend(columns[NUMBERS[kind][1]].tolist())
     except CuptiError:
         damaged = True
-    return found, walker.unknown, damaged
+    return found, parser.unknown, damaged
 
 
 def record(kind: int, filling: int) -> bytes:

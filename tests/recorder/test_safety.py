@@ -185,14 +185,14 @@ def test_the_holder_of_cupti_is_named(tmp_path: Path) -> None:
     import types
     torch = sys.modules["torch"] = types.ModuleType("torch")
     torch.autograd = types.SimpleNamespace(_profiler_enabled=lambda: {profiling})
-    from thence.cuda.holders import taken
+    from thence.cuda.cupti_owner import taken
     print(taken())
     """
     said = program(body.format(profiling="True"), tmp_path).stdout
     assert "torch.profiler has it: end that profile first" in said
     said = program(body.format(profiling="False"), tmp_path).stdout
     assert "torch.profiler, probably" in said
-    body = "from thence.cuda.holders import taken; print(taken())"
+    body = "from thence.cuda.cupti_owner import taken; print(taken())"
     assert "nsys" in program(body, tmp_path, env={"NSYS_PROFILING_SESSION_ID": "1"}).stdout
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import thence
 from recorder_programs import description, only_folder, program, rows
-from thence.recorder.identity import process_facts
 from thence.recorder.options import RecordOptions
+from thence.recorder.process_facts import process_facts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -128,7 +128,7 @@ ELSEWHERE = {
     "marks/graph_nodes.py": "marks/test_captures.py::test_nodes_of_child_graphs_are_numbered_after_all_others",
     "recorder/counting.py": "recorder/test_session.py::test_launches_of_several_threads_at_once",
     "recorder/parts.py": "readers/recording/test_xla.py",
-    "recorder/walking.py": "cuda/test_layouts.py",
+    "recorder/activity_parser.py": "cuda/test_layouts.py",
     "recording/mark_log.py": "readers/recording/test_read.py",
     "recording/record.py": "recorder/test_session.py::test_one_recording_at_a_time_and_another_one_afterwards",
     "hooks/torch/threads.py": "hooks/torch/test_backward.py",

@@ -87,7 +87,7 @@ def command(
     if output == "-":
         _to_stdout(inputs, _TO_STDOUT[to], shown)
         return
-    from thence.writers.text.merged import merged
+    from thence.writers.text.merged_sentences import merged
     from thence.writers.timelines.write import ending_of, write_timeline
 
     ending = ending_of(output)  # before anything is read

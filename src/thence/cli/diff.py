@@ -323,7 +323,7 @@ def _show(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
 
 def _write_sides(inputs: Inputs, runs: tuple[str, str], result: Result) -> None:
     """Writes one Perfetto trace with the steps of the first run of each side."""
-    from thence.analysis.diff.aligned import aligned_steps
+    from thence.analysis.diff.aligned_steps import aligned_steps
     from thence.writers.timelines.perfetto.sides import write_sides_file
 
     traces = [dataclasses.replace(inputs, paths=(run,)).open().attributed for run in runs]

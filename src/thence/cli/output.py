@@ -195,7 +195,7 @@ class Result:
             self.json({**document, "warnings": list(notes)})
         elif self.form == "csv":
             self.text(rows.write_csv())
-            from thence.writers.text.merged import merged
+            from thence.writers.text.merged_sentences import merged
 
             for note in merged(notes):
                 say(note)
@@ -313,7 +313,7 @@ def print_notes(output: Console, notes: Iterable[str]) -> None:
     """Prints sentences below a table; sentences that say the same of several inputs are merged into one."""
     from rich.text import Text
 
-    from thence.writers.text.merged import merged
+    from thence.writers.text.merged_sentences import merged
     from thence.writers.text.printable import printable
 
     for note in merged(notes):

@@ -78,7 +78,7 @@ def command(inputs: Inputs, by: By | None, details: bool, result: Result) -> Non
 
 def _document(trace: Trace, by: By, result: Result) -> None:
     """Writes the summary as JSON or CSV, to a file or to standard output."""
-    from thence.writers.text.merged import merged
+    from thence.writers.text.merged_sentences import merged
 
     summary = trace.summary(by)
     if result.form == "json":

@@ -4,7 +4,7 @@ Source: ``cupti_activity.h`` of CUDA 11.7 to 13.5, as the C compiler lays the re
 (``tests/data/cupti/layouts.json`` holds that table, and the tests compare). In all of these versions
 no field that is read here has moved: newer records only grew at their end. So one table of offsets
 holds for all versions, and only the size of a record depends on the version; libcupti itself is queried
-for it (`thence.recorder.walking`).
+for it (`thence.recorder.activity_parser`).
 """
 
 from __future__ import annotations

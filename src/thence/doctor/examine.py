@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thence.cuda.cupti import TAKEN
-from thence.cuda.holders import holder
+from thence.cuda.cupti_owner import holder
 from thence.doctor.probe import Finding, probe
 from thence.doctor.versions import (
     AS_ASKED,

@@ -26,16 +26,21 @@ from thence.boundaries.probe import Followed
 from thence.cuda import layouts
 from thence.cuda.cuda_events import load_driver
 from thence.cuda.cupti import MOST_CALLBACK_IDS, TAKEN, CuptiError, load
-from thence.cuda.holders import taken
-from thence.cuda.synchronizing import synchronize
+from thence.cuda.cupti_owner import taken
+from thence.cuda.synchronization import synchronize
 from thence.errors import MissingRequirement, ThenceError, UsageError
 from thence.model.formats import RECORDING, RECORDING_VERSION
-from thence.recorder import identity
+from thence.recorder.activity_parser import ActivityParser
 from thence.recorder.buffers import Buffers, Filled
 from thence.recorder.counting import Counting
 from thence.recorder.names import Names
 from thence.recorder.parts import Parts
-from thence.recorder.walking import Walker
+from thence.recorder.process_facts import (
+    folder_name,
+    process_facts,
+    rank_of_environment,
+    rank_of_framework,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,7 +97,7 @@ class Recorder:
         facts: Callable[[], Mapping[str, Any]] = dict,
         uses_xla: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.parts = Parts(directory, lambda: identity.folder_name(self._known_rank()))
+        self.parts = Parts(directory, lambda: folder_name(self._known_rank()))
         self.dropped = 0
         self.log = BoundaryLog(lambda: 0)
         self.counts = False
@@ -203,7 +208,7 @@ class Recorder:
         version = self._cupti.version()
         layouts.require_known(version)
         self._version = version
-        self._walker = Walker(self._cupti)
+        self._parser = ActivityParser(self._cupti)
         if _running is not None and not _running.alive:  # the parent's recording, inherited by fork
             inherited = _running._subscription  # noqa: SLF001 - of this class
             self._try(lambda: self._cupti.unsubscribe(inherited))
@@ -332,7 +337,7 @@ class Recorder:
     def _read(self, filled: Filled) -> None:
         """Decodes a buffer into columns, and recycles it."""
         try:
-            for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
+            for kind, columns in self._parser.read(filled.address, filled.valid_bytes):
                 self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
             self._take_calls()
             self._count_dropped(filled.context, filled.stream)
@@ -394,7 +399,7 @@ class Recorder:
         return {
             "format": RECORDING,
             "version": RECORDING_VERSION,
-            **identity.process_facts(self._known_rank()),
+            **process_facts(self._known_rank()),
             **self._facts(),
             "cupti": {"version": self._version, "path": self._cupti.path},
             "probe": self._counting.facts(),
@@ -408,7 +413,7 @@ class Recorder:
             "flush_seconds": self._flush_seconds + self._round_seconds if self._flushes else None,
             "lost": self._lost(),
             "dropped": self.dropped,
-            "unknown_kinds": {str(kind): n for kind, n in self._walker.unknown.items()},
+            "unknown_kinds": {str(kind): n for kind, n in self._parser.unknown.items()},
             "warnings": self._warnings,
         }
 
@@ -422,10 +427,10 @@ class Recorder:
 
     def _known_rank(self) -> int | None:
         """The rank that the framework last reported, which it may have forgotten at the end; else the environment's."""
-        said = identity.rank_of_framework()
+        said = rank_of_framework()
         if said is not None:
             self._rank = said
-        return identity.rank_of_environment() if self._rank is None else self._rank
+        return rank_of_environment() if self._rank is None else self._rank
 
     def _try(self, call: Callable[[], None]) -> None:
         """Makes a call whose failure is only reported as a warning."""

@@ -14,8 +14,8 @@ from thence.boundaries.log import BoundaryLog
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.hooks.jax.programs import XlaPrograms
-from thence.hooks.torch.giving_way import GivingWay
 from thence.hooks.torch.hooks import Hooks
+from thence.hooks.torch.profiler_handover import ProfilerHandover
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.importing import jax_uses_cuda
 from thence.marks import (
@@ -103,7 +103,7 @@ class Recording:
         self.noted = NotedPlaces(BoundaryLog(lambda: 0))
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
-        self._giving_way = GivingWay(self._give_way)
+        self._handover = ProfilerHandover(self._give_way)
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._collects_nvtx = False
@@ -134,7 +134,7 @@ class Recording:
         """
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
-        self._giving_way = GivingWay(self._give_way)
+        self._handover = ProfilerHandover(self._give_way)
         recorder = Recorder(
             self.directory,
             _for_frameworks(self._options),
@@ -154,7 +154,7 @@ class Recording:
         listen(self._log)
         if self._options.collectives:
             self._collectives.begin()
-        self._giving_way.look()
+        self._handover.look()
         _alive.add(self)
         self._endings.expect()
         self._start_hooks()
@@ -179,7 +179,7 @@ class Recording:
                 leave_nvtx()  # before unlisten: marks without a listener check whether a tool collects NVTX
             unlisten(self._log)
             self._collectives.end()
-            self._giving_way.end()
+            self._handover.end()
             self._xla.end()
             recorder.stop()
             if recorder.folder is not None:
@@ -211,7 +211,7 @@ class Recording:
         they have been imported.
         """
         self._xla.look()
-        self._giving_way.look()
+        self._handover.look()
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)

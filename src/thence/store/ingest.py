@@ -35,10 +35,10 @@ from thence.store.layout import (
     write_json,
 )
 from thence.store.lock import locked
+from thence.store.parquet_check import check_parquet, remember
 from thence.store.ranks import Found, numbered
 from thence.store.source_state import SourceStates
 from thence.store.task import Job, Outcome, ingest_one
-from thence.store.tried import check_tried, remember
 from thence.store.workers import LocalWorkers, Workers
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def _joined(
     ]
     ranks = numbered(found, add=sources.add)
     remember(root / RANKS / o.folder for o in outcomes.values() if o.folder is not None)
-    check_tried(root / RANKS / entry.folder for entry in ranks.entries)
+    check_parquet(root / RANKS / entry.folder for entry in ranks.entries)
     summaries = join_summaries(root, ranks.entries)
     remember(summary_folders(root, summaries))
     manifest = Manifest(

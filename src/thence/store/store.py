@@ -20,9 +20,9 @@ from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundnes
 from thence.store.files import is_there, reading, rows_within
 from thence.store.joining import read_summary, summary_folders
 from thence.store.layout import MANIFEST, RANKS, Manifest, read_manifest
+from thence.store.parquet_check import check_parquet
 from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
 from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TABLES, WINDOWS
-from thence.store.tried import check_tried
 from thence.units import format_bytes, several
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Store:
         Raises:
             DamagedInput: one of them cannot be read.
         """
-        check_tried(self.root / RANKS / entry.folder for entry in self.entries)
+        check_parquet(self.root / RANKS / entry.folder for entry in self.entries)
 
     def check_memory(self) -> None:
         """Checks that the tables of all ranks fit into memory together.
@@ -178,17 +178,17 @@ class Store:
             return TABLES[name].complete(plan.collect())
 
     @cached_property
-    def _summaries_tried(self) -> bool:
+    def _summaries_checked(self) -> bool:
         """True, once it has been checked that the summaries can be read without a crash of this process.
 
         Raises:
             DamagedInput: one of them cannot be read.
         """
-        check_tried(summary_folders(self.root, self.manifest.summaries))
+        check_parquet(summary_folders(self.root, self.manifest.summaries))
         return True
 
     def _summary_plan(self, name: str) -> pl.LazyFrame | None:
-        _ = self._summaries_tried
+        _ = self._summaries_checked
         table = read_summary(self.root, self.manifest, name)
         if table is None:
             return None

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from thence.cuda import cupti as libcupti
-from thence.cuda.holders import taken
+from thence.cuda.cupti_owner import taken
 from thence.cuda.layouts import KERNEL, require_known
 from thence.errors import MissingData, UsageError
 from thence.model.kernel_names import demangle
+from thence.recorder.activity_parser import ActivityParser
 from thence.recorder.buffers import Buffers
-from thence.recorder.walking import Walker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ class KernelTimes:
             self._forget()
             self._cupti.enable(KERNEL)
             undo.callback(self._cupti.disable, KERNEL)
-            self._walker = Walker(self._cupti)
+            self._parser = ActivityParser(self._cupti)
             self._exit = undo.pop_all()
         return self
 
@@ -98,12 +98,12 @@ class KernelTimes:
             name: [np.zeros(0, np.uint64)] for name in _FIELDS
         }
         for filled in self._filled():
-            for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
+            for kind, columns in self._parser.read(filled.address, filled.valid_bytes):
                 for name in _FIELDS if kind == KERNEL else ():
                     columns_of_parts[name].append(columns[name])
             self._buffers.recycle(filled)
         pointers, start, end = (np.concatenate(columns_of_parts[name]) for name in _FIELDS)
-        if KERNEL in self._walker.unknown:
+        if KERNEL in self._parser.unknown:
             raise MissingData(
                 "CUPTI wrote kernel records of a kind that thence cannot read: update thence, or use mode='events'"
             )

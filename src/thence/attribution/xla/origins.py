@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.xla.written import source_frames
+from thence.attribution.xla.user_frames import source_frames
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

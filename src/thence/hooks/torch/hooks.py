@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from thence.boundaries.stacks import why_unreadable
 from thence.hooks.torch.backward import BackwardCalls
 from thence.hooks.torch.compiled import CompiledPlaces
+from thence.hooks.torch.eager_place import Here
 from thence.hooks.torch.following import ByEvents, ByStack
-from thence.hooks.torch.here import Here
 from thence.hooks.torch.monitoring import CALLS, Handler, why_not
 from thence.hooks.torch.own_files import OwnFiles
 from thence.hooks.torch.phases import (

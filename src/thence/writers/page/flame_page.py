@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from thence.model.phases import Phase
 from thence.units import format_count, format_ns, format_share
 from thence.writers.page.template import as_data, filled
-from thence.writers.text.merged import merged
+from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from thence.writers.page.report_tables import (
     summary_data,
 )
 from thence.writers.page.sections import Section, absent, chart, notes, scrolled, table
-from thence.writers.text.merged import merged
+from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:

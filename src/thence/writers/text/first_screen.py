@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from thence.writers.text.merged import merged
+from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
 from thence.writers.text.summary import attribution_table, flowed, heading, row_table
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import thence
 from diff_runs import STEP, changed, trace_file
 from perfetto_reading import decoded
-from thence.analysis.diff.aligned import aligned_steps
+from thence.analysis.diff.aligned_steps import aligned_steps
 from thence.writers.timelines.perfetto.sides import write_sides
 
 if TYPE_CHECKING:

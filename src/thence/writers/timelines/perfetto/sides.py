@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.diff.aligned import SIDES
+from thence.analysis.diff.aligned_steps import SIDES
 from thence.analysis.timelines.track_packing import nested_sequence, split_lanes
 from thence.atomic_files import atomic_open
 from thence.errors import ThenceError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.diff.aligned import AlignedSteps
+    from thence.analysis.diff.aligned_steps import AlignedSteps
 
     Int64 = npt.NDArray[np.int64]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from thence.cuda.cupti import Cupti
 
-__all__ = ["Columns", "Walker"]
+__all__ = ["ActivityParser", "Columns"]
 
 Columns = dict[str, np.ndarray[Any, Any]]
 """Records of one kind: an array for each field of `layouts.LAYOUTS`."""
@@ -53,7 +53,7 @@ _PIECE_RECORDS = 1 << 11
 """Records that are copied together."""
 
 
-class Walker:
+class ActivityParser:
     """Reads buffers of one libcupti.
 
     Attributes:

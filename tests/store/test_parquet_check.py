@@ -15,7 +15,7 @@ from helpers import FSDP, output
 from stores import stored
 from thence.errors import DamagedInput
 from thence.readers import parquet_probe
-from thence.store import tried
+from thence.store import parquet_check
 from thence.store.files import write_table
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def test_without_a_cache_every_call_tries(
 
 def test_the_cache_keeps_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tried, "_MOST", 330)
+    monkeypatch.setattr(parquet_check, "_MOST", 330)
     names = [f"{number:032}" for number in range(25)]
     for name in names:
-        tried._remember([name])
-    kept = tried._remembered()
+        parquet_check._remember([name])
+    kept = parquet_check._remembered()
     assert set(names[-5:]) <= kept <= set(names)
     assert (tmp_path / "thence" / "tried-tables").stat().st_size <= 330
 

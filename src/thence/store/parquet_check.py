@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["check_tried", "parquet_files", "remember"]
+__all__ = ["check_parquet", "parquet_files", "remember"]
 
 _FILE = "tried-tables"
 """File in the user's cache: one line for each folder and state of its files."""
@@ -45,7 +45,7 @@ def parquet_files(folder: Path) -> tuple[Path, ...]:
     return tuple(path for path in sorted(folder.glob("*.parquet")) if is_there(path))
 
 
-def check_tried(folders: Iterable[Path]) -> None:
+def check_parquet(folders: Iterable[Path]) -> None:
     """Has a child process read the Parquet files of each folder in which a file is new or changed since the last check.
 
     Raises:

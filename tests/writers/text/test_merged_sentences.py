@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thence.writers.text.merged import merged
+from thence.writers.text.merged_sentences import merged
 
 
 @pytest.mark.parametrize(

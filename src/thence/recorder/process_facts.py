@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from thence.cuda.synchronizing import devices, driver_version
+from thence.cuda.synchronization import devices, driver_version
 from thence.recorder.process_identity import (
     first_number,
     process_identity,

@@ -14,7 +14,7 @@ from thence.importing import torch_is_being_imported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GivingWay"]
+__all__ = ["ProfilerHandover"]
 
 _MODULE = "torch.autograd.profiler"
 _PREPARE = "_prepare_profiler"
@@ -24,7 +24,7 @@ _ON_GPUS = "CUDA"
 """Name of the ``ProfilerActivity`` that needs CUPTI."""
 
 
-class GivingWay:
+class ProfilerHandover:
     """Calls a function before a profile with CUDA begins.
 
     Args:
