@@ -88,7 +88,7 @@ def test_sizes_are_those_of_the_description() -> None:
 
 
 def test_a_block_of_broken_warpgroups_is_refused() -> None:
-    with pytest.raises(UsageError, match="no multiple of 128"):
+    with pytest.raises(UsageError, match="not a multiple of 128"):
         lowered(mosaic.ProfilerSpec(), block=64)
 
 
