@@ -108,7 +108,7 @@ def test_warm_up_leaves_out_the_autotuner_and_first_executions() -> None:
         ({"window": "3"}, "1.2s:1.4s"),
         ({"window": "1s:2s:3s"}, "1.2s:1.4s"),
         ({"window": ":"}, "1.2s:1.4s"),
-        ({"only": "("}, "no regular expression"),
+        ({"only": "("}, "not a valid regular expression"),
         ({"warm_up": "none"}, "keep, heuristic, first-compiled"),
     ],
 )
