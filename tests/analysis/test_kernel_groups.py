@@ -232,7 +232,7 @@ def test_names_that_expectations_could_not_tell_are_refused(name: str) -> None:
 
 
 def test_a_broken_expression_is_refused() -> None:
-    with pytest.raises(thence.UsageError, match="no regular expression"):
+    with pytest.raises(thence.UsageError, match="not a valid regular expression"):
         Patterns((("mine", "("),))
 
 

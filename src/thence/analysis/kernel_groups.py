@@ -141,7 +141,7 @@ class Patterns:
                 re.compile(expression)
             except re.error as error:
                 raise UsageError(
-                    f"group {name}: {expression!r} is no regular expression: {error}"
+                    f"group {name}: {expression!r} is not a valid regular expression: {error}"
                 ) from error
 
     @property

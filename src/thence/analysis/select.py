@@ -119,7 +119,9 @@ def _matching(trace: Attributed, expression: str) -> Mask:
         try:
             matching = distinct.filter(distinct.str.contains(expression))
         except pl.exceptions.ComputeError as error:
-            raise UsageError(f"{expression!r} is no regular expression: {error}") from error
+            raise UsageError(
+                f"{expression!r} is not a valid regular expression: {error}"
+            ) from error
         mask |= texts.is_in(matching.implode()).fill_null(value=False).to_numpy()
     return mask
 

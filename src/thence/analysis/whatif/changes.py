@@ -124,7 +124,7 @@ def _checked(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"{pattern!r} is no regular expression: {error}") from error
+        raise UsageError(f"{pattern!r} is not a valid regular expression: {error}") from error
     return pattern
 
 
