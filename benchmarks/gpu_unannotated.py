@@ -317,12 +317,17 @@ def check(out: Path) -> None:
 
 
 def coverage(trace: thence.Trace) -> str:
-    """Of the GPU time inside steps: the share that has a line or function, and that has a module or another part."""
+    """Of the GPU time inside steps: the share that has a line or function, and that has a module or another part.
+
+    Of all GPU time for a program without steps.
+    """
     import polars as pl
 
-    inside = trace.gpu.with_columns(trace.places["module", "source", "phase", "step"]).filter(
-        pl.col("step").is_not_null()
-    )
+    rows = trace.gpu.with_columns(trace.places["module", "source", "phase", "step"])
+    inside = rows.filter(pl.col("step").is_not_null())
+    where = "in steps"
+    if not inside.height:
+        inside, where = rows, "of a program without steps"
     part = (
         pl.col("phase")
         .cast(pl.String)
@@ -338,7 +343,7 @@ def coverage(trace: thence.Trace) -> str:
     total = max(1, inside["duration"].sum())
     shares = {name: inside.filter(known)["duration"].sum() / total for name, known in kinds.items()}
     text = ", ".join(f"{share:.2%} has {name}" for name, share in shares.items())
-    return f"{inside.height} of {trace.gpu.height} activities in steps; of their time {text}"
+    return f"{inside.height} of {trace.gpu.height} activities {where}; of their time {text}"
 
 
 def agree(both: Any) -> None:

@@ -117,7 +117,6 @@ ELSEWHERE = {
     "readers/nsys_jax/projection.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
     "readers/kineto/repair.py": "readers/kineto/test_damage.py::"
     "test_an_event_gives_the_same_whatever_its_neighbours_are",
-    "readers/parquet_probe.py": "readers/test_expansion.py::test_an_arrow_part_that_ends_its_reader_is_damaged",
     "readers/plain_pickle.py": "readers/test_torch_annotations.py::"
     "test_pickles_made_to_collide_or_to_fill_the_memory_are_refused",
     "readers/recording/host.py": "readers/recording/test_read.py::test_marks_around_collectives_describe_their_kernels",

@@ -42,6 +42,7 @@ _MOST_FAILURES = 20
 """Damaged tables after which `unreadable` counts all others as damaged."""
 _CHILD = f"""
 import os, sys
+sys.path[:] = sys.argv[1:]
 os.environ.setdefault("POLARS_MAX_THREADS", "4")
 try:
     import io, polars
@@ -51,8 +52,12 @@ try:
     import resource
     polars.DataFrame({{"a": [1]}}).sort("a")  # starts the threads, whose stacks count
     in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    allowed, hard = resource.getrlimit(resource.RLIMIT_AS)
     def limit(most):
-        resource.setrlimit(resource.RLIMIT_AS, (in_use + 5 * most + {_SPARE}, resource.RLIM_INFINITY))
+        soft = in_use + 5 * most + {_SPARE}
+        if allowed != resource.RLIM_INFINITY:
+            soft = min(soft, allowed)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 except (ImportError, OSError):
     def limit(most):
         pass
@@ -179,10 +184,13 @@ def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes] | No
 
     None if no process can be started; this process then reads the tables without protection.
     """
-    # Our own interpreter and code, isolated from the environment.
+    # Our own interpreter and code, isolated from the environment. Packages may be installed where only PYTHONPATH
+    # names them, which an isolated interpreter ignores: the child searches where this process does. Relative
+    # entries are the current directory, where anybody may have placed a module named polars.
+    path = [entry for entry in sys.path if Path(entry).is_absolute()]
     try:
         return subprocess.Popen(  # noqa: S603 - no part of the command comes from outside
-            [sys.executable, "-I", "-c", _CHILD],
+            [sys.executable, "-I", "-c", _CHILD, *path],
             stdin=stream,
             stdout=told,
             stderr=subprocess.DEVNULL,
