@@ -240,6 +240,21 @@ def test_where_the_counter_cannot_be_read_launches_are_recorded(tmp_path: Path) 
     assert rows(tmp_path)["label"].to_list() == ["here"]
 
 
+def test_excluded_launches_that_cannot_be_counted_either_are_stated(tmp_path: Path) -> None:
+    program(
+        """
+        fake.fail("cuptiEnableCallback", 15)
+        with thence.record(OUT, thence.RecordOptions(launches=False)):
+            with thence.mark("here"):
+                launch("k")
+        """,
+        tmp_path,
+    )
+    assert description(tmp_path)["launches"] is False
+    assert any("remove launches=False" in text for text in thence.open(tmp_path).meta.warnings)
+    assert rows(tmp_path)["label"].to_list() == [None]
+
+
 def test_programs_that_use_jax_have_their_launches_recorded(tmp_path: Path) -> None:
     program(
         """

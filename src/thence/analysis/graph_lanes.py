@@ -14,6 +14,7 @@ import polars as pl
 
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.notebook import Form, Shown
+from thence.units import several
 
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline
@@ -40,7 +41,7 @@ class GraphLanes(Shown):
         """What a notebook shows of it."""
         return Form(
             "CUDA graphs by lane",
-            f"on {self.streams.height:,} streams",
+            f"on {several(self.streams.height, 'stream')}",
             self.lanes,
             {"lane": "lane", "count": "activities", "kernels": "kernels", "total_ns": "total"},
             "total_ns",

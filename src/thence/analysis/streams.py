@@ -24,6 +24,7 @@ from thence.errors import MissingData
 from thence.model.intervals import covered_lengths, levels, union, unions
 from thence.model.one_timeline import OneTimeline, numbered
 from thence.notebook import Form, Shown
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -124,7 +125,7 @@ class Streams(Shown):
     def form(self) -> Form:
         """What a notebook shows of it."""
         return Form(
-            f"{self.streams.height:,} streams of {len(self.concurrency):,} GPUs",
+            f"{several(self.streams.height, 'stream')} of {several(len(self.concurrency), 'GPU')}",
             self.meta.named,
             self.rows.sort("total_ns", descending=True),
             {

@@ -251,6 +251,11 @@ class Recorder:
                 f"launches cannot be counted here ({self._counting.trouble}), so every launch is recorded, which "
                 "costs more time"
             )
+        elif not self._options.launches:
+            self.warn(
+                f"launches cannot be counted here ({self._counting.trouble}), and launches=False excludes recording "
+                "them: which call and which label a kernel belongs to is unknown; remove launches=False"
+            )
 
     def xla_is_used(self) -> None:
         """Records every launch from now on, if the options leave that open, and does not flush before the end.

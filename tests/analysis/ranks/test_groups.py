@@ -26,6 +26,7 @@ from thence.analysis.ranks.joined import joined
         ("mesh_ep", "expert"),
         ("CONTEXT_PARALLEL_GROUP", "context"),
         ("mesh_dp_shard", "data"),
+        ("mesh_p2p", "unknown"),
         ("undefined", "unknown"),
     ],
 )

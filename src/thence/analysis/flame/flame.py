@@ -31,7 +31,7 @@ from thence.model.phases import Phase
 from thence.model.places import FLAMES
 from thence.model.reasons import REASONS
 from thence.notebook import Form, Shown
-from thence.units import format_ns
+from thence.units import format_ns, several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -123,7 +123,7 @@ class Flame(Shown):
         unknown = int(self.nodes.filter(pl.col("kind") == "unattributed")["self_ns"].sum())
         return Form(
             self.title,
-            f"{self.nodes.height:,} frames, {format_ns(self.total_ns)}; plot_flame draws them",
+            f"{several(self.nodes.height, 'frame')}, {format_ns(self.total_ns)}; plot_flame draws them",
             frames.sort("self_ns", "node", descending=[True, False]).with_columns(
                 share=pl.col("self_ns") / whole
             ),

@@ -21,7 +21,7 @@ import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths, innermost
 from thence.notebook import Form, Shown
-from thence.units import format_ns
+from thence.units import format_ns, several
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -82,7 +82,7 @@ class Compilation(Shown):
         """How a notebook displays the result."""
         return Form(
             f"compilation: {format_ns(self.wall_ns)}",
-            f"{self.programs.height:,} compilations of {self.ranks.height:,} ranks",
+            f"{several(self.programs.height, 'compilation')} of {several(self.ranks.height, 'rank')}",
             self.phases,
             {
                 "name": "phase", "self_ns": "self time", "total_ns": "total time", "share": "share",

@@ -20,6 +20,7 @@ import polars as pl
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
 from thence.model.intervals import NEVER, covered_lengths, reached_before, union_lengths
 from thence.notebook import Form, Shown
+from thence.units import several
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -73,7 +74,7 @@ class Programs(Shown):
     def form(self) -> Form:
         """How a notebook displays the result."""
         return Form(
-            f"{self.programs.height:,} XLA programs",
+            several(self.programs.height, "XLA program"),
             self.phases.counted_statement,
             self.programs,
             {

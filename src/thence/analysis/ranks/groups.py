@@ -29,7 +29,7 @@ KINDS = ("data", "tensor", "pipeline", "expert", "context", "all", "unknown")
 """Kinds of process groups, by the parallelism that they serve; all: a group of all ranks."""
 _NAMES = (  # first match decides
     ("expert", r"(?:^|[^a-z])(?:e?[td]?p?_?)?(?:ep|expert|moe)(?:[^a-z]|$)|expert"),
-    ("pipeline", r"(?:^|[^a-z])pp?(?:[^a-z]|$)|pipe"),
+    ("pipeline", r"(?:^|[^a-z])pp(?:[^a-z]|$)|(?:^|[^a-z0-9])p(?:[^a-z0-9]|$)|pipe"),
     ("tensor", r"(?:^|[^a-z])(?:tp|mp)(?:[^a-z]|$)|tensor|model_parallel"),
     ("data", r"(?:^|[^a-z])(?:dp|fsdp|ddp|hsdp|shard|replicate)(?:[^a-z]|$)|data|replica|fsdp"),
     ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.notebook import Form, Shown
-from thence.units import format_count, format_share
+from thence.units import format_count, format_share, several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,7 +179,7 @@ class Soundness(Shown):
         verdict = "sound" if self.sound else "not sound"
         unchecked = len({entry.code for entry in self.not_checked})
         return Form(
-            f"{verdict}: {len(RULES)} rules, {len(self.findings):,} finding{'s' if len(self.findings) != 1 else ''}",
+            f"{verdict}: {len(RULES)} rules, {several(len(self.findings), 'finding')}",
             self.statement or "nothing was found that makes its figures wrong",
             self.frame(),
             {

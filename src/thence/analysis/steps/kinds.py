@@ -12,6 +12,7 @@ from thence.model.intervals import NO_ROW, chain_to
 from thence.model.reasons import REASONS
 from thence.model.server_steps import server_step
 from thence.notebook import Form, Shown
+from thence.units import several
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +43,7 @@ class StepKinds(Shown):
     def form(self) -> Form:
         """How a notebook displays the result."""
         return Form(
-            f"{int(self.rows['steps'].sum()):,} steps of a server",
+            f"{several(int(self.rows['steps'].sum()), 'step')} of a server",
             "time of what was launched in them",
             self.rows,
             {

@@ -17,7 +17,7 @@ from thence.errors import MissingData
 from thence.model.intervals import NEVER, NO_ROW
 from thence.model.one_timeline import numbered
 from thence.notebook import Form, Shown
-from thence.units import format_ns
+from thence.units import format_ns, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ class StepTable(Shown):
     def form(self) -> Form:
         """How a notebook displays the result."""
         return Form(
-            f"{self.frame.height:,} steps",
+            several(self.frame.height, "step"),
             self.steps.kind,
             self.frame,
             {

@@ -22,7 +22,7 @@ from thence.analysis.whatif.graph import program_graph
 from thence.analysis.whatif.health import MOST_UNEXPLAINED, health
 from thence.errors import MissingData
 from thence.notebook import Form, Shown
-from thence.units import format_ns
+from thence.units import format_ns, several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ class WhatIf(Shown):
         """How a notebook displays the result."""
         return Form(
             f"a step takes {format_ns(self.step_ns)}; predicted gains",
-            f"of the profiled program, {self.steps:,} steps",
+            f"of the profiled program, {several(self.steps, 'step')}",
             self.rows,
             {
                 "change": "change", "part": "meaning", "gain_ns": "gain", "gain_share": "share of a step",
