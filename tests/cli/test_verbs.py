@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import click
+import polars as pl
 import pytest
 from click.shell_completion import BashComplete
 
@@ -92,3 +93,29 @@ def test_help_says_how_many_rows_there_are_without_top(
         thence.cli.main([verb, str(recording("torch_eager_rank0")), *query])
     found = re.findall(r"\.\.\. (\d+) more[^;]*; --top (\d+) shows all", capsys.readouterr().out)
     assert [int(every) - int(more) for more, every in found][-1] == int(stated)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        # What the thread pool of Polars 2.1 says under ``ulimit -v``.
+        pl.exceptions.PanicException(
+            'called `Result::unwrap()` on an `Err` value: Os { code: 11, kind: WouldBlock, message: "Resource '
+            'temporarily unavailable" }'
+        ),
+    ],
+)
+def test_a_refused_thread_is_no_defect(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(group, "main", refused)
+    with pytest.raises(SystemExit) as ended:
+        thence.cli.main([])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "allows this process no further thread" in told
+    assert "report it" not in told

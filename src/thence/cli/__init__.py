@@ -15,6 +15,12 @@ from thence.errors import ThenceError
 
 __all__ = ["main"]
 
+_NO_THREAD = (
+    "can't start new thread",
+    'kind: WouldBlock, message: "Resource temporarily unavailable"',
+)
+"""What Python, and Polars in a panic of its thread pool, say if the system refuses a thread."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits: 0 for success, 1 for a failed check, 2 for an error."""
@@ -55,20 +61,29 @@ def _message_of(error: BaseException) -> tuple[str, int]:
         return _usage(error), 2
     if isinstance(error, ThenceError):
         return str(error), error.exit_code
-    if isinstance(error, MemoryError):
-        return "not enough memory for this input", 2
-    if isinstance(error, UnicodeEncodeError | OSError):
-        return _refused_by_the_system(error), 2
+    refused = _refused_by_the_system(error)
+    if refused:
+        return refused, 2
     from thence.cli.messages import unexpected
 
     return unexpected(error), 2
 
 
-def _refused_by_the_system(error: UnicodeEncodeError | OSError) -> str:
+def _refused_by_the_system(error: BaseException) -> str:
+    """The sentence about memory, threads, names or files that the system refuses; empty for other errors."""
+    if isinstance(error, MemoryError):
+        return "not enough memory for this input"
+    if any(text in str(error) for text in _NO_THREAD):
+        return (
+            "the system allows this process no further thread: raise its limits (ulimit -u for threads, ulimit -v "
+            "for their memory), or set POLARS_MAX_THREADS=1"
+        )
     if isinstance(error, UnicodeEncodeError):
         # A name that is not UTF-8 works in system calls, but not in tables, documents and other programs.
         given = str(error.object).encode("utf-8", "backslashreplace").decode()[:200]
         return f"{given!r}: is not UTF-8; names and options must be UTF-8"
+    if not isinstance(error, OSError):
+        return ""
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
     return f"{where}{error.strerror or error}"
 
