@@ -330,6 +330,16 @@ def test_of_places_entered_and_left_together_the_outer_one_comes_first() -> None
     assert found.rows() == [("m1", 10, 20), ("m1.a", 10, 20)]
 
 
+def test_ranges_of_other_threads_cut_nothing() -> None:
+    rows = [(1, 10, A, 11, 0), (2, 20, A, 10, 0)]
+    table = boundaries_of(pl.DataFrame(rows, schema=SCHEMA, orient="row"))
+    of_b = pl.DataFrame({"thread": [B], "start": [15], "end": [25], "category": ["range"]})
+    found = place_ranges(table, TREE, of_b, 30).select(
+        pl.col("name").cast(pl.String), "start", "end"
+    )
+    assert found.rows() == [("m1", 10, 20)]
+
+
 # Through the reader and attribution.
 
 NAMES = [

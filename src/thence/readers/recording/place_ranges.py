@@ -182,10 +182,10 @@ def _cut(ranges: pl.DataFrame, fixed: pl.DataFrame) -> pl.DataFrame:
         ranges: place, thread, start and end; the ranges of a thread nest.
         fixed: thread, start and end.
     """
-    if ranges.is_empty() or fixed.is_empty():
+    others = fixed.filter(pl.col("thread").is_in(ranges["thread"].unique().implode()))
+    if others.is_empty():
         return ranges
     begins, ends = ranges["start"].to_numpy(), ranges["end"].to_numpy()
-    others = fixed.filter(pl.col("thread").is_in(ranges["thread"].unique().implode()))
     # A fixed range that crosses another range has one end inside of that range and the other end beyond it.
     thread = np.tile(others["thread"].to_numpy(), 2)
     inside = np.concatenate([others["start"].to_numpy(), others["end"].to_numpy()])
