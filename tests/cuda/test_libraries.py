@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fake_cupti import library_path
-from thence.cuda import libraries
+from thence.cuda import cupti, libraries
 from thence.cuda.cupti import CuptiError, load
 from thence.errors import MissingRequirement
 
@@ -79,11 +79,26 @@ def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_errors_carry_call_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THENCE_LIBCUPTI", library_path())
-    cupti = load()
-    assert cupti.callback_name(2, 2) == "cudaLaunchKernel_v7000"
-    assert cupti.callback_name(2, 4000) is None
+    loaded = load()
+    assert loaded.callback_name(2, 2) == "cudaLaunchKernel_v7000"
+    assert loaded.callback_name(2, 4000) is None
     with pytest.raises(CuptiError, match="cuptiUnsubscribe failed with CUPTI error 1") as caught:
-        cupti.unsubscribe(12345)
+        loaded.unsubscribe(12345)
     assert (caught.value.call, caught.value.code) == ("cuptiUnsubscribe", 1)
     with pytest.raises(CuptiError, match="has no cuptiGetGraphId: this libcupti is too old"):
-        cupti.graph_id(1)
+        loaded.graph_id(1)
+
+
+def test_without_a_driver_libcupti_is_not_called(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUPTI 13.2 overflows the stack there."""
+    put(nowhere, "nvidia/cu13/lib/libcupti.so.13")
+
+    def no_driver() -> None:
+        raise MissingRequirement("there is no NVIDIA driver here")
+
+    monkeypatch.setattr(cupti, "load_driver", no_driver)
+    monkeypatch.setattr(cupti, "_open", lambda path: pytest.fail(f"{path} was opened"))
+    with pytest.raises(MissingRequirement, match="no NVIDIA driver"):
+        load()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from ctypes import POINTER, byref, c_char_p, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
+from thence.cuda.cuda_events import load_driver
 from thence.cuda.libraries import find_libcupti, mapped_copies
 from thence.errors import MissingRequirement
 
@@ -291,10 +293,16 @@ class Cupti:
 def load() -> Cupti:
     """The libcupti of this process, which is loaded if necessary.
 
+    Without a driver, every call of CUPTI 13.2 recurses until the stack overflows, so the driver is loaded first; only
+    a library that THENCE_LIBCUPTI names may do without.
+
     Raises:
-        MissingRequirement: there is no libcupti, or it cannot be loaded.
+        MissingRequirement: there is no libcupti or no driver, or one cannot be loaded.
     """
-    return _open(find_libcupti())
+    path = find_libcupti()
+    if not os.environ.get("THENCE_LIBCUPTI"):
+        load_driver()
+    return _open(path)
 
 
 @functools.cache

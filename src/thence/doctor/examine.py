@@ -138,7 +138,8 @@ def _driver_cure(release: str | None) -> str:
 def _libcupti(machine: _Machine) -> _Answer:
     finding, error = machine.findings["libcupti"], machine.error("libcupti")
     if "path" not in finding:
-        return _no(error or "the check returned no result", _CUPTI_CURE)
+        cure = "see driver" if machine.missing("driver") else _CUPTI_CURE
+        return _no(error or "the check returned no result", cure)
     where = f"{finding['path']}, version {finding['version']}"
     if error:
         return _no(f"{where}: {error}", _CUPTI_CURE)
