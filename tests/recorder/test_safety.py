@@ -224,8 +224,11 @@ def test_records_of_every_version_are_read(tmp_path: Path, wheel: str) -> None:
         tmp_path,
     )
     gpu = thence.open(tmp_path).gpu
-    copy, *kernels = sorted(gpu["correlation"])
-    assert (copy, kernels) == (0, list(range(kernels[0], kernels[0] + 5)))
+    # The program's calls in between, such as those that note a line, have numbers, too.
+    by_number = gpu.sort("correlation")["name"].cast(str).to_list()
+    assert by_number[1:] == [f"k{i}" for i in range(5)]
+    assert gpu["correlation"].n_unique() == 6
+    assert gpu["correlation"].min() == 0
     assert gpu["bytes"].drop_nulls().to_list() == [77]
 
 
@@ -381,5 +384,7 @@ def test_a_recorded_program_gets_one_thread_and_no_heavy_import(tmp_path: Path) 
     assert (threads, tasks) == ("1", "1")
     of_the_fake = {"pytest", "_pytest", "pluggy", "iniconfig", "pygments", "py", "packaging"}
     started_with_python = {"sitecustomize", "usercustomize", "coverage", "_distutils_hack"}
-    assert set(modules) - of_the_fake - started_with_python == {"numpy", "thence"}
+    of_traceback = {"_missing_stdlib_info"}  # 3.15; missing in sys.stdlib_module_names
+    others = of_the_fake | started_with_python | of_traceback
+    assert set(modules) - others == {"numpy", "thence"}
     assert rows(tmp_path)["label"].to_list() == ["a"]

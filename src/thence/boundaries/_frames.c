@@ -42,6 +42,7 @@ static PyObject *try_frames(PyObject *module, PyObject *unused) {
     for (int left = MOST_FRAMES; good && frame && left--;) {
         good = peek(ends, frame, &code) && peek(ends, frame + thence_layout.instruction, &at)
             && peek(ends, frame + thence_layout.locals, &first);
+        if (good) code = thence_untagged(code), first = thence_untagged(first);
         PyObject *row = good ? Py_BuildValue("nnn", (Py_ssize_t)code, (Py_ssize_t)(at - code) - thence_layout.code,
                                              (Py_ssize_t)first) : NULL;
         good = good && row && !PyList_Append(found, row) && peek(ends, frame + thence_layout.previous, &frame);

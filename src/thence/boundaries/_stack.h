@@ -84,13 +84,19 @@ static inline char *thence_word(const char *address) { return *(char *const *)ad
 
 static inline char *thence_previous(const char *frame) { return thence_word(frame + thence_layout.previous); }
 
-static inline PyObject *thence_code(const char *frame) { return (PyObject *)thence_word(frame); }
+/* From Python 3.14 on, code and locals are _PyStackRefs: pointers to objects with tags in the lowest two bits
+ * (Py_TAG_BITS in Include/internal/pycore_stackref.h), which are 0 in pointers to objects. */
+static inline char *thence_untagged(char *reference) { return (char *)((uintptr_t)reference & ~(uintptr_t)3); }
 
-static inline PyObject *thence_self(const char *frame) { return (PyObject *)thence_word(frame + thence_layout.locals); }
+static inline PyObject *thence_code(const char *frame) { return (PyObject *)thence_untagged(thence_word(frame)); }
+
+static inline PyObject *thence_self(const char *frame) {
+    return (PyObject *)thence_untagged(thence_word(frame + thence_layout.locals));
+}
 
 /* Offset of the instruction that runs, in bytes: even. */
 static inline uint32_t thence_position(const char *frame) {
-    Py_ssize_t offset = thence_word(frame + thence_layout.instruction) - thence_word(frame) - thence_layout.code;
+    Py_ssize_t offset = thence_word(frame + thence_layout.instruction) - (char *)thence_code(frame) - thence_layout.code;
     return offset > 0 ? (uint32_t)offset : 0;
 }
 

@@ -27,7 +27,8 @@ _DEEP = 40
 class Layout(NamedTuple):
     """Offsets in bytes, from ``Include/internal/pycore_frame.h`` and ``Include/cpython/pystate.h``.
 
-    The first word of _PyInterpreterFrame is a pointer to its code.
+    From 3.14 on the frame is in ``Include/internal/pycore_interpframe_structs.h``. The first word of
+    _PyInterpreterFrame is a pointer to its code, with tags from 3.14 on.
 
     Attributes:
         through: of the pointer to _PyCFrame in PyThreadState; -1 for versions without it.
@@ -49,6 +50,8 @@ class Layout(NamedTuple):
 LAYOUTS = {
     (3, 12): Layout(through=56, top=0, previous=8, instruction=56, code=192, locals=72),
     (3, 13): Layout(through=-1, top=72, previous=8, instruction=56, code=200, locals=72),
+    (3, 14): Layout(through=-1, top=72, previous=8, instruction=56, code=208, locals=80),
+    (3, 15): Layout(through=-1, top=72, previous=8, instruction=56, code=208, locals=80),
 }
 """By version of CPython, for builds with a GIL on 64-bit machines."""
 

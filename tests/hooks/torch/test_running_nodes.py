@@ -14,13 +14,14 @@ torch = pytest.importorskip("torch")
 from launching import Watched  # noqa: E402
 from thence.boundaries.node_places import NodePlaces  # noqa: E402
 from thence.boundaries.places import MODULE, PHASE  # noqa: E402
+from thence.boundaries.stacks import LAYOUTS  # noqa: E402
 from thence.hooks.torch.running_nodes import RunningNodes  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
-    sys.version_info[:2] not in {(3, 12), (3, 13)}, reason="the stack of this Python is not known"
+    sys.version_info[:2] not in LAYOUTS, reason="the stack of this Python is not known"
 )
 
 KERNEL = """

@@ -14,13 +14,14 @@ from launching import CompiledCounter, Watched
 from launching_program import EVERYTHING
 from thence.boundaries.log import READ
 from thence.boundaries.places import LINE, MODULE
+from thence.boundaries.stacks import LAYOUTS
 from thence.hooks.torch.following import ByStack
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
-    sys.version_info[:2] not in {(3, 12), (3, 13)}, reason="the stack of this Python is not known"
+    sys.version_info[:2] not in LAYOUTS, reason="the stack of this Python is not known"
 )
 
 
