@@ -188,6 +188,33 @@ def test_a_profiler_that_the_program_starts_gets_cupti(tmp_path: Path) -> None:
     assert any("the recording ended at that point" in warning for warning in trace.meta.warnings)
 
 
+def test_cuspy_gets_cupti(tmp_path: Path) -> None:
+    """The activities of a profile with a CuspyConfig lack CUDA, but it subscribes to CUPTI all the same."""
+    said = program(
+        """
+        import types
+        class Profile:
+            def __init__(self, cuspy): self._use_cuspy = cuspy
+            def prepare_trace(self): print(self._use_cuspy, "free:", not fake.library.fake_subscribed())
+        original = Profile.prepare_trace
+        sys.modules["torch.profiler.profiler"] = module = types.ModuleType("torch.profiler.profiler")
+        module._KinetoProfile = Profile
+        recording = thence.record(OUT)
+        recording.start()
+        launch("before")
+        Profile(False).prepare_trace()
+        launch("still")
+        Profile(True).prepare_trace()
+        launch("after")
+        print(Profile.prepare_trace is original)
+        """,
+        tmp_path,
+    )
+    assert said.stdout.splitlines() == ["False free: False", "True free: True", "True"]
+    assert "the program started torch.profiler" in said.stderr
+    assert sorted(thence.open(tmp_path).gpu["name"].cast(pl.String)) == ["before", "still"]
+
+
 @pytest.mark.parametrize("probe", ["c", "python"])
 def test_launches_of_several_threads_at_once(tmp_path: Path, probe: str) -> None:
     """The probe in C is called back for every launch; for that in Python they have a reason.

@@ -7,7 +7,7 @@ precedence, so the recording ends just before it begins.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thence.importing import torch_is_being_imported
 
@@ -16,12 +16,23 @@ if TYPE_CHECKING:
 
 __all__ = ["ProfilerHandover"]
 
-_MODULE = "torch.autograd.profiler"
-_PREPARE = "_prepare_profiler"
+_AUTOGRAD, _PREPARE = "torch.autograd.profiler", "_prepare_profiler"
 """The function that ``torch.autograd.profiler.profile`` and ``torch.profiler`` call first, since torch 1.8, with a
 configuration and the set of activities."""
+_PROFILER, _CLASS, _PREPARE_TRACE = "torch.profiler.profiler", "_KinetoProfile", "prepare_trace"
+"""The method that subscribes to CUPTI if a profile has a ``CuspyConfig``, since torch 2.15; CUDA is then missing among
+the activities of `_PREPARE`."""
+_CUSPY = "_use_cuspy"
+"""Attribute of a profile: whether it has a ``CuspyConfig``."""
 _ON_GPUS = "CUDA"
 """Name of the ``ProfilerActivity`` that needs CUPTI."""
+
+
+class _Wrapped(NamedTuple):
+    owner: Any
+    name: str
+    original: Any
+    wrapper: Any
 
 
 class ProfilerHandover:
@@ -34,31 +45,35 @@ class ProfilerHandover:
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
         self._ended = False
-        self._module: Any = None
-        self._prepare: Any = None
-        self._wrapper: Any = None
+        self._wrapped: list[_Wrapped] = []
 
     def look(self) -> None:
-        """Wrap the function of torch's profiler, if torch has been imported by now."""
-        module: Any = sys.modules.get(_MODULE)
-        prepare = getattr(module, _PREPARE, None)
-        if self._ended or self._module is not None or prepare is None or torch_is_being_imported():
+        """Wrap the functions of torch's profiler, if torch has been imported by now."""
+        if self._ended or self._wrapped or torch_is_being_imported():
+            return
+        self._wrap(sys.modules.get(_AUTOGRAD), _PREPARE, _uses_cuda)
+        self._wrap(getattr(sys.modules.get(_PROFILER), _CLASS, None), _PREPARE_TRACE, _uses_cuspy)
+
+    def _wrap(self, owner: Any, name: str, needs_cupti: Callable[[tuple[Any, ...]], bool]) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
             return
 
         def prepare_after_recording(*arguments: Any, **named: Any) -> Any:
-            if _uses_cuda((*arguments, *named.values())):
+            if needs_cupti((*arguments, *named.values())):
                 self._stop()
-            return prepare(*arguments, **named)
+            return original(*arguments, **named)
 
-        self._module, self._prepare, self._wrapper = module, prepare, prepare_after_recording
-        setattr(module, _PREPARE, prepare_after_recording)
+        self._wrapped.append(_Wrapped(owner, name, original, prepare_after_recording))
+        setattr(owner, name, prepare_after_recording)
 
     def end(self) -> None:
-        """Unwrap the function, and never wrap it again."""
+        """Unwrap the functions, and never wrap them again."""
         self._ended = True
-        if self._module is not None and getattr(self._module, _PREPARE, None) is self._wrapper:
-            setattr(self._module, _PREPARE, self._prepare)
-        self._module = None
+        for owner, name, original, wrapper in self._wrapped:
+            if getattr(owner, name, None) is wrapper:
+                setattr(owner, name, original)
+        self._wrapped.clear()
 
 
 def _uses_cuda(arguments: tuple[Any, ...]) -> bool:
@@ -66,3 +81,8 @@ def _uses_cuda(arguments: tuple[Any, ...]) -> bool:
     sets = [one for one in arguments if isinstance(one, set | frozenset | list | tuple)]
     names = {getattr(activity, "name", None) for one in sets for activity in one}
     return not sets or _ON_GPUS in names
+
+
+def _uses_cuspy(arguments: tuple[Any, ...]) -> bool:
+    """Whether the profile, whose method this is, has a ``CuspyConfig``."""
+    return bool(getattr(arguments[0], _CUSPY, False))
