@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -13,7 +15,7 @@ import pytest
 import thence
 from helpers import FSDP, output
 from stores import stored
-from thence.errors import DamagedInput
+from thence.errors import DamagedInput, MissingRequirement
 from thence.readers import parquet_probe
 from thence.store import parquet_check
 from thence.store.files import write_table
@@ -111,6 +113,33 @@ def test_without_a_cache_every_call_tries(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     asked(sound)
     assert len(children) == 2
+
+
+def test_what_no_process_could_try_is_refused_and_tried_the_next_time(
+    sound: Path, tmp_path: Path, children: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shutil.copytree(sound, tmp_path / "job.store")
+    for refused in (refusal_of_the_system, ends_before_it_reads):
+        with monkeypatch.context() as patched:
+            expected = refused(patched)
+            with pytest.raises(MissingRequirement, match=expected):
+                asked(store)
+    before = len(children)
+    asked(store)
+    assert len(children) == before + 2  # summaries, tables
+
+
+def refusal_of_the_system(monkeypatch: pytest.MonkeyPatch) -> str:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    return f"cannot run: {os.strerror(errno.EAGAIN)}"
+
+
+def ends_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(parquet_probe, "_CHILD", "raise SystemExit(7)")
+    return "ended with code 7 while it imported Polars"
 
 
 def test_the_cache_keeps_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

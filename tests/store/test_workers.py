@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +88,34 @@ def cluster() -> Iterator[Workers]:
         os.environ.pop("PYTHONPATH")
         if before is not None:
             os.environ["PYTHONPATH"] = before
+
+
+def test_tasks_of_ray_import_nothing_from_the_current_directory(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    shutil.copy(FSDP[0], tmp_path / "rank0.json.gz")
+    for name in ("json", "polars", "thence"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "thence",
+            "ingest",
+            "rank0.json.gz",
+            "-o",
+            "s",
+            "--ray",
+            "local",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(thence.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not (tmp_path / "ran").exists()
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore")  # of Ray

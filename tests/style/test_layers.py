@@ -15,6 +15,7 @@ PACKAGE = Path(thence.__file__).parent
 LAYERS = (
     {
         "atomic_files",
+        "child_python",
         "credentials",
         "errors",
         "importing",

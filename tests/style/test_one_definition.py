@@ -54,6 +54,24 @@ def test_sentences_of_rules_and_reasons_stand_in_one_table() -> None:
     assert {module for module, _ in found} == {"model/reasons.py"}
 
 
+def test_only_one_module_starts_python_processes() -> None:
+    """Elsewhere the current directory would come first in their sys.path; see `thence.child_python`."""
+    starting = {
+        name(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and (node.attr, getattr(node.value, "id", None))
+        in {("executable", "sys"), ("get_context", "multiprocessing"), ("init", "ray")}
+    }
+    # The workers do so within `safe_path`; the launcher's sitecustomize only prints the name.
+    assert starting == {
+        "child_python.py",
+        "store/workers.py",
+        "launcher/startup/sitecustomize.py",
+    }
+
+
 def test_every_code_has_one_meaning_and_advice_is_for_codes_that_there_are() -> None:
     assert len(set(CODES)) == len(CODES)
     assert not set(RULES) & set(REASONS)

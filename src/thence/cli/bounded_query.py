@@ -8,7 +8,6 @@ and then answers the query.
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence import child_python
 from thence.analysis.query import answer
 from thence.errors import MissingRequirement, ThenceError, UsageError
 
@@ -74,14 +74,13 @@ def bounded_answer(
 
 def _ended(folder: Path, most_seconds: float, most_bytes: Bytes) -> int:
     """Runs `_answer` in a child process and returns its exit code."""
-    path = os.pathsep.join(filter(None, sys.path))
     try:
         return subprocess.run(  # noqa: S603 - our own module in our own interpreter
-            [sys.executable, "-m", __name__, str(folder), str(most_bytes)],
+            child_python.command("-m", __name__, str(folder), str(most_bytes)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": path},
+            env=child_python.environment(),
             timeout=most_seconds,
             check=False,
         ).returncode

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING, Any
 
+from thence import child_python
 from thence.cuda import cuda_events, cupti
 from thence.cuda.cuda_events import call
 from thence.cuda.layouts import require_known
@@ -44,13 +44,11 @@ def probe(command: tuple[str, ...] | None = None) -> dict[str, Finding]:
     Args:
         command: to run in place of the probe.
     """
-    arguments = command or (sys.executable, "-m", "thence.doctor.probe")
-    # The child imports from the same folders as this process, however these were set.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    arguments = command or child_python.command("-m", "thence.doctor.probe")
     try:
         run = subprocess.run(  # noqa: S603 - our own module in our own interpreter
             arguments,
-            env=environment,
+            env=child_python.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PATIENCE_S,

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from thence.errors import DamagedInput, ThenceError
+from thence import child_python
+from thence.errors import DamagedInput, MissingRequirement, ThenceError
 from thence.readers.expansion import DEFAULT, Expansion
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ MAX_ROWS = 50_000_000
 
 ARROW_ENDING = ".arrow"
 """Suffix of paths that are read as Arrow, as a file or a stream; all other paths are Parquet."""
-# Exit codes of the child. 6: a table is larger than the cap. 0: all tables were read. 3: polars cannot be imported
-# in the child. 4: reading raised an exception, which reading in this process raises too.
+# Exit codes of the child. 6: a table is larger than the cap. 0: all tables were read. 4: reading raised an exception,
+# which reading in this process raises too.
 _LARGE = 6
-_EXPECTED = (0, 3, 4)
+_EXPECTED = (0, 4)
 _PATIENCE_S = 300
 _SPARE: Bytes = 1 << 30
 """Address space that the child may use in addition to the tables: thread stacks, and memory that allocators keep."""
@@ -42,15 +42,11 @@ _MOST_FAILURES = 20
 """Damaged tables after which `unreadable` counts all others as damaged."""
 _CHILD = f"""
 import os, sys
-sys.path[:] = sys.argv[1:]
 os.environ.setdefault("POLARS_MAX_THREADS", "4")
-try:
-    import io, polars
-except ImportError:
-    sys.exit(3)
+import io, polars
+polars.DataFrame({{"a": [1]}}).sort("a")  # starts the threads, whose stacks count
 try:
     import resource
-    polars.DataFrame({{"a": [1]}}).sort("a")  # starts the threads, whose stacks count
     in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     allowed, hard = resource.getrlimit(resource.RLIMIT_AS)
     def limit(most):
@@ -65,6 +61,10 @@ def width(schema):
     return sum(16 if dtype in (polars.String, polars.Binary) else 8 for dtype in schema.values())
 def number():
     return int.from_bytes(sys.stdin.buffer.read(8), "little")
+def tell(event):
+    sys.stdout.write(event)
+    sys.stdout.flush()
+tell("r")  # ready
 while kind := sys.stdin.buffer.read(1):
     most, size = number(), number()
     data = sys.stdin.buffer.read(size)
@@ -90,8 +90,7 @@ while kind := sys.stdin.buffer.read(1):
         if isinstance(error, SystemExit):
             raise
         sys.exit(5 if type(error).__name__ == "PanicException" else 4)
-    sys.stdout.write(".")
-    sys.stdout.flush()
+    tell(".")
 """
 
 
@@ -107,6 +106,9 @@ def probing(
         tables: content or path of each table.
         path: the input, for messages.
         expansion: how much larger than its stored size a table may be.
+
+    Raises:
+        MissingRequirement: no process can be started.
     """
     with tempfile.TemporaryFile() as stream, tempfile.TemporaryFile() as told:
         for data in tables:
@@ -121,9 +123,8 @@ def probing(
         try:
             yield _Probe(child, path, expansion, told)
         finally:
-            if child is not None:
-                child.kill()  # does nothing if it has ended
-                child.wait()
+            child.kill()  # does nothing if it has ended
+            child.wait()
 
 
 def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Path]:
@@ -132,6 +133,9 @@ def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Pat
     Args:
         files: any number of files.
         expansion: how much larger than its stored size a table may be.
+
+    Raises:
+        MissingRequirement: no child process can test them.
     """
     bad: set[Path] = set()
     left = list(files)
@@ -161,11 +165,16 @@ def first_unreadable(
     Returns:
         The file, and whether it is safe to read it in this process: Polars then raises an exception that says
         what is wrong.
+
+    Raises:
+        MissingRequirement: no child process can test them.
     """
     with probing(files, "", expansion) as probe:
         try:
             probe.passed()
             harmless = True
+        except MissingRequirement:
+            raise
         except ThenceError:
             harmless = False
         done = probe.count()
@@ -179,32 +188,38 @@ def _kind(data: bytes | Path) -> bytes:
     return b"D"
 
 
-def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes] | None:
-    """The started child, which reads requests from ``stream`` and writes a byte to ``told`` for each table it read.
+def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The started child. It reads requests from ``stream``, and writes to ``told``: r when ready, a dot for each table.
 
-    None if no process can be started; this process then reads the tables without protection.
+    Raises:
+        MissingRequirement: no process can be started.
     """
-    # Our own interpreter and code, isolated from the environment. Packages may be installed where only PYTHONPATH
-    # names them, which an isolated interpreter ignores: the child searches where this process does. Relative
-    # entries are the current directory, where anybody may have placed a module named polars.
-    path = [entry for entry in sys.path if Path(entry).is_absolute()]
     try:
         return subprocess.Popen(  # noqa: S603 - no part of the command comes from outside
-            [sys.executable, "-I", "-c", _CHILD, *path],
+            child_python.command("-c", _CHILD),
+            env=child_python.environment(),
             stdin=stream,
             stdout=told,
             stderr=subprocess.DEVNULL,
         )
-    except OSError:
-        return None
+    except OSError as error:
+        raise _untested(error.strerror or str(error)) from error
+
+
+def _untested(reason: str) -> MissingRequirement:
+    """The error where no child can test the tables. Without the test, a damaged table could end this process."""
+    return MissingRequirement(
+        "Parquet and Arrow tables are read in a process of their own first, because a damaged table can end the "
+        f"process that reads it, and that process cannot run: {reason}"
+    )
 
 
 class _Probe:
-    """A child process that reads tables as a test, or no child if it could not be started."""
+    """A child process that reads tables as a test."""
 
     def __init__(
         self,
-        child: subprocess.Popen[bytes] | None,
+        child: subprocess.Popen[bytes],
         path: str,
         expansion: Expansion,
         told: IO[bytes],
@@ -215,25 +230,26 @@ class _Probe:
         self._told = told
 
     def count(self) -> int:
-        """How many of the tables, in their order, were read; a huge number if all, or if no child could test them."""
-        if self._child is None or self._child.poll() in (0, 3):
-            return 1 << 62
-        return os.fstat(self._told.fileno()).st_size
+        """How many of the tables, in their order, the child has read so far."""
+        return max(os.fstat(self._told.fileno()).st_size - len("r"), 0)
 
     def passed(self) -> None:
         """Waits for the child.
 
         Raises:
             DamagedInput: reading aborted the child, took longer than five minutes, or a table exceeds the cap.
+            MissingRequirement: the child ended before it read anything.
         """
-        if self._child is None:
-            return
         try:
             code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired as error:
             raise DamagedInput(
                 self._path, f"has tables that cannot be read within {_PATIENCE_S:g} s"
             ) from error
+        if os.fstat(self._told.fileno()).st_size == 0:
+            raise _untested(
+                f"it ended with code {code} while it imported Polars (are its memory, threads or modules limited?)"
+            )
         if code == _LARGE:
             self._expansion.check(self._path, 0, 1 << 62, "a table")
         if code not in _EXPECTED:

@@ -14,8 +14,10 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
+from thence.child_python import safe_path
 from thence.errors import MissingRequirement, ThenceError, UsageError
 from thence.store.task import Job, Outcome
 
@@ -74,7 +76,7 @@ class LocalWorkers:
     ) -> Iterator[Outcome]:
         """Yields outcomes until all jobs are done or a process dies; then adds the jobs that were running to `lost`."""
         running: dict[Future[Outcome], Job] = {}
-        with _pool(min(self.processes, len(waiting))) as pool:
+        with safe_path(), _pool(min(self.processes, len(waiting))) as pool:
             try:
                 while waiting or running:
                     while waiting and len(running) < _AHEAD * self.processes and not lost:
@@ -103,7 +105,7 @@ class LocalWorkers:
     @staticmethod
     def _alone(task: Callable[[Job], Outcome], job: Job) -> Outcome:
         for _ in range(_RETRIES):
-            with _pool(1) as pool:
+            with safe_path(), _pool(1) as pool:
                 try:
                     return pool.submit(task, job).result()
                 except BrokenProcessPool:
@@ -187,7 +189,15 @@ class RayWorkers:
         self._ray: Any = ray
         if not ray.is_initialized():
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="error")
+                # Without a working directory, Ray puts the current one into `sys.path` of all tasks: a file polars.py
+                # there, from someone else, would be run.
+                with TemporaryDirectory() as empty:
+                    ray.init(
+                        address=address,
+                        log_to_driver=False,
+                        logging_level="error",
+                        runtime_env={"working_dir": empty},
+                    )
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise UsageError(f"--ray {address}: no Ray cluster there ({error})") from error
 

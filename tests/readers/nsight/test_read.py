@@ -364,7 +364,7 @@ def test_parquet_that_ends_its_reader_is_damaged_input(
     (folder / "StringIds.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(thence.DamagedInput, match=r"StringIds\.parquet cannot be read"):
         thence.open(folder)
-    monkeypatch.setattr(probe, "_CHILD", "import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(probe, "_CHILD", "import os; os.write(1, b'r'); os.kill(os.getpid(), 9)")
     with pytest.raises(thence.DamagedInput, match="crashes the process that reads it"):
         thence.open(folder)
 
@@ -373,7 +373,7 @@ def test_only_tables_that_are_read_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = (
-        "import sys, os; data = sys.stdin.buffer.read(); os._exit(9 if b'SYSTEM_ENV' in data"
+        "import sys, os; os.write(1, b'r'); data = sys.stdin.buffer.read(); os._exit(9 if b'SYSTEM_ENV' in data"
         " or b'StringIds.parquet' not in data else 0)"
     )
     monkeypatch.setattr(probe, "_CHILD", child)

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thence import child_python
+
 if sys.platform == "linux":
     import fcntl
 
@@ -79,15 +81,13 @@ class Processes:
         theirs = [end for asked, answered in pipes for end in (asked[0], answered[1])]
         try:
             first = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-                [sys.executable, "-m", "thence.readers.kineto.decoding", *map(str, theirs)],
+                child_python.command("-m", "thence.readers.kineto.decoding", *map(str, theirs)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 # A process group of its own from the start: a terminal sends Ctrl-C to all of its own group.
                 process_group=0,
                 pass_fds=theirs,
-                env=os.environ
-                | _ENVIRONMENT
-                | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=child_python.environment() | _ENVIRONMENT,
             )
         finally:
             for end in theirs:
