@@ -57,6 +57,6 @@ def safe_path() -> Iterator[None]:
         yield
     finally:
         if before is None:
-            del os.environ[_SAFE_PATH]
+            os.environ.pop(_SAFE_PATH, None)  # another thread's ingest may have ended before
         else:
             os.environ[_SAFE_PATH] = before

@@ -134,7 +134,7 @@ def refusal_of_the_system(monkeypatch: pytest.MonkeyPatch) -> str:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(subprocess, "Popen", refused)
-    return f"cannot run: {os.strerror(errno.EAGAIN)}"
+    return os.strerror(errno.EAGAIN)
 
 
 def ends_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> str:

@@ -203,7 +203,8 @@ def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes]:
             stderr=subprocess.DEVNULL,
         )
     except OSError as error:
-        raise _untested(error.strerror or str(error)) from error
+        program = f"{error.filename}: " if error.filename else ""
+        raise _untested(f"{program}{error.strerror or error}") from error
 
 
 def _untested(reason: str) -> MissingRequirement:

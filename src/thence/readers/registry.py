@@ -297,11 +297,19 @@ def _read_file(
         reader = _file_reader(head)
         if reader is not None:
             return reader.read(source, lambda done: progress(name, done, source.stored_bytes))
-    if head.startswith(b"PK") and name != STANDARD_INPUT:
+    is_zip = head.startswith(b"PK")
+    if is_zip and name == STANDARD_INPUT:
+        raise UnknownFormat(name, "is a zip archive, which can be read from a file only: name it")
+    if is_zip and _archive_reader(name) is not None:
         return _read_archive(name, progress, expansion)
     if not head:
         raise UnknownFormat(name, source.damage or "is empty")
-    raise UnknownFormat(name, f"has no format that thence reads; expected one of: {_expected()}")
+    from thence.readers.unsupported import described
+
+    known = described(name, head)
+    raise UnknownFormat(
+        name, known or f"has no format that thence reads; expected one of: {_expected()}"
+    )
 
 
 def _read_archive(

@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 _MOST_NODES = 20_000_000
+_MEMORY_SNAPSHOT = {"segments", "device_traces"}
+"""Keys of what ``torch.cuda.memory._dump_snapshot`` pickles."""
 _LOW, _HIGH = (1 << 32) - 1, 32
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _JSON = re.compile(rb'\s*\{\s*"[0-9]{1,20}"\s*:')
@@ -83,11 +85,17 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
 
     Raises:
         DamagedInput: the file is cut, wrong, or a pickle of anything but plain values.
-        UnknownFormat: the file holds anything but a dict.
+        UnknownFormat: the file holds anything but a dict, or a snapshot of PyTorch's memory.
     """
     annotations = _loaded(content, name)
     if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
         raise UnknownFormat(name, "holds no annotations: expected a dict with node ids as keys")
+    if annotations.keys() >= _MEMORY_SNAPSHOT:
+        raise UnknownFormat(
+            name,
+            "is a snapshot of PyTorch's memory allocator (torch.cuda.memory), which holds no times of kernels; "
+            "record the program with thence record or torch.profiler",
+        )
     labels: list[Label] = []
     by_text: dict[str, int] = {}
     ids = np.zeros(len(annotations), np.uint64)

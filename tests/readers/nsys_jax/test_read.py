@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +15,11 @@ import pytest
 
 from protowire import message, pack
 from thence.attribution.attribute import attribute
-from thence.errors import DamagedInput, InputError
+from thence.errors import DamagedInput, InputError, MissingRequirement
 from thence.readers import parquet_probe as probe
 from thence.readers.nsys_jax.archive import Archive, sniff_archive
 from thence.readers.nsys_jax.read import read
+from untried_tables import PassingChild
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables
@@ -149,7 +151,7 @@ def opened(path: str) -> Tables:
 
 def opened_untried(path: str) -> Tables:
     """The same without the child that tries tables first: it takes longer than all else, and these are sound."""
-    with mock.patch.object(probe, "_started", return_value=None):
+    with mock.patch.object(probe, "_started", PassingChild):
         return opened(path)
 
 
@@ -436,7 +438,7 @@ def test_parquet_that_ends_its_reader_is_damaged_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = zipped(tmp_path / "a.zip", members())
-    monkeypatch.setattr(probe, "_CHILD", "import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(probe, "_CHILD", "import os; os.write(1, b'r'); os.kill(os.getpid(), 9)")
     with pytest.raises(DamagedInput, match="crashes the process that reads it"):
         opened(path)
     monkeypatch.setattr(probe, "_CHILD", "import time; time.sleep(60)")
@@ -445,8 +447,10 @@ def test_parquet_that_ends_its_reader_is_damaged_input(
         opened(path)
 
 
-def test_archives_are_read_where_no_process_can_be_started(
+def test_archives_are_refused_where_no_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe.sys, "executable", str(tmp_path / "no python"))
-    assert opened(zipped(tmp_path / "a.zip", members())).gpu.height == 6
+    python = str(tmp_path / "no python")
+    monkeypatch.setattr(sys, "executable", python)
+    with pytest.raises(MissingRequirement, match=f"{python}: No such file or directory"):
+        opened(zipped(tmp_path / "a.zip", members()))

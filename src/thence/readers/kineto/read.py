@@ -225,6 +225,10 @@ def _launches(host: Arrays, gpu: Arrays, lanes: list[tuple[Any, Any]]) -> Arrays
 def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[str]:
     """Warnings about rows left out or repaired; also replaces unusable durations by 0, in place."""
     warnings = list(lanes.warnings)
+    if not len(gpu["start"]) and not len(host["start"]):
+        warnings.append(
+            f"none of {several(columns['events'], 'event')} is of torch.profiler; other programs write such JSON, too"
+        )
     if columns["damaged"]:
         warnings.append(
             f"{columns['damaged']:,} of {columns['events']:,} events could not be read; left out"
