@@ -475,6 +475,25 @@ def test_what_is_no_export_gives_one_clear_error(tmp_path: Path) -> None:
         thence.open(packed)
 
 
+def test_rows_that_sqlite_would_compute_are_not_read(tmp_path: Path) -> None:
+    """Their expressions may take hours; Nsight Systems writes plain tables alone."""
+    kernels = "CUPTI_ACTIVITY_KIND_KERNEL"
+    slow = "with recursive r(x) as (select 1 union all select x + 1 from r) select x"
+    path = written(tmp_path / "a.sqlite", {kernels: [KERNEL], "StringIds": STRINGS})
+    blocks = "add gridX as (length(hex(zeroblob(2000000000 + start)))) virtual"
+    trace = opened(changed(path, f"alter table {kernels} {blocks}"))
+    assert trace.gpu["name"].to_list() == ["kernel(int)"]
+    changed(
+        path,
+        f"create view CUPTI_ACTIVITY_KIND_RUNTIME as {slow} as start from r",
+        "create virtual table CUPTI_ACTIVITY_KIND_MEMCPY using fts5(start, end, deviceId, bytes)",
+        "insert into CUPTI_ACTIVITY_KIND_MEMCPY values (1, 2, 0, 8)",
+    )
+    trace = opened(path)
+    assert trace.gpu.height == 1
+    assert trace.host.is_empty()
+
+
 def test_values_of_other_types_and_impossible_times(tmp_path: Path) -> None:
     strange = [
         KERNEL,

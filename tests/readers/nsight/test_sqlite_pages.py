@@ -158,7 +158,8 @@ def test_the_unusual_is_left_to_sqlite(
 ) -> None:
     path = made(tmp_path / "a.sqlite", rows, **options)
     with closing(sqlite3.connect(path)) as connection:
-        known = [row[1] for row in connection.execute(f"pragma table_xinfo({TABLE})")]
+        # Without generated columns, which are not read.
+        known = [row[1] for row in connection.execute(f"pragma table_info({TABLE})")]
     ints = [column for column in known if column != "text"]
     expected = said(path, *(f"cast({c} as integer)" for c in ints), "cast(text as text)")
     assert decoded(path, ints, ["text"]) == expected

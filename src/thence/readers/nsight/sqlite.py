@@ -138,6 +138,7 @@ def opened(path: str, name: str) -> Iterator[Database]:
     try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
+            connection.execute("pragma trusted_schema = off")
             _limit_steps(connection, size)
             yield Database(name, connection, pages, _layouts(connection, name))
     except (sqlite3.Error, UnicodeError) as error:
@@ -158,9 +159,10 @@ def _limit_steps(connection: sqlite3.Connection, size: int) -> None:
 
 
 def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
+    """The layouts of the tables that are read. Views and virtual tables, which compute their rows, are left out."""
     roots = dict(
         connection.execute(
-            "select name, rootpage from sqlite_master where type = 'table'"
+            "select name, rootpage from sqlite_master where type = 'table' and rootpage > 0"
         ).fetchall()
     )
     if not any(mark in roots for mark in _NSIGHT_TABLES):
@@ -188,11 +190,12 @@ def _layout(connection: sqlite3.Connection, table: str, root: object) -> _Layout
     """The layout of a table. Source: https://www.sqlite.org/pragma.html#pragma_table_xinfo."""
     rows = connection.execute(f"pragma table_xinfo({table})").fetchall()
     # Records lack the values of an integer primary key, of generated columns, and of columns that were added
-    # later with a default: a table with such columns is left to SQLite.
+    # later with a default: a table with such columns is left to SQLite. Generated columns are never read: Nsight
+    # Systems writes none, and their expressions may take any time.
     plain = isinstance(root, int) and all(
         default is None and not key and not hidden for *_, default, key, hidden in rows
     )
-    columns = tuple(row[1] for row in rows if row[-1] != 1)
+    columns = tuple(row[1] for row in rows if not row[-1])
     return _Layout(columns, root if plain and isinstance(root, int) else 0)
 
 
