@@ -269,6 +269,12 @@ def kineto_of_brackets(folder: Path) -> Made:
     return whole(path)
 
 
+def kineto_of_backslashes(folder: Path) -> Made:
+    return kineto_events(
+        folder / "trace.json", kernels(12, lambda i: f"k{i}" + "\\" * 3 * MB, lambda _: 7)
+    )
+
+
 def xplane_of_zeros(folder: Path) -> Made:
     path = folder / "a.xplane.pb.gz"
     plane = b"\x0a\x07\x12\x05/host\x0a\x80\x80\x80\x80\x06"  # a plane of 1.6 GB follows
@@ -295,12 +301,30 @@ def sqlite_of_zeros(folder: Path) -> Made:
     return whole(path, size)
 
 
+def sqlite_of_expressions(folder: Path) -> Made:
+    """A generated column, for each of whose values SQLite writes 200 MB."""
+    with closing(sqlite3.connect(folder / "a.sqlite")) as database:
+        database.execute(
+            "create table CUPTI_ACTIVITY_KIND_KERNEL (start, end, streamId, correlationId, globalPid)"
+        )
+        database.executemany(
+            "insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, 7, ?, 1)",
+            ((10 * i, 10 * i + 5, i) for i in range(5000)),
+        )
+        database.execute(
+            "alter table CUPTI_ACTIVITY_KIND_KERNEL "
+            "add deviceId as (length(hex(zeroblob(100000000 + start)))) virtual"
+        )
+        database.commit()
+    return whole(folder / "a.sqlite")
+
+
 CASES: tuple[Callable[[Path], Made], ...] = (
     csv_of_one_line, csv_of_empty_rows, nsys_jax_rows, nsys_jax_zeros, hlo_of_zeros, labels_beside, labels_of_objects,
     annotations_of_objects, collisions, large_collisions, many_streams, many_streams_together, many_devices,
     steps_of_many_devices, ranks_of_many_devices, diff_of_many_devices, many_names, many_templates,
-    one_long_name, kineto_of_spaces, kineto_of_empty_events, kineto_of_brackets, xplane_of_zeros,
-    xplane_of_empty_planes, sqlite_of_zeros,
+    one_long_name, kineto_of_spaces, kineto_of_empty_events, kineto_of_brackets, kineto_of_backslashes,
+    xplane_of_zeros, xplane_of_empty_planes, sqlite_of_zeros, sqlite_of_expressions,
 )  # fmt: skip
 
 

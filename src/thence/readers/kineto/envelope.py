@@ -307,12 +307,13 @@ def boundaries(buffer: bytes) -> Boundaries:
     """
     text = np.frombuffer(buffer, np.uint8)
     ends = [np.empty(0, np.int64)]
-    open_brackets = open_quotes = 0
+    open_brackets = open_quotes = backslashes = 0
     # Block by block: the arrays below take forty bytes for each byte of text if all are brackets.
     for low in range(0, len(text), _BLOCK_BYTES):
         part = text[low : low + _BLOCK_BYTES]
-        quotes = np.flatnonzero(part == ord('"')) + low
-        quotes = quotes[~_escaped(text, quotes)]
+        quotes = np.flatnonzero(part == ord('"'))
+        escaped, backslashes = _escaped(part, quotes, backslashes)
+        quotes = quotes[~escaped] + low
         opening = (part == ord("{")) | (part == ord("["))
         closing = (part == ord("}")) | (part == ord("]"))
         brackets = np.flatnonzero(opening | closing)
@@ -328,14 +329,25 @@ def boundaries(buffer: bytes) -> Boundaries:
     return Boundaries(np.concatenate(ends), -1)
 
 
-def _escaped(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """A mask of the quotes that are escaped: an odd number of backslashes precedes them."""
-    escaped = np.zeros(len(quotes), np.bool_)
-    suspects = np.flatnonzero((quotes > 0) & (text[quotes - 1] == ord("\\")))
-    distance = 1
-    while len(suspects):
-        escaped[suspects] ^= True
-        distance += 1
-        positions = quotes[suspects] - distance
-        suspects = suspects[(positions >= 0) & (text[positions] == ord("\\"))]
-    return escaped
+def _escaped(
+    text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], before: int
+) -> tuple[npt.NDArray[np.bool_], int]:
+    """A mask of the quotes that are escaped: an odd number of backslashes precedes them.
+
+    Args:
+        text: one block.
+        quotes: indices of the quotes in the block.
+        before: number of backslashes that end the text before the block.
+
+    Returns:
+        The mask, and the number of backslashes that end the text up to the end of the block.
+    """
+    places = np.flatnonzero(text == ord("\\"))
+    is_first = np.ones(len(places), np.bool_)
+    is_first[1:] = np.diff(places) > 1
+    first = np.maximum.accumulate(np.where(is_first, places, 0))
+    # For each place, the length of its run of backslashes up to it. Zeros stand for all other places.
+    run = np.zeros(len(text) + 1, np.int64)
+    run[places + 1] = places - first + 1 + np.where(first == 0, before, 0)
+    run[0] = before
+    return run[quotes] % 2 == 1, int(run[-1])
