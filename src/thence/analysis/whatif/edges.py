@@ -9,7 +9,6 @@ import polars as pl
 
 from thence.attribution.waiting import event_edges, launches_by_stream
 from thence.model.intervals import NO_ROW
-from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,7 +31,6 @@ __all__ = [
     "collective_ends",
     "edges_through_events",
     "graph_edges",
-    "handovers",
     "latencies",
     "launch_lags",
     "wait_edges",
@@ -45,10 +43,6 @@ STEP, END, CALL, START = 0, 1, 2, 3
 _QUEUED_NS = 20_000  # an activity launched this long before the previous one ended was queued
 _RETURN_NS = 5_000  # maximum time that a waiting call needs to return after the activity ended
 _OWN_NS = 4_000  # maximum time that a waiting call takes if there is nothing to wait for
-_REST_NS = 15_000  # a thread without work for this long may be given work by another thread
-_HANDED_NS = 2_000_000
-"""Maximum time from the end of a thread's work to the start of the work that it hands over: autograd first scans its
-whole graph, which took 0.5 ms for a model with 6 layers."""
 _CLOCKS_NS = 2_000
 _FEW = 8  # with fewer samples, a default latency is assumed
 _LATENCY_NS, _GAP_NS, _EVENT_NS = 5_000, 1_000, 500
@@ -348,43 +342,3 @@ def _targets(trace: Attributed, launch: Int64, waits: pl.DataFrame) -> pl.DataFr
         for part in (one, every, event, copy)
     ]
     return pl.concat(parts).drop_nulls()
-
-
-def handovers(
-    trace: Attributed, host: tuple[Int64, Int64], thread: Int64, nodes: Nodes, edges: Edges
-) -> Int64:
-    """Adds nodes and edges where a thread begins to work soon after another thread of its rank has stopped.
-
-    Returns:
-        The nodes at which threads begin such work.
-    """
-    works = trace.host["category"].is_in(["op", *API_CALLS]).to_numpy()
-    ranks = trace.host["rank"].to_numpy()
-    busy, result = {}, [np.empty(0, np.int64)]
-    for number in np.unique(thread[works & (trace.host["category"] == "op").to_numpy()]):
-        rows = np.flatnonzero(works & (thread == number))
-        start, reached = host[0][rows], np.maximum.accumulate(host[1][rows])
-        first = np.flatnonzero(np.append(True, start[1:] > reached[:-1] + _REST_NS))
-        busy[int(number)] = (
-            start[first],
-            np.append(reached[first[1:] - 1], reached[-1]),
-            rows[first],
-        )
-    for number, (start, end, row) in busy.items():
-        rested = np.append(-1, end[:-1])
-        best, by = np.full(len(start), -1), np.full(len(start), NO_ROW)
-        for other, (_, stops, other_row) in busy.items():
-            if other == number or ranks[other_row[0]] != ranks[row[0]]:
-                continue
-            last = np.searchsorted(stops, start, side="right") - 1
-            when = np.where(last >= 0, stops[last], -1)
-            near = start - when < _HANDED_NS
-            near[0] = True  # the first work of a thread was handed to it, however late it began
-            better = (when > rested) & near & (when > best)
-            best, by = np.where(better, when, best), np.where(better, other, by)
-        handed = np.flatnonzero(by != NO_ROW)
-        source = nodes.add(best[handed], END, by[handed], row[handed])
-        target = nodes.add(start[handed], STEP, np.full(len(handed), number), row[handed])
-        edges.add((source, target), start[handed] - best[handed], "handover")
-        result.append(target)
-    return np.concatenate(result)

@@ -37,12 +37,12 @@ from thence.analysis.whatif.edges import (
     collective_ends,
     edges_through_events,
     graph_edges,
-    handovers,
     latencies,
     launch_lags,
     wait_edges,
 )
 from thence.analysis.whatif.graph_nodes import graph_nodes
+from thence.analysis.whatif.handovers import handovers
 from thence.analysis.whatif.replay import Graph
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
