@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "Bytes",
@@ -19,6 +19,7 @@ __all__ = [
     "format_count",
     "format_ns",
     "format_share",
+    "listed",
     "several",
 ]
 
@@ -69,6 +70,12 @@ def format_share(part: float, whole: float) -> str:
 def format_count(count: int) -> str:
     """A whole number with thousands separated."""
     return f"{count:,}"
+
+
+def listed(items: Sequence[object], most: int = 8) -> str:
+    """Items for a sentence: ``a, b`` or, of more than ``most``, the first of them and ``and 3 more``."""
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
 
 
 def several(count: int, what: str, many: str | None = None) -> str:

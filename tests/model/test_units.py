@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thence.units import format_share, several
+from thence.units import format_share, listed, several
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,10 @@ def test_neither_little_nor_nearly_all_is_rounded_away(
 )
 def test_a_noun_agrees_with_its_number(count: int, what: str, shown: str) -> None:
     assert several(count, what) == shown
+
+
+def test_long_lists_are_cut() -> None:
+    assert listed([]) == ""
+    assert listed(["a", 2]) == "a, 2"
+    assert listed(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert listed(range(5000), 2) == "0, 1 and 4,998 more"

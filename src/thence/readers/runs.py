@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from thence.errors import InputError, UsageError
 from thence.readers.remote import is_url
-from thence.units import several
+from thence.units import listed, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,9 +60,7 @@ def in_run(folder: str, files: Sequence[str], run: str) -> list[str]:
         times = {match["time"] for file in files if (match := _CYCLE.fullmatch(Path(file).name))}
         known = sorted({*parents, *times} - {"plugins", "profile"})
         expected = (
-            f"expected one of: {', '.join(known[:_LISTED])}"
-            if known
-            else "it has no runs with names"
+            f"expected one of: {listed(known, _LISTED)}" if known else "it has no runs with names"
         )
         raise InputError(folder, f"holds no run {run!r}; {expected}")
     return chosen
@@ -101,7 +99,7 @@ def _newest_folders(files: Sequence[str]) -> tuple[list[str], list[str]]:
         others = sorted(set(runs) - {newest}, reverse=True)
         notes.append(
             f"{log.parent.parent}: holds {len(runs)} runs; only the newest, {newest}, is read; --run NAME reads "
-            f"another: {_listed(others)}"
+            f"another: {listed(others, _NAMED)}"
         )
     return [file for file in files if file not in left_out], notes
 
@@ -125,8 +123,8 @@ def _newest_cycles(files: Sequence[str], notes: list[str]) -> tuple[list[str], l
     if older:
         notes.append(
             f"left out: {several(len(older), 'file')} of earlier profiling cycles of the same processes: "
-            f"{_listed(sorted(Path(file).name for file in older))}; --run TIME reads the files with this time in their "
-            "names, --add reads all"
+            f"{listed(sorted(Path(file).name for file in older), _NAMED)}; --run TIME reads the files with this time "
+            "in their names, --add reads all"
         )
     return [file for file in files if file not in older], notes
 
@@ -153,7 +151,7 @@ def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]
         others = _of_other_runs(found)
         left_out.update(others)
         if others:
-            names = _listed([str(Path(file).relative_to(origin)) for file in others])
+            names = listed([str(Path(file).relative_to(origin)) for file in others], _NAMED)
             notes.append(
                 f"{origin}: holds several runs; only the newest, {len(found) - len(others)} of {len(found)} files, is "
                 f"read; left out: {names}; --run NAME reads another, --add reads all"
@@ -235,8 +233,3 @@ def _refusal(one: Read, other: Read) -> str:
         f"{one.file} and {other.file} {what}: they are not one job; give only one of them, or use --add to "
         "count each as a rank of its own"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

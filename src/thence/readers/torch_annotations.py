@@ -106,10 +106,9 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
             by_text[text] = len(labels)
             labels.append(_checked_label(value, name))
         ids[i], numbers[i] = _node_id(node, name), by_text[text]
-    graphs = tuple(_graph(int(g), ids, numbers) for g in np.unique(ids >> np.uint64(_HIGH)))
     match = _NAME.fullmatch(Path(name).name)
     process = Process(rank=int(match[1]) if match else None)
-    return GraphLabels(name, process, tuple(labels), graphs=graphs)
+    return GraphLabels(name, process, tuple(labels), graphs=_graphs(ids, numbers))
 
 
 def _loaded(content: bytes, name: str) -> object:
@@ -169,19 +168,24 @@ def label_of(annotation: dict[str, Any]) -> Label:
     return Label(path, None if phase is None else str(phase), lane, rest, collective)
 
 
-def _graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> CapturedGraph:
-    rows = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
-    number = (ids[rows] & np.uint64(_LOW)).astype(np.int64)
-    order = np.argsort(number)
+def _graphs(ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> tuple[CapturedGraph, ...]:
+    """The graphs in ascending order of their ids, each with its nodes in ascending order of their numbers."""
+    order = np.argsort(ids)
     known: dict[str, Any] = {
-        "number": number[order],
-        "label": labels[rows][order],
-        "type": ["unknown"] * len(rows),
+        "number": (ids[order] & np.uint64(_LOW)).astype(np.int64),
+        "label": labels[order],
+        "type": ["unknown"] * len(ids),
     }
     nodes = pl.DataFrame(
         {
-            name: pl.Series(name, known.get(name, [None] * len(rows)), dtype)
+            name: pl.Series(name, known.get(name, [None] * len(ids)), dtype)
             for name, dtype in NODES.items()
         }
     )
-    return CapturedGraph(graph, (graph,), None, nodes, None)
+    found, first, count = np.unique(
+        ids[order] >> np.uint64(_HIGH), return_index=True, return_counts=True
+    )
+    return tuple(
+        CapturedGraph(graph, (graph,), None, nodes.slice(begin, rows), None)
+        for graph, begin, rows in zip(found.tolist(), first.tolist(), count.tolist(), strict=True)
+    )

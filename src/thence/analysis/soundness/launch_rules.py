@@ -23,6 +23,7 @@ from thence.analysis.soundness.evidence import Evidence, Judgement, called, rows
 from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
 from thence.model.launches import COUNTED
+from thence.units import listed
 
 if TYPE_CHECKING:
     from thence.analysis.soundness.evidence import Int64, Mask
@@ -75,7 +76,7 @@ def _unknown_launches(evidence: Evidence) -> list[NotChecked]:
     ranks = sorted(set(evidence.windows) - set(evidence.launching_ranks))
     if not ranks:
         return _unknown_kernel_launches(evidence)
-    whose = "" if len(ranks) == len(evidence.windows) else f" of ranks {_listed(ranks)}"
+    whose = "" if len(ranks) == len(evidence.windows) else f" of ranks {listed(ranks)}"
     text = f"no launches{whose} are recorded, so missing device work cannot be detected"
     jumps = [_jump(evidence, rank) for rank in ranks]
     text = "; ".join([text, *(jump for jump in jumps[:1] if jump)])
@@ -119,11 +120,6 @@ def _jump(evidence: Evidence, rank: int) -> str | None:
         f"the correlation ids of rank {rank} advance by {usual} from launch to launch, and once by "
         f"{int(steps[most]):,}, {when}"
     )
-
-
-def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
 
 
 def _corresponds(evidence: Evidence, rank: int) -> bool:

@@ -13,7 +13,7 @@ from thence.errors import DamagedInput, InputError
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.source import check_regular, matching
-from thence.units import several
+from thence.units import listed, several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,5 +126,5 @@ def _warnings(programs: pl.DataFrame, modules: Sequence[HloModule]) -> list[str]
             f"no program of the trace matches the {several(len(modules), 'HLO module')} given"
         )
     elif len(missing):
-        warnings.append(f"no HLO was given for {', '.join(missing)}")
+        warnings.append(f"no HLO was given for {listed(missing.to_list())}")
     return warnings

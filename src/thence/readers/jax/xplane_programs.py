@@ -13,6 +13,7 @@ from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.hlo_dump import PATTERNS as HLO_PATTERNS
 from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.source import STANDARD_INPUT
+from thence.units import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,13 +59,12 @@ class RunPrograms:
         without = [str(name or p) for p, name in lacking.items() if p not in hlo_of]
         if without:
             warnings.append(
-                f"no HLO for {', '.join(sorted(set(without)))}, so that device time has no source lines, op names or "
+                f"no HLO for {listed(sorted(set(without)))}, so that device time has no source lines, op names or "
                 "labels: record the HLO with jax.profiler.ProfileOptions.enable_hlo_proto, or dump it with "
                 'XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_proto" and put the dump next to the trace'
             )
-        numbers = list(hlo_of)
-        index = {program: numbers.index(program) for program in numbers}
-        return cls(tuple(hlo_of[p] for p in numbers), index, tuple(warnings))
+        index = {program: number for number, program in enumerate(hlo_of)}
+        return cls(tuple(hlo_of.values()), index, tuple(warnings))
 
     def identities(self, program: Iterable[int]) -> list[str]:
         """The fingerprint of each program, which is equal on all ranks; its number if it has none."""
@@ -95,9 +95,12 @@ def _dumps_of_programs(
 
     If several dumps fit, the one with the program's number is taken, else none.
     """
+    if not dumped:
+        return
+    instructions = events.select("program", pl.col("hlo").cast(pl.String)).drop_nulls().unique()
+    ops_that_ran = dict(instructions.group_by("program").agg("hlo").rows())
     for program, name in lacking.items():
-        ops_that_ran = events.filter(pl.col("program") == program)["hlo"].drop_nulls().unique()
-        wanted = set(ops_that_ran.cast(pl.String))
+        wanted = set(ops_that_ran.get(program, ()))
         fits = [m for m in dumped if m.name == name and wanted <= set(m.instructions["name"])]
         exact = [m for m in fits if m.id == program]
         if exact or len(fits) == 1:

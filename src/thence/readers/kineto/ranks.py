@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.units import listed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -59,7 +61,7 @@ def lanes_of(pairs: Sequence[tuple[Any, Any]], launching: Sequence[int], rank: i
         numbers = {tag: number for number, tag in enumerate(kinds)}
         ranks = np.array([numbers.get(tag, -1) for tag in tags], np.int32)
         warnings = (
-            f"the file holds {len(kinds)} ranks, numbered in the order of their tags: {', '.join(kinds)}",
+            f"the file holds {len(kinds)} ranks, numbered in the order of their tags: {listed(kinds)}",
         )
     else:
         ids = sorted({int(process[lane]) for lane in launching})

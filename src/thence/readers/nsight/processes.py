@@ -11,6 +11,7 @@ from thence.model.tables import Device
 from thence.readers.kineto.metadata import rank_of
 from thence.readers.nsight.store import process_of, thread_of
 from thence.readers.nsys_jax.programs import launchers
+from thence.units import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +73,7 @@ def ranks(
     if len(rank_by_process) == len(used) and len(set(rank_by_process.values())) == len(used):
         return Ranks(rank_by_process, ())
     counted = {process: number for number, process in enumerate(sorted(used))}
-    shown = ", ".join(f"{rank} is process {process}" for process, rank in counted.items())
+    shown = listed([f"{rank} is process {process}" for process, rank in counted.items()])
     return Ranks(
         counted, (f"does not name the ranks of its processes; numbered by process id: {shown}",)
     )

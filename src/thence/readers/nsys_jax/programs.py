@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.model.tables import GPU, PROGRAMS, Device, Tables
-from thence.units import several
+from thence.units import listed, several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,10 +76,8 @@ def _warnings(
         & ~pl.col("id").is_in(pl.Series(list(modules), dtype=pl.Int64).implode())
     )
     if modules and missing.height:
-        names = ", ".join(
-            sorted(missing.select(pl.format("{}.{}", "name", "id")).to_series().unique())
-        )
-        warnings.append(f"no HLO for {names}, so collectives there are not known")
+        names = sorted(missing.select(pl.format("{}.{}", "name", "id")).to_series().unique())
+        warnings.append(f"no HLO for {listed(names)}, so collectives there are not known")
     threads = projected.modules.select("process", "thread").unique()
     unmapped = sum(pair not in devices.devices for pair in threads.rows())
     if unmapped > 1 or (unmapped and len(set(devices.devices.values())) > 1):

@@ -26,6 +26,7 @@ from thence.model.formats import (
 from thence.model.losses import Loss
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.parquet_probe import unreadable
+from thence.units import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,12 +63,6 @@ def _frame(columns: Mapping[str, npt.NDArray[Any] | list[str | None]]) -> pl.Dat
             for name, values in columns.items()
         ]
     )
-
-
-def _listed(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_LISTED]))
-    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
-    return f"part{'' if len(numbers) == 1 else 's'} {shown}{more}"
 
 
 _Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -226,7 +221,8 @@ class Folder:
             return
         lost = self.description.counts.get(name, 0) - rows
         what = ", ".join(
-            f"{_listed(numbers)} {'is' if len(numbers) == 1 else 'are'} {state}"
+            f"part{'' if len(numbers) == 1 else 's'} {listed(numbers, _LISTED)} "
+            f"{'is' if len(numbers) == 1 else 'are'} {state}"
             for numbers, state in ((damaged, "damaged"), (missing, "missing"))
             if numbers
         )
