@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.job import Job
     from thence.analysis.steps.table import StepTable
     from thence.analysis.summary import Summary
+    from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.prediction import WhatIf
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
@@ -182,7 +183,7 @@ class Explanations(ABC):
 
         asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
         changes = [parse_change(action, text) for action, texts in asked.items() for text in texts]
-        found = what_if(self.whole, changes, *self._of_ranks, self._graph_labels)
+        found = what_if(self.whole, self._program, changes)
         return consistent_what_if(found, self.whole.meta)
 
     def critical_path(self) -> pl.DataFrame:
@@ -195,13 +196,17 @@ class Explanations(ABC):
         """
         from thence.analysis.consistency_of_answers import consistent_path
         from thence.analysis.whatif.critical_path import critical_path
+
+        found = critical_path(self.whole, self._program)
+        tiles = consistent_path(found, self.whole.meta)
+        return tiles.with_columns(start=pl.col("start") + self._program.origin_ns)
+
+    @cached_property
+    def _program(self) -> Program:
+        """The graph of the whole trace; raises `MissingData` if there is no device activity."""
         from thence.analysis.whatif.graph import program_graph
 
-        if self.whole.gpu.is_empty():
-            raise MissingData(f"{', '.join(self.whole.meta.inputs)}: holds no device activity")
-        program = program_graph(self.whole, *self._of_ranks, self._graph_labels)
-        tiles = consistent_path(critical_path(self.whole, program), self.whole.meta)
-        return tiles.with_columns(start=pl.col("start") + program.origin_ns)
+        return program_graph(self.whole, *self._of_ranks, self._graph_labels)
 
     @property
     def _of_ranks(self) -> tuple[Alignment | None, Instances | None]:
@@ -242,10 +247,9 @@ class Explanations(ABC):
         if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
             return []
         from thence.analysis.whatif.critical_path import critical_path, path_track
-        from thence.analysis.whatif.graph import program_graph
         from thence.analysis.whatif.health import MOST_UNEXPLAINED, health
 
-        program = program_graph(self.whole, labels=self._graph_labels)
+        program = self._program
         if health(self.whole, program).unexplained > MOST_UNEXPLAINED:
             return []
         tiles = critical_path(self.whole, program)

@@ -9,6 +9,7 @@ import polars as pl
 
 from helpers import event, kernel, opened
 from thence.analysis.whatif.changes import parse_change
+from thence.analysis.whatif.graph import program_graph
 from thence.analysis.whatif.graph_nodes import graph_nodes
 from thence.analysis.whatif.prediction import what_if
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels
@@ -64,9 +65,11 @@ def gained(
     trace: thence.Trace, edges: list[tuple[int, int]] | None, text: str
 ) -> tuple[str, float | None]:
     """The verdict, and the microseconds that the program gains."""
-    row = what_if(trace.whole, [parse_change("free", text)], labels=labels_with(edges)).rows.row(
-        0, named=True
-    )
+    row = what_if(
+        trace.whole,
+        program_graph(trace.whole, labels=labels_with(edges)),
+        [parse_change("free", text)],
+    ).rows.row(0, named=True)
     return row["verdict"], None if row["gain_ns"] is None else row["gain_ns"] / 1000
 
 

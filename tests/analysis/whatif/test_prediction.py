@@ -55,7 +55,7 @@ def trained(folder: Path, load: int, *, item: bool = True) -> thence.Trace:
 
 def gain_us(trace: thence.Trace, action: str, text: str, part: str = "") -> float:
     """Microseconds that each step gains."""
-    found = what_if(trace.whole, [parse_change(action, text)])
+    found = what_if(trace.whole, program_graph(trace.whole), [parse_change(action, text)])
     row = next(row for row in found.rows.iter_rows(named=True) if row["part"] == part)
     return float(row["gain_ns"]) / 1000
 
@@ -72,14 +72,18 @@ def test_what_is_waited_for_in_turn_gains_what_it_takes(tmp_path: Path) -> None:
 
 def test_without_its_wait_the_device_is_the_limit(tmp_path: Path) -> None:
     trace = trained(tmp_path, LOAD)
-    step = what_if(trace.whole, [parse_change("no-wait", "item")]).rows.row(0, named=True)
+    step = what_if(
+        trace.whole, program_graph(trace.whole), [parse_change("no-wait", "item")]
+    ).rows.row(0, named=True)
     assert step["after_ns"] / 1000 == pytest.approx(ATTENTION + MLP, rel=0.05)
     assert gain_us(trace, "no-wait", "stream") == pytest.approx(gain_us(trace, "no-wait", "all"))
 
 
 def test_where_the_device_is_the_limit_the_loader_gains_nothing(tmp_path: Path) -> None:
     trace = trained(tmp_path, LOAD, item=False)
-    row = what_if(trace.whole, [parse_change("free", "cause:loader")]).rows.row(0, named=True)
+    row = what_if(
+        trace.whole, program_graph(trace.whole), [parse_change("free", "cause:loader")]
+    ).rows.row(0, named=True)
     assert row["gain_ns"] <= LOAD * 1000 / STEPS + 1  # of the first step alone
     assert row["verdict"] == "noise"
 
@@ -89,7 +93,9 @@ def test_an_interval_is_wider_the_more_of_the_step_the_host_decides(
     tmp_path: Path, load: int
 ) -> None:
     trace = trained(tmp_path, load)
-    row = what_if(trace.whole, [parse_change("scale", "kernel:mlp=1")]).rows.row(0, named=True)
+    row = what_if(
+        trace.whole, program_graph(trace.whole), [parse_change("scale", "kernel:mlp=1")]
+    ).rows.row(0, named=True)
     half = (row["high_share"] - row["low_share"]) / 2
     # The loader, the launch of attention and what follows the wait; then the device works, and the host waits.
     of_host = (load + 40 + 10) / (load + 45 + ATTENTION + MLP + 10)
@@ -121,7 +127,8 @@ def test_the_thread_of_autograd_begins_after_what_gave_it_its_work(tmp_path: Pat
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    rows = what_if(trained(tmp_path, LOAD).whole, [parse_change("free", "module:nothing")]).rows
+    whole = trained(tmp_path, LOAD).whole
+    rows = what_if(whole, program_graph(whole), [parse_change("free", "module:nothing")]).rows
     assert set(rows["verdict"]) == {"absent"}
     assert rows["gain_ns"].null_count() == rows.height
 
@@ -129,7 +136,9 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 def test_work_inside_of_a_graph_is_refused() -> None:
     trace = thence.open(TORCH / "torch-2.12_graph_replay_rank0.json.gz")
     name = trace.gpu["name"].cast(pl.String)[0]
-    found = what_if(trace.whole, [parse_change("free", f"kernel:{name[:6]}")])
+    found = what_if(
+        trace.whole, program_graph(trace.whole), [parse_change("free", f"kernel:{name[:6]}")]
+    )
     assert found.rows["verdict"].to_list() == ["refused"]
 
 
@@ -137,7 +146,7 @@ def test_a_trace_that_explains_too_little_is_refused(tmp_path: Path) -> None:
     events = [launch(1, 1), kernel(1, 5, 10), launch(2, 6), kernel(2, 900, 10)]
     trace = opened(tmp_path, events)
     with pytest.raises(MissingData, match="record the waits between streams"):
-        what_if(trace.whole, [])
+        what_if(trace.whole, program_graph(trace.whole), [])
 
 
 @pytest.mark.parametrize(
@@ -165,10 +174,14 @@ RECORDED = (
 def test_without_changes_the_largest_gains_of_all_are_answered(paths: list[Path]) -> None:
     """What cannot gain enough is not replayed then, so all of them are, one by one, and sorted here."""
     trace = thence.open(paths)
-    each = what_if(trace.whole, suggestions(trace.whole), *trace._of_ranks).rows
+    each = what_if(
+        trace.whole, program_graph(trace.whole, *trace._of_ranks), suggestions(trace.whole)
+    ).rows
     gaining = [row for row in each.rows(named=True) if row["verdict"] == "gain"]
     gaining.sort(key=lambda row: (-row["gain_ns"], row["change"]))
-    found = what_if(trace.whole, [], *trace._of_ranks).rows.rows(named=True)
+    found = what_if(trace.whole, program_graph(trace.whole, *trace._of_ranks), []).rows.rows(
+        named=True
+    )
     assert found == gaining[:10]
     assert found
     assert len(gaining) < each.height

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from thence.analysis.whatif.changes import parse_change
-from thence.analysis.whatif.prediction import what_if
+from thence.analysis.whatif.changes import Change, parse_change
+from thence.analysis.whatif.graph import program_graph
+from thence.analysis.whatif.prediction import WhatIf, what_if
 from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, HOST, Tables
 
@@ -137,6 +138,11 @@ def counterfactuals(program: Program) -> list[tuple[str, str, str, Program]]:
     ]
 
 
+def answers(base: Run, asked: list[Change]) -> WhatIf:
+    whole = attribute(tables(base))
+    return what_if(whole, program_graph(whole), asked)
+
+
 def test_intervals_cover_what_the_changed_program_takes() -> None:
     random = np.random.default_rng(7)
     covered, errors = [], []
@@ -144,7 +150,7 @@ def test_intervals_cover_what_the_changed_program_takes() -> None:
         base = run(program, random)
         changes = counterfactuals(program)
         asked = [parse_change(action, text) for action, text, _, _ in changes]
-        rows = what_if(attribute(tables(base)), asked).rows.to_dicts()
+        rows = answers(base, asked).rows.to_dicts()
         predicted = {(row["change"], row["part"]): row for row in rows}
         for action, text, part, other in changes:
             gain = 1 - run(other, random).step / base.step
@@ -170,7 +176,7 @@ def freed(paces: tuple[float, ...], later: float) -> tuple[dict[str, Any], float
     kernels = tuple((n, host, 0 if n == "a" else device, s) for n, host, device, s in FREED.kernels)
     base = run(FREED, random, paces)
     asked = [parse_change("free", "kernel:^a$")]
-    said = what_if(attribute(tables(base)), asked).rows.row(0, named=True)
+    said = answers(base, asked).rows.row(0, named=True)
     gone = run(replace(FREED, kernels=kernels), random, (later,))
     return said, 1 - gone.step / run(FREED, random, (later,)).step
 

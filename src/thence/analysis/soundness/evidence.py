@@ -13,6 +13,7 @@ import polars as pl
 from thence.model.intervals import NO_ROW
 from thence.model.launches import CALLS, IDENTIFIED
 from thence.model.names import matching
+from thence.model.row_groups import rows_by_number
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
     from thence.units import Ns
 
-__all__ = ["Evidence", "Judgement", "Launches", "Window", "called", "rows_by_rank"]
+__all__ = ["Evidence", "Judgement", "Launches", "Window", "called"]
 
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -76,18 +77,6 @@ class Window:
         """One or two times as text, counted from the first device activity."""
         moments = " to ".join(dict.fromkeys(format_ns(time - self.start) for time in times))
         return f"{moments} after the rank's first device activity"
-
-
-def rows_by_rank(ranks: pl.Series) -> list[tuple[int, Int64]]:
-    """The row numbers of each rank; ranks and rows are ascending."""
-    numbers = ranks.to_numpy()
-    order = np.argsort(numbers, kind="stable")
-    found, first = np.unique(numbers[order], return_index=True)
-    return (
-        [(int(rank), rows) for rank, rows in zip(found, np.split(order, first[1:]), strict=True)]
-        if len(found)
-        else []
-    )
 
 
 def called(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
@@ -193,8 +182,8 @@ class Evidence:
         row = np.full(gpu.height, NO_ROW, np.int64)
         ambiguous = np.zeros(gpu.height, np.bool_)
         ids = gpu["correlation"].fill_null(0).to_numpy()
-        work = dict(rows_by_rank(gpu["rank"]))
-        for rank, rows in rows_by_rank(calls["rank"]):
+        work = dict(rows_by_number(gpu["rank"].to_numpy()))
+        for rank, rows in rows_by_number(calls["rank"].to_numpy()):
             part = calls[rows]
             wanted = work.get(rank, rows[:0])
             wanted = wanted[ids[wanted] != 0]

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.soundness.evidence import Evidence, Judgement, called, rows_by_rank
+from thence.analysis.soundness.evidence import Evidence, Judgement, called
 from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
 from thence.model.launches import COUNTED
+from thence.model.row_groups import rows_by_number
 from thence.units import listed
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def launch_without_work(evidence: Evidence) -> Judgement:
     captured = _captured(evidence)
     blind = _hides_captures(evidence)
     maybe_captured = 0
-    for rank, rows in rows_by_rank(table["rank"]):
+    for rank, rows in rows_by_number(table["rank"].to_numpy()):
         if not _corresponds(evidence, rank):
             judgement.not_checked.append(_no_correspondence(rank))
             continue
@@ -306,7 +307,7 @@ def work_without_launch(evidence: Evidence) -> Judgement:
         (lost, judgement.findings, "though launches of the same kernels are"),
         (never, judgement.notes, "nor is any launch of these kernels: not every call is recorded"),
     ):
-        for rank, rows in rows_by_rank(frame["rank"]):
+        for rank, rows in rows_by_number(frame["rank"].to_numpy()):
             if _corresponds(evidence, rank):
                 into.append(_without_launch(evidence, rank, frame[rows], why))
     return judgement

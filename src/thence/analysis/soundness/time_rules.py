@@ -8,10 +8,11 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.kernel_groups import COMMUNICATION, KERNEL_PATTERNS
-from thence.analysis.soundness.evidence import Evidence, Judgement, rows_by_rank
+from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
+from thence.model.row_groups import rows_by_number
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def impossible_time(evidence: Evidence) -> Judgement:
     shifted = (
         len(evidence.tables.meta.inputs) > 1
     )  # times of several inputs are shifted to the clock of the first, on which 0 has no special meaning
-    for rank, of_rank in rows_by_rank(gpu["rank"]):
+    for rank, of_rank in rows_by_number(gpu["rank"].to_numpy()):
         start, duration = gpu["start"].to_numpy()[of_rank], gpu["duration"].to_numpy()[of_rank]
         bad = _impossible(start, duration) | (_before_the_clock(start) & (not shifted))
         bad |= outlasting[of_rank]

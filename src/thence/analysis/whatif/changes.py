@@ -25,6 +25,7 @@ from thence.model.intervals import NO_ROW, chain_to, covered_lengths
 from thence.model.own_code import OwnCode
 from thence.model.places import PLACES
 from thence.model.questions import FREE_BY
+from thence.model.row_groups import rows_by_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -279,12 +280,8 @@ def _inside(program: Program, rows: Mask) -> Intervals:
     """The intervals of each thread's rows among ``rows``; they may be nested."""
     start, end = program.host
     chosen = np.flatnonzero(rows & (end > start))
-    thread = program.thread_of_row[chosen]
-    result = {}
-    for number in np.flatnonzero(np.bincount(thread)):
-        ours = chosen[thread == number]
-        result[int(number)] = (start[ours], end[ours])
-    return result
+    groups = rows_by_number(program.thread_of_row[chosen])
+    return {thread: (start[chosen[rows]], end[chosen[rows]]) for thread, rows in groups}
 
 
 def _less_host_work(program: Program, weight: Int64, intervals: Intervals, factor: float) -> Int64:
@@ -292,8 +289,10 @@ def _less_host_work(program: Program, weight: Int64, intervals: Intervals, facto
     graph = program.graph
     result = weight.copy()
     host_nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.previous != NO_ROW))
-    for thread, (start, end) in intervals.items():
-        ours = host_nodes[program.thread[host_nodes] == thread]
+    for thread, rows in rows_by_number(program.thread[host_nodes]):
+        if thread not in intervals:
+            continue
+        ours, (start, end) = host_nodes[rows], intervals[thread]
         before, time = graph.time[graph.previous[ours]], graph.time[ours]
         covered = covered_lengths(before, time, start, end)
         less = np.rint(covered * (1 - factor)).astype(np.int64)

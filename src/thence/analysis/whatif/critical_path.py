@@ -19,6 +19,7 @@ from thence.analysis.idle.host_time import HostTime
 from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
 from thence.analysis.whatif.edges import EDGES
 from thence.model.intervals import NEVER, NO_ROW
+from thence.model.row_groups import rows_by_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -191,8 +192,7 @@ def _of_hosts(
     causes = np.append(host_causes(trace.host), NUMBER["unknown"]).astype(np.int64)
     shift = program.host[0] - trace.host["start"].to_numpy()
     parts = []
-    for number in np.unique(thread):
-        ours = np.flatnonzero(thread == number)
+    for number, ours in rows_by_number(thread):
         if number == NO_ROW:
             of, start, end = ours, tiles.start[ours], tiles.end[ours]
             row, cause = np.full(len(ours), NO_ROW), np.full(len(ours), NUMBER["unknown"])

@@ -44,6 +44,7 @@ from thence.analysis.whatif.edges import (
 from thence.analysis.whatif.graph_nodes import graph_nodes
 from thence.analysis.whatif.handovers import handovers
 from thence.analysis.whatif.replay import Graph
+from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
@@ -124,7 +125,12 @@ def program_graph(
         alignment: alignment of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
         labels: labels of captured CUDA graphs, which may hold the edges of these.
+
+    Raises:
+        MissingData: the trace holds no device activity.
     """
+    if trace.gpu.is_empty():
+        raise MissingData(f"{trace.meta.named}: holds no device activity")
     gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
     origin = min([int(x.min()) for x in (gpu[0], host[0]) if len(x)], default=0)
     gpu, host = (gpu[0] - origin, gpu[1] - origin), (host[0] - origin, host[1] - origin)

@@ -18,7 +18,6 @@ from thence.analysis.collectives.kinds import kind_of
 from thence.analysis.idle.rules import CAUSES, host_causes
 from thence.analysis.whatif.answers import Base, largest_gains, predicted
 from thence.analysis.whatif.changes import Change
-from thence.analysis.whatif.graph import program_graph
 from thence.analysis.whatif.health import MOST_UNEXPLAINED, health
 from thence.errors import MissingData
 from thence.notebook import Form, Shown
@@ -27,11 +26,9 @@ from thence.units import format_ns, several
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.collectives.clock_sync import Alignment
-    from thence.analysis.collectives.instances import Instances
+    from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.health import Health
     from thence.model.attributed import Attributed
-    from thence.model.graph_labels import GraphLabels
 
 __all__ = ["WhatIf", "suggestions", "what_if"]
 
@@ -92,36 +89,24 @@ class WhatIf(Shown):
         }
 
 
-def what_if(
-    trace: Attributed,
-    changes: Sequence[Change],
-    alignment: Alignment | None = None,
-    instances: Instances | None = None,
-    labels: Sequence[GraphLabels] = (),
-) -> WhatIf:
+def what_if(trace: Attributed, program: Program, changes: Sequence[Change]) -> WhatIf:
     """Predicts the gain of changes, each by itself.
 
     Args:
         trace: the whole attributed trace.
+        program: from `program_graph`, of this trace.
         changes: the changes; if empty, those of `suggestions`, of which the ten with the largest gain above the noise
             are kept.
-        alignment: alignment of the ranks' clocks; None for one rank.
-        instances: which kernels of several ranks are one collective; None for one rank.
-        labels: labels of captured CUDA graphs, which may hold the edges of these.
 
     Raises:
-        MissingData: the trace holds no device activity, or the graph explains too little of it.
+        MissingData: the graph explains too little of the device activity.
     """
-    inputs = trace.meta.named
-    if trace.gpu.is_empty():
-        raise MissingData(f"{inputs}: holds no device activity")
-    program = program_graph(trace, alignment, instances, labels)
     found = health(trace, program)
     if found.unexplained > MOST_UNEXPLAINED:
         raise MissingData(
-            f"{inputs}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of the time, "
-            f"more than {100 * MOST_UNEXPLAINED:.0f} %, so a replay would be meaningless; record the waits between "
-            "streams: nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
+            f"{trace.meta.named}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of "
+            f"the time, more than {100 * MOST_UNEXPLAINED:.0f} %, so a replay would be meaningless; record the waits "
+            "between streams: nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
             "thence.torch.event_ids(), all ranks of the job"
         )
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
