@@ -84,7 +84,8 @@ class Counting:
             if 0 < first != second > 0:
                 self.log, self.function = log, f"{function.name} of {function.library}"
                 return
-            self.trouble = f"CUPTI did not number calls of {function.name}"
+            # Measured with CUPTI 13.0: before cuInit, no call of the driver has a number.
+            self.trouble = f"CUPTI did not number calls of {function.name}, which it does once CUDA is initialised"
             cupti.enable_callback(subscription, function.domain, callback_id, on=False)
 
     @property
