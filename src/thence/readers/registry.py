@@ -272,7 +272,12 @@ def _read_one(
         check_regular(name)
     is_report = name.endswith(_REPORTS) and Path(name).is_file()
     if Path(name).is_dir() or is_report:
-        return _read_archive(name, progress, expansion)
+        archive = _archive_reader(name)
+        if archive is None:
+            raise UnknownFormat(
+                name, f"is not an archive that thence reads; expected one of: {_expected()}"
+            )
+        return archive.read(name, lambda done: progress(name, done, 0), expansion)
     return _read_file(name, progress, expansion, cores)
 
 
@@ -300,8 +305,9 @@ def _read_file(
     is_zip = head.startswith(b"PK")
     if is_zip and name == STANDARD_INPUT:
         raise UnknownFormat(name, "is a zip archive, which can be read from a file only: name it")
-    if is_zip and _archive_reader(name) is not None:
-        return _read_archive(name, progress, expansion)
+    archive = _archive_reader(name) if is_zip else None
+    if archive is not None:
+        return archive.read(name, lambda done: progress(name, done, 0), expansion)
     if not head:
         raise UnknownFormat(name, source.damage or "is empty")
     from thence.readers.unsupported import described
@@ -309,17 +315,6 @@ def _read_file(
     known = described(name, head)
     raise UnknownFormat(
         name, known or f"has no format that thence reads; expected one of: {_expected()}"
-    )
-
-
-def _read_archive(
-    name: str, progress: Callable[[str, int, int], None], expansion: Expansion
-) -> Tables:
-    reader = _archive_reader(name)
-    if reader is not None:
-        return reader.read(name, lambda done: progress(name, done, 0), expansion)
-    raise UnknownFormat(
-        name, f"is not an archive that thence reads; expected one of: {_expected()}"
     )
 
 

@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["described"]
 
 _DECOMPRESS = "; decompress it first ({}): thence reads gzip and no other compression"
-_CONTENTS: Sequence[tuple[re.Pattern[bytes], str]] = (
-    (re.compile(rb"\xfd7zXZ\x00"), "is compressed with xz" + _DECOMPRESS.format("xz -dk")),
-    (
-        re.compile(rb"\x28\xb5\x2f\xfd"),
-        "is compressed with Zstandard" + _DECOMPRESS.format("zstd -d"),
+_CONTENTS = {
+    rb"\xfd7zXZ\x00": "is compressed with xz" + _DECOMPRESS.format("xz -dk"),
+    rb"\x28\xb5\x2f\xfd": "is compressed with Zstandard" + _DECOMPRESS.format("zstd -d"),
+    rb"BZh[1-9]": "is compressed with bzip2" + _DECOMPRESS.format("bunzip2 -k"),
+    rb"\x04\x22\x4d\x18": "is compressed with LZ4" + _DECOMPRESS.format("lz4 -d"),
+    rb"(?s).{257}ustar": "is a tar archive; unpack it (tar -xf) and name the folder or the traces in it",
+    rb"PK\x03\x04": (
+        "is a zip archive, but not of nsys-jax; if it holds traces, unpack it and name the folder or the traces in it"
     ),
-    (re.compile(rb"BZh[1-9]"), "is compressed with bzip2" + _DECOMPRESS.format("bunzip2 -k")),
-    (re.compile(rb"\x04\x22\x4d\x18"), "is compressed with LZ4" + _DECOMPRESS.format("lz4 -d")),
-    (
-        re.compile(rb".{257}ustar", re.DOTALL),
-        "is a tar archive; unpack it (tar -xf) and name the folder or the traces in it",
+    rb"version https://git-lfs\.github\.com/": (
+        "is a pointer of Git LFS, not the file itself; fetch the file (git lfs pull)"
     ),
-    (
-        re.compile(rb"PK\x03\x04"),
-        "is a zip archive, but not of nsys-jax; if it holds traces, unpack it and name the folder or the traces in it",
+    rb"(?i)(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html)\b": (
+        "is an HTML page; if it was downloaded, the server may have sent a login page or an error instead of the trace"
     ),
-    (
-        re.compile(rb"version https://git-lfs\.github\.com/"),
-        "is a pointer of Git LFS, not the file itself; fetch the file (git lfs pull)",
+    rb"\xff\xfe|\xfe\xff": (
+        "is UTF-16, as PowerShell redirects output; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
     ),
-    (
-        re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html)\b", re.IGNORECASE),
-        "is an HTML page; if it was downloaded, the server may have sent a login page or an error instead of the trace",
+    # The first bytes that TensorFlow's and XLA's trace_events_to_json.cc write.
+    rb'\{"displayTimeUnit": ?"ns", ?"metadata": ?\{"highres-ticks": ?true\}': (
+        "is what jax.profiler and TensorFlow write for viewers, without programs and HLO; name the .xplane.pb file"
     ),
-    (
-        re.compile(rb"\xff\xfe|\xfe\xff"),
-        "is UTF-16, as PowerShell redirects output; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)",
+    rb'"?Time ?\(%\)"?,"?Total Time ?\([a-z]+\)"?,': (
+        "is a summary without times of each kernel; use nsys stats --report cuda_gpu_trace --format csv"
     ),
-    (
-        # The first bytes that TensorFlow's and XLA's trace_events_to_json.cc write.
-        re.compile(rb'\{"displayTimeUnit": ?"ns", ?"metadata": ?\{"highres-ticks": ?true\}'),
-        "is what jax.profiler and TensorFlow write for viewers, without programs and HLO; name the .xplane.pb file",
-    ),
-    (
-        re.compile(rb'"?Time ?\(%\)"?,"?Total Time ?\([a-z]+\)"?,'),
-        "is a summary without times of each kernel; use nsys stats --report cuda_gpu_trace --format csv",
-    ),
-)
-"""How a file begins, and the end of the sentence about it."""
+}
+"""Regular expression of how a file begins, and the end of the sentence about it."""
 _ENDINGS = {
     ".ncu-rep": "is a report of Nsight Compute, which measures single kernels; thence reads reports of Nsight Systems",
     ".qdstrm": (
@@ -71,7 +55,6 @@ def described(name: str, head: bytes) -> str | None:
         name: of the file.
         head: its first decompressed bytes.
     """
-    for beginning, sentence in _CONTENTS:
-        if beginning.match(head):
-            return sentence
-    return next((text for ending, text in _ENDINGS.items() if name.endswith(ending)), None)
+    by_content = (text for beginning, text in _CONTENTS.items() if re.match(beginning, head))
+    by_name = (text for ending, text in _ENDINGS.items() if name.endswith(ending))
+    return next(by_content, None) or next(by_name, None)

@@ -10,6 +10,7 @@ import polars as pl
 
 from thence.analysis.whatif.edges import END, STEP
 from thence.model.intervals import NO_ROW
+from thence.model.row_groups import rows_by_number
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
@@ -46,10 +47,9 @@ def handovers(
     """
     busy = _busy_periods(trace, host, thread)
     by = np.full(len(busy.start), NO_ROW)
-    for first, end in zip(*busy.ranks, strict=True):
-        part = slice(first, end)
-        found = _latest_stops(busy.start[part], busy.stop[part], busy.thread[part])
-        by[part] = np.where(found == NO_ROW, NO_ROW, first + found)
+    for _, ours in rows_by_number(trace.host["rank"].to_numpy()[busy.row]):
+        found = _latest_stops(busy.start[ours], busy.stop[ours], busy.thread[ours])
+        by[ours] = np.where(found == NO_ROW, NO_ROW, ours[found])
     stopped = np.where(by == NO_ROW, -1, busy.stop[by])
     # The first work of a thread was handed to it, however late it began.
     near = busy.is_first | (busy.start - stopped < _HANDED_NS)
@@ -72,7 +72,6 @@ class _BusyPeriods:
         row: the first host row of the period.
         is_first: whether it is the first period of its thread.
         rested: end of the thread's previous period (ns); -1 for the first.
-        ranks: the first period of each rank, and the one after its last.
     """
 
     thread: Int64
@@ -81,7 +80,6 @@ class _BusyPeriods:
     row: Int64
     is_first: Mask
     rested: Int64
-    ranks: tuple[list[int], list[int]]
 
 
 def _busy_periods(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -> _BusyPeriods:
@@ -98,14 +96,13 @@ def _busy_periods(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -
         .to_series()
         .to_numpy()
     )
-    is_other = _changes(own)
-    rest = np.zeros(len(rows), np.bool_)
-    rest[1:] = start[1:] > reached[:-1] + _REST_NS
-    first = np.flatnonzero(is_other | rest)
+    is_other = np.ones(len(rows), np.bool_)
+    is_other[1:] = own[1:] != own[:-1]
+    begins = is_other.copy()
+    begins[1:] |= start[1:] > reached[:-1] + _REST_NS
+    first = np.flatnonzero(begins)
     stop = reached[np.append(first[1:], len(rows))[: len(first)] - 1]
     is_first = is_other[first]
-    rank = trace.host["rank"].to_numpy()[rows[first]]
-    begins = np.flatnonzero(_changes(rank)).tolist()
     return _BusyPeriods(
         own[first],
         start[first],
@@ -113,7 +110,6 @@ def _busy_periods(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -
         rows[first],
         is_first,
         np.where(is_first, -1, np.roll(stop, 1)),
-        (begins, [*begins[1:], *([len(first)] if begins else [])]),
     )
 
 
@@ -127,10 +123,3 @@ def _latest_stops(start: Int64, stop: Int64, thread: Int64) -> Int64:
     last = np.searchsorted(stop[order], start, side="right") - 1
     last -= (last >= 0) & (order[last] == np.arange(len(order)))
     return np.where(last >= 0, order[last], NO_ROW)
-
-
-def _changes(values: npt.NDArray[np.integer]) -> Mask:
-    """Whether a value differs from the one before it; the first one does."""
-    changes = np.ones(len(values), np.bool_)
-    changes[1:] = values[1:] != values[:-1]
-    return changes
