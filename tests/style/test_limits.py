@@ -12,8 +12,8 @@ PACKAGE = Path(thence.__file__).parent
 GENERATED = PACKAGE / "readers" / "jax" / "protos"
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if GENERATED not in path.parents]
 
-MOST_MODULE_LINES = 500
-MOST_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 900
+MAX_FUNCTION_LINES = 60
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -35,7 +35,7 @@ def public(scope: ast.Module | ast.ClassDef) -> list[Function | ast.ClassDef]:
 
 def test_a_module_fits_into_one_head() -> None:
     lines = {name(path): len(path.read_text().splitlines()) for path in MODULES}
-    assert {name: n for name, n in lines.items() if n > MOST_MODULE_LINES} == {}
+    assert {name: n for name, n in lines.items() if n > MAX_MODULE_LINES} == {}
 
 
 def test_a_function_fits_on_a_screen() -> None:
@@ -45,7 +45,7 @@ def test_a_function_fits_on_a_screen() -> None:
         for node in ast.walk(tree(path))
         if isinstance(node, Function)
     }
-    assert {where: n for where, n in lines.items() if n > MOST_FUNCTION_LINES} == {}
+    assert {where: n for where, n in lines.items() if n > MAX_FUNCTION_LINES} == {}
 
 
 def test_only_the_command_line_prints() -> None:
