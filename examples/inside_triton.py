@@ -17,7 +17,7 @@ SIZE = 1024
 
 
 @triton.jit
-def smooth(x, y, events, blocks, rounds, CAPACITY: tl.constexpr, SIZE: tl.constexpr):  # noqa: ANN001, ANN201, D103, N803, PLR0913, PLR0917
+def smooth(x, y, events, blocks, rounds, CAPACITY: tl.constexpr, SIZE: tl.constexpr):  # noqa: ANN001, ANN201, D103, N803
     trace = inside.begin(events, blocks, CAPACITY)
     at = 0
     i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)

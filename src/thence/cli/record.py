@@ -60,7 +60,7 @@ _NOTHING = 2
 )
 @click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
 @click.pass_context
-def command(  # noqa: PLR0913, PLR0917 - one for each option
+def command(
     context: click.Context,
     output: str | None,
     added: tuple[str, ...],

@@ -70,7 +70,7 @@ class Profile(Launches):
         launches: the launches, in the order in which `launch` was called.
     """
 
-    def __init__(  # noqa: PLR0913 - options, by keyword
+    def __init__(
         self,
         source: str,
         *,
