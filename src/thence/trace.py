@@ -123,7 +123,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
     @property
     def gpu(self) -> pl.DataFrame:
-        """One row per device activity: kernel, copy or set."""
+        """One row per device activity: kernel, memcpy or memset."""
         return self.attributed.gpu
 
     @property

@@ -64,7 +64,7 @@ def test_the_exit_code_is_the_programs_and_one_line_says_what_there_is(
     assert done.returncode == code
     assert done.stdout == "its own output\n"
     (line,) = done.stderr.splitlines()
-    assert line.startswith("thence: recorded 100 kernels and 0 copies and sets of 1 process (")
+    assert line.startswith("thence: recorded 100 kernels and 0 memcpys and memsets of 1 process (")
     assert line.endswith("See it: thence report out")
     assert thence.open(place / "out").gpu.height == 100
 

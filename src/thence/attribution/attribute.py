@@ -58,8 +58,21 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
     }
-    places = places.with_columns(pl.lit(None, RULE).alias("apart"))
+    places = places.with_columns(pl.lit(None, RULE).alias("apart"), label_rule=_label_rule(places))
     return Attributed(**columns, places=places, shares=shares, own=tuple(own), installed=installed)
+
+
+def _label_rule(places: pl.DataFrame) -> pl.Series:
+    """The rule of each label; work without a label is outside every named range if any work has a label.
+
+    Ranges of libraries and named scopes of the HLO are labels, too, so whether the user's ranges are recorded does
+    not decide this.
+    """
+    rule = places["label_rule"]
+    if places["label"].null_count() == places.height:
+        return rule
+    outside = pl.Series(["outside_ranges"], dtype=RULE).new_from_index(0, places.height)
+    return outside.zip_with((rule == "no_ranges").fill_null(value=False), rule).alias("label_rule")
 
 
 def _files(tables: Tables) -> Iterator[str]:

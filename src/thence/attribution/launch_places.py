@@ -51,6 +51,8 @@ Codes = npt.NDArray[np.int64]
 """Positions in `CODES`."""
 
 _KIND = {kind.name: kind for kind in LAUNCH}
+_OF_XLA = r"^(?:TSL:)?(?:Xla|Thunk:#|GpuMetrics$)"
+"""Names of XLA's own NVTX ranges: program and HLO instruction say what they say, and they name nothing of the user's."""
 _DOTTED = "module"
 """The kind whose names may be whole dotted paths, which replace the names around them (`PathTree`)."""
 
@@ -244,13 +246,14 @@ def _coded(codes: Codes | int, count: int) -> pl.Series:
 
 
 def _label(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    """Ranges of the user around the launch; if there are none, ranges that a library opened."""
+    """Ranges of the user around the launch; if there are none, ranges that a library other than XLA opened."""
     columns = _enclosing_ranges(host, kind)
     without = columns["label"].is_null()
-    library = host.climb(np.where(without, host.launch, NO_ROW), host.of("framework"))
+    named = host.of("framework") & ~host.named(_OF_XLA, "framework")
+    library = host.climb(np.where(without, host.launch, NO_ROW), named)
     given = pl.Series(library != NO_ROW)
     if given.any():
-        path = path_names(host.parent, host.names, library, host.of("framework"))
+        path = path_names(host.parent, host.names, library, named)
         rule = _coded(_number("library_range"), len(given))
         columns["label"] = columns["label"].zip_with(~given, path)
         columns["label_rule"] = columns["label_rule"].zip_with(~given, rule)

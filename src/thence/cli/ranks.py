@@ -48,7 +48,7 @@ The extra time of a late rank before its late arrivals, compared with the rank i
   slower GPU    the same kernels of the same shapes take longer, most of them
   more work     kernels ran more often, or with other shapes
   compute       some kernels take longer
-  copies        copies and sets while nothing computed
+  memcpy        memcpys and memsets while nothing computed
   idle: CAUSE   the causes of `thence idle`: loader, python, operator, sync, ...
   transfers     of collectives in other groups: see slow links
   unknown       the trace does not show the cause
@@ -64,7 +64,7 @@ _RANKS = {
     "exposed_wait_ns": "waits",
     "idle_ns": "idle",
     "transfer_ns": "transfers",
-    "copy_ns": "copies",
+    "copy_ns": "memcpy",
     "busy_ns": "busy",
     "steps_per_second": "steps/s",
 }

@@ -114,7 +114,7 @@ def _sentence(recorded: Content, shown: str) -> str:
             "recorded; thence doctor shows what works here"
         )
     text = (
-        f"recorded {recorded.kernels:,} kernels and {recorded.rows - recorded.kernels:,} copies and sets "
+        f"recorded {recorded.kernels:,} kernels and {recorded.rows - recorded.kernels:,} memcpys and memsets "
         f"of {recorded.processes} process{'es' * (recorded.processes > 1)} "
         f"({format_bytes(recorded.bytes)})"
     )

@@ -24,7 +24,7 @@ class Content:
         processes: number of processes that recorded something.
         cut: number of these that did not finish their recording.
         unwritten: number of further processes that began to record and ended before anything was written.
-        rows: number of kernels, copies and sets.
+        rows: number of kernels, memcpys and memsets.
         kernels: number of kernels.
         dropped: number of records that were lost for lack of memory or disk space.
         bytes: size on disk.

@@ -60,7 +60,7 @@ def captured_nodes() -> CapturedNodes:
     """How many nodes the CUDA graphs captured in this process have, and how many of them have a label.
 
     Returns:
-        graphs, nodes (kernels, copies and sets) and labelled; as text, a sentence.
+        graphs, nodes (kernels, memcpys and memsets) and labelled; as text, a sentence.
     """
     return _graphs.count()
 

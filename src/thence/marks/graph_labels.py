@@ -76,7 +76,7 @@ class CapturedNodes(NamedTuple):
 
     Attributes:
         graphs: number of graphs captured so far.
-        nodes: number of kernels, copies and sets in them.
+        nodes: number of kernels, memcpys and memsets in them.
         labelled: number of these nodes that have a label.
     """
 

@@ -20,7 +20,7 @@ __all__ = ["CALLS", "COUNTED", "IDENTIFIED", "UNCERTAIN", "launch_correlations",
 
 COUNTED = ("launch, by its number", "GraphLaunch, by its number")
 """Names of launches that were identified by their CUPTI number alone, because the API call itself was not recorded
-(`thence.readers.recording.counted`): of a kernel, copy or set, and of a CUDA graph."""
+(`thence.readers.recording.counted`): of a kernel, memcpy or memset, and of a CUDA graph."""
 UNCERTAIN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "launched_together": ("launch, thread unknown", "GraphLaunch, thread unknown"),

@@ -89,7 +89,7 @@ def _verbs(*verbs: Verb) -> frozenset[Verb]:
 
 KINDS: tuple[Kind, ...] = (
     Kind(
-        "kernel", "full name of the kernel, copy or set", "gpu", column="name",
+        "kernel", "full name of the kernel, memcpy or memset", "gpu", column="name",
         verbs=_verbs("page", "page-xla", "diff"),
     ),
     Kind(

@@ -80,7 +80,7 @@ _NAME = pl.Categorical()
 
 GPU = Table(
     "gpu",
-    "one device activity: a kernel, a copy or a set",
+    "one device activity: a kernel, a memcpy or a memset",
     (
         Column("rank", pl.Int32(), "rank of the process in its job, 0 for a single process"),
         Column("device", pl.Int32(), "device index within the process"),
@@ -97,8 +97,8 @@ GPU = Table(
             pl.UInt64(),
             "id of the node in that graph, with as many bits as the producer wrote",
         ),
-        Column("grid", pl.Array(pl.UInt32, 3), "blocks in x, y, z; null for copies and sets"),
-        Column("block", pl.Array(pl.UInt32, 3), "threads in x, y, z; null for copies and sets"),
+        Column("grid", pl.Array(pl.UInt32, 3), "blocks in x, y, z; null for memcpys and memsets"),
+        Column("block", pl.Array(pl.UInt32, 3), "threads in x, y, z; null for memcpys and memsets"),
         Column("registers", pl.Int32(), "registers per thread"),
         Column("shared_memory", pl.Int64(), "bytes per block, static and dynamic"),
         Column("bytes", pl.Int64(), "bytes copied or set; null for kernels"),

@@ -1,7 +1,7 @@
 """Exposed communication: the time in which a device communicates and computes nothing.
 
     communication = union of the activities for which `communicates` is true
-    compute       = union of all other kernels and thunks; copies and sets are neither
+    compute       = union of all other kernels and thunks; memcpys and memsets are neither
     exposed       = length of (communication minus compute), per device
 
 Each exposed instant is charged to one activity, so that rows add up to the device: among the communication that runs

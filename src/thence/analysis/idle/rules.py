@@ -8,7 +8,7 @@ The names of a host row and of the rows around it show why a thread has not laun
     sync         a call that waits (`thence.model.waiting`): the device is done, but the call has not returned yet
     allocation   memory is allocated, freed, pinned or queried
     first_use    code or kernels are loaded or looked up
-    launch       another launch, copy or set
+    launch       another launch, memcpy or memset
     operator     a framework operator, a range that a library opened, or another API call
     python       Python code: a frame, a module's call, a range of the user, a step
     unknown      the profiler's own overhead, or no row at all

@@ -5,7 +5,7 @@ Causes of the extra time, in addition to those of idle time (`thence.analysis.id
     slower_gpu   most kernels take longer than the same kernels of the same shapes on the median rank
     more_work    kernels ran more often than on the median rank, with other shapes, or only on the late rank
     compute      some kernels take longer on the late rank, most do not
-    copy         copies and sets, while nothing computed
+    copy         memcpys and memsets, while nothing computed
     transfer     collectives of other groups moved data for longer
     unknown      the stretch is unknown (as for the first collective of a group) or has no extra time, or extra idle
                  time has no known cause

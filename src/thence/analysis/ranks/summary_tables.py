@@ -55,7 +55,7 @@ STEPS = Table(
         Column("busy_ns", pl.Int64(), "union of the activities"),
         Column("idle_ns", pl.Int64(), "the rest"),
         Column("compute_ns", pl.Int64(), "union of all kernels that do not communicate"),
-        Column("copy_ns", pl.Int64(), "time of copies and sets in which nothing computed"),
+        Column("copy_ns", pl.Int64(), "time of memcpys and memsets in which nothing computed"),
         Column(
             "exposed_ns",
             pl.Int64(),

@@ -42,7 +42,7 @@ __all__ = [
     "shown_activities",
 ]
 
-CLASSES = ("computation", "communication", "copies and sets")
+CLASSES = ("computation", "communication", "memcpys and memsets")
 """Classes of slices and bins; a bin has the class of the activity that took most of it."""
 
 MOST_SLICES = 12_000

@@ -31,7 +31,7 @@ COUNTERS = {
     "collective bus bandwidth": "GB/s",
 }
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
-flight: bytes of the running copies and sets, and message sizes of the running collectives. Bus bandwidth: sum of
+flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of
 the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.communication`)."""
 
 _KEY = ("rank", "device")

@@ -1,6 +1,6 @@
 """Labels graph replays from a trace of the capture itself (`captures`).
 
-A replay holds the nodes of one capture, so the numbers of kernels, copies and sets agree exactly. Activities are
+A replay holds the nodes of one capture, so the numbers of kernels, memcpys and memsets agree exactly. Activities are
 matched to captured calls by order: by node number if the trace has node numbers, which increase as nodes are created;
 by start time if the replay ran on a single stream, on which no activity can overtake another.
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["ByCapture"]
 
 _COPY, _SET, _FOREIGN = -1, -2, -3
-"""Numbers that stand for copies, for sets, and for kernels whose name is in no capture."""
+"""Numbers that stand for memcpys, for memsets, and for kernels whose name is in no capture."""
 _NODE = np.uint64((1 << 32) - 1)
 
 
@@ -198,7 +198,7 @@ class ByCapture:
         return done, reasons
 
     def _with_equal_counts(self, rows: NDArray[np.int64]) -> list[_Window]:
-        """Captures with as many kernels, copies and sets as a launch has activities of these kinds."""
+        """Captures with as many kernels, memcpys and memsets as a launch has activities of these kinds."""
         counts = np.sort(np.minimum(self.kernel[self.replays.variant[rows[0]]], 0))
         counts[counts == _FOREIGN] = 0
         counts.sort()
@@ -283,7 +283,7 @@ class ByCapture:
         lengths = sorted({len(window.kind) for window in self.windows})
         shown = ", ".join(str(n) for n in lengths[:5]) + (" ..." if len(lengths) > 5 else "")
         return (
-            f"no capture has its {len(variant) - copies - sets} kernels, {copies} copies and {sets} sets; "
+            f"no capture has its {len(variant) - copies - sets} kernels, {copies} memcpys and {sets} memsets; "
             f"{len(self.windows)} captures have {shown} calls"
         )
 

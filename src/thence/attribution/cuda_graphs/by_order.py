@@ -84,7 +84,7 @@ class _Fit:
     Attributes:
         candidate: the graph.
         signatures: of its nodes and of the trace.
-        kinds: types of nodes that could be matched; copies and sets may be missing on one side.
+        kinds: types of nodes that could be matched; memcpys and memsets may be missing on one side.
         times: how many replays of the graph one launch consists of.
     """
 

@@ -1,7 +1,7 @@
 """The captures in a trace: API calls that add nodes to CUDA graphs and therefore have no device work in the trace.
 
 Inference servers record such a trace once, when they capture a graph for every batch size, and replay the
-graphs later. Between the calls that begin and end a capture, launches, copies and sets leave no device
+graphs later. Between the calls that begin and end a capture, launches, memcpys and memsets leave no device
 activity. AMD's profiler names the kernel of each launch (``kernel`` among the arguments of hipLaunchKernel and
 similar calls: RoctracerActivity_inl.h of pytorch/kineto); NVIDIA's records only the calls and their order.
 
@@ -38,13 +38,13 @@ _CALLS = {
 }
 """API calls that add a node to a graph that is being captured, by the kind of the node's activity."""
 _BEGIN, _END = r"StreamBeginCapture", r"StreamEndCapture"
-# On AMD's GPUs copies and sets of a graph run as kernels of the runtime (rocclr/device/blitcl.cpp of ROCm/clr).
+# On AMD's GPUs memcpys and memsets of a graph run as kernels of the runtime (rocclr/device/blitcl.cpp of ROCm/clr).
 _BLIT = {"memcpy": r"^__amd_rocclr_copy", "memset": r"^__amd_rocclr_fill"}
 _THREAD = ["rank", "process", "thread"]
 
 
 def names_of_kinds(kinds: pl.DataFrame) -> pl.DataFrame:
-    """Variants of activities, with kernels of AMD's runtime that copy or set as copies and sets.
+    """Variants of activities, with kernels of AMD's runtime that copy or set as memcpys and memsets.
 
     Args:
         kinds: columns kind and name, as `signatures.Variants.frame`.
@@ -177,7 +177,7 @@ class Captures:
 
     @cached_property
     def named(self) -> NDArray[np.bool_]:
-        """Whether the trace names the kernel of every launch of ``run``; true for copies and sets."""
+        """Whether the trace names the kernel of every launch of ``run``; true for memcpys and memsets."""
         unnamed = pl.Series(self.run.names).str.contains(_CALLS["kernel"])
         return np.asarray((self.kinds != "kernel") | ~unnamed.to_numpy(), np.bool_)
 

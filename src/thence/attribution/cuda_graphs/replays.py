@@ -69,7 +69,7 @@ class Replays:
     Attributes:
         tables: of the trace.
         rows: rows of gpu that ran in a graph, XLA's command buffers not included.
-        kinds: their distinct kernels, copies and sets.
+        kinds: their distinct kernels, memcpys and memsets.
         variant: number in ``kinds`` of every row of gpu, -1 outside of graphs.
     """
 

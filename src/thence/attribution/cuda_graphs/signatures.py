@@ -32,7 +32,7 @@ _VARIANT = ("kind", "name", "grid", "block", "shared_memory")
 
 @dataclass(frozen=True)
 class Variants:
-    """The distinct kernels, copies and sets of a trace, by kind, name, launch shape and shared memory.
+    """The distinct kernels, memcpys and memsets of a trace, by kind, name, launch shape and shared memory.
 
     Attributes:
         frame: columns kind, name (String), grid, block and shared_memory; one row per variant.

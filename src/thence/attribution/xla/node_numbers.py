@@ -61,7 +61,7 @@ class Role(IntEnum):
     SEVERAL = 4
     """any number of kernels and copies of one command, possibly none"""
     BEFORE = 5
-    """copies and sets at the beginning of a library call, possibly none"""
+    """memcpys and memsets at the beginning of a library call, possibly none"""
     MAIN = 6
     """the main kernel of a library call"""
     AFTER = 7

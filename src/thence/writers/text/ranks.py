@@ -22,7 +22,7 @@ MEANINGS = {
     "slower_gpu": "slower GPU",
     "more_work": "more work",
     "compute": "compute",
-    "copy": "copies",
+    "copy": "memcpy",
     "transfer": "transfers of other groups",
     "unknown": "unknown",
 }

@@ -14,7 +14,7 @@ from thence.analysis.summary import IDLE_INSIDE
 from thence.model.fitted_names import fitted
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
-from thence.units import format_bytes, format_count, format_ns, format_share
+from thence.units import format_bytes, format_count, format_ns, format_share, several
 from thence.writers.text.frame_table import frame_table, not_shown
 from thence.writers.text.printable import printable
 
@@ -72,7 +72,7 @@ def heading(summary: Summary) -> RenderableType:
             )
         )
     )
-    where = f"{_plural(summary.ranks, 'rank')}, {_plural(summary.devices, 'GPU')}{_models(summary.meta.devices)}"
+    where = f"{several(summary.ranks, 'rank')}, {several(summary.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
         Text.assemble((printable(title), "bold"), (f"   {formats}", "dim"), overflow="fold"),
         *(
@@ -80,16 +80,18 @@ def heading(summary: Summary) -> RenderableType:
             if summary.selection
             else []
         ),
-        Text(f"{where}, {_plural(summary.streams, 'stream')}"),
+        Text(f"{where}, {several(summary.streams, 'stream')}"),
         Text(activity_counts(summary)),
         numbers,
     )
 
 
 def activity_counts(summary: Summary) -> str:
-    """Number and total time of the kernels, copies and sets, such as ``576 kernels 97.1 ms, 2 copies 3.1 us``."""
+    """Number and total time of the kernels, memcpys and memsets: ``576 kernels 97.1 ms, 2 memcpys 3.1 us``."""
     return ", ".join(
-        _counted(kind, n, summary.kind_ns[kind]) for kind, n in summary.counts.items() if n
+        f"{several(n, kind, f'{kind}s')} {format_ns(summary.kind_ns[kind])}"
+        for kind, n in summary.counts.items()
+        if n
     )
 
 
@@ -110,23 +112,6 @@ def _models(devices: Iterable[Device]) -> str:
         return ""
     size = memory.pop() if len(memory) == 1 else None
     return f" ({', '.join(names)}{', ' + format_bytes(size) if size else ''})"
-
-
-_WORDS = {
-    "kernel": ("kernel", "kernels"),
-    "memcpy": ("copy", "copies"),
-    "memset": ("set", "sets"),
-    "thunk": ("thunk", "thunks"),
-}
-
-
-def _counted(kind: str, count: int, total_ns: int) -> str:
-    word = _WORDS[kind][count != 1]
-    return f"{format_count(count)} {word} {format_ns(total_ns)}"
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{format_count(count)} {word}{'' if count == 1 else 's'}"
 
 
 def row_table(summary: Summary, top: int, width: int) -> RenderableType:
@@ -269,5 +254,5 @@ def attribution_table(summary: Summary, width: int) -> RenderableType:
         parts += [Text("the rest, and why", "bold"), table]
     hidden = len(reasons) - _MOST_REASONS
     if hidden > 0:
-        parts.append(Text(f"... {_plural(hidden, 'more reason')}; --format json holds all", "dim"))
+        parts.append(Text(f"... {several(hidden, 'more reason')}; --format json holds all", "dim"))
     return Group(*parts)
