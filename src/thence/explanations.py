@@ -71,13 +71,23 @@ class Explanations(ABC):
     def default_kind(self) -> By:
         """The kind of place by which `glance` groups GPU time if none is given.
 
-        It is the first of op_name, module, label, source and op that covers two thirds of the GPU time, else the
-        one that covers most; kernel if the trace has no places of these kinds.
+        It is the first of module, label, source and op, and with XLA programs the first of source, op_name and
+        these, that covers two thirds of the GPU time, else the one that covers most; kernel if the trace has no
+        places of these kinds.
         """
         from thence.analysis.default_kind import default_kind
-        from thence.model.places import TABLE_KINDS
+        from thence.model.places import TABLE_KINDS, TABLE_KINDS_XLA
 
-        return cast("By", default_kind(self.attributed, TABLE_KINDS, "kernel"))
+        kinds = TABLE_KINDS if self.attributed.programs.is_empty() else TABLE_KINDS_XLA
+        return cast("By", default_kind(self.attributed, kinds, "kernel"))
+
+    @property
+    def tree_kind(self) -> By:
+        """The kind of place of a tree if none is given: the first of module, label and op_name, as `default_kind`."""
+        from thence.analysis.default_kind import default_kind
+        from thence.model.places import TREE_KINDS
+
+        return cast("By", default_kind(self.attributed, TREE_KINDS, TREE_KINDS[0]))
 
     def glance(self, by: By | None = None) -> Glance:
         """An overview: where the GPU time went, why the GPU was idle, what is unsound, and what to analyse next.

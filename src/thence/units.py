@@ -18,9 +18,11 @@ __all__ = [
     "format_cell",
     "format_count",
     "format_ns",
+    "format_range_ns",
     "format_share",
     "listed",
     "several",
+    "signed_share",
 ]
 
 Ns = int
@@ -38,6 +40,13 @@ def format_ns(nanoseconds: float) -> str:
         if abs(nanoseconds) >= size:
             return f"{_four_digits(nanoseconds / size)} {unit}"
     return f"{nanoseconds:.0f} ns"
+
+
+def format_range_ns(low: float, high: float) -> str:
+    """Two durations, such as ``12.35 to 14.01 ms``; the unit stands once where it is the same."""
+    first, last = format_ns(low), format_ns(high)
+    number, unit = first.split()
+    return f"{number if last.endswith(f' {unit}') else first} to {last}"
 
 
 def format_bytes(size: float) -> str:
@@ -65,6 +74,11 @@ def format_share(part: float, whole: float) -> str:
     if 99.95 <= percent < 100 - _ROUNDING:
         return ">99.9 %"
     return f"{percent:.1f} %"
+
+
+def signed_share(share: float) -> str:
+    """A relative difference with its sign, such as ``+7.4 %``."""
+    return f"{100 * share:+.1f} %"
 
 
 def format_count(count: int) -> str:

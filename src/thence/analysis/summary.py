@@ -16,12 +16,14 @@ import polars as pl
 
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
 from thence.analysis.idle.gaps import idle_inside_programs
+from thence.analysis.layers import folded_rows, tree_rows
 from thence.analysis.soundness.findings import Soundness
-from thence.errors import MissingData
+from thence.errors import MissingData, UsageError
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
+from thence.model.own_code import short_places
 from thence.model.places import KINDS as PLACE_KINDS
-from thence.model.places import STATED, STATED_XLA
+from thence.model.places import LAYERED, STATED, STATED_XLA
 from thence.model.reasons import APART, REASONS, Reason, advice, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.notebook import Form, Shown
@@ -74,7 +76,8 @@ class Summary(Shown):
         apart: work that tables of XLA traces keep in separate rows, the most time first: ``code`` (of
             `thence.model.reasons`), ``executions`` of programs, ``count`` (activities, including those outside of
             programs), ``total_ns``. Empty if there is none, and for rows by kind, rank, device or stream.
-        rows: ``name``, ``short_name`` (of kernels; of others the name), ``attributed`` (whether the row is a
+        rows: ``name``, ``short_name`` (of kernels; by source with paths as the program's own; of others the name),
+            ``attributed`` (whether the row is a
             place), ``reason`` (code of why there is no place, which the name then spells out; null for a place),
             ``count``, ``total_ns``, ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns whose
             phase is backward), by source ``position`` (whether the line number is that of a function or a line),
@@ -83,6 +86,8 @@ class Summary(Shown):
         idle_inside_ns: for rows by parts of XLA programs (program, hlo, opcode, op_name): how long the GPU was idle
             inside the executions that the rows count, in no row and not in sum_ns; None for other rows, and where
             `idle_inside_programs` returns None.
+        folded: for rows by module, label or op_name, these rows with equal layers of the model as one row, as
+            `thence.analysis.layers.folded_rows` returns them; None for other rows. The sums are those of ``rows``.
         soundness: soundness of the whole trace; `summarize`, which may get only a part of the trace, leaves it
             empty, and `Trace.summary` sets it.
     """
@@ -105,7 +110,24 @@ class Summary(Shown):
     apart: pl.DataFrame
     rows: pl.DataFrame
     idle_inside_ns: Ns | None = None
+    folded: pl.DataFrame | None = None
     soundness: Soundness = field(default_factory=Soundness)
+
+    def tree(self, depth: int | None = None, *, each: bool = False) -> pl.DataFrame:
+        """The rows as a tree of the parts of the model, each part with the time of everything inside of it.
+
+        `thence.analysis.layers.tree_rows` describes the columns.
+
+        Args:
+            depth: levels of the tree; None: all.
+            each: whether every layer is a node of its own, instead of one node for all equal layers.
+
+        Raises:
+            UsageError: the rows are not by module, label or op_name.
+        """
+        if self.by not in LAYERED:
+            raise UsageError(f"rows by {self.by} make no tree; choose one of {', '.join(LAYERED)}")
+        return tree_rows(self.rows, self.by, self.sum_ns, depth, each=each)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -206,6 +228,7 @@ class Summary(Shown):
             "by": self.by,
             "apart": self.apart.to_dicts(),
             "rows": self.rows.to_dicts(),
+            "folded": None if self.folded is None else self.folded.to_dicts(),
             "idle_inside_programs_ns": self.idle_inside_ns,
             "notes": list(self.notes),
             "warnings": list(self.meta.warnings),
@@ -239,6 +262,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     if by in _OF_HLO and rows["place"].null_count() == rows.height:
         raise MissingData(_nothing_of_hlo(trace, by, _reasons(trace, rows, total)))
     parts = apart_from_steady(trace, rows, by)
+    table = _rows(trace, parts, total, by)
     return Summary(
         meta=trace.meta,
         selection=str(trace.selection),
@@ -258,8 +282,9 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         by=by,
         heading=heading_of(trace, by),
         apart=_apart(trace, parts),
-        rows=_rows(trace, parts, total, by),
+        rows=table,
         idle_inside_ns=idle_inside_programs(trace) if by in _OF_HLO else None,
+        folded=folded_rows(table, total) if by in LAYERED else None,
     )
 
 
@@ -391,8 +416,9 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
     ordered = rows.with_columns(
         mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1)
     ).sort("total_ns", "name", descending=[True, False])
-    # Only names of kernels need shortening; other names are those that the user wrote.
-    short = short_names(ordered["name"].to_list()) if by == "kernel" else {}
+    # Names of kernels and paths of files need shortening; other names are those that the user wrote.
+    shortened = {"kernel": short_names, "source": short_places}.get(by)
+    short = shortened(ordered["name"].to_list()) if shortened else {}
     names = pl.Series([short.get(name, name) for name in ordered["name"]], dtype=pl.String)
     return ordered.select(*_ROW_COLUMNS, *more, short_name=names)
 

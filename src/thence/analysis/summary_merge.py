@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.group_by import general_heading
+from thence.analysis.layers import folded_rows
 from thence.analysis.summary import Summary, finished_rows
-from thence.model.places import BY
+from thence.model.places import BY, LAYERED
 from thence.model.reasons import Reason, reason_of
 from thence.model.schema import Column, Table
 from thence.model.tables import KINDS
@@ -209,6 +210,7 @@ def merged_summary(
     shown = [kind for kind in KINDS if kind in counted]
     attributed = sums["stated"].filter(pl.col("code").is_null())
     heading = sums["divisions"]["heading"][0]
+    rows = finished_rows(sums["rows"], by, total, ("position",) if by == "source" else ())
     return Summary(
         meta=meta,
         selection=str(selection),
@@ -228,8 +230,9 @@ def merged_summary(
         by=by,
         heading=heading if heading is not None else general_heading(by),
         apart=sums["apart"].drop("by").sort("total_ns", "code", descending=[True, False]),
-        rows=finished_rows(sums["rows"], by, total, ("position",) if by == "source" else ()),
+        rows=rows,
         idle_inside_ns=sums["divisions"]["idle_inside_ns"][0],
+        folded=folded_rows(rows, total) if by in LAYERED else None,
     )
 
 

@@ -17,7 +17,8 @@ from thence.cli.output import (
     result_options,
 )
 from thence.cli.progress import working
-from thence.model.places import BY, STEP_KIND
+from thence.errors import UsageError
+from thence.model.places import BY, LAYERED, STEP_KIND
 
 if TYPE_CHECKING:
     from thence.model.places import By
@@ -29,6 +30,7 @@ _EXAMPLES = """\b
 Examples:
   thence report trace.json.gz                      or thence trace.json.gz
   thence report trace.json.gz --by kernel
+  thence report trace.json.gz --by module --depth 3    the model as a tree; --each lists every layer
   thence report traces/ --by rank                  all ranks of a job
   thence report logs/ --run 2026_01_02_09_00_00    of a folder with several runs, not the newest
   thence report profile_dir/ --by hlo --warm-up heuristic   JAX: without warm-up and the autotuner
@@ -54,8 +56,19 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 @click.option(
     "--by",
     type=click.Choice(BY),
-    help="What to group by. Default: the first of op_name (JAX), module, label, source and op that covers two thirds "
-    "of the GPU time, else the one that covers most; always kernel with --format json or csv.",
+    help="What to group by. Default: the first of source and op_name (JAX), module, label, source and op that covers "
+    "two thirds of the GPU time, else the one that covers most; always kernel with --format json or csv.",
+)
+@click.option(
+    "--each",
+    is_flag=True,
+    help="By module, label and op_name: list every layer of a model, instead of one row for all equal layers.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(min=1),
+    help="By module, label and op_name: show a tree of this many levels, each part of the model with the time of "
+    "everything inside of it. Without --by, the first of module, label and op_name.",
 )
 @click.option(
     "--details",
@@ -63,37 +76,59 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
     help="Also list the CUDA graphs that could not be matched to labels, with the reason.",
 )
 @result_options(_ENDINGS, ".html (one page with everything), .json or .csv.", top=12)
-def command(inputs: Inputs, by: By | None, details: bool, result: Result) -> None:  # noqa: FBT001 - a click flag
+def command(
+    inputs: Inputs,
+    by: By | None,
+    each: bool,  # noqa: FBT001 - a click flag
+    depth: int | None,
+    details: bool,  # noqa: FBT001 - a click flag
+    result: Result,
+) -> None:
     """Where the GPU time of a trace went, why the GPU was idle, what is unsound, and what to ask next."""
+    if depth is not None and by not in (None, *LAYERED):
+        raise UsageError(f"--depth makes a tree by {', '.join(LAYERED)}, not by {by}")
     trace = inputs.open()
+    if depth is not None and by is None:
+        by = trace.tree_kind
     if result.form == "html":
         with working("making the page"):
             page = trace.report_html()
         result.text(page)
     elif result.form == "table":
-        _show(trace, by, result, inputs.typed, details=details)
+        _show(trace, by, result, inputs.typed, depth, each=each, details=details)
     else:
-        _document(trace, by or "kernel", result)
+        _document(trace, by or "kernel", result, depth, each=each)
 
 
-def _document(trace: Trace, by: By, result: Result) -> None:
+def _document(trace: Trace, by: By, result: Result, depth: int | None, *, each: bool) -> None:
     """Writes the summary as JSON or CSV, to a file or to standard output."""
     from thence.writers.text.merged_sentences import merged
 
     summary = trace.summary(by)
+    tree = None if depth is None else summary.tree(depth, each=each)
     if result.form == "json":
         steps = trace.step_kinds() if by == STEP_KIND else None
         more = steps.to_json() if steps else {}
-        result.json(summary.to_json() | more)
+        nodes = {} if tree is None else {"tree": tree}
+        result.json(summary.to_json() | nodes | more)
         return
-    result.text(summary.rows.write_csv())
+    result.text((summary.rows if tree is None else tree).write_csv())
     for line in summary.soundness.lines:
         say(line)
     for warning in merged(summary.meta.warnings):
         say(f"warning: {warning}")
 
 
-def _show(trace: Trace, by: By | None, result: Result, inputs: str, *, details: bool) -> None:
+def _show(
+    trace: Trace,
+    by: By | None,
+    result: Result,
+    inputs: str,
+    depth: int | None,
+    *,
+    each: bool,
+    details: bool,
+) -> None:
     """Prints the first screen, and the further tables for which options ask."""
     from thence.writers.text.first_screen import first_screen, next_line, why_next
     from thence.writers.text.summary import details_table
@@ -102,7 +137,7 @@ def _show(trace: Trace, by: By | None, result: Result, inputs: str, *, details: 
         glance = trace.glance(by)
     output = console()
     rows = result.top or glance.summary.rows.height
-    print_table(output, first_screen(glance, rows, output.width))
+    print_table(output, first_screen(glance, rows, output.width, depth, each=each))
     if details:
         print_table(output, details_table(glance.summary, output.width))
     if by == STEP_KIND:

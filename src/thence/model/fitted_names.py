@@ -3,6 +3,9 @@
 Long names of one table share most of their parts: ``sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize...`` and
 ``..._tn_n_tilesize...`` differ in two letters in the middle. From each long name one run of characters, or both
 ends, are left out: the part whose words occur in most of the other names.
+
+Places in source files (``/home/user/project/train.py:12 Trainer.step``) lose the outermost folders first, then the
+end of the function's name; file and line stay.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from thence.model.own_code import SOURCE_PLACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +31,8 @@ _LEAST_WIDTH = 8
 _SHARED = 0.01
 """Weight of a word that every name has. So of two runs of such words, the one with fewer words is left out."""
 _MUCH_LESS = 0.5
+_LEAST_FUNCTION = 3
+"""Characters of a function's name, with the space before it, below which the name is left out."""
 _START = 0.6
 """Share of the width that the start of a name gets if several runs have the same weight."""
 
@@ -55,9 +62,34 @@ def _shortened(names: Sequence[str], width: int) -> dict[str, str]:
     """Each name with one run left out, if it is too long."""
     if max(map(len, names), default=0) <= width:
         return {name: name for name in names}
-    words = {name: _WORDS.findall(name[:_LONGEST]) for name in names}
+    long = (name for name in names if len(name) > width)
+    places = {name: text for name in long if (text := _short_place(name, width)) is not None}
+    uses = Counter(places.values())  # equal ones differ in what is left out
+    places = {name: text for name, text in places.items() if uses[text] == 1}
+    words = {name: _WORDS.findall(name[:_LONGEST]) for name in names if name not in places}
     uses = Counter(word for of_name in words.values() for word in set(of_name))
-    return {name: _cut(words[name], uses, len(names), width) for name in names}
+    cut = {name: _cut(parts, uses, len(words), width) for name, parts in words.items()}
+    return places | cut
+
+
+def _short_place(name: str, width: int) -> str | None:
+    """A place in a source file without its outermost folders and, if need be, the end of the function's name.
+
+    None if the name is no such place, or its file and line do not fit.
+    """
+    match = SOURCE_PLACE.fullmatch(name)
+    if match is None:
+        return None
+    folder, file, function = match["folder"] or "", match["file"], match["name"] or ""
+    folders = folder.split("/")[1:-1]
+    for first in range(len(folders) + 1):
+        text = "/".join(("…", *folders[first:], f"{file}{function}"))
+        if folder and len(text) <= width:
+            return text
+    room = width - len(file) - 1
+    if room < 0:
+        return None
+    return file + (f"{function[:room]}…" if len(function) > room > _LEAST_FUNCTION else "")
 
 
 def _cut(words: Sequence[str], uses: Mapping[str, int], names: int, width: int) -> str:

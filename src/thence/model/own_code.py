@@ -19,14 +19,16 @@ machine. An installed package that none of these rules recognises therefore coun
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["PACKAGES", "OwnCode", "packages_shown"]
+__all__ = ["PACKAGES", "SOURCE_PLACE", "OwnCode", "packages_shown", "short_places"]
 
 _IN_SITE_PACKAGES = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+)")
 _ELSEWHERE = re.compile(
@@ -123,6 +125,48 @@ def packages_shown(files: Iterable[str]) -> tuple[str, ...]:
     """Names, sorted, of the packages that any of these paths shows in ``site-packages`` or ``dist-packages``."""
     found = (_IN_SITE_PACKAGES.search(file.replace("\\", "/")) for file in files)
     return tuple(sorted({match[1].removesuffix(".py") for match in found if match}))
+
+
+SOURCE_PLACE = re.compile(r"(?P<folder>.*/)?(?P<file>[^/]+:\d+)(?P<name> .*)?", re.DOTALL)
+"""A place in a source file: ``/home/user/project/train.py:12 Trainer.step``; a file without a line is none."""
+
+
+def short_places(places: Iterable[str]) -> dict[str, str]:
+    """Source places with paths as the program's own: relative to the folder that holds all of its files.
+
+    Files of installed packages are relative to the folder of packages, so that they begin with the package. Places
+    that would become equal keep their full paths, as do those that are no absolute path.
+
+    Args:
+        places: distinct places, as in the column ``source``.
+
+    Returns:
+        the short form of each place.
+    """
+    own_code = OwnCode()
+    matches = {place: SOURCE_PLACE.fullmatch(place) for place in places}
+    folders = {
+        place: match["folder"] for place, match in matches.items() if match and match["folder"]
+    }
+    own = {
+        folder for place, folder in folders.items() if folder.startswith("/") and own_code(place)
+    }
+    shared = "/".join(_common([folder.split("/")[:-1] for folder in own])) + "/" if own else "/"
+    short = {place: _relative(place, shared) for place in matches}
+    uses = Counter(short.values())
+    return {place: text if uses[text] == 1 else place for place, text in short.items()}
+
+
+def _common(paths: Sequence[Sequence[str]]) -> list[str]:
+    """The parts with which all paths begin."""
+    return [same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*paths, strict=False))]
+
+
+def _relative(place: str, folder: str) -> str:
+    if folder != "/" and place.startswith(folder):
+        return place[len(folder) :]
+    installed = _IN_SITE_PACKAGES.search(place)
+    return place[installed.start(1) :] if installed else place
 
 
 def _matches(path: str, pattern: str) -> bool:

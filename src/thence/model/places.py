@@ -20,12 +20,15 @@ __all__ = [
     "KINDS",
     "LANES",
     "LAUNCH",
+    "LAYERED",
     "PLACES",
     "SEARCHED",
     "STATED",
     "STATED_XLA",
     "STEP_KIND",
     "TABLE_KINDS",
+    "TABLE_KINDS_XLA",
+    "TREE_KINDS",
     "By",
     "FlameBy",
     "Kind",
@@ -42,7 +45,7 @@ FlameBy = Literal["op_name", "label", "module", "ops", "source", "stack"]
 
 Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
 Verb = Literal[
-    "stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff"
+    "stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff", "layers"
 ]
 
 
@@ -67,7 +70,8 @@ class Kind:
             (stated-xla: for a trace with XLA programs). page: tables of the HTML report (page-xla: likewise).
             flame: frames of a flame graph. lanes: extra lanes of a timeline. graph-labels: contents of labels of
             CUDA graphs and of annotated traces. only: texts that --only searches, in addition to the name. diff:
-            kinds of rows in a comparison of two sides of runs.
+            kinds of rows in a comparison of two sides of runs. layers: the places are paths of a model's parts,
+            whose layers are folded and which make a tree.
     """
 
     name: str
@@ -103,17 +107,19 @@ KINDS: tuple[Kind, ...] = (
     Kind("opcode", "opcode of the HLO instruction", "hlo", missing="no_xla", verbs=_verbs("page-xla")),
     Kind(
         "op_name", "op_name of the HLO instruction", "hlo", nests=True, missing="no_xla",
-        verbs=_verbs("stated-xla", "page-xla", "flame", "only"),
+        verbs=_verbs("stated-xla", "page-xla", "flame", "only", "layers"),
     ),
     Kind(
         "label", "path of the ranges that the user named", "both", categories=("range",), nests=True,
         missing="no_ranges", outside="outside_ranges",
-        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff"),
+        verbs=_verbs(
+            "stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff", "layers"
+        ),
     ),
     Kind(
         "module", "path of nn.Module calls", "launch", categories=("module",), nests=True,
         missing="no_modules", outside="outside_modules",
-        verbs=_verbs("stated", "page", "flame", "lanes", "graph-labels", "only", "diff"),
+        verbs=_verbs("stated", "page", "flame", "lanes", "graph-labels", "only", "diff", "layers"),
     ),
     Kind(
         "op", "innermost framework operator", "launch", heading="operator", categories=("op",),
@@ -186,8 +192,15 @@ STATED_XLA = _offered("stated-xla")
 """The same for a trace that holds XLA programs."""
 FLAMES = _offered("flame")
 """Kinds that the frames of a flame graph can be."""
-TABLE_KINDS = ("op_name", "module", "label", "source", "op")
+LAYERED = _offered("layers")
+"""Kinds whose places are paths of a model's parts: their layers are folded, and they make a tree."""
+TABLE_KINDS = ("module", "label", "source", "op")
 """Candidates for the kind of a table if none is given, the most informative first."""
+TABLE_KINDS_XLA = ("source", "op_name", *TABLE_KINDS)
+"""The same for a trace that holds XLA programs: a few lines of the program's own code are most of its time, while
+there is an op_name for each of hundreds of operations."""
+TREE_KINDS = ("module", "label", "op_name")
+"""Candidates for the kind of a tree if none is given, the most informative first."""
 FLAME_KINDS = ("op_name", "module", "label", "source", "ops")
 """Candidates for the kind of a flame graph if none is given, the most informative first."""
 GRAPH_LABELS = _offered("graph-labels")

@@ -20,14 +20,14 @@ from thence.analysis.diff.paths import PARTS
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, IDLE, UNATTRIBUTED
 from thence.analysis.diff.signs import signs
 from thence.model.kernel_names import clip, short_names
-from thence.units import format_ns
+from thence.units import format_ns, signed_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from thence.analysis.diff.signs import Sign
 
-__all__ = ["explain", "signed_ns", "signed_share"]
+__all__ = ["explain", "signed_ns"]
 
 _TOLD = ("slower", "faster", "new", "gone")
 _NAMED_CAUSE, _IDLE_CAUSE = "cause", "idle cause"
@@ -102,11 +102,6 @@ def _without_own_parts(rows: pl.DataFrame) -> pl.DataFrame:
 def signed_ns(ns: float) -> str:
     """A difference of times with its sign, such as ``+0.8 ms``."""
     return f"{'+' if ns >= 0 else '-'}{format_ns(abs(ns))}"
-
-
-def signed_share(share: float) -> str:
-    """A relative difference with its sign, such as ``+7.4 %``."""
-    return f"{100 * share:+.1f} %"
 
 
 def _head(total: Mapping[str, Any], *, between: bool) -> str:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.diff.explanation import signed_ns, signed_share
+from thence.analysis.diff.explanation import signed_ns
 from thence.model.kernel_names import clip
-from thence.units import format_count, format_ns
+from thence.units import format_count, format_ns, signed_share
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:

@@ -21,19 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["first_screen", "next_line", "why_next"]
 
 
-def first_screen(glance: Glance, top: int, width: int) -> RenderableType:
+def first_screen(
+    glance: Glance, top: int, width: int, depth: int | None = None, *, each: bool = False
+) -> RenderableType:
     """The part of the output of ``thence report`` above the suggested command.
 
     Args:
         glance: the overview to show.
         top: most rows of the table.
         width: width of the terminal in characters.
+        depth, each: as `row_table` takes them.
     """
     summary = glance.summary
     return Group(
         heading(summary),
         "",
-        row_table(summary, top, width),
+        row_table(summary, top, width, depth, each=each),
         "",
         _answer_table(glance, width),
         "",

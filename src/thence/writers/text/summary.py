@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group
 from rich.markup import escape
@@ -14,14 +14,24 @@ from thence.analysis.summary import IDLE_INSIDE
 from thence.model.fitted_names import fitted
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
-from thence.units import format_bytes, format_count, format_ns, format_share, several
+from thence.units import (
+    format_bytes,
+    format_cell,
+    format_count,
+    format_ns,
+    format_range_ns,
+    format_share,
+    several,
+    signed_share,
+)
 from thence.writers.text.frame_table import frame_table, not_shown
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from rich.console import RenderableType
+    import polars as pl
+    from rich.console import JustifyMethod, RenderableType
 
     from thence.analysis.summary import Summary
     from thence.model.tables import Device
@@ -36,13 +46,14 @@ __all__ = [
 ]
 
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
-_MOST_REASONS = 8
+_MOST_REASONS = 10
 _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _WIDE = 100
 _LONGEST_PATH = 48
 _LEAST_NAME = 16
+_LEAST_FOLDED = 28
 _LEAST_APART = 28
 _LEAST_OP_NAME = 40
 
@@ -114,8 +125,188 @@ def _models(devices: Iterable[Device]) -> str:
     return f" ({', '.join(names)}{', ' + format_bytes(size) if size else ''})"
 
 
-def row_table(summary: Summary, top: int, width: int) -> RenderableType:
-    """The table of GPU time by the summary's kind of place, with a line about the rows that are not shown."""
+def row_table(
+    summary: Summary, top: int, width: int, depth: int | None = None, *, each: bool = False
+) -> RenderableType:
+    """The table of GPU time by the summary's kind of place, with a line about the rows that are not shown.
+
+    Args:
+        summary: the summary to show.
+        top: most rows.
+        width: of the terminal in characters.
+        depth: shows the places as a tree of this many levels; None: as rows.
+        each: whether every layer of a model has a row of its own.
+    """
+    if depth is not None:
+        return _tree_table(summary, top, width, depth, each=each)
+    folded = summary.folded
+    if each or folded is None or not folded["layers"].count():
+        return _place_table(summary, top, width)
+    return _folded_table(summary, folded, top, width)
+
+
+def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int) -> RenderableType:
+    """Equal layers of a model as one row, with the spread between them and the layer that differs most."""
+    rows = folded.head(top)
+    share = rows["share"].to_list()
+    columns = [
+        _Column("layers", [format_cell("layers", n) for n in rows["layers"]], 2),
+        _Column("count", [format_count(n) for n in rows["count"]], 6),
+        _Column("total", [format_ns(ns) for ns in rows["total_ns"]], 0),
+        _Column("mean", [format_ns(ns) for ns in rows["mean_ns"]], 7),
+        *_backward(summary, rows),
+        _Column("share", [format_share(ns, summary.sum_ns) for ns in rows["total_ns"]], 1),
+        _Column("", _bars(share), 8),
+        _Column("per layer", [_spread(row) for row in rows.iter_rows(named=True)], 4),
+        _Column("differs most", [_differs(row) for row in rows.iter_rows(named=True)], 3),
+    ]
+    names = _Names(rows["name"].to_list(), [r is not None for r in rows["reason"]])
+    said = (
+        f"* stands for the number of a layer; --each lists all {format_count(summary.rows.height)} "
+        "rows, --depth 3 makes a tree"
+    )
+    return Group(
+        _fitting_table(summary, names, columns, width),
+        *_more(folded, top, summary),
+        Text(said, "dim"),
+    )
+
+
+def _tree_table(
+    summary: Summary, top: int, width: int, depth: int, *, each: bool
+) -> RenderableType:
+    """The parts of a model, each indented below the part around it, with the time of everything inside."""
+    nodes = summary.tree(depth, each=each).with_row_index("number")
+    # A part is not smaller than those inside of it and comes before them, so the largest make a tree, too.
+    largest = nodes.sort("total_ns", "number", descending=[True, False]).head(top)
+    rows = largest.sort("number")
+    columns = [
+        _Column("layers", [format_cell("layers", n) for n in rows["layers"]], 2),
+        _Column("count", [format_count(n) for n in rows["count"]], 5),
+        _Column("total", [format_ns(ns) for ns in rows["total_ns"]], 0),
+        _Column("itself", [format_ns(ns) if ns else "-" for ns in rows["self_ns"]], 3),
+        *_backward(summary, rows),
+        _Column("share", [format_share(ns, summary.sum_ns) for ns in rows["total_ns"]], 1),
+        _Column("", _bars(rows["share"].to_list()), 6),
+    ]
+    levels = [2 * (level - 1) for level in rows["depth"]]
+    names = _Names(rows["part"].to_list(), [not held for held in rows["attributed"]], levels)
+    parts: list[RenderableType] = [_fitting_table(summary, names, columns, width)]
+    if nodes.height > top:
+        said = f"... {format_count(nodes.height - top)} more; --top {nodes.height} shows all"
+        parts.append(Text(said, "dim"))
+    return Group(*parts, Text("total is the time of a part with everything inside of it", "dim"))
+
+
+class _Column(NamedTuple):
+    """A column next to the names.
+
+    Attributes:
+        heading: its heading.
+        cells: its texts.
+        rank: columns of the highest rank are left out first.
+    """
+
+    heading: str
+    cells: Sequence[RenderableType | str]
+    rank: int
+
+    @property
+    def width(self) -> int:
+        """Characters that it needs."""
+        return max(len(self.heading), *(len(str(cell)) for cell in self.cells), 0)
+
+
+class _Names(NamedTuple):
+    """The names of rows.
+
+    Attributes:
+        texts: the names.
+        reasons: which of them are sentences, which are not shortened.
+        indents: characters before each; none if empty.
+    """
+
+    texts: Sequence[str]
+    reasons: Sequence[bool]
+    indents: Sequence[int] = ()
+
+
+def _fitting_table(
+    summary: Summary, names: _Names, columns: Sequence[_Column], width: int
+) -> RenderableType:
+    """A table of names and columns; names are shortened to `_LEAST_FOLDED` before a column is left out."""
+    indents = names.indents or [0] * len(names.texts)
+    lengths = [indent + len(text) for indent, text in zip(indents, names.texts, strict=True)]
+    longest = min(max([*lengths, len(_title(summary)), _LEAST_NAME]), _NAME_WIDTH)
+    kept = [*columns]
+    while (room := width - sum(column.width + 2 for column in kept)) < min(longest, _LEAST_FOLDED):
+        if len(kept) == 1:
+            break
+        kept.remove(max(kept, key=lambda column: column.rank))
+    name_width = max(_LEAST_NAME, min(room, longest))
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    table.add_column(_title(summary), width=name_width, overflow="fold")
+    for column in kept:
+        justify: JustifyMethod = "left" if column.heading == "" else "right"
+        table.add_column(column.heading, justify=justify, min_width=column.width, no_wrap=True)
+    for number, fitting in enumerate(_fitted(names, indents, name_width)):
+        table.add_row(fitting, *(column.cells[number] for column in kept))
+    hidden = [column.heading for column in columns if column not in kept and column.heading]
+    return Group(table, Text(not_shown(hidden), "dim")) if hidden else table
+
+
+def _fitted(names: _Names, indents: Sequence[int], width: int) -> list[Text]:
+    """The names, shortened to the width that their indent leaves."""
+    shown = {
+        indent: dict(zip(texts, fitted(texts, width - indent), strict=True))
+        for indent in {*indents}
+        for texts in ([t for t, n in zip(names.texts, indents, strict=True) if n == indent],)
+    }
+    return [
+        Text(printable(text), "dim italic") if said else Text(" " * n + printable(shown[n][text]))
+        for text, said, n in zip(names.texts, names.reasons, indents, strict=True)
+    ]
+
+
+def _backward(summary: Summary, rows: pl.DataFrame) -> list[_Column]:
+    """The column of the backward pass, if there is one."""
+    if not summary.rows["backward_ns"].max():
+        return []
+    return [_Column("backward", [format_ns(ns) if ns else "-" for ns in rows["backward_ns"]], 5)]
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    """The times of the single layers of a folded row, from the least to the largest."""
+    if row["layer_min_ns"] is None:
+        return "-"
+    return format_range_ns(row["layer_min_ns"], row["layer_max_ns"])
+
+
+def _differs(row: Mapping[str, Any]) -> str:
+    """The layer whose time is farthest from the median, and by how much: ``17: +34.0 %``."""
+    if row["differs"] is None or row["differs_share"] is None:
+        return "-"
+    return f"{row['differs']}: {signed_share(row['differs_share'])}"
+
+
+def _bars(shares: Sequence[float]) -> list[Text]:
+    largest = max([*shares, 1e-12])
+    return [Text(_bar(share / largest), "cyan") for share in shares]
+
+
+def _more(rows: pl.DataFrame, top: int, summary: Summary) -> list[Text]:
+    """The line about the rows that are not shown."""
+    hidden = rows.height - top
+    if hidden <= 0:
+        return []
+    rest = int(rows["total_ns"].slice(top).sum())
+    share = format_share(rest, summary.sum_ns)
+    more = f"... {format_count(hidden)} more, {format_ns(rest)} ({share}); --top {rows.height} shows all"
+    return [Text(more, "dim")]
+
+
+def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
+    """A row for each place."""
     shown = _shown_columns(summary, width)
     used = sum(columns + 2 for columns in shown.values())
     name_width, beside = _widths(summary, top, width - used - 2)
@@ -155,13 +346,7 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
         column for column in _shown_columns(summary, _WIDE) if column and column not in shown
     ]:
         parts.append(Text(not_shown(narrow), "dim"))
-    hidden = summary.rows.height - top
-    if hidden <= 0:
-        return Group(*parts)
-    rest = int(summary.rows["total_ns"].slice(top).sum())
-    share = format_share(rest, summary.sum_ns)
-    more = f"... {format_count(hidden)} more, {format_ns(rest)} ({share}); --top {summary.rows.height} shows all"
-    return Group(*parts, Text(more, "dim"))
+    return Group(*parts, *_more(summary.rows, top, summary))
 
 
 def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]:
