@@ -18,6 +18,7 @@ from json_samples import Keys, keys_of, verbs_with_json
 
 from thence.analysis.idle.rules import MEANINGS
 from thence.cli.manual import EXIT_CODES, Option, Verb, program, verbs
+from thence.cli.output import SCHEMAS
 from thence.errors import ThenceError
 from thence.model import tables
 from thence.model.attributed import SHARES
@@ -243,6 +244,20 @@ def _json_page() -> str:
             "rounded. New keys may "
             "come. Types are those found in recordings; `null` stands where a value is not known."
         ),
+        "",
+        (
+            "Every document states its form as `schema`, a number for each verb. It is raised when a key is removed "
+            "or renamed, or when the meaning, unit or type of its values changes, and the changelog says what "
+            "changed. A script that checks it fails with a clear reason instead of misreading a figure: "
+            """`jq 'if .schema == 1 then .busy_ns else error("another schema") end'`. """
+            "Stable are the keys, the codes (`code`, `reason`, `cause`, `verdict`, `rule`) and the units; texts for "
+            "people (`text`, `advice`, `notes`, `warnings`) may improve, and the order of keys means nothing. The "
+            "answer of `thence sql` is a list of rows whose keys are the columns of the query, and states none."
+        ),
+        "",
+        "| verb | schema |",
+        "|---|---|",
+        *(f"| `{verb}` | {number} |" for verb, number in SCHEMAS.items()),
         "",
         "## Keys that mean the same everywhere",
         "",

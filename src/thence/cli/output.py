@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from thence.trace import Trace
 
 __all__ = [
+    "SCHEMAS",
     "Result",
     "check_output",
     "choice_option",
@@ -42,6 +43,27 @@ __all__ = [
     "result_options",
     "top_rows",
 ]
+
+SCHEMAS: Mapping[str, int] = {
+    "report": 1,
+    "programs": 1,
+    "collectives": 1,
+    "ranks": 1,
+    "streams": 1,
+    "compile": 1,
+    "idle": 1,
+    "steps": 1,
+    "whatif": 1,
+    "check": 1,
+    "diff": 1,
+    "ingest": 1,
+    "label": 1,
+    "inside": 1,
+    "doctor": 1,
+}
+"""By verb, the number that its JSON documents state as ``schema``. It is raised when a key is removed or renamed, or
+when the meaning, unit or type of its values changes, and the changelog says what changed; new keys do not raise it.
+Answers of ``thence sql`` are lists of rows with the columns of the query, and state none."""
 
 _Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
 _ENDINGS = {".json": "json", ".csv": "csv"}
@@ -164,9 +186,10 @@ class Result:
         wrote(self.path)
 
     def json(self, document: Any) -> None:
-        """Writes a document as JSON; tables in it become lists of rows."""
+        """Writes a document as JSON with its schema; tables in it become lists of rows."""
+        document = _with_schema(document)
         if self.path is None:
-            print_json(document)
+            _put_json(document)
             return
         from thence.atomic_files import atomic_open_text
 
@@ -345,6 +368,18 @@ def _compact(cell: Any) -> str | None:
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON document on standard output; see `json_pieces`."""
-    for piece in json_pieces(value):
+    """Prints one JSON document with its schema on standard output; see `json_pieces`."""
+    _put_json(_with_schema(value))
+
+
+def _put_json(document: Any) -> None:
+    for piece in json_pieces(document):
         put(piece)
+
+
+def _with_schema(document: Any) -> Any:
+    """A document with the schema of the verb that runs; a list of rows as it is."""
+    if not isinstance(document, dict):
+        return document
+    verb = click.get_current_context().command.name
+    return {"schema": SCHEMAS[str(verb)], **document}
