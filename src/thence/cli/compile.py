@@ -9,7 +9,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, choice_option, document_of, notes_of, result_options
-from thence.units import format_ns
+from thence.units import format_ns, several
 
 if TYPE_CHECKING:
     from thence.analysis.programs.compilation import Compilation
@@ -52,7 +52,7 @@ def command(inputs: Inputs, autotuning: str, result: Result) -> None:
 
 def _total(times: Compilation) -> str:
     """A sentence on the time of all phases, and of each rank where there are several."""
-    total = f"compilation took {format_ns(times.wall_ns)} of wall time in {times.programs.height:,} programs"
+    total = f"compilation took {format_ns(times.wall_ns)} of wall time in {several(times.programs.height, 'program')}"
     if times.ranks.height < 2:
         return total
     by_rank = times.ranks.sort("total_ns", descending=True)

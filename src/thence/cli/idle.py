@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from thence.cli.inputs import Inputs, trace_options
@@ -17,6 +19,9 @@ from thence.cli.output import (
 )
 from thence.model.questions import IDLE_BY
 from thence.units import format_ns
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["command"]
 
@@ -86,12 +91,27 @@ def command(inputs: Inputs, by: str, result: Result) -> None:
     from rich.text import Text
 
     output = console()
-    print_table(output, Text(f"idle: {format_ns(found.idle_ns)}", "bold"))
+    devices = found.found.select("rank", "device").n_unique()
+    over = f", summed over {devices:,} GPUs" if devices > 1 else ""
+    print_table(output, Text(f"idle: {format_ns(found.idle_ns)}{over}", "bold"))
     result.table(found.causes, _CAUSES)
     print_table(output, "")
-    Result(result.form, None, result.top or _ROWS_SHOWN).table(found.shown_rows, _ROWS)
+    Result(result.form, None, result.top or _ROWS_SHOWN).table(
+        _short_kernels(found.shown_rows), _ROWS
+    )
     for rows, headings in ((found.waits, _WAITS), (found.late, _LATE)):
         if not rows.is_empty():
             print_table(output, "")
             Result(result.form, None, result.top or _ROWS_SHOWN).table(rows, headings)
     print_notes(output, notes)
+
+
+def _short_kernels(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows with short names of kernels."""
+    from thence.model.kernel_names import short_names
+
+    of_kernel = rows["by"] == "kernel"
+    if not of_kernel.any():
+        return rows
+    short = rows["name"].replace(short_names(rows["name"].filter(of_kernel).drop_nulls().to_list()))
+    return rows.with_columns(name=short.zip_with(of_kernel, rows["name"]))

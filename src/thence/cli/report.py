@@ -45,8 +45,8 @@ _STEP_HEADINGS = {
     "step_kind": "kind of step", "steps": "steps", "total_ns": "total", "per_step_ns": "per step",
 }  # fmt: skip
 _PART_HEADINGS = {
-    "step_kind": "kind of step", "layer": "layer", "kernel": "kernel", "count": "count", "total_ns": "total",
-    "per_step_ns": "per step",
+    "step_kind": "kind of step", "layer": "layer", "layers": "layers", "kernel": "kernel", "count": "count",
+    "total_ns": "total", "per_step_ns": "per step",
 }  # fmt: skip
 _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 
@@ -141,9 +141,16 @@ def _show(
     if details:
         print_table(output, details_table(glance.summary, output.width))
     if by == STEP_KIND:
+        import polars as pl
+
+        from thence.model.kernel_names import short_names
+
         steps = trace.step_kinds()
         result.table(steps.rows, _STEP_HEADINGS)
-        result.table(steps.parts, _PART_HEADINGS)
+        parts = steps.parts if each else steps.folded_parts
+        kernels = short_names(parts["kernel"].drop_nulls().unique().to_list())
+        headings = {name: text for name, text in _PART_HEADINGS.items() if name in parts.columns}
+        result.table(parts.with_columns(pl.col("kernel").replace(kernels)), headings)
     print_command(output, next_line(glance, inputs))
     print_table(output, why_next(glance))
     sys.stdout.flush()

@@ -37,16 +37,19 @@ _START = 0.6
 """Share of the width that the start of a name gets if several runs have the same weight."""
 
 
-def fitted(names: Sequence[str], width: int) -> list[str]:
-    """Names of at most ``width`` characters, in the same order; different ones stay different.
+def fitted(names: Sequence[str], width: int, lines: int = 1) -> list[str]:
+    """Names that fit into a column, in the same order; different ones stay different.
 
     Args:
         names: of the rows of one table.
-        width: characters; fewer than 8 count as 8.
+        width: characters of a line; fewer than 8 count as 8.
+        lines: lines of a name, broken between its words where that is possible. File and line of a place in a source
+            file stand on one.
     """
-    width = max(width, _LEAST_WIDTH)
+    line = max(width, _LEAST_WIDTH)
+    width = line * lines
     distinct = list(dict.fromkeys(names))
-    short = _shortened(distinct, width)
+    short = _shortened(distinct, width, line)
     # In the second round the words are weighed within each group of equal results, so that the words which all
     # names of the group have in common hardly count.
     for _ in range(2):
@@ -54,16 +57,16 @@ def fitted(names: Sequence[str], width: int) -> list[str]:
         if not groups:
             break
         for group in groups:
-            short |= _shortened(group, width)
+            short |= _shortened(group, width, line)
     return [numbered[name] for numbered in (_numbered(short, width),) for name in names]
 
 
-def _shortened(names: Sequence[str], width: int) -> dict[str, str]:
+def _shortened(names: Sequence[str], width: int, line: int) -> dict[str, str]:
     """Each name with one run left out, if it is too long."""
-    if max(map(len, names), default=0) <= width:
+    if max(map(len, names), default=0) <= line:
         return {name: name for name in names}
-    long = (name for name in names if len(name) > width)
-    places = {name: text for name in long if (text := _short_place(name, width)) is not None}
+    long = (name for name in names if len(name) > line)
+    places = {name: text for name in long if (text := _short_place(name, width, line)) is not None}
     uses = Counter(places.values())  # equal ones differ in what is left out
     places = {name: text for name, text in places.items() if uses[text] == 1}
     words = {name: _WORDS.findall(name[:_LONGEST]) for name in names if name not in places}
@@ -72,24 +75,30 @@ def _shortened(names: Sequence[str], width: int) -> dict[str, str]:
     return places | cut
 
 
-def _short_place(name: str, width: int) -> str | None:
+def _short_place(name: str, width: int, line: int) -> str | None:
     """A place in a source file without its outermost folders and, if need be, the end of the function's name.
 
     None if the name is no such place, or its file and line do not fit.
+
+    Args:
+        name: the name.
+        width: characters of all lines.
+        line: characters of one line, into which file and line must fit.
     """
     match = SOURCE_PLACE.fullmatch(name)
-    if match is None:
+    if match is None or len(match["file"]) > line:
         return None
     folder, file, function = match["folder"] or "", match["file"], match["name"] or ""
-    folders = folder.split("/")[1:-1]
+    folders = folder.split("/")[:-1]
     for first in range(len(folders) + 1):
-        text = "/".join(("…", *folders[first:], f"{file}{function}"))
-        if folder and len(text) <= width:
-            return text
-    room = width - len(file) - 1
-    if room < 0:
-        return None
-    return file + (f"{function[:room]}…" if len(function) > room > _LEAST_FUNCTION else "")
+        outer = "…/" if 0 < first else ""
+        text = outer + "".join(f"{part}/" for part in folders[first:]) + file
+        if len(text) <= line and len(text + function) <= width:
+            return text + function
+    room = width - len(file)
+    if len(function) <= room:
+        return file + function
+    return file + (f"{function[: room - 1]}…" if room > _LEAST_FUNCTION else "")
 
 
 def _cut(words: Sequence[str], uses: Mapping[str, int], names: int, width: int) -> str:

@@ -9,6 +9,7 @@ import polars as pl
 
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.layers import folded_names
 from thence.model.reasons import REASONS
 from thence.model.server_steps import server_step
 from thence.notebook import Form, Shown
@@ -53,6 +54,26 @@ class StepKinds(Shown):
                 "per_step_ns": "per step",
             },
             "total_ns",
+        )
+
+    @property
+    def folded_parts(self) -> pl.DataFrame:
+        """The parts with equal layers of the model as one row, for tables: with ``layers``, how many are in the row."""
+        names = folded_names(self.parts["layer"].drop_nulls().unique(maintain_order=True))
+        held = self.parts.join(
+            names.rename({"layer": "index"}), left_on="layer", right_on="name", how="left", maintain_order="left"
+        )
+        group = ["step_kind", "folded", "kernel"]
+        return (
+            held.group_by(group, maintain_order=True)
+            .agg(
+                pl.col("count", "total_ns", "per_step_ns").sum(),
+                layer=pl.when(pl.len() > 1).then(pl.col("folded").first()).otherwise(pl.col("layer").first()),
+                layers=pl.when(pl.len() > 1).then(pl.col("index").n_unique()),
+            )
+            .with_columns(order=pl.col("step_kind").rle_id())
+            .sort("order", "total_ns", descending=[False, True], maintain_order=True)
+            .select("step_kind", "layer", "layers", "kernel", "count", "total_ns", "per_step_ns")
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -25,7 +25,11 @@ _TEXT_WIDTH = 40
 """Width in characters up to which a text column grows; longer texts continue on the next line."""
 
 _LEAST_TEXT = 20
-"""Least width of a text column in characters. If texts would have to be narrower, the last column is left out."""
+"""Width in characters to which text columns are narrowed first; shorter texts, such as verdicts, keep theirs."""
+
+_MIN_TEXT = 12
+"""Width to which they are narrowed before a column is left out: texts go on in further lines, and names are shortened,
+before any figure is lost."""
 
 _MOST_LINES = 3
 """Most lines of a text that is wider than its column; longer texts are shortened."""
@@ -60,7 +64,7 @@ def frame_table(
         else:
             table.add_column(escape(headings[column]), width=columns, overflow="fold")
             if columns < needed[column]:
-                cells[column] = fitted(cells[column], _MOST_LINES * columns)
+                cells[column] = fitted(cells[column], columns, _MOST_LINES)
     for row in zip(*(cells[column] for column in shown), strict=True):
         table.add_row(*map(Text, row))
     hidden = [heading for column, heading in headings.items() if column not in widths]
@@ -83,29 +87,27 @@ def _widths(
     """
     if sum(columns + _GAP for columns in needed.values()) <= width:
         return dict(needed)
-    wanted: dict[str, int] = {}
-    for column, columns in needed.items():
-        used = sum(taken + _GAP for taken in wanted.values())
-        if column not in numeric:
-            wanted[column] = min(columns, max(_TEXT_WIDTH, headings[column]))
-        elif used + columns > width:
-            break
-        else:
-            wanted[column] = columns
+    wanted = {
+        column: columns if column in numeric else min(columns, max(_TEXT_WIDTH, headings[column]))
+        for column, columns in needed.items()
+    }
     while True:
-        widths = _narrowed(wanted, numeric, width)
+        texts = [column for column in wanted if column not in numeric]
+        widths = _narrowed(wanted, texts, _LEAST_TEXT, width)
+        widths = _narrowed(widths, texts, _MIN_TEXT, width)
         if len(widths) == 1 or _total(widths) <= width:
             return widths
         wanted.popitem()
 
 
-def _narrowed(wanted: Mapping[str, int], numeric: set[str], width: int) -> dict[str, int]:
-    """Makes the widest text columns narrower, down to `_LEAST_TEXT`, until all columns fit."""
+def _narrowed(
+    wanted: Mapping[str, int], texts: Sequence[str], least: int, width: int
+) -> dict[str, int]:
+    """Makes the widest text columns narrower, down to ``least``, until all columns fit."""
     widths = dict(wanted)
-    texts = [column for column in widths if column not in numeric]
     while texts and _total(widths) > width:
         widest = max(texts, key=widths.__getitem__)
-        if widths[widest] <= _LEAST_TEXT:
+        if widths[widest] <= least:
             break
         widths[widest] -= 1
     return widths

@@ -51,9 +51,12 @@ _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _WIDE = 100
+_LAST = ("", "mean", "backward", "count")
+"""Columns that a narrow terminal leaves out, in this order."""
 _LONGEST_PATH = 48
 _LEAST_NAME = 16
 _LEAST_FOLDED = 28
+"""Characters to which names are shortened before a column is left out."""
 _LEAST_APART = 28
 _LEAST_OP_NAME = 40
 
@@ -307,7 +310,7 @@ def _more(rows: pl.DataFrame, top: int, summary: Summary) -> list[Text]:
 
 def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
     """A row for each place."""
-    shown = _shown_columns(summary, width)
+    shown = _shown_columns(summary, top, width)
     used = sum(columns + 2 for columns in shown.values())
     name_width, beside = _widths(summary, top, width - used - 2)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
@@ -342,9 +345,7 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
         cells = [*(idle.get(column, "-") for column in shown), *("" for _ in beside)]
         table.add_row(Text(IDLE_INSIDE, "dim italic"), *cells)
     parts: list[RenderableType] = [table]
-    if narrow := [
-        column for column in _shown_columns(summary, _WIDE) if column and column not in shown
-    ]:
+    if narrow := [column for column in _every_column(summary) if column and column not in shown]:
         parts.append(Text(not_shown(narrow), "dim"))
     return Group(*parts, *_more(summary.rows, top, summary))
 
@@ -379,19 +380,33 @@ def _title(summary: Summary) -> str:
     return f"GPU time by {summary.heading}"
 
 
-def _shown_columns(summary: Summary, width: int) -> dict[str, int]:
-    """The columns next to the name, with their widths; a narrow terminal has fewer, to leave room for the name."""
+def _every_column(summary: Summary) -> dict[str, int]:
+    """The columns next to the name, with their widths."""
     by_place = summary.by not in (*_OF_ACTIVITIES, "phase")
     backward = by_place and bool(summary.rows["backward_ns"].max())
-    wide = width >= _WIDE
     return {
         "count": max(5, len(format_count(sum(summary.counts.values())))),
         "total": 8,
-        **({"mean": 8} if wide or not backward else {}),
+        "mean": 8,
         **({"backward": 8} if backward else {}),
         "share": 7,
-        **({"": _BAR_WIDTH} if wide else {}),
+        "": _BAR_WIDTH,
     }
+
+
+def _shown_columns(summary: Summary, top: int, width: int) -> dict[str, int]:
+    """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them."""
+    columns = _every_column(summary)
+    rows = summary.rows.head(top)
+    names = rows.filter("attributed")["short_name"]
+    wanted = max(len(_title(summary)), _LEAST_NAME, *map(len, names))
+    needed = min(wanted, _LEAST_FOLDED)
+    if width >= _WIDE and "op_name" in rows.columns and rows["op_name"].count():
+        needed += 2 + _LEAST_APART
+    for column in _LAST:
+        if width - sum(n + 2 for n in columns.values()) < needed:
+            columns.pop(column, None)
+    return columns
 
 
 def _bar(fraction: float) -> str:
