@@ -283,7 +283,14 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
         return step_kinds(self.attributed)
 
-    def flame(self, by: FlameBy | None = None, split: str = "none", idle: str = "steady") -> Flame:
+    def flame(
+        self,
+        by: FlameBy | None = None,
+        split: str = "none",
+        idle: str = "steady",
+        *,
+        fold: bool = False,
+    ) -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
         Args:
@@ -293,9 +300,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             split: ``phase`` makes the phases (forward, backward ...) the outermost frames; ``none`` does not.
             idle: which idle time has frames. ``steady``: all except that before and inside the first executions
                 of XLA programs. ``include``: all. ``exclude``: none.
+            fold: whether equal layers of a model are one frame; by module, label or op_name.
 
         Raises:
-            UsageError: ``by``, ``split`` or ``idle`` has another value.
+            UsageError: ``by``, ``split`` or ``idle`` has another value, or ``by`` has no layers to fold.
             MissingData: the trace holds no device activity.
         """
         from thence.analysis.consistency import consistent_flame
@@ -303,10 +311,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         from thence.analysis.flame.flame import Idle, Split, flame
         from thence.model.places import FLAME_KINDS
 
-        kind = by or default_kind(self.attributed, FLAME_KINDS, "ops")
+        usual = self.tree_kind if fold else default_kind(self.attributed, FLAME_KINDS, "ops")
         parts, shown = _choice(Split, split), _choice(Idle, idle)
         # Cached, because the page of a report needs the same idle time.
-        graph = flame(self.attributed, kind, parts, shown, lambda _: self._idle_by_place)
+        graph = flame(self.attributed, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold)
         found = consistent_flame(graph)
         return replace(found, notes=(*self.soundness.lines, *found.notes))
 
@@ -448,6 +456,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             spread=self.spread(),
             idle=idle,
             soundness=self.soundness,
+            default_kind=self.default_kind,
         )
 
     def report_html(self) -> str:

@@ -7,6 +7,7 @@ are those of the rows, to the nanosecond, and equal rows of two traces give equa
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from thence.units import Ns
 
-__all__ = ["folded_rows", "tree_rows"]
+__all__ = ["TREE", "folded_frames", "folded_rows", "prefixes", "tree_rows"]
 
 _SPREAD = ("layer_min_ns", "layer_median_ns", "layer_max_ns", "differs", "differs_ns", "differs_share")
 _SEPARATOR = re.compile(r"[/.](?=[^/.])")
@@ -116,7 +117,7 @@ def tree_rows(
         inside), ``self_ns`` (outside of the parts inside), ``backward_ns`` (part of total_ns) and ``share``.
     """
     paths = [
-        list(_prefixes(name, by)) if attributed else [name]
+        list(prefixes(name, by)) if attributed else [name]
         for name, attributed in rows.select("name", "attributed").iter_rows()
     ]
     levels = (
@@ -177,7 +178,22 @@ TREE = ("name", "part", "depth", "attributed", "layers", "count", "total_ns", "s
 """Columns of a tree."""
 
 
-def _prefixes(name: str, by: str) -> Iterator[str]:
+def folded_frames(places: pl.Series, by: str) -> dict[str, tuple[str, ...]]:
+    """The parts of the folded path of each place, outermost first: the frames of a flame graph of layers.
+
+    Args:
+        places: of activities, by one of `LAYERED`.
+        by: that kind.
+    """
+    names = folded_names(places.cast(pl.String).unique(maintain_order=True).drop_nulls())
+    frames = {}
+    for name, folded in names.select("name", "folded").iter_rows():
+        paths = ["", *prefixes(folded, by)]
+        frames[name] = tuple(_part(path, outer) for outer, path in pairwise(paths))
+    return frames
+
+
+def prefixes(name: str, by: str) -> Iterator[str]:
     """The paths of the parts around a place, outermost first, and its own.
 
     Names of modules are separated by ``/`` or, where they are paths in the program, by dots; labels and op_names by

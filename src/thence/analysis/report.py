@@ -65,6 +65,7 @@ class Report:
             `thence.analysis.spread.compute_spread` returns it.
         idle: why the devices were idle.
         soundness: whether the figures of this trace can be trusted.
+        default_kind: the kind of place that is shown first.
     """
 
     summaries: Mapping[str, Summary]
@@ -77,6 +78,7 @@ class Report:
     spread: pl.DataFrame
     idle: IdleTime
     soundness: Soundness
+    default_kind: str = "kernel"
 
     @property
     def summary(self) -> Summary:

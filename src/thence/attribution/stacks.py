@@ -32,7 +32,7 @@ from thence.model.own_code import OwnCode
 from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -61,19 +61,22 @@ class Stacks:
     shared: bool
 
 
-def stacks_of(trace: Attributed, by: str) -> Stacks:
+def stacks_of(
+    trace: Attributed, by: str, frames: Mapping[str, tuple[str, ...]] | None = None
+) -> Stacks:
     """The path of every row of ``trace.gpu``.
 
     Args:
         trace: attributed.
         by: one of `thence.model.places.FLAMES`.
+        frames: the frames of each place by its text; None for those that the trace holds.
     """
     if by == "source" and trace.shares is not None:
         return _weighted_source_stacks(trace)
     places = trace.places
     empty = np.empty(0, np.int64)
     host, node = PathTree(empty, pl.Series([], dtype=pl.String)), np.full(places.height, NO_ROW)
-    if by != "op_name":
+    if by != "op_name" and frames is None:
         own = OwnCode.of(trace.own, trace.installed)
         host, node = paths_of(trace, places["launch"], by, own)
     rows = pl.DataFrame({"place": places[by], "rule": places[f"{by}_rule"], "host": node})
@@ -81,15 +84,14 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
     place, rule = (distinct[name].cast(pl.String) for name in ("place", "rule"))
     spelt = _known_from_host_ranges(by, host, distinct["host"].to_numpy(), place)
     of_hlo = _hlo_stacks(trace) if by == "stack" else {}
-    frames = [
-        (f"[{text_of(reason)}]",) if text is None else _frames(by, text, of_hlo)
+    given = frames or {}
+    paths = [
+        (f"[{text_of(reason)}]",) if text is None else given.get(text) or _frames(by, text, of_hlo)
         for text, reason in zip(place.filter(~spelt), rule.filter(~spelt), strict=True)
     ]
-    tree, attributed, ends = _with_paths(
-        host, frames, place.filter(~spelt).is_not_null().to_numpy()
-    )
+    tree, attributed, ends = _with_paths(host, paths, place.filter(~spelt).is_not_null().to_numpy())
     end = distinct["host"].to_numpy().copy()
-    end[~spelt.to_numpy()] = len(host.parent) + np.arange(len(frames))
+    end[~spelt.to_numpy()] = len(host.parent) + np.arange(len(paths))
     distinct = distinct.with_columns(node=ends[end])
     claims = rows.join(distinct, on=rows.columns, how="left", maintain_order="left", nulls_equal=True)  # fmt: skip
     return Stacks(

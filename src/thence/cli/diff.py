@@ -15,6 +15,8 @@ from thence.errors import MissingData, UsageError
 from thence.model.places import COMPARED
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from collections.abc import Iterator, Sequence
 
     from thence.analysis.diff.compare import Diff
@@ -121,6 +123,16 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     help="With --fail-on and one run per side: judge by the noise within the runs.",
 )
 @click.option("--anyway", is_flag=True, help="Compare although the sides are not comparable.")
+@click.option(
+    "--each",
+    is_flag=True,
+    help="List every layer of a model, instead of one row for all equal layers.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(min=1),
+    help="Show the rows by module and label as a tree of this many levels, each with everything inside of it.",
+)
 @choice_option(
     "--outliers",
     choices=("leave-out", "keep"),
@@ -170,7 +182,7 @@ def command(
     if result.form == "pftrace":
         _write_sides(inputs, (sides[0][0], sides[1][0]), result)
     else:
-        _emit(shown, gates, result)
+        _emit(shown, gates, result, given)
     for gate in gates if result.form in ("csv", "pftrace", "html") else ():
         say(str(gate))
     return 1 if any(gate.fails(strict=given.strict) for gate in gates) else 0
@@ -187,6 +199,8 @@ class _Options:
     anyway: bool
     outliers: bool
     causes: bool | None
+    each: bool
+    depth: int | None
 
     @classmethod
     def of(cls, options: dict[str, object]) -> _Options:
@@ -275,9 +289,10 @@ def _refuse(diff: Diff, result: Result) -> int:
     return 2
 
 
-def _emit(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
-    from thence.writers.text.diff import markdown
+def _emit(diff: Diff, gates: Sequence[Gate], result: Result, given: _Options) -> None:
+    from thence.writers.text.diff import markdown, shown_rows
 
+    rows = shown_rows(diff, given.depth, each=given.each)
     if result.form == "json":
         result.json({**diff.to_json(), "gates": [gate.to_json() for gate in gates]})
     elif result.form == "csv":
@@ -285,20 +300,19 @@ def _emit(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
         for note in diff.notes:
             say(note)
     elif result.form == "markdown":
-        result.text(markdown(diff, gates, result.top))
+        result.text(markdown(diff, gates, result.top, rows))
     elif result.form == "html":
         from thence.writers.page.diff_page import diff_html
 
-        result.text(diff_html(diff, gates))
+        result.text(diff_html(diff, gates, rows))
     else:
-        _show(diff, gates, result)
+        _show(diff, rows, gates, result)
 
 
-def _show(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
+def _show(diff: Diff, rows: pl.DataFrame, gates: Sequence[Gate], result: Result) -> None:
     """Prints the explanation, the rows, gates and notes on the terminal."""
     from rich.text import Text
 
-    from thence.writers.text.diff import shown_rows
     from thence.writers.text.printable import printable
 
     output = console()
@@ -311,7 +325,10 @@ def _show(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
     for number, text in enumerate(diff.explanation):
         line(text, "" if number else "bold")
     put("\n")
-    result.table(shown_rows(diff), _TABLE, _RANKED)
+    result.table(rows, _TABLE, _RANKED)
+    hidden = diff.rows.height - diff.shown_rows.height
+    if hidden > 0 and rows.height < diff.rows.height:
+        line("* stands for the number of a layer; --each lists every layer, --depth 3 makes a tree", "dim")
     put("\n")
     for gate in gates:
         line(str(gate), "bold red" if gate.verdict == "exceeded" else "bold")

@@ -38,6 +38,7 @@ Examples:
   thence flame trace.json.gz -o flame.html                    opens in any browser, offline
   thence flame profile_dir/ --by source -o flame.html         JAX: lines, shared among fusions
   thence flame traces/ --rank 3 --split phase -o flame.html   forward, backward ... apart
+  thence flame trace.json.gz --by module --fold -o layers.html   all layers of a model as one frame
   thence flame trace.json.gz --by ops -o ops.speedscope.json
   thence flame trace.json.gz -o flame.svg                     an image for a document or notebook
   thence flame trace.json.gz -o - | inferno-flamegraph > interactive.svg
@@ -56,6 +57,11 @@ Examples:
     type=click.Choice(FLAMES),
     help="What the frames are. Default: the first of op_name (JAX), module, label, source and ops that covers two "
     "thirds of the GPU time, else the one that covers most.",
+)
+@click.option(
+    "--fold",
+    is_flag=True,
+    help="By module, label and op_name: make equal layers of a model one frame, such as layers.*.",
 )
 @choice_option(
     "--split",

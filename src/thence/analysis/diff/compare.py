@@ -19,10 +19,12 @@ from thence.analysis.diff.estimates import (
 )
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
+from thence.analysis.diff.paths import folds, tree
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.analysis.diff.steps import WHOLE_TRACE
 from thence.errors import UsageError
 from thence.model.kernel_names import short_names
+from thence.model.places import LAYERED
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_share
 
@@ -127,6 +129,8 @@ class Diff(Shown):
         between: whether the noise is that between runs, rather than within single runs.
         left_out: number of rows that are not in ``rows`` because they are too small.
         means: means of all rows in all runs, those of before first; for gates.
+        folded: rows by module and label with equal layers of a model as one row, each with an interval and verdict of
+            its own; the columns of `ROWS`. None if no layers are equal.
     """
 
     before: tuple[Sample, ...]
@@ -140,6 +144,28 @@ class Diff(Shown):
     between: bool
     left_out: int
     means: RunMeans
+    folded: pl.DataFrame | None = None
+
+    @property
+    def shown_rows(self) -> pl.DataFrame:
+        """The rows for tables: those by module and label folded, if there are equal layers."""
+        if self.folded is None:
+            return self.rows
+        others = self.rows.filter(~pl.col("by").is_in(LAYERED))
+        return _ordered(pl.concat([others, self.folded]))
+
+    def tree(self, depth: int, *, each: bool = False) -> pl.DataFrame:
+        """The rows by module and label as a tree, each with everything inside of it; see `thence.analysis.diff.paths`.
+
+        Args:
+            depth: levels of the tree.
+            each: whether every layer of a model is a node of its own.
+        """
+        rows = self.rows if each else self.shown_rows
+        kinds = [by for by in LAYERED if by in rows["by"]]
+        trees = [tree(rows.filter(pl.col("by") == by), depth) for by in kinds]
+        whole = rows.filter(pl.col("by").is_in([*_WHOLE])).with_columns(level=1, part="short_name")
+        return pl.concat([whole, *trees], how="diagonal_relaxed")
 
     def form(self) -> Form:
         """What a notebook shows of it."""
@@ -149,7 +175,7 @@ class Diff(Shown):
         return Form(
             first,
             " ".join(others),
-            self.rows,
+            self.shown_rows,
             {
                 "short_name": "name", "by": "by", "before_ns": "before", "after_ns": "after",
                 "difference_ns": "difference", "low_ns": "at least", "high_ns": "at most", "verdict": "verdict",
@@ -160,8 +186,9 @@ class Diff(Shown):
 
     def by(self, kinds: Sequence[str]) -> Diff:
         """The same comparison with only the rows of these kinds of place and those of the whole step and its parts."""
-        rows = self.rows.filter(pl.col("by").is_in([*_WHOLE, *kinds]))
-        return replace(self, rows=rows)
+        wanted = pl.col("by").is_in([*_WHOLE, *kinds])
+        folded = None if self.folded is None else self.folded.filter(wanted)
+        return replace(self, rows=self.rows.filter(wanted), folded=folded)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -236,6 +263,7 @@ class Diff(Shown):
             "explanation": list(self.explanation),
             "total": self.total.to_json(),
             "rows": self.rows.to_dicts(),
+            "folded": None if self.folded is None else self.folded.to_dicts(),
             "moved": list(self.moved),
             "notes": list(self.notes),
         }
@@ -304,7 +332,23 @@ def compare(
         found.between,
         left_out,
         means,
+        _folded([*before, *after], (ours, theirs), same_share),
     )
+
+
+def _folded(
+    samples: Sequence[Sample], sides: tuple[range, range], same_share: float
+) -> pl.DataFrame | None:
+    """The rows by module and label with equal layers as one row, as `Diff.folded`."""
+    wanted = pl.col("by").is_in([STEP, *LAYERED])
+    some = [replace(sample, rows=sample.rows.filter(wanted)) for sample in samples]
+    names = folds(pl.concat([sample.rows.select("by", "name") for sample in some]))
+    if not names:
+        return None
+    means = run_means(some, names)
+    found = estimates(means, *sides)
+    frame, _ = _rows(means, found, means.keys.index((STEP, ALL)), sides, (), same_share)
+    return frame.filter(pl.col("by").is_in(LAYERED))
 
 
 def _sources(side: Sequence[Sample]) -> set[str]:

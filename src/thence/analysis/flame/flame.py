@@ -20,6 +20,7 @@ from thence.analysis.flame.tree import COLUMNS, FRAMES, PHASE_SUMS, Groups, buil
 from thence.analysis.group_by import heading_of, split_by_weight
 from thence.analysis.idle.table import idle_time, why_no_causes
 from thence.analysis.kernel_groups import communicates
+from thence.analysis.layers import folded_frames
 from thence.analysis.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
@@ -28,7 +29,7 @@ from thence.model.forest import ancestors
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
 from thence.model.phases import Phase
-from thence.model.places import FLAMES
+from thence.model.places import FLAMES, LAYERED
 from thence.model.reasons import REASONS
 from thence.notebook import Form, Shown
 from thence.units import format_ns, several
@@ -185,6 +186,8 @@ def flame(
     split: Split = Split.NONE,
     idle: Idle = Idle.STEADY,
     explain: Callable[[Attributed], IdleTime] = idle_time,
+    *,
+    fold: bool = False,
 ) -> Flame:
     """The flame graph of a trace.
 
@@ -194,16 +197,19 @@ def flame(
         split: whether phases get outermost frames.
         idle: which idle time is shown as frames.
         explain: computes the idle time of the trace by place; called only if its causes can be computed.
+        fold: whether equal layers of a model are one frame (`thence.model.layers`).
 
     Raises:
-        UsageError: ``by`` is not in `thence.model.places.FLAMES`.
+        UsageError: ``by`` is not in `thence.model.places.FLAMES`, or has no layers to fold.
         MissingData: the trace holds no device activity.
     """
     if by not in FLAMES:
         raise UsageError(f"there is no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
+    if fold and by not in LAYERED:
+        raise UsageError(f"frames by {by} have no layers to fold; choose one of {', '.join(LAYERED)}")
     totals = summarize(trace, "kernel")
     ranks = sorted(trace.gpu["rank"].unique().to_list())
-    stacks = stacks_of(trace, by)
+    stacks = stacks_of(trace, by, folded_frames(trace.places[by], by) if fold else None)
     groups = _groups(trace, stacks, split)
     notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
     if idle is not Idle.EXCLUDE:

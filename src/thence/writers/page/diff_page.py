@@ -32,12 +32,15 @@ _MOST_ROWS = 300
 _TITLES = {"busy": "Whole step", "idle": "Whole step", "communication": "Whole step"}
 
 
-def diff_html(diff: Diff, gates: Sequence[Gate] = ()) -> str:
+def diff_html(
+    diff: Diff, gates: Sequence[Gate] = (), rows: pl.DataFrame | None = None
+) -> str:
     """The page of a comparison.
 
     Args:
         diff: the comparison.
         gates: the evaluated gates.
+        rows: as `thence.writers.text.diff.shown_rows` returns them; None for its defaults.
     """
     first, *others = diff.explanation
     refused = [f"Not comparable ({r.code}), compared anyway: {r.text}" for r in diff.refusals]
@@ -48,7 +51,7 @@ def diff_html(diff: Diff, gates: Sequence[Gate] = ()) -> str:
         _list(map(str, gates)),
         _list(others),
         f'<div class="sides">{_side("before", diff.before)}{_side("after", diff.after)}</div>',
-        *_tables(diff),
+        *_tables(shown_rows(diff) if rows is None else rows),
         "<h2>How these figures were made</h2>",
         _list(notes, "soft"),
     )
@@ -82,8 +85,7 @@ def _side(name: str, samples: Sequence[Sample]) -> str:
     return f"<div><b>{name}</b>{_list(runs)}</div>"
 
 
-def _tables(diff: Diff) -> Iterator[str]:
-    rows = shown_rows(diff).with_columns(code=diff.rows["verdict"])
+def _tables(rows: pl.DataFrame) -> Iterator[str]:
     titled = rows.with_columns(title=pl.col("by").replace(_TITLES))
     for title in titled["title"].unique(maintain_order=True):
         ours = titled.filter(pl.col("title") == title)

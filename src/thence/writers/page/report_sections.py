@@ -25,8 +25,10 @@ from thence.writers.page.report_tables import (
     SPREAD_FIELDS,
     STRAGGLER_FIELDS,
     STREAM_FIELDS,
+    folded_data,
     frame_data,
     summary_data,
+    tree_data,
 )
 from thence.writers.page.sections import Section, absent, chart, notes, scrolled, table
 from thence.writers.text.merged_sentences import merged
@@ -59,19 +61,37 @@ def _time(report: Report) -> Section:
     The section on attribution also lists the other kinds.
     """
     divisions = [by for by, s in report.summaries.items() if s.rows["attributed"].any()]
+    divisions.sort(key=lambda by: by != report.default_kind)
     titles = {by: _tab_title(report.summaries[by]) for by in divisions}
     buttons = "".join(
         f'<button type="button" role="tab" id="tab-{by}" aria-controls="panel-{by}">{escape(title)}</button>'
         for by, title in titles.items()
     )
-    panels = "".join(
-        f'<div role="tabpanel" id="panel-{by}" aria-labelledby="tab-{by}">'
-        f"{table(f'by-{by}', f'GPU time by {title}')}</div>"
-        for by, title in titles.items()
-    )
+    tables: dict[str, dict[str, Any]] = {}
+    panels = ""
+    for by, title in titles.items():
+        parts = ""
+        for number, (form, data) in enumerate(_tables_of(report.summaries[by]).items()):
+            name = f"by-{by}" if not number else f"by-{by}-{number}"
+            tables[name] = data
+            place = table(name, f"GPU time by {title}{f': {form}' if form else ''}")
+            more = f"<details><summary>{escape(form)}</summary>{place}</details>"
+            parts += more if form else place
+        panels += f'<div role="tabpanel" id="panel-{by}" aria-labelledby="tab-{by}">{parts}</div>'
     tabs = f'<div class="tabs" role="tablist" aria-label="GPU time by">{buttons}</div>'
-    tables = {f"by-{by}": summary_data(report.summaries[by]) for by in divisions}
     return Section("time", "GPU time", tabs + panels, tables=tables)
+
+
+def _tables_of(summary: Summary) -> dict[str, dict[str, Any]]:
+    """The tables of a kind of place: one, or for the parts of a model, folded layers, a tree, and every layer."""
+    folded = summary.folded
+    if folded is None:
+        return {"": summary_data(summary)}
+    tree = {"As a tree": tree_data(summary)}
+    if not folded["layers"].count():
+        return {"": summary_data(summary), **tree}
+    rows = format_count(summary.rows.height)
+    return {"": folded_data(summary, folded), **tree, f"Every layer: {rows} rows": summary_data(summary)}
 
 
 def _tab_title(summary: Summary) -> str:

@@ -31,8 +31,10 @@ __all__ = [
     "STRAGGLER_FIELDS",
     "STREAM_FIELDS",
     "Field",
+    "folded_data",
     "frame_data",
     "summary_data",
+    "tree_data",
 ]
 
 MOST_ROWS = 500
@@ -199,10 +201,55 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         rows = rows.with_columns(op_name=pl.Series(names, dtype=pl.String))
     data = frame_data(rows, fields, "; ".join(notes))
     full = summary.rows.head(MOST_ROWS)
-    if summary.by == "kernel":
+    if summary.by in ("kernel", "source"):
         data["full"] = _values(full["name"], "text")
     data["muted"] = [not attributed for attributed in full["attributed"]]
     return data
+
+
+def folded_data(summary: Summary, folded: pl.DataFrame) -> dict[str, Any]:
+    """The rows of a summary with equal layers of a model as one row, as a table of the page."""
+    fields = (
+        Field("name", summary.heading, "text"),
+        Field("layers", "layers", "count"),
+        Field("count", "count", "count"),
+        Field("total_ns", "total", "ns", bar=True),
+        Field("share", "share", "share"),
+        *((Field("backward_ns", "backward", "ns"),) if summary.rows["backward_ns"].max() else ()),
+        Field("layer_min_ns", "per layer, least", "ns"),
+        Field("layer_median_ns", "median", "ns"),
+        Field("layer_max_ns", "largest", "ns"),
+        Field("differs", "differs most", "text"),
+        Field("differs_share", "by", "share"),
+    )
+    note = "* stands for the number of a layer"
+    if summary.idle_inside_ns is not None:
+        note += f"; {IDLE_INSIDE}: {format_ns(summary.idle_inside_ns)}"
+    data = frame_data(folded, fields, note)
+    return data | {"muted": [not held for held in folded["attributed"].head(MOST_ROWS)]}
+
+
+def tree_data(summary: Summary) -> dict[str, Any]:
+    """The parts of a model as a tree, as a table of the page; names are indented by their level."""
+    nodes = summary.tree()
+    indented = pl.concat_str(
+        pl.lit("\u2003").repeat_by(pl.col("depth") - 1).list.join(""), pl.col("part")
+    )
+    fields = (
+        Field("part", summary.heading, "text"),
+        Field("layers", "layers", "count"),
+        Field("count", "count", "count"),
+        Field("total_ns", "total, with everything inside", "ns", bar=True),
+        Field("share", "share", "share"),
+        Field("self_ns", "itself", "ns"),
+        *((Field("backward_ns", "backward", "ns"),) if summary.rows["backward_ns"].max() else ()),
+    )
+    data = frame_data(nodes.with_columns(part=indented), fields)
+    shown = nodes.head(MOST_ROWS)
+    return data | {
+        "full": _values(shown["name"], "text"),
+        "muted": [not held for held in shown["attributed"]],
+    }
 
 
 def _values(column: pl.Series, kind: str) -> list[Any]:

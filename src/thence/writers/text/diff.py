@@ -33,20 +33,33 @@ _SPECIAL = str.maketrans(
 )
 
 
-def shown_rows(diff: Diff) -> pl.DataFrame:
-    """The rows of a comparison, with the columns ``row``, `CELLS` and ``verdict`` as readable text."""
+def shown_rows(diff: Diff, depth: int | None = None, *, each: bool = False) -> pl.DataFrame:
+    """The rows of a comparison, with the columns ``row``, `CELLS` and ``verdict`` as readable text.
+
+    Column ``code`` is the verdict without the number of further runs.
+
+    Args:
+        diff: the comparison.
+        depth: makes the rows by module and label a tree of this many levels; None: rows of every kind.
+        each: whether every layer of a model has a row of its own.
+    """
+    rows = diff.rows if each else diff.shown_rows
+    if depth is not None:
+        rows = diff.tree(depth, each=each)
     cells = [
         (_name(row), _change(row), _interval(row), _calls(row), _verdict(row))
-        for row in diff.rows.iter_rows(named=True)
+        for row in rows.iter_rows(named=True)
     ]
     schema = dict.fromkeys(("row", *CELLS, "shown"), pl.String)
     texts = pl.DataFrame(cells, schema=schema, orient="row")
-    frame = diff.rows.hstack(texts)
+    frame = rows.with_columns(code="verdict").hstack(texts)
     return frame.with_columns(verdict="shown").drop("shown")
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    return "" if row["name"] == "all" else str(row["short_name"])
+    if row["name"] == "all":
+        return ""
+    return "  " * (row["level"] - 1) + row["part"] if "part" in row else str(row["short_name"])
 
 
 def _change(row: Mapping[str, Any]) -> str:
@@ -78,7 +91,12 @@ def _verdict(row: Mapping[str, Any]) -> str:
     return row["verdict"] if more is None else f"{row['verdict']}, {more:,}+ more runs"
 
 
-def markdown(diff: Diff, gates: Sequence[Gate] = (), top: int | None = None) -> str:
+def markdown(
+    diff: Diff,
+    gates: Sequence[Gate] = (),
+    top: int | None = None,
+    rows: pl.DataFrame | None = None,
+) -> str:
     """A comparison as Markdown for a comment on a pull request.
 
     Names are escaped, so that nothing in them is a link or HTML.
@@ -87,6 +105,7 @@ def markdown(diff: Diff, gates: Sequence[Gate] = (), top: int | None = None) -> 
         diff: the comparison.
         gates: the evaluated gates.
         top: most rows to show; None for all.
+        rows: as `shown_rows` returns them; None for its defaults.
     """
     first, *others = diff.explanation
     lines = [f"### {_escaped(first)}", ""]
@@ -100,7 +119,7 @@ def markdown(diff: Diff, gates: Sequence[Gate] = (), top: int | None = None) -> 
         for gate in gates
     ]
     lines += [f"- {_escaped(text)}" for text in others]
-    lines += ["", *_table(diff, top), ""]
+    lines += ["", *_table(shown_rows(diff) if rows is None else rows, top), ""]
     lines += [
         "<details><summary>How these figures were made</summary>",
         "",
@@ -117,10 +136,9 @@ def _all_notes(diff: Diff) -> Iterable[str]:
     yield from diff.notes
 
 
-def _table(diff: Diff, top: int | None) -> list[str]:
-    rows = shown_rows(diff)
+def _table(rows: pl.DataFrame, top: int | None) -> list[str]:
     # A comment on a pull request lists what changed and counts the rest.
-    quiet = rows.filter(pl.col("by").is_in([*_WHOLE]) | (diff.rows["verdict"] != "same"))
+    quiet = rows.filter(pl.col("by").is_in([*_WHOLE]) | (rows["code"] != "same"))
     shown = quiet if top is None else quiet.head(top)
     lines = [
         "| | by | name | before | after | change | 95 % interval | verdict |",

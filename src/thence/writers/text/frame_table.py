@@ -25,11 +25,15 @@ _TEXT_WIDTH = 40
 """Width in characters up to which a text column grows; longer texts continue on the next line."""
 
 _LEAST_TEXT = 20
-"""Width in characters to which text columns are narrowed first; shorter texts, such as verdicts, keep theirs."""
+"""Width in characters to which long texts, such as names, are narrowed first."""
+
+_SHORT_TEXT = 24
+"""Width of the longest value up to which a text is short, such as a verdict or a change: it keeps its width as long
+as that costs no column of numbers."""
 
 _MIN_TEXT = 12
-"""Width to which they are narrowed before a column is left out: texts go on in further lines, and names are shortened,
-before any figure is lost."""
+"""Width to which texts are narrowed before a column of numbers is left out: they go on in further lines, and names
+are shortened, before any figure is lost."""
 
 _MOST_LINES = 3
 """Most lines of a text that is wider than its column; longer texts are shortened."""
@@ -77,7 +81,8 @@ def _widths(
     """The columns that are shown, with the width of each.
 
     Columns of numbers keep their full width or are left out. If the columns are too wide, the widest text
-    columns are made narrower; if that is not enough, the last columns are left out.
+    columns are made narrower; if that is not enough, the last columns are left out, those of numbers only when all
+    texts are as narrow as `_MIN_TEXT`.
 
     Args:
         needed: width of the longest value of each column, the most important column first.
@@ -93,10 +98,16 @@ def _widths(
     }
     while True:
         texts = [column for column in wanted if column not in numeric]
-        widths = _narrowed(wanted, texts, _LEAST_TEXT, width)
-        widths = _narrowed(widths, texts, _MIN_TEXT, width)
+        long = [column for column in texts if needed[column] > _SHORT_TEXT]
+        steps = [(long, _LEAST_TEXT)]
+        last = next(reversed(wanted))
+        if last in numeric or len(texts) == len(wanted):
+            steps += [(long, _MIN_TEXT), (texts, _MIN_TEXT)]
+        widths = wanted
+        for columns, least in steps:
+            widths = _narrowed(widths, columns, least, width)
         if len(widths) == 1 or _total(widths) <= width:
-            return widths
+            return dict(widths)
         wanted.popitem()
 
 
