@@ -98,7 +98,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "unattributed_ns.*[].total_ns": "ns without a place for this reason",
         "details": "sentences about single CUDA graphs that could not be matched",
         "apart": "what an XLA trace keeps in rows of its own: warm-up, incomplete executions, XLA's autotuner",
-        "folded": "by module, label and op_name, the rows with equal layers of a model as one row, the most time first; "
+        "folded": "by module, label and op_name, the rows with equal layers of a model as one row, most time first; "
         "its sums are those of rows; null for other rows",
         "folded[].name": "the place, with * for the number of a layer; or, in words, why there is none",
         "folded[].attributed": "whether it is a place",
@@ -434,6 +434,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "rows[].more_runs": "further runs a side that would tell",
         "rows[].p": "probability of such a difference without a change",
         "rows[].matched": "rule that matched names that differ; null where they are equal",
+        "folded": "rows by module and label with equal layers of a model as one row, like rows; null if there are none",
         "moved": "kernels that stand in for others at a place",
         "moved[].by": "kind of the place",
         "moved[].place": "the place",

@@ -29,7 +29,12 @@ STORE = "job.store"
 """Stands for a path in a folder that is removed afterwards."""
 _XLA = "jax/jax_single_nocb.xplane.pb.gz"
 SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "report": ((_FSDP,), (_XLA, "--by", "hlo"), (_XLA, "--by", "source", "--steps", "0:1"), (_XLA, "--depth", "2")),
+    "report": (
+        (_FSDP,),
+        (_XLA, "--by", "hlo"),
+        (_XLA, "--by", "source", "--steps", "0:1"),
+        (_XLA, "--depth", "2"),
+    ),
     "programs": ((_XLA,),),
     "collectives": (("recording/two_ranks",),),
     "ranks": ((_FSDP,), ("torch/waits/schedule_rank*.json.gz",)),

@@ -314,7 +314,9 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         usual = self.tree_kind if fold else default_kind(self.attributed, FLAME_KINDS, "ops")
         parts, shown = _choice(Split, split), _choice(Idle, idle)
         # Cached, because the page of a report needs the same idle time.
-        graph = flame(self.attributed, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold)
+        graph = flame(
+            self.attributed, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold
+        )
         found = consistent_flame(graph)
         return replace(found, notes=(*self.soundness.lines, *found.notes))
 

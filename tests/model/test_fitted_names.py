@@ -53,3 +53,34 @@ def test_different_names_stay_different_and_fit(names: list[str], width: int) ->
 def test_names_without_any_difference_that_fits_are_numbered(width: int) -> None:
     names = ["a" * 500 + "b" * n for n in range(500, 504)]
     assert len(set(fitted(names, width))) == 4
+
+
+PLACES = [
+    "/home/user/project/workloads/train.py:20 Model.forward",
+    "/home/user/project/workloads/train.py:132 Trainer.<locals>.step",
+    "/usr/lib/python3.12/site-packages/torch/nn/functional.py:12 linear",
+]
+
+
+@pytest.mark.parametrize("width", range(20, 70))
+def test_file_and_line_of_a_source_line_stay(width: int) -> None:
+    for place, text in zip(PLACES, fitted(PLACES, width), strict=True):
+        assert place.split("/")[-1].split()[0] in text
+        assert len(text) <= width
+
+
+def test_folders_go_before_the_function() -> None:
+    assert fitted(PLACES, 40) == [
+        "…/workloads/train.py:20 Model.forward",
+        "…/train.py:132 Trainer.<locals>.step",
+        "…/torch/nn/functional.py:12 linear",
+    ]
+
+
+@pytest.mark.parametrize("width", range(18, 40))
+def test_over_several_lines_file_and_line_stand_on_one(width: int) -> None:
+    for place, text in zip(PLACES, fitted(PLACES, width, 3), strict=True):
+        file, _, function = text.partition(" ")
+        assert len(file) <= width
+        assert file.endswith(place.split()[0].rpartition("/")[2])
+        assert function == place.split(" ")[1]

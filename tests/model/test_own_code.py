@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thence.model.own_code import OwnCode, packages_shown
+from thence.model.own_code import OwnCode, packages_shown, short_places
 
 USERS = (
     "train.py",
@@ -67,3 +67,30 @@ def test_a_package_that_the_trace_shows_to_be_installed() -> None:
 )
 def test_patterns_override_the_rule(patterns: tuple[str, ...], file: str, expected: bool) -> None:
     assert OwnCode.of(patterns)(file) is expected
+
+
+def test_places_are_relative_to_the_folder_of_the_programs_files() -> None:
+    project, packages = "/home/user/project", "/usr/lib/python3.12/site-packages"
+    places = {
+        f"{project}/train.py:3 main": "train.py:3 main",
+        f"{project}/model/net.py:7 Net.forward": "model/net.py:7 Net.forward",
+        f"{packages}/torch/nn/functional.py:12 linear": "torch/nn/functional.py:12 linear",
+        "relative/data.py:1 load": "relative/data.py:1 load",
+        "<stdin>:4 <module>": "<stdin>:4 <module>",
+    }
+    assert short_places(places) == places
+    assert short_places([f"{project}/train.py:3 main"]) == {
+        f"{project}/train.py:3 main": "train.py:3 main"
+    }
+
+
+def test_places_that_would_become_equal_keep_their_paths() -> None:
+    places = ["/home/a/train.py:3", "/opt/site-packages/train.py:3", "train.py:3"]
+    short = short_places(places)
+    assert len({*short.values()}) == 3
+    assert short["train.py:3"] == "train.py:3"
+
+
+def test_files_in_unrelated_folders_keep_their_paths() -> None:
+    places = ["/home/a/train.py:3", "/opt/b/net.py:3"]
+    assert short_places(places) == {place: place for place in places}

@@ -97,7 +97,11 @@ def consistent_summary(summary: Summary) -> Summary:
     if summary.folded is not None:
         sums = ("count", "total_ns", "backward_ns")
         folded, rows = (frame.select(sums).sum() for frame in (summary.folded, summary.rows))
-        must(inputs, folded.equals(rows), f"the folded rows by {summary.by} do not add up to the rows")
+        must(
+            inputs,
+            folded.equals(rows),
+            f"the folded rows by {summary.by} do not add up to the rows",
+        )
     for kind, attributed in summary.attributed_ns.items():
         rest = sum(reason.total_ns for reason in summary.unattributed[kind])
         whole = attributed >= 0 and attributed + rest == summary.sum_ns

@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = ["TREE", "folded_frames", "folded_rows", "prefixes", "tree_rows"]
 
-_SPREAD = ("layer_min_ns", "layer_median_ns", "layer_max_ns", "differs", "differs_ns", "differs_share")
+_SPREAD = (
+    "layer_min_ns",
+    "layer_median_ns",
+    "layer_max_ns",
+    "differs",
+    "differs_ns",
+    "differs_share",
+)
 _SEPARATOR = re.compile(r"[/.](?=[^/.])")
-_INDEX = re.compile(r"[/.]?\[?[\d*]+\]?")
+_INDEX = re.compile(r"[/.]?\[?[\d*]+\]?(?=$|[/.])")
 """A part of a path that is only the index of a layer."""
 
 
@@ -113,8 +120,9 @@ def tree_rows(
     Returns:
         one row per node, each before those inside of it, siblings the most time first: ``name`` (the whole path),
         ``part`` (what it adds to the path around it), ``depth`` (1 for the outermost), ``attributed``, ``layers``
-        (1 for a part of a single layer whose name has an index; null for a node that is no layer), ``count``, ``total_ns`` (with everything
-        inside), ``self_ns`` (outside of the parts inside), ``backward_ns`` (part of total_ns) and ``share``.
+        (1 for a part of a single layer whose name has an index; null for a node that is no layer), ``count``,
+        ``total_ns`` (with everything inside), ``self_ns`` (outside of the parts inside), ``backward_ns`` (part of
+        total_ns) and ``share``.
     """
     paths = [
         list(prefixes(name, by)) if attributed else [name]
@@ -174,7 +182,18 @@ def tree_rows(
     )
 
 
-TREE = ("name", "part", "depth", "attributed", "layers", "count", "total_ns", "self_ns", "backward_ns", "share")
+TREE = (
+    "name",
+    "part",
+    "depth",
+    "attributed",
+    "layers",
+    "count",
+    "total_ns",
+    "self_ns",
+    "backward_ns",
+    "share",
+)
 """Columns of a tree."""
 
 
@@ -229,10 +248,10 @@ def _preorder(nodes: pl.DataFrame, depth: int | None) -> Iterator[tuple[int, int
 
 
 def _part(path: str, outer: str) -> str:
-    """What a path adds to the path around it; an index by itself keeps the name of what it counts."""
+    """What a path adds to the path around it; an index keeps the name of what it counts."""
     if not outer or not path.startswith(outer):
         return path
     rest = path[len(outer) :]
-    if _INDEX.fullmatch(rest):
+    if _INDEX.match(rest):
         return re.split(r"[/.]", outer)[-1] + rest
     return rest.lstrip("/.")

@@ -52,7 +52,7 @@ Codes = npt.NDArray[np.int64]
 
 _KIND = {kind.name: kind for kind in LAUNCH}
 _OF_XLA = r"^(?:TSL:)?(?:Xla|Thunk:#|GpuMetrics$)"
-"""Names of XLA's own NVTX ranges: program and HLO instruction say what they say, and they name nothing of the user's."""
+"""Names of XLA's own NVTX ranges, which name nothing of the user's: program and HLO instruction say the same."""
 _DOTTED = "module"
 """The kind whose names may be whole dotted paths, which replace the names around them (`PathTree`)."""
 

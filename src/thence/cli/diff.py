@@ -15,9 +15,9 @@ from thence.errors import MissingData, UsageError
 from thence.model.places import COMPARED
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from collections.abc import Iterator, Sequence
+
+    import polars as pl
 
     from thence.analysis.diff.compare import Diff
     from thence.analysis.diff.gate import Bound, Gate
@@ -328,7 +328,10 @@ def _show(diff: Diff, rows: pl.DataFrame, gates: Sequence[Gate], result: Result)
     result.table(rows, _TABLE, _RANKED)
     hidden = diff.rows.height - diff.shown_rows.height
     if hidden > 0 and rows.height < diff.rows.height:
-        line("* stands for the number of a layer; --each lists every layer, --depth 3 makes a tree", "dim")
+        line(
+            "* stands for the number of a layer; --each lists every layer, --depth 3 makes a tree",
+            "dim",
+        )
     put("\n")
     for gate in gates:
         line(str(gate), "bold red" if gate.verdict == "exceeded" else "bold")

@@ -91,7 +91,7 @@ def _short_place(name: str, width: int, line: int) -> str | None:
     folder, file, function = match["folder"] or "", match["file"], match["name"] or ""
     folders = folder.split("/")[:-1]
     for first in range(len(folders) + 1):
-        outer = "…/" if 0 < first else ""
+        outer = "…/" if first else ""
         text = outer + "".join(f"{part}/" for part in folders[first:]) + file
         if len(text) <= line and len(text + function) <= width:
             return text + function

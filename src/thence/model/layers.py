@@ -62,7 +62,7 @@ def folded_names(names: pl.Series) -> pl.DataFrame:
         layer=pl.lit(None, pl.String),
         inside=pl.lit(value=False),
     )
-    for number in range(int(pieces["number"].max() or 0) + 1):  # type: ignore[call-overload]
+    for number in sorted(pieces["number"].unique().to_list()):
         state = _with_piece(state, pieces.filter(pl.col("number") == number).drop("number"))
     whole = pl.col("raw") == pl.col("name")  # not of a name that contains the separator
     return frame.join(state, on="id", how="left", maintain_order="left").select(

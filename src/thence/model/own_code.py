@@ -159,7 +159,9 @@ def short_places(places: Iterable[str]) -> dict[str, str]:
 
 def _common(paths: Sequence[Sequence[str]]) -> list[str]:
     """The parts with which all paths begin."""
-    return [same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*paths, strict=False))]
+    return [
+        same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*paths, strict=False))
+    ]
 
 
 def _relative(place: str, folder: str) -> str:

@@ -45,7 +45,16 @@ FlameBy = Literal["op_name", "label", "module", "ops", "source", "stack"]
 
 Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
 Verb = Literal[
-    "stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff", "layers"
+    "stated",
+    "stated-xla",
+    "page",
+    "page-xla",
+    "flame",
+    "lanes",
+    "graph-labels",
+    "only",
+    "diff",
+    "layers",
 ]
 
 

@@ -99,5 +99,7 @@ def tree(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
         if level < depth:
             below = sorted(inside.get(path, []), key=lambda name: (size[by_path[name]], name))
             waiting += [(name, path, level + 1) for name in below]
-    kept = pl.DataFrame(order, {"number": pl.UInt32, "level": pl.Int64, "part": pl.String}, orient="row")
+    kept = pl.DataFrame(
+        order, {"number": pl.UInt32, "level": pl.Int64, "part": pl.String}, orient="row"
+    )
     return kept.join(numbered, on="number", how="left", maintain_order="left").drop("number")

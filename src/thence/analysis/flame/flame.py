@@ -206,7 +206,9 @@ def flame(
     if by not in FLAMES:
         raise UsageError(f"there is no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
     if fold and by not in LAYERED:
-        raise UsageError(f"frames by {by} have no layers to fold; choose one of {', '.join(LAYERED)}")
+        raise UsageError(
+            f"frames by {by} have no layers to fold; choose one of {', '.join(LAYERED)}"
+        )
     totals = summarize(trace, "kernel")
     ranks = sorted(trace.gpu["rank"].unique().to_list())
     stacks = stacks_of(trace, by, folded_frames(trace.places[by], by) if fold else None)

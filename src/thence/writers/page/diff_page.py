@@ -32,9 +32,7 @@ _MOST_ROWS = 300
 _TITLES = {"busy": "Whole step", "idle": "Whole step", "communication": "Whole step"}
 
 
-def diff_html(
-    diff: Diff, gates: Sequence[Gate] = (), rows: pl.DataFrame | None = None
-) -> str:
+def diff_html(diff: Diff, gates: Sequence[Gate] = (), rows: pl.DataFrame | None = None) -> str:
     """The page of a comparison.
 
     Args:

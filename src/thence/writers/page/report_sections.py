@@ -91,7 +91,11 @@ def _tables_of(summary: Summary) -> dict[str, dict[str, Any]]:
     if not folded["layers"].count():
         return {"": summary_data(summary), **tree}
     rows = format_count(summary.rows.height)
-    return {"": folded_data(summary, folded), **tree, f"Every layer: {rows} rows": summary_data(summary)}
+    return {
+        "": folded_data(summary, folded),
+        **tree,
+        f"Every layer: {rows} rows": summary_data(summary),
+    }
 
 
 def _tab_title(summary: Summary) -> str:

@@ -30,7 +30,8 @@ def first_screen(
         glance: the overview to show.
         top: most rows of the table.
         width: width of the terminal in characters.
-        depth, each: as `row_table` takes them.
+        depth: levels of a tree, as `row_table` takes them.
+        each: whether every layer of a model has a row of its own.
     """
     summary = glance.summary
     return Group(

@@ -96,7 +96,11 @@ def heading(summary: Summary) -> RenderableType:
         ),
         Text(f"{where}, {several(summary.streams, 'stream')}"),
         Text(activity_counts(summary)),
-        *([Text(f"summed over {several(summary.devices, 'GPU')}:", "dim")] if summary.devices > 1 else []),
+        *(
+            [Text(f"summed over {several(summary.devices, 'GPU')}:", "dim")]
+            if summary.devices > 1
+            else []
+        ),
         numbers,
     )
 
