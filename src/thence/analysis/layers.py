@@ -124,6 +124,32 @@ def tree_rows(
         ``total_ns`` (with everything inside), ``self_ns`` (outside of the parts inside), ``backward_ns`` (part of
         total_ns) and ``share``.
     """
+    nodes = _nodes(_levels(rows, by, each=each))
+    ordered = pl.DataFrame(
+        list(_preorder(nodes, depth)),
+        {"number": pl.UInt32, "depth": pl.Int64, "part": pl.String},
+        orient="row",
+    )
+    return (
+        nodes.select(pl.all().gather(ordered["number"]))
+        .hstack(ordered.drop("number"))
+        .with_columns(
+            name=pl.when(pl.col("paths") > 1).then("folded").otherwise("path"),
+            layers=pl.when(pl.col("layers") > 0).then("layers"),
+            share=pl.col("total_ns") / max(sum_ns, 1),
+        )
+        .select(*TREE)
+    )
+
+
+def _levels(rows: pl.DataFrame, by: str, *, each: bool) -> pl.DataFrame:
+    """The rows once for every part of their path.
+
+    Returns:
+        the columns of the rows; ``path`` (of the part), ``folded`` (that path with its layers folded, unless ``each``),
+        ``inside_of`` (the folded path around it, null for the outermost), ``layer`` (the number of the layer) and
+        ``own`` (ns of the row if the part is its innermost, else 0).
+    """
     paths = [
         list(prefixes(name, by)) if attributed else [name]
         for name, attributed in rows.select("name", "attributed").iter_rows()
@@ -139,46 +165,25 @@ def tree_rows(
         folds = folds.with_columns(folded="name", layer=pl.lit(None, pl.String))
     known = folds.select("folded", "layer", path="name")
     around = folds.select(around="name", inside_of="folded")
-    levels = levels.join(known, on="path", how="left", maintain_order="left").join(
-        around, on="around", how="left", maintain_order="left"
-    )
-    levels = levels.with_columns(
+    joined = levels.join(known, on="path", how="left", maintain_order="left")
+    return joined.join(around, on="around", how="left", maintain_order="left").with_columns(
         folded=pl.when("attributed").then("folded").otherwise("path"),
         own=pl.when(pl.col("name") == pl.col("path")).then("total_ns").otherwise(0),
     )
-    nodes = (
+
+
+def _nodes(levels: pl.DataFrame) -> pl.DataFrame:
+    """The sums of every part, the most time first."""
+    return (
         levels.group_by("folded", "attributed", maintain_order=True)
         .agg(
-            pl.col("inside_of").first(),
-            pl.col("path").first(),
+            pl.col("inside_of", "path").first(),
             pl.col("path").n_unique().alias("paths"),
             pl.col("count", "total_ns", "backward_ns").sum(),
             self_ns=pl.col("own").sum(),
             layers=pl.col("layer").drop_nulls().n_unique().cast(pl.Int64),
         )
         .sort("total_ns", "folded", descending=[True, False])
-    )
-    ordered = pl.DataFrame(
-        list(_preorder(nodes, depth)),
-        {"number": pl.UInt32, "depth": pl.Int64, "part": pl.String},
-        orient="row",
-    )
-    return (
-        nodes.select(pl.all().gather(ordered["number"]))
-        .hstack(ordered.drop("number"))
-        .select(
-            "part",
-            "depth",
-            "attributed",
-            "count",
-            "total_ns",
-            "self_ns",
-            "backward_ns",
-            name=pl.when(pl.col("paths") > 1).then("folded").otherwise("path"),
-            layers=pl.when(pl.col("layers") > 0).then("layers"),
-            share=pl.col("total_ns") / max(sum_ns, 1),
-        )
-        .select(*TREE)
     )
 
 

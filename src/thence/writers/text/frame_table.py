@@ -58,7 +58,13 @@ def frame_table(
     cells = {column: cells_of(frame, column) for column in headings}
     needed = {column: max(map(len, [headings[column], *cells[column]])) for column in by_rank}
     numeric = {column for column in headings if frame.schema[column].is_numeric()}
-    widths = _widths(needed, numeric, {c: len(h) for c, h in headings.items()}, width)
+    words = {
+        column: max(
+            len(word) for text in ("", headings[column], *texts) for word in text.split(" ")
+        )
+        for column, texts in cells.items()
+    }
+    widths = _widths(needed, numeric, words, width)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     shown = [column for column in headings if column in widths]
     for column in shown:
@@ -76,7 +82,7 @@ def frame_table(
 
 
 def _widths(
-    needed: Mapping[str, int], numeric: set[str], headings: Mapping[str, int], width: int
+    needed: Mapping[str, int], numeric: set[str], words: Mapping[str, int], width: int
 ) -> dict[str, int]:
     """The columns that are shown, with the width of each.
 
@@ -87,40 +93,39 @@ def _widths(
     Args:
         needed: width of the longest value of each column, the most important column first.
         numeric: columns of numbers.
-        headings: width of each heading.
+        words: width of the longest word of each column, its heading included.
         width: width of the terminal.
     """
     if sum(columns + _GAP for columns in needed.values()) <= width:
         return dict(needed)
     wanted = {
-        column: columns if column in numeric else min(columns, max(_TEXT_WIDTH, headings[column]))
+        column: columns if column in numeric else min(columns, _TEXT_WIDTH)
         for column, columns in needed.items()
     }
     while True:
-        texts = [column for column in wanted if column not in numeric]
-        long = [column for column in texts if needed[column] > _SHORT_TEXT]
-        steps = [(long, _LEAST_TEXT)]
+        long = {c: _LEAST_TEXT for c in wanted if c not in numeric and needed[c] > _SHORT_TEXT}
+        short = {c: max(_MIN_TEXT, words[c]) for c in wanted if c not in numeric and c not in long}
+        steps = [long]
         last = next(reversed(wanted))
-        if last in numeric or len(texts) == len(wanted):
-            steps += [(long, _MIN_TEXT), (texts, _MIN_TEXT)]
+        if last in numeric or len(long) + len(short) == len(wanted):
+            narrow = dict.fromkeys(long, _MIN_TEXT)
+            steps += [narrow, narrow | short]
         widths = wanted
-        for columns, least in steps:
-            widths = _narrowed(widths, columns, least, width)
+        for least in steps:
+            widths = _narrowed(widths, least, width)
         if len(widths) == 1 or _total(widths) <= width:
             return dict(widths)
         wanted.popitem()
 
 
-def _narrowed(
-    wanted: Mapping[str, int], texts: Sequence[str], least: int, width: int
-) -> dict[str, int]:
-    """Makes the widest text columns narrower, down to ``least``, until all columns fit."""
+def _narrowed(wanted: Mapping[str, int], least: Mapping[str, int], width: int) -> dict[str, int]:
+    """Makes the widest of some columns narrower until all columns fit, none below its least width."""
     widths = dict(wanted)
-    while texts and _total(widths) > width:
-        widest = max(texts, key=widths.__getitem__)
-        if widths[widest] <= least:
+    while _total(widths) > width:
+        wide = [column for column in least if widths[column] > least[column]]
+        if not wide:
             break
-        widths[widest] -= 1
+        widths[max(wide, key=widths.__getitem__)] -= 1
     return widths
 
 
