@@ -132,7 +132,7 @@ def test_the_command_line_says_it_and_why_not(
     assert {row["layer"] for row in said["step_kind_parts"]} == {"A_0", "A_1", "B_0"}
     shown = output(capsys, "report", path, "--by", "step-kind")[0]
     assert re.search(r"decode bs=4 +2 +12.0+ us +6.0+ us", shown)
-    assert re.search(r"decode bs=4 +B_0 +k0 +2 +6.0+ us +3.0+ us", shown)
+    assert re.search(r"decode bs=4 +B_0 +- +k0 +2 +6.0+ us +3.0+ us", shown)
     other = written(tmp_path / "other.json", [launch(1, 10), kernel(1, 20)])
     with pytest.raises(thence.MissingData, match="no range of an inference server"):
         thence.open(other).step_kinds()

@@ -74,7 +74,8 @@ def frame_table(
         else:
             table.add_column(escape(headings[column]), width=columns, overflow="fold")
             if columns < needed[column]:
-                cells[column] = fitted(cells[column], columns, _MOST_LINES)
+                whole = needed[column] > _SHORT_TEXT or columns >= words[column]
+                cells[column] = fitted(cells[column], columns, _MOST_LINES if whole else 1)
     for row in zip(*(cells[column] for column in shown), strict=True):
         table.add_row(*map(Text, row))
     hidden = [heading for column, heading in headings.items() if column not in widths]
@@ -109,7 +110,7 @@ def _widths(
         last = next(reversed(wanted))
         if last in numeric or len(long) + len(short) == len(wanted):
             narrow = dict.fromkeys(long, _MIN_TEXT)
-            steps += [narrow, narrow | short]
+            steps += [narrow, narrow | short, dict.fromkeys((*long, *short), _MIN_TEXT)]
         widths = wanted
         for least in steps:
             widths = _narrowed(widths, least, width)
