@@ -115,10 +115,6 @@ def _pieces(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-_PLACE = ("folded", "key")
-"""Where an index stands: the folded path before it, and the text between that and the index."""
-
-
 def _with_piece(state: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
     """Appends the next piece to the paths so far, folded if its index counts layers.
 
@@ -127,60 +123,77 @@ def _with_piece(state: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
             is inside of a folded layer.
         pieces: of some of the names, as `_pieces` returns them, of one number.
     """
-    rows = state.join(pieces, on="id", how="left", maintain_order="left")
-    indices = rows.drop_nulls("digits").with_columns(value=pl.col("digits").cast(pl.Int64))
-    decided = _decided(indices.select(*_PLACE, "raw", "digits", "value", "inside").unique())
-    keys = [*_PLACE, "raw", "digits"]
-    rows = rows.join(decided, on=keys, how="left", maintain_order="left")
+    rows = state.join(pieces, on="id", how="left", maintain_order="left").with_columns(
+        value=pl.col("digits").cast(pl.Int64), named=pl.col("key").str.ends_with("_")
+    )
+    # Numbers instead of texts, because they are grouped several times.
+    rows = rows.with_columns(
+        pl.col("folded", "key", "raw").cast(pl.Categorical).to_physical().name.suffix("_id")
+    )
+    places = _places(rows.drop_nulls("value"))
+    rows = rows.join(places, on=_PLACE, how="left", maintain_order="left")
+    positions = _positions(rows.filter("instance"))
+    rows = rows.join(positions, on=[*_PLACE, "raw_id", "value"], how="left", maintain_order="left")
     before, digits, after = (pl.col(name).fill_null("") for name in ("before", "digits", "after"))
     layer = pl.concat_str("layer", "digits", separator=".", ignore_nulls=True)
     return rows.select(
         "id",
         raw=pl.concat_str("raw", before, digits, after),
-        folded=pl.concat_str("folded", before, pl.coalesce("shown", digits), after),
+        folded=pl.concat_str(
+            "folded",
+            before,
+            pl.when(pl.col("position").is_not_null())
+            .then(pl.format("*[{}]", "position"))
+            .when(pl.col("instance") | pl.col("counts"))
+            .then(pl.lit("*"))
+            .otherwise(digits),
+            after,
+        ),
         layer=pl.when("counts").then(layer).otherwise("layer"),
         inside=pl.col("inside") | pl.col("counts").fill_null(value=False),
     )
 
 
-def _decided(indices: pl.DataFrame) -> pl.DataFrame:
-    """What stands in place of each index.
+_PLACE = ("folded_id", "key_id")
+"""Where an index stands: the folded path before it, and the text between that and the index."""
+
+
+def _places(indices: pl.DataFrame) -> pl.DataFrame:
+    """For each place of an index whether it counts layers (``counts``), or instances inside of them (``instance``).
 
     Args:
-        indices: distinct indices: their place, the path before them as it is, digits, value, and whether they are
-            inside of a folded layer.
-
-    Returns:
-        the keys, ``shown`` (null for an index that is not folded) and ``counts`` (whether it is part of the number
-        of the layer).
+        indices: the place, ``raw_id`` (the path before it as it is), value, inside and named (whether the text before
+            it ends with an underscore) of each index.
     """
-    values = pl.col("value").n_unique().over(_PLACE)
-    low, high = pl.col("value").min().over(_PLACE), pl.col("value").max().over(_PLACE)
-    layers = pl.col("raw").n_unique().over(_PLACE)
-    pairs = pl.struct("raw", "value").n_unique().over(_PLACE)
-    instance = (
-        pl.col("inside") & pl.col("key").str.ends_with("_") & (layers > 1) & (pairs == values)
-    )
-    needed = pl.when("inside").then(MIN_INNER).otherwise(MIN_LAYERS)
-    dense = values >= _MIN_DENSITY * (high - low + 1)
-    of_layer = pl.col("value").n_unique().over(*_PLACE, "raw")
-    position = pl.col("value").rank("dense").over(*_PLACE, "raw") - 1
+    values = pl.col("value").n_unique()
+    # Instances: no number is in two layers.
+    apart = pl.struct("raw_id", "value").n_unique() == values
+    instance = pl.col("inside").first() & pl.col("named").first()
+    needed = pl.when(pl.col("inside").first()).then(MIN_INNER).otherwise(MIN_LAYERS)
+    span = pl.col("value").max() - pl.col("value").min() + 1
     return (
-        indices.with_columns(instance=instance, counts=(values >= needed) & dense, size=of_layer)
-        .with_columns(
-            counts=pl.col("counts") & ~pl.col("instance"),
-            position=pl.when(
-                (pl.col("size") > 1) & (pl.col("size").n_unique().over(_PLACE) == 1)
-            ).then(position),
+        indices.group_by(_PLACE)
+        .agg(
+            instance=instance & (pl.col("raw_id").n_unique() > 1) & apart,
+            counts=(values >= needed) & (values >= _MIN_DENSITY * span),
         )
-        .select(
-            *_PLACE,
-            "raw",
-            "digits",
-            "counts",
-            shown=pl.when(pl.col("instance") & pl.col("position").is_not_null())
-            .then(pl.format("*[{}]", "position"))
-            .when(pl.col("instance") | pl.col("counts"))
-            .then(pl.lit("*")),
-        )
+        .with_columns(counts=pl.col("counts") & ~pl.col("instance"))
+    )
+
+
+def _positions(instances: pl.DataFrame) -> pl.DataFrame:
+    """The position of each instance in its layer; null unless every layer has the same number, more than one.
+
+    Args:
+        instances: the place, ``raw_id`` (the layer) and value of each.
+    """
+    held = instances.select(*_PLACE, "raw_id", "value").unique()
+    size = pl.len().over(*_PLACE, "raw_id")
+    return held.with_columns(size=size).select(
+        *_PLACE,
+        "raw_id",
+        "value",
+        position=pl.when((pl.col("size") > 1) & (pl.col("size").n_unique().over(_PLACE) == 1)).then(
+            pl.col("value").rank("dense").over(*_PLACE, "raw_id") - 1
+        ),
     )
