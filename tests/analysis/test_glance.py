@@ -83,7 +83,7 @@ def test_a_part_without_work_in_between_says_nothing_of_idle_time(eager: thence.
     [
         (recording("torch_eager_rank0"), "idle", "label"),
         (recording("torch-2.12_graph_replay_rank0"), "label", "kernel"),
-        (DATA / "jax" / "jax_single_nocb.xplane.pb.gz", "flame", "op_name"),
+        (DATA / "jax" / "jax_single_nocb.xplane.pb.gz", "flame", "source"),
     ],
     ids=["idle", "graphs", "jax"],
 )

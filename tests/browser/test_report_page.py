@@ -164,7 +164,7 @@ def test_python_stacks_of_one_gpu(page: Page, tmp_path: Path) -> None:
     page.open(file)
     drawn_everywhere(page)
     tabs = page.js("[...document.querySelectorAll('.tabs button')].map((x) => x.textContent)")
-    assert tabs[:2] == ["Kernel", "Label"]
+    assert tabs[:2] == ["Module", "Kernel"]
     assert {"Module", "Function"} <= set(tabs)
     page.js("document.getElementById('tab-module').click()")
     assert page.js("document.getElementById('panel-module').hidden") is False

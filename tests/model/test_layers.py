@@ -150,3 +150,8 @@ def test_the_order_of_the_names_does_not_matter(names: list[str]) -> None:
     assert dict(one.select("name", "folded").iter_rows()) == dict(
         other.select("name", "folded").iter_rows()
     )
+
+
+def test_more_text_than_models_have_is_not_folded() -> None:
+    names = [f"layers.{n}.{'x' * 100_000}" for n in range(100)]
+    assert folded(*names) == names

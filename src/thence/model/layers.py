@@ -34,6 +34,9 @@ _MAX_INDICES = 16
 """Indices of one name that are examined; further ones stay as they are."""
 _MAX_DIGITS = 9
 """Digits of an index. Longer numbers are addresses and identifiers."""
+_MAX_CHARACTERS = 8_000_000
+"""Characters of all names together up to which any is folded, to bound the memory: the paths of a model have far fewer,
+a label for each of a hundred thousand nested ranges has more."""
 _SPLIT = "\x1f"
 """Stands between the parts of a path while it is split. A name that contains it is not folded."""
 _BEFORE_PART = r"([/.\[])"
@@ -54,6 +57,8 @@ def folded_names(names: pl.Series) -> pl.DataFrame:
         ``layer`` (the indices of the folded layers, ``3`` or ``3.17``; null if there is none).
     """
     frame = pl.DataFrame({"name": names.cast(pl.String)}).with_row_index("id")
+    if int(frame["name"].str.len_bytes().sum()) > _MAX_CHARACTERS:
+        return frame.select("name", folded="name", layer=pl.lit(None, pl.String))
     pieces = _pieces(frame)
     state = frame.select(
         "id",

@@ -49,6 +49,10 @@ MOST_WARNINGS = 50
 """Most warnings that a page lists; of further warnings it shows only the number."""
 
 
+_MAX_TREE = 20_000
+"""Most rows of a kind of place from which the page makes a tree: a table shows 500 nodes of it anyway."""
+
+
 def _timeline(report: Report) -> Section:
     return Section(
         "timeline", "Timeline", '<div id="timeline-place"></div>' + notes(report.timeline.notes)
@@ -87,7 +91,7 @@ def _tables_of(summary: Summary) -> dict[str, dict[str, Any]]:
     folded = summary.folded
     if folded is None:
         return {"": summary_data(summary)}
-    tree = {"As a tree": tree_data(summary)}
+    tree = {"As a tree": tree_data(summary)} if summary.rows.height <= _MAX_TREE else {}
     if not folded["layers"].count():
         return {"": summary_data(summary), **tree}
     rows = format_count(summary.rows.height)
