@@ -212,7 +212,7 @@ class _Column(NamedTuple):
     Attributes:
         heading: its heading.
         cells: its texts.
-        rank: columns of the highest rank are left out first.
+        rank: columns of the lowest rank get room first.
     """
 
     heading: str
@@ -246,11 +246,12 @@ def _fitting_table(
     indents = names.indents or [0] * len(names.texts)
     lengths = [indent + len(text) for indent, text in zip(indents, names.texts, strict=True)]
     longest = min(max([*lengths, len(_title(summary)), _LEAST_NAME]), _NAME_WIDTH)
-    kept = [*columns]
-    while (room := width - sum(column.width + 2 for column in kept)) < min(longest, _LEAST_FOLDED):
-        if len(kept) == 1:
-            break
-        kept.remove(max(kept, key=lambda column: column.rank))
+    room, chosen = width, set[str]()
+    for column in sorted(columns, key=lambda column: column.rank):
+        if not chosen or room - column.width - 2 >= min(longest, _LEAST_FOLDED):
+            chosen.add(column.heading)
+            room -= column.width + 2
+    kept = [column for column in columns if column.heading in chosen]
     name_width = max(_LEAST_NAME, min(room, longest))
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     table.add_column(_title(summary), width=name_width, overflow="fold")
