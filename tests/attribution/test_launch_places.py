@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
-from helpers import LABEL, OP, PAIR, assert_same_tables, event, kernel, launch, opened
+from helpers import DATA, LABEL, OP, PAIR, assert_same_tables, event, kernel, launch, opened, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -252,3 +252,20 @@ def test_idle_is_span_minus_the_union_on_every_device(tmp_path: Path) -> None:
     assert (summary.span_ns, summary.busy_ns, summary.idle_ns) == (26_000, 21_000, 5_000)
     assert summary.sum_ns == 26_000
     assert (summary.devices, summary.streams) == (2, 3)
+
+
+def test_no_named_ranges_are_recorded_only_where_no_work_has_a_label(tmp_path: Path) -> None:
+    """A range that a library opened is a label, so the other kernel is outside of the named ranges."""
+    outside = [launch(2, 50), kernel(2, 60)]
+    library = [event("user_annotation", "nccl:all_reduce", 0, 20), launch(1, 5), kernel(1, 30)]
+    rules = opened(tmp_path, [*library, *outside]).places["label_rule"]
+    assert rules.cast(pl.String).to_list() == ["library_range", "outside_ranges"]
+    without = opened(tmp_path, outside).places["label_rule"]
+    assert without.cast(pl.String).to_list() == ["no_ranges"]
+
+
+def test_nvtx_ranges_of_xla_are_no_labels() -> None:
+    trace = shared(DATA / "nsight" / "jax_train.sqlite.gz")
+    assert trace.places["label"].null_count() == trace.gpu.height
+    names = trace.host.filter(pl.col("category") == "framework")["name"].cast(pl.String)
+    assert names.str.contains("^(?:TSL:)?(?:XlaModule|Thunk):#").any()
