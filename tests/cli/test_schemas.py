@@ -1,6 +1,6 @@
 """Every JSON document states its schema, and no key disappears while that number stays the same.
 
-`python tests/cli/test_schemas.py` writes the keys of today to json_keys.json.
+`PYTHONPATH=tests python tests/cli/test_schemas.py` writes the keys of today to json_keys.json.
 """
 
 from __future__ import annotations
