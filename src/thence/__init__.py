@@ -29,9 +29,9 @@ from thence.version import __version__
 
 if TYPE_CHECKING:
     from thence import inside as inside
+    from thence import jax as jax
+    from thence import torch as torch
     from thence.analysis.summary import Summary
-    from thence.hooks.jax import streams as jax  # noqa: F401 - thence.jax
-    from thence.hooks.torch import collectives as torch  # noqa: F401 - thence.torch
     from thence.marks import captured_nodes as captured_nodes
     from thence.marks import mark as mark
     from thence.marks import save_labels as save_labels
@@ -67,11 +67,11 @@ __all__ = [
 
 _MODULES = {
     "inside": "thence.inside",
-    "jax": "thence.hooks.jax.streams",
-    "torch": "thence.hooks.torch.collectives",
+    "jax": "thence.jax",
+    "torch": "thence.torch",
 }
-"""Modules available as attributes. They are not in ``__all__``, because a star import would then shadow the
-frameworks of the same names."""
+"""Modules available as attributes without an import of their own. They are not in ``__all__``, because a star import
+would then shadow the frameworks of the same names."""
 
 
 _LATER = {

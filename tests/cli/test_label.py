@@ -205,7 +205,7 @@ def wrong(labels: Path, target: Path) -> dict[str, tuple[list[Any], bytes]]:
         "no graphs": (["label", EAGER, "--labels", labels], b"nothing in it ran in a CUDA graph"),
         "other run": (
             ["label", WITHOUT_IDS, "--eager", recording("torch_eager_rank0"), "-o", target],
-            b"the eager run has no kernel like activity 0",
+            b"has no kernel like activity 0",
         ),
     }
 
@@ -254,3 +254,33 @@ def test_events_that_had_to_be_repaired_are_written_from_the_tables(
     expected = thence.open(source)
     assert_frame_equal(again.gpu, expected.gpu, categorical_as_str=True)
     assert_frame_equal(again.host, expected.host, categorical_as_str=True)
+
+
+def test_labels_beside_that_do_not_fit_are_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "trace_rank0.json.gz").write_bytes(
+        recording("torch-2.12_graph_replay_rank0").read_bytes()
+    )
+    (tmp_path / "kernel_annotations_rank0_a.pkl").write_bytes(b"no annotations")
+    done = run_thence("label", str(tmp_path / "trace_rank0.json.gz"))
+    assert done.returncode == 2
+    message = done.stderr.decode()
+    assert "or an eager run with --eager; " in message
+    assert "kernel_annotations_rank0_a.pkl: is not JSON" in message
+    assert "\ufffd" not in message
+
+
+def test_two_files_say_which_of_them_labelled_what(tmp_path: Path) -> None:
+    nodes = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
+    for part, name in ((nodes[:30], "a"), (nodes[30:], "b")):
+        content = {
+            str(2 << 32 | node["id"] & 0xFFFFFFFF): [{"name": node["label"]}] for node in part
+        }
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    files = ("--labels", str(tmp_path / "a.json"), "--labels", str(tmp_path / "b.json"))
+    done = run_thence("label", str(recording("torch-2.12_graph_replay_rank0")), *files)
+    assert done.returncode == 0
+    said = " ".join(done.stdout.decode().split())
+    assert (
+        "labels of CUDA graphs from a.json (150 activities), b.json (90 activities): 240 of 240"
+        in said
+    )

@@ -121,8 +121,11 @@ def test_perfetto_shows_the_lanes_beside_the_stream(tmp_path: Path) -> None:
     }
     stream = {s.name: s.arguments for s in shown.on(f"{DEVICE} > stream 7")}
     assert len(stream) == 7
-    assert json.loads(stream["in_inner"]["annotations"]) == {"layer": 4, "dtype": "bf16"}
-    assert "annotations" not in stream["in_plain"]
+    fields = {name: stream["in_inner"].get(name) for name in ("layer", "dtype")}
+    assert fields == {"layer": 4, "dtype": "bf16"}
+    types = {s.name: s.types for s in shown.on(f"{DEVICE} > stream 7")}
+    assert types["in_inner"]["layer"] == "int_value"
+    assert not {"layer", "dtype", "annotations"} & stream["in_plain"].keys()
 
 
 def test_chrome_json_says_the_lane_and_the_facts(tmp_path: Path) -> None:

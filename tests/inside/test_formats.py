@@ -373,3 +373,18 @@ def test_equal_names_of_two_ids_are_one() -> None:
     about = Description(("a", "a", ""), (1, 1, 1), (32, 1, 1), 1, 8)
     decoded = decode(thence_buffer([Trace(ranges((0, 0, 1), (1, 2, 3), (2, 4, 5)))], 8), about)
     assert decoded.ranges["name"].to_list() == ["a", "a", "range 2"]
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        {"format": "thence.inside", "version": 1, "flavour": "mosaic", "names": {"load": 0}},
+        {"names": ["load"], "entries": 512, "grid": [1, 1, 1], "block": [128, 1, 1]},
+    ],
+)
+def test_a_description_that_mixes_both_forms_is_told_so(mixed: dict[str, object]) -> None:
+    with pytest.raises(thence.DamagedInput, match=r"it mixes two forms: either .*ProfilerSpec"):
+        Description.from_json(mixed)
+    with pytest.raises(thence.DamagedInput) as other:
+        Description.from_json({"format": "thence.inside", "version": "1"})
+    assert "mixes" not in str(other.value)

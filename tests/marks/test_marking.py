@@ -344,6 +344,20 @@ def test_lanes_known_by_number_are_text_and_stream_is_pytorchs_word_for_them() -
     assert thence.mark("a", stream=62, layer=3).metadata == {"layer": 3}
 
 
+def test_a_mark_takes_the_dict_that_pytorchs_mark_kernels_takes() -> None:
+    mark = thence.mark({"name": "attention", "stream": 61, "layer": 3, "In msg nelems": 8})
+    assert (mark.name, mark.lane, mark.metadata) == (
+        "attention",
+        "61",
+        {"layer": 3, "In msg nelems": 8},
+    )
+    assert thence.mark({"name": "attention", "layer": 3}, layer=4).metadata == {"layer": 4}
+    with pytest.raises(
+        thence.WrongArgument, match=r"mark needs a name, as in .*, not {'layer': 3}"
+    ):
+        thence.mark({"layer": 3})
+
+
 @pytest.mark.parametrize(
     "words", [{"lane": 1.5}, {"lane": []}, {"stream": object()}, {"lane": True}]
 )

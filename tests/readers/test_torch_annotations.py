@@ -206,3 +206,143 @@ def test_pickles_made_to_collide_or_to_fill_the_memory_are_refused() -> None:
     shared = [{"name": "a"}]
     sound = {1: shared, 2: [{"name": "b", "x": (1, 2.5, b"y"), "s": {3}}], 3: shared}
     assert load_plain(pickle.dumps(sound, protocol=4)) == sound
+
+
+# Several files of one rank, stacks, and other forms
+
+
+def written(path: Path, nodes: dict[int, list[dict[str, Any]]]) -> Path:
+    path.write_text(json.dumps(nodes))
+    return path
+
+
+def test_files_of_one_graph_are_merged_by_node(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path / "trace_rank0.json")
+    nodes = list(annotations("").items())
+    written(tmp_path / "kernel_annotations_rank0_bwd.json", dict(nodes[:20]))
+    written(tmp_path / "kernel_annotations_rank0_fwd.json", dict(nodes[20:]))
+    more = {node: [{"layer": place // 16}] for place, (node, _) in enumerate(nodes)}
+    written(tmp_path / "kernel_annotations_rank0_more.json", more)
+    opened = thence.open(trace)
+    assert labels(opened) == {0: expected("")}
+    layer = opened.places.select(pl.col("metadata").cast(pl.String)).to_series()
+    assert layer.value_counts(sort=True)["count"].to_list() == [80, 80, 80]
+    (note,) = [text for text in opened.meta.notes if "labels of CUDA graphs" in text]
+    for file, count in (("bwd", 100), ("fwd", 140), ("more", 240)):
+        assert f"kernel_annotations_rank0_{file}.json ({count} activities)" in note
+
+
+def test_contradicting_files_are_named_and_neither_wins(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path / "trace_rank0.json")
+    nodes = annotations("")
+    wrong = {node: [{"name": "stale"}] for node in list(nodes)[:12]}
+    written(tmp_path / "kernel_annotations_rank0_new.json", nodes)
+    written(tmp_path / "kernel_annotations_rank0_old.json", wrong)
+    opened = thence.open(trace)
+    number = opened.gpu["node"] & 0xFFFFFFFF
+    right = [None if n < 12 else nodes[EXECUTABLE << 32 | n][0]["name"] for n in number.to_list()]
+    assert opened.places["label"].to_list() == right
+    absent = opened.places.filter(pl.col("label").is_null())["label_rule"]
+    assert absent.unique().to_list() == ["graph_labels_differ"]
+    (text,) = [text for text in opened.meta.warnings if "contradict each other" in text]
+    first = nodes[EXECUTABLE << 32][0]["name"]
+    assert "kernel_annotations_rank0_new.json and " in text
+    assert f"about 12 nodes of executable graph 2: node 0 is `{first}` in one and `stale`" in text
+
+
+def test_a_path_and_its_innermost_name_are_no_contradiction(tmp_path: Path) -> None:
+    """thence's marks keep the outer names, PyTorch's annotations do not."""
+    nodes = annotations("")
+    document = {
+        "format": "thence.graph-labels", "version": 1,
+        "labels": [{"path": ["block", value[0]["name"]]} for value in nodes.values()],
+        "graphs": [{"id": 1, "executables": [EXECUTABLE],
+                    "nodes": {"number": [*range(48)], "type": ["kernel"] * 48, "label": [*range(48)]}}],
+    }  # fmt: skip
+    (tmp_path / "labels.json").write_text(json.dumps(document))
+    files = [tmp_path / "labels.json", pickled(tmp_path / "annotations.pkl", "")]
+    assert labels(thence.open(REPLAY).label(files)) == {0: expected("block/")}
+
+
+ANNOTATED = TORCH / "graphs" / "annotated"
+STACKS = ANNOTATED / "py_stacks_torch-2.15.json.gz"
+
+
+def test_launch_stacks_of_torch_2_15_are_stacks_and_lines_and_no_labels() -> None:
+    labelled = thence.open(REPLAY).label(STACKS)
+    labelled.self_check()
+    assert labelled.places["label"].null_count() == 240
+    model = "/home/user/project/model.py"
+    for node, source, stack in zip(
+        (labelled.gpu["node"] & 0xFFFFFFFF).to_list(),
+        labelled.places["source"].to_list(),
+        labelled.places["stack"].to_list(),
+        strict=True,
+    ):
+        inside, line = ("attention", 13) if node % 16 < 8 else ("mlp", 14)
+        launched = {"attention": 9, "mlp": 11}[inside]
+        assert source == f"{model}:6 launch"
+        assert stack == ";".join(
+            [
+                f"{model}:15 <module>",
+                f"{model}:{line} block",
+                f"{model}:{launched} {inside}",
+                source,
+            ]
+        )
+
+
+def test_stacks_add_to_the_labels_of_other_files() -> None:
+    files = [ANNOTATED / "kernel_annotations_rank0_block.pkl", STACKS]
+    alone = thence.open(REPLAY).label(files[0])
+    both = thence.open(REPLAY).label(files)
+    assert both.places["label"].to_list() == alone.places["label"].to_list()
+    assert both.places["source"].null_count() == 0
+
+
+def test_a_stack_in_an_annotated_trace_is_a_stack(tmp_path: Path) -> None:
+    document = json.loads(unzipped(REPLAY))
+    stack = "/me/train.py:7:step\n/me/train.py:30:<module>"
+    for event in document["traceEvents"]:
+        if event.get("cat") == "kernel":
+            event["args"]["name"] = stack
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    trace = thence.open(tmp_path / "trace.json")
+    assert trace.places["label"].null_count() == 240
+    assert trace.places["source"].unique().to_list() == ["/me/train.py:7 step"]
+    assert trace.places["stack"].unique().to_list() == [
+        "/me/train.py:30 <module>;/me/train.py:7 step"
+    ]
+
+
+@pytest.mark.parametrize("name", ["layer:3:attention", "a.py:0:f", "x.py:3:f\nattention", "x.py"])
+def test_a_name_that_is_no_stack_stays_a_label(tmp_path: Path, name: str) -> None:
+    file = written(tmp_path / "kernel_annotations_rank0.json", {EXECUTABLE << 32: [{"name": name}]})
+    assert [label.path for label in read_labels(file).labels] == [(name,)]
+
+
+def test_the_defaultdict_that_torch_2_13_returns_is_read_as_the_dict_that_it_is() -> None:
+    labelled = thence.open(REPLAY).label(ANNOTATED / "defaultdict_torch-2.13.pkl")
+    assert labels(labelled) == {0: expected("")}
+
+
+def test_a_pickled_view_of_torch_2_15_holds_nothing_and_says_how_to_save_it() -> None:
+    with pytest.raises(thence.UnknownFormat, match=r"pickle\.dump\(dict\(get_kernel_annotations"):
+        read_labels(ANNOTATED / "view_torch-2.15.pkl")
+
+
+def test_ids_of_captured_graphs_are_joined_where_another_file_names_the_executable_graph(
+    tmp_path: Path,
+) -> None:
+    captured = {node - (1 << 32): value for node, value in annotations("").items()}
+    file = written(tmp_path / "kernel_annotations_rank0.json", captured)
+    with pytest.raises(thence.MissingData, match='key_by="source"'):
+        thence.open(REPLAY).label(file)
+    document = {
+        "format": "thence.graph-labels", "version": 1,
+        "graphs": [{"id": 1, "executables": [EXECUTABLE],
+                    "nodes": {"number": [*range(48)], "type": ["kernel"] * 48, "label": [-1] * 48}}],
+    }  # fmt: skip
+    (tmp_path / "labels.json").write_text(json.dumps(document))
+    labelled = thence.open(REPLAY).label([file, tmp_path / "labels.json"])
+    assert labels(labelled) == {0: expected("")}

@@ -38,7 +38,7 @@ LAYERS = (
     {"doctor", "recording"},
     {"launcher"},
     # The packages that users import give names of all layers, and nothing below imports them.
-    {"cli", "__init__", "__main__", "inside.__init__"},
+    {"cli", "__init__", "__main__", "inside.__init__", "jax", "torch"},
 )
 
 MODULES = {

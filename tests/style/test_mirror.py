@@ -67,6 +67,13 @@ ELSEWHERE = {
         "attribution/cuda_graphs/test_by_capture.py::test_overlapping_captures_take_the_calls_of_their_own_thread"
     ),
     "attribution/cuda_graphs/by_order.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
+    "attribution/cuda_graphs/eager_run.py": (
+        "attribution/cuda_graphs/test_by_eager.py::test_an_eager_run_labels_every_repetition_inside_the_graph"
+    ),
+    "attribution/cuda_graphs/replays.py": (
+        "attribution/cuda_graphs/test_by_sequence.py::"
+        "test_a_damaged_replay_gets_no_false_label_and_keeps_the_others"
+    ),
     "attribution/cuda_graphs/signatures.py": f"{GRAPHS}::test_edges_in_a_circle_are_refused",
     "attribution/cuda_graphs/topology.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
     "attribution/stacks.py": "analysis/flame/test_flame.py::test_the_innermost_line_is_the_source_of_the_report",

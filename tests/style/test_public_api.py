@@ -25,6 +25,17 @@ def test_every_public_name_exists_and_is_documented() -> None:
         assert isinstance(value, str) or value.__doc__, name
 
 
+def test_the_modules_for_frameworks_can_be_imported_without_the_frameworks() -> None:
+    code = (
+        "import sys, thence.torch, thence.jax; from thence.torch import label_collectives; "
+        "assert thence.torch is sys.modules['thence.torch'] and thence.jax.on_stream; "
+        "assert not {'torch', 'jax', 'polars'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for module in (thence.torch, thence.jax):
+        assert all(getattr(module, name).__doc__ for name in module.__all__)
+
+
 def test_every_error_is_public() -> None:
     assert set(errors.__all__) <= set(thence.__all__)
     for name in errors.__all__:

@@ -28,6 +28,30 @@ def layers(count: int, prefix: str = "") -> list[Call]:
     return [*calls, ("", "aten::zero_", f"{prefix}sample", "memset")]
 
 
+def compiled(count: int) -> list[Call]:
+    """The calls of a compiled decoder with some layers: generated kernels, products, and operators of a server."""
+    calls = [_generated("triton_poi_fused_embedding_0", "embedding")]
+    for layer in range(count):
+        label = f"layer{layer}"
+        calls += [
+            _generated(f"triton_red_fused_norm_{1 if layer else 9}", f"{label}/norm"),
+            ("nvjet_gemm_a", "aten::mm", f"{label}/qkv", "kernel"),
+            _generated("triton_poi_fused_rope_2", f"{label}/rope"),
+            ("reshape_and_cache", "vllm::unified_attention", f"{label}/attention", "kernel"),
+            ("flash_fwd_splitkv", "vllm::unified_attention", f"{label}/attention", "kernel"),
+            ("nvjet_gemm_b", "aten::mm", f"{label}/out", "kernel"),
+            _generated("triton_red_fused_norm_3", f"{label}/norm2"),
+            ("nvjet_gemm_c", "aten::mm", f"{label}/up", "kernel"),
+            ("act_and_mul_kernel", "_C::silu_and_mul", f"{label}/act", "kernel"),
+            ("nvjet_gemm_b", "aten::mm", f"{label}/down", "kernel"),
+        ]
+    return [*calls, _generated("triton_red_fused_norm_4", "head")]
+
+
+def _generated(kernel: str, label: str) -> Call:
+    return kernel, kernel, label, "kernel"
+
+
 @dataclass
 class Recorder:
     """Writes calls, captured and run, and replays, in the words of one producer.

@@ -10,10 +10,12 @@ import polars as pl
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["annotation_table"]
+__all__ = ["ANNOTATED", "annotation_table"]
 
 _ACTIVITY = ("rank", "device", "stream", "name", "start", "duration")
 _PLACES = ("label", "lane")
+ANNOTATED = ("gpu", *_ACTIVITY, *_PLACES)
+"""Columns of the table that are no fields of annotations."""
 
 
 def annotation_table(trace: Attributed) -> pl.DataFrame:

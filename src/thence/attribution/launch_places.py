@@ -75,9 +75,27 @@ def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
     for kind in LAUNCH:
         columns |= _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind)
     columns |= _mark_lane_and_metadata(host)
+    columns |= _without_launching_operator(host, columns)
     if tables.graph_places.height:
         columns |= _with_graph_labels(tables, columns, own)
     return pl.DataFrame(columns)
+
+
+def _without_launching_operator(
+    host: HostRows, columns: dict[str, pl.Series]
+) -> dict[str, pl.Series]:
+    """The operators, without those around the launch of a whole CUDA graph: they are not the operators of its nodes."""
+    inside = pl.Series(host.in_graph)
+    if not inside.any():
+        return {}
+    operator = columns["op"]
+    nothing = pl.Series([None], dtype=operator.dtype).new_from_index(0, len(operator))
+    reason = _coded(_number("graph"), len(operator))
+    around = inside & operator.is_not_null()
+    return {
+        "op": operator.zip_with(~around, nothing),
+        "op_rule": columns["op_rule"].zip_with(~around, reason),
+    }
 
 
 def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tuple[PathTree, Rows]:

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.captured_stacks import SEPARATOR as SEPARATOR_OF_FRAMES
 from thence.attribution.launch_places import paths_of
 from thence.attribution.paths import SEPARATOR, PathTree
 from thence.attribution.xla.op_names import segments_of
 from thence.model.forest import trie
+from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.intervals import NO_ROW
 from thence.model.own_code import OwnCode
 from thence.model.reasons import text_of
@@ -151,7 +151,7 @@ def _frames(by: str, place: str, of_hlo: dict[str, tuple[str, ...]]) -> tuple[st
     if by == "source":
         return (place,)
     if by == "stack":
-        return of_hlo.get(place) or tuple(place.split(SEPARATOR_OF_FRAMES))
+        return of_hlo.get(place) or tuple(place.split(FRAME_SEPARATOR))
     parts = segments_of(place) if by in ("op_name", "label") else place.split(SEPARATOR)
     return tuple(part for part in parts if part) or (place,)
 

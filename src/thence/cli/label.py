@@ -128,7 +128,7 @@ def command(
             raise MissingData(
                 f"{', '.join(inputs.paths)}: there are no matching labels next to it; name them "
                 "with --labels, or an eager run with --eager"
-                + "".join(f"\n{text}" for text in trace.meta.warnings)
+                + "".join(f"; {text}" for text in trace.meta.warnings)
             )
     if output is not None:
         _write(trace, inputs.paths, output)
@@ -161,12 +161,14 @@ def _show(trace: Trace, output: str | None, form: str, edges: pl.DataFrame | Non
             "streams": lanes.streams.to_dicts(),
             "lanes": lanes.lanes.to_dicts(),
             **({} if edges is None else {"edges": edges.to_dicts()}),
+            "notes": list(trace.meta.notes),
             "warnings": list(trace.meta.warnings),
         }
         print_json(document)
         return
     from rich.text import Text
 
+    from thence.attribution.cuda_graphs.labelling import LABELS_NOTE
     from thence.writers.text.frame_table import frame_table
 
     screen = console()
@@ -184,9 +186,10 @@ def _show(trace: Trace, output: str | None, form: str, edges: pl.DataFrame | Non
         lines.append(f"lowest confidence of an alignment: {covered.confidence:.2f}")
     if output is not None:
         lines.append(f"wrote {output}")
+    of_files = [note for note in trace.meta.notes if note.startswith(LABELS_NOTE)]
     for line in filter(None, lines):
         print_table(screen, Text(line))
-    print_notes(screen, trace.meta.warnings)
+    print_notes(screen, (*of_files, *trace.meta.warnings))
 
 
 def _edge_lines(edges: pl.DataFrame) -> Iterator[str]:

@@ -230,7 +230,7 @@ class Description:
             return cls(names=tuple(decoded.names), **fields)
         except (msgspec.ValidationError, UsageError) as error:
             raise DamagedInput(
-                path, f"is not a description of in-kernel events: {error}"
+                path, f"is not a description of in-kernel events: {error}{_mixed(values)}"
             ) from error
 
     @classmethod
@@ -245,6 +245,18 @@ class Description:
         except (msgspec.DecodeError, RecursionError) as error:
             raise DamagedInput(path, f"is not valid JSON: {error}") from error
         return cls.from_json(values, path)
+
+
+def _mixed(values: Any) -> str:
+    """The end of a sentence about a description that has fields of both forms; empty for others."""
+    names = values.get("names") if isinstance(values, dict) else None
+    if not isinstance(names, dict if "format" in (values or ()) else list):
+        return ""
+    return (
+        '; it mixes two forms: either {"format": "thence.inside", "version": 1, "flavour": ..., "names": [...], ...}, '
+        'or, as a Mosaic ProfilerSpec has them, {"names": {name: id}, "entries": ..., "grid": ..., "block": ...} '
+        "without a format"
+    )
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]

@@ -13,7 +13,7 @@ from thence.marks.frames import numbers, task, thread, top
 from thence.marks.watching import watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -51,7 +51,8 @@ class mark:  # noqa: N801 - used like a function
     around a generator function, while the generator runs.
 
     Args:
-        name: name of the work.
+        name: name of the work; or a dict of it and further facts, as PyTorch's mark_kernels takes it: ``{"name":
+            "attention", "stream": 61, "layer": 3}`` is the same as the arguments of these names.
         lane: name or number of an extra lane that shows the work again, in addition to its real stream, in
             timelines made with ``--lanes lane``. After a number, the names of the marks on the lane are shown
             in parentheses.
@@ -71,14 +72,23 @@ class mark:  # noqa: N801 - used like a function
 
     def __init__(
         self,
-        name: str,
+        name: str | Mapping[str, Any],
         lane: str | int | None = None,
         *,
         stream: str | int | None = None,
         **metadata: object,
     ) -> None:
+        given = name
+        if isinstance(name, dict):
+            facts = {**name, **metadata}
+            name = facts.pop("name", None)
+            lane, stream = facts.pop("lane", lane), facts.pop("stream", stream)
+            metadata = facts
         if not isinstance(name, str):
-            raise WrongArgument(f'mark needs a name, as in thence.mark("attention"), not {name!r}')
+            raise WrongArgument(
+                'mark needs a name, as in thence.mark("attention") or thence.mark({"name": "attention"}), '
+                f"not {given!r}"
+            )
         self.name = name
         self.lane = None if lane is None and stream is None else _lane(lane, stream)
         self.metadata = metadata

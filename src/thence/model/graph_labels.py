@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from thence.model.collectives import Collective
 
 __all__ = [
+    "FRAME_SEPARATOR",
     "MODULE_KEYS",
     "NODES",
     "CapturedGraph",
@@ -51,6 +52,9 @@ contains the node. A null means none or unknown."""
 
 MODULE_KEYS = ("module", "module_fqn")
 """Keys of metadata under which frameworks annotate the nn.Module."""
+
+FRAME_SEPARATOR = ";"
+"""Separates the frames in the text of a stack, each ``file:line function``, outermost first."""
 
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
@@ -89,6 +93,11 @@ class CapturedPlace:
     phase: str | None = None
     op: str | None = None
     parts: tuple[tuple[str | None, str | None, str, str, float], ...] = ()
+
+    @property
+    def stack_text(self) -> str | None:
+        """The stack as one text; None without one."""
+        return FRAME_SEPARATOR.join(self.stack) or None
 
 
 @dataclass(frozen=True, slots=True)

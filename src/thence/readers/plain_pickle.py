@@ -2,7 +2,8 @@
 
 A pickle is a program: unpickling one from an untrusted source can run any code. Before anything is
 unpickled, every opcode is checked: only those that build containers, texts, numbers, booleans and None
-are allowed. Every other opcode, such as those that import or call something, is refused by name.
+are allowed. Every other opcode, such as those that import or call something, is refused by name. A defaultdict
+becomes a dict: its name and that of its factory are compared with `_NAMES`, and nothing is imported or called.
 
 Keys of dicts and elements of sets must be texts, bytes, numbers of 64 bits, or None: tuples can be crafted to
 have equal hashes, and building a dict of such tuples takes time quadratic in their number.
@@ -24,7 +25,19 @@ _INSTRUCTIONS = """
     EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS
     EMPTY_SET ADDITEMS FROZENSET
     PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET MEMOIZE
+    GLOBAL STACK_GLOBAL REDUCE
 """
+_NAMES = frozenset(
+    (
+        "collections defaultdict",
+        *(
+            f"{module} {kind}"
+            for module in ("builtins", "__builtin__")
+            for kind in ("list", "dict")
+        ),
+    )
+)
+"""The names that a pickle may refer to: `_PlainUnpickler` replaces them."""
 _ADMITTED = frozenset(_INSTRUCTIONS.split())
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_BYTES = 256 << 20
@@ -45,10 +58,16 @@ class _PlainUnpickler(pickle.Unpickler):
     """Refuses imports and persistent ids, in case `_reason_to_refuse` lets them through by mistake."""
 
     def find_class(self, module: str, name: str) -> object:
+        if f"{module} {name}" in _NAMES:
+            return _empty_dict if name == "defaultdict" else None
         raise PickleRefused(f"the pickle wants to import {module}.{name}")
 
     def persistent_load(self, _pid: object) -> object:
         raise PickleRefused("the pickle refers to objects outside of itself")
+
+
+def _empty_dict(_factory: object = None) -> dict[object, object]:
+    return {}
 
 
 def load_plain(content: bytes) -> object:
@@ -82,8 +101,12 @@ def load_plain(content: bytes) -> object:
 def _reason_to_refuse(content: bytes) -> str | None:
     """The reason not to unpickle the content, or None; checks every opcode without executing any."""
     stack = _Stack()
+    texts: list[object] = []  # the arguments of the last two opcodes that push texts
     for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name not in _ADMITTED:
+        named = " ".join(map(str, texts)) if opcode.name == "STACK_GLOBAL" else argument
+        texts = [*texts, argument][-2:] if "UNICODE" in opcode.name else texts
+        admitted = opcode.name in _ADMITTED and ("GLOBAL" not in opcode.name or named in _NAMES)
+        if not admitted:
             return f"the pickle holds the opcode {opcode.name}, which can run code or needs other objects; not loaded"
         if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
             return "the pickle holds an integer that is too large"
@@ -101,9 +124,18 @@ def _reason_to_refuse(content: bytes) -> str | None:
 _MARK = None
 _CLOSING = ("LIST", "TUPLE", "DICT", "FROZENSET", "APPENDS", "SETITEMS", "ADDITEMS", "POP_MARK")
 """Opcodes that pop everything above the last mark."""
-_POPS = {"POP": 1, "APPEND": 1, "SETITEM": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_POPS = {
+    "POP": 1,
+    "APPEND": 1,
+    "SETITEM": 2,
+    "TUPLE1": 1,
+    "TUPLE2": 2,
+    "TUPLE3": 3,
+    "STACK_GLOBAL": 2,
+    "REDUCE": 2,
+}
 _CONTAINERS = ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
-               "LIST", "TUPLE", "DICT", "FROZENSET")  # fmt: skip
+               "LIST", "TUPLE", "DICT", "FROZENSET", "REDUCE")  # fmt: skip
 
 
 class _Stack:
@@ -141,8 +173,8 @@ class _Stack:
             if name == "SETITEM":
                 self._check_keys(values[-2:-1])
             del values[len(values) - count :]
-            if name.startswith("TUPLE"):
-                values.append(True)
+            if name.startswith("TUPLE") or name in ("REDUCE", "STACK_GLOBAL"):
+                values.append(name != "STACK_GLOBAL")
         elif name == "MARK":
             values.append(_MARK)
         elif name == "DUP":

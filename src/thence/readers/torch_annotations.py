@@ -5,6 +5,9 @@ as JSON; node ids are texts in JSON. The file names neither the process nor kern
 such as ``kernel_annotations_rank0_fwd.pkl``, by which PyTorch's own tools find the file. `mark_kernels` merges
 nested scopes into one dict, in which the keys ``name``, ``stream`` (the lane to show the node on) and
 ``autograd_phase`` have a meaning; all other keys are the user's.
+
+torch 2.15 also writes the Python stack of each node's launch (``dump_kernel_py_stacks``): JSON of node id to the lines
+``file:line:function``, innermost first. Such a text is the stack of its node and not a name, wherever it stands.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
 from thence.model.collectives import KINETO_KEYS, split
-from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Label, Process
+from thence.model.graph_labels import (
+    NODES,
+    CapturedGraph,
+    CapturedPlace,
+    GraphLabels,
+    Label,
+    Process,
+)
 from thence.readers.plain_pickle import PickleRefused, load_plain
 
 if TYPE_CHECKING:
@@ -44,6 +54,11 @@ _NAME = re.compile(r"kernel_annotations_rank(\d{1,9})(?:[_.].*)?\.(?:pkl|json)")
 _NAMES = ("name", "str", "annotation")
 """Keys under which PyTorch and its tools store the name: in 2.13 and newer, in 2.12, and for annotations that
 are not dicts."""
+_FRAME = re.compile(r"(?P<file>.+):(?P<line>[1-9][0-9]{0,8}):(?P<function>[^\s:]+)")
+_PYTHON = (".py", ">")
+"""Ends of the files of Python frames: of a stack, at least one frame has such a file, or ``<string>`` and the like."""
+_VIEWS = (b"_AnnotationsView", b"_PyStacksView")
+"""Classes of torch 2.15 that pickle as nothing but their names."""
 _GROUP = (KINETO_KEYS["group_name"], KINETO_KEYS["group_description"])
 
 
@@ -116,6 +131,12 @@ def _loaded(content: bytes, name: str) -> object:
         try:
             return load_plain(content)
         except PickleRefused as error:
+            if any(name_of_view in content[:4096] for name_of_view in _VIEWS):
+                raise UnknownFormat(
+                    name,
+                    "holds no annotations, only the name of PyTorch's view of them; save them with "
+                    "pickle.dump(dict(get_kernel_annotations()), file)",
+                ) from error
             raise DamagedInput(
                 name, f"{error}; expected a pickled annotation file of PyTorch"
             ) from error
@@ -156,7 +177,9 @@ def label_of(annotation: dict[str, Any]) -> Label:
     """
     fields = dict(annotation)
     key = next((key for key in _NAMES if fields.get(key) is not None), None)
-    path = () if key is None else (str(fields.pop(key)),)
+    name = None if key is None else str(fields.pop(key))
+    stack = _stack(name or "")
+    path = () if name is None or stack else (name,)
     phase, stream = fields.pop("autograd_phase", None), fields.pop("stream", None)
     collective, rest = split(fields, path[-1] if path else None)
     group, description = (None if fields.get(key) is None else str(fields[key]) for key in _GROUP)
@@ -165,7 +188,20 @@ def label_of(annotation: dict[str, Any]) -> Label:
         lane = f"{group} ({description})"
     elif (group or description) and lane is not None:
         lane = group or description
-    return Label(path, None if phase is None else str(phase), lane, rest, collective)
+    place = CapturedPlace(stack=stack) if stack else None
+    return Label(path, None if phase is None else str(phase), lane, rest, collective, place)
+
+
+def _stack(text: str) -> tuple[str, ...]:
+    """The frames of a stack as `CapturedPlace.stack` has them; empty if the text is not one."""
+    frames = [_FRAME.fullmatch(line) for line in text.split("\n")]
+    if None in frames or not any(frame and frame["file"].endswith(_PYTHON) for frame in frames):
+        return ()
+    return tuple(
+        f"{frame['file']}:{frame['line']} {frame['function']}"
+        for frame in reversed(frames)
+        if frame
+    )
 
 
 def _graphs(ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> tuple[CapturedGraph, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from capture_data import Recorder, layers
+from capture_data import Recorder, compiled, layers
 from helpers import event, opened, written
 from thence.attribution.cuda_graphs.captures import captured_calls
 from thence.opening import open_runs
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from capture_data import Call
 
 SIZES = (2, 3, 5)
+TRAILING: Call = ("copy_kernel", "aten::copy_", "outside", "kernel")
 
 
 def captured(amd: bool, captures: list[list[Call]], **how: Any) -> Recorder:
@@ -148,70 +149,65 @@ def test_with_names_an_unknown_order_gives_what_all_calls_of_a_kernel_share(tmp_
     assert labelled.places["label"].to_list() == expected
 
 
-def damaged(calls: list[Call]) -> dict[str, tuple[list[Call], str]]:
-    """Captures that are not that of the replays, and what must be said."""
-    place = 5  # of the first layer: the second product
-    swapped = [*calls]
-    swapped[place - 1], swapped[place] = swapped[place], swapped[place - 1]
-    moved = [*calls[:place], *calls[place + 1 : -1], calls[place], calls[-1]]
-    other = ("elementwise_kernel<CUDAFunctor_add>", "aten::relu", "mlp", "kernel")
-    return {
-        "one left out": (calls[:place] + calls[place + 1 :], "no capture has its"),
-        "one twice": (calls[: place + 1] + calls[place:], "no capture has its"),
-        "a kind": ([*calls[:-1], (*calls[-1][:3], "memcpy")], "no capture has its"),
-        "two swapped": (swapped, "is launched|would have been launched|another kind or kernel"),
-        "moved": (moved, "would have been launched|another kind or kernel"),
-        "an operator": (
-            [*calls[:place], other, *calls[place + 1 :]],
-            "would have been launched by aten::relu",
-        ),
-    }
+def test_one_call_too_many_costs_no_label(tmp_path: Path) -> None:
+    """A server's capture of a compiled model: 1,563 calls for a graph of 1,562 nodes."""
+    graph = compiled(156)
+    assert len(graph) == 1562
+    for calls in ([*graph, TRAILING], [TRAILING, *graph]):
+        (tmp_path / str(len(list(tmp_path.iterdir())))).mkdir()
+        folder = max(tmp_path.iterdir())
+        labelled = places(folder, replayed(False, [graph], nodes=True), captured(False, [calls]))
+        assert labelled.places["label"].to_list() == planted([graph], 2)
+        assert labelled.places["op"].to_list() == planted([graph], 1)
+        (note,) = [t for t in labelled.meta.warnings if "no certain counterpart" in t]
+        assert "0 of its 1,562 activities and 1 of the 1,563 launches of capture 1 of 1" in note
 
 
-@pytest.mark.parametrize("damage", damaged(layers(2)))
-def test_what_is_not_the_capture_of_the_graph_is_refused(tmp_path: Path, damage: str) -> None:
-    calls, text = damaged(layers(2))[damage]
-    with pytest.raises(thence.MissingData, match=text):
-        places(
-            tmp_path, replayed(amd=False, graphs=[layers(2)]), captured(amd=False, captures=[calls])
-        )
+def test_equal_counts_without_a_confirmed_kernel_prove_nothing(tmp_path: Path) -> None:
+    calls: list[Call] = [(f"kernel{n}", f"vllm::op{n}", "layer", "kernel") for n in range(8)]
+    with pytest.raises(thence.MissingData, match="no kernel has a name that confirms the order"):
+        places(tmp_path, replayed(amd=False, graphs=[calls]), captured(False, captures=[calls]))
 
 
 def test_equal_layers_show_that_operators_lie_one_place_further(tmp_path: Path) -> None:
-    # Custom operators and kernels of which nothing is known: only the other layers tell.
+    # Custom operators and kernels of which nothing is known, but for one product: the other layers tell.
     layer = [(f"kernel{n}", f"vllm::op{n}", "layer", "kernel") for n in range(8)]
-    calls = 4 * layer
+    calls = 4 * [*layer, ("gemm", "aten::mm", "layer", "kernel")]
     moved = [*calls[:10], *calls[11:14], calls[10], *calls[14:]]
     labelled = places(
         tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[calls])
     )
     assert labelled.places["op"].to_list() == planted([calls], 1)
-    with pytest.raises(thence.MissingData, match="the order of the kernels differs from that"):
-        places(tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[moved]))
+    (tmp_path / "moved").mkdir()
+    labelled = places(tmp_path / "moved", replayed(False, [calls]), captured(False, [moved]))
+    operators = labelled.places["op"].to_list()
+    right = planted([calls], 1)
+    assert all(op in (None, truth) for op, truth in zip(operators, right, strict=True))
+    open_ = [place for place, op in enumerate(operators[: len(calls)]) if op is None]
+    assert 10 in open_
+    assert set(open_) <= set(range(9, 18))  # of the second layer alone
 
 
-def test_launches_with_device_work_say_what_operators_launch(tmp_path: Path) -> None:
+def test_a_kernel_that_an_operator_never_launched_is_not_its_kernel(tmp_path: Path) -> None:
     known = [(f"kernel{n}", f"aten::op{n}", "decode", "kernel") for n in range(2)]
-    again = [
-        (*call[:2], "again", "kernel") for call in known
-    ]  # so that no kernel has a single label
     wrong = [(known[1][0], *known[0][1:]), (known[0][0], *known[1][1:])]
-    other = ("other", "aten::other", "other", "kernel")
     recorder = Recorder(amd=False)
-    recorder.capture([*known, *again, other], bounds=False, run=True)
+    recorder.capture(known, bounds=False, run=True)  # launches with device work show which is whose
     recorder.capture(known)
-    with pytest.raises(
-        thence.MissingData,
-        match="nor from the captures: activity 0, `kernel1`, would have been launched by aten::op0",
-    ):
-        places(tmp_path, replayed(amd=False, graphs=[wrong]), recorder)
+    labelled = places(tmp_path, replayed(amd=False, graphs=[wrong]), recorder)
+    assert set(labelled.graph_coverage.rules) == {"eager_kernel_name"}
+    assert labelled.places["op"].to_list() == 2 * ["aten::op1", "aten::op0"]
 
 
 def test_amd_captures_with_other_kernels_are_refused(tmp_path: Path) -> None:
     calls = layers(2)
     other = [("other_kernel", *calls[0][1:]), *calls[1:]]
-    with pytest.raises(thence.MissingData, match="is of another kind or kernel in capture 1 of 1"):
-        places(tmp_path, replayed(amd=True, graphs=[other]), captured(amd=True, captures=[calls]))
+    labelled = places(tmp_path, replayed(True, [other]), captured(True, [calls]))
+    assert labelled.places["label"].to_list() == 2 * [None, *(call[2] for call in calls[1:])]
+    others = [(f"other{n}", *call[1:]) for n, call in enumerate(calls[:4])] + calls[4:]
+    (tmp_path / "others").mkdir()
+    with pytest.raises(thence.MissingData, match="which has no kernel like activity 0, `other0`"):
+        places(tmp_path / "others", replayed(True, [others[:5]]), captured(True, [calls]))
 
 
 def test_a_trace_without_work_or_captures_is_refused(tmp_path: Path) -> None:

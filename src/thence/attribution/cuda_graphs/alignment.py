@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 
     from thence.attribution.cuda_graphs.topology import Topology
 
-__all__ = ["TOLERANCE_NS", "UNDECIDED", "Aligned", "Pattern", "align"]
+__all__ = ["CONTRADICTED", "FOREIGN", "TOLERANCE_NS", "UNDECIDED", "Aligned", "Pattern", "align"]
 
 TOLERANCE_NS = 1000
 """By how much consecutive activities may seem to overlap in a replay (clock of the device)."""
 UNDECIDED = -2
 """Stands for a label where several nodes with different labels are possible."""
+FOREIGN = -4
+"""Stands for a label where no node corresponds to the activity."""
+CONTRADICTED = -5
+"""Stands for a label about which label files contradict each other."""
 
 _MOST_CELLS = 32_000_000  # of one table of possibilities
 _ROUNDS = 50

@@ -67,6 +67,11 @@ class Match:
     refused: str | None = None
     foreign: bool = False
 
+    @property
+    def by_id(self) -> bool:
+        """Whether the labels name this executable graph."""
+        return self.refused is None and "graph_number" not in self.rule
+
 
 def executed(replays: Replays) -> list[Executed]:
     """The executable graphs that ran, for activities that have ids of graph and node."""
@@ -135,6 +140,11 @@ def match(executable: Executed, labels: GraphLabels, names: Names, kernels: pl.D
     if len(distinct) == 1:
         return fitting[0]
     reason = "the labels do not name its executable graph"
+    if not labels.kernels and any(graph.id < executable.id for graph in labels.graphs):
+        reason += (
+            ': ids of captured graphs (annotation_config key_by="source") are joined only together with the labels of '
+            'thence.save_labels(), which name both; use key_by="exec"'
+        )
     if distinct:
         reason += f", and {len(fitting)} captured graphs with other labels have the same kernels"
     return Match(refused=reason, foreign=True)

@@ -1,7 +1,9 @@
 """Labels replays without node ids by aligning their activities to captured graphs.
 
-The graph is the one whose nodes have exactly the kernels that ran, with equal multiplicities. If several
-captured graphs match, an activity gets a label only if it has that label in all of them.
+The graph is the one whose nodes have the kernels that ran, with equal multiplicities. If a kernel ran more or less
+often than the graph has it, its activities stay open; the others are aligned if they are at least `MIN_SHARE` of the
+kernels. If several captured graphs match equally well, an activity gets a label only if it has that label in all of
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thence.attribution.cuda_graphs.alignment import UNDECIDED, Pattern, align
+from thence.attribution.cuda_graphs.alignment import FOREIGN, UNDECIDED, Pattern, align
 from thence.attribution.cuda_graphs.signatures import ACTIVITIES, Signatures, short_name
 from thence.attribution.cuda_graphs.topology import NotOrdered, Topology, edges_of
 
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.signatures import Names
     from thence.model.graph_labels import CapturedGraph
 
-__all__ = ["Candidate", "Outcome", "aligned_group"]
+__all__ = ["MIN_SHARE", "Candidate", "Outcome", "aligned_group"]
+
+MIN_SHARE = 0.9
+"""Share of the kernels of a replay and of its source that must match; with less they may be of different programs."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,14 @@ class Outcome:
 
     Attributes:
         label: int64 (launches, activities): number of the label, -1 where the node has none,
-            `UNDECIDED` where several are possible.
-        confidence: for each launch, the share of its activities for which a single label was possible.
+            `UNDECIDED` where several are possible, `FOREIGN` where no node has such a kernel.
         refused: for each launch, why it was not aligned; None where it was.
+        note: how the launches differ from the graph, if they do.
     """
 
     label: NDArray[np.int64]
-    confidence: NDArray[np.float64]
     refused: list[str | None]
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,19 +89,16 @@ class _Fit:
     Attributes:
         candidate: the graph.
         signatures: of its nodes and of the trace.
-        kinds: types of nodes that could be matched; memcpys and memsets may be missing on one side.
+        nodes: rows of the nodes whose kernels ran as often as the graph has them.
         times: how many replays of the graph one launch consists of.
+        left: how many activities, and how many nodes, have no counterpart.
     """
 
     candidate: Candidate
     signatures: Signatures
-    kinds: tuple[str, ...]
+    nodes: NDArray[np.int64]
     times: int
-
-    @property
-    def nodes(self) -> NDArray[np.int64]:
-        """Rows of the nodes of the types in ``kinds``."""
-        return np.flatnonzero(self.candidate.graph.nodes["type"].is_in(self.kinds).to_numpy())
+    left: tuple[int, int]
 
 
 def aligned_group(
@@ -110,79 +112,98 @@ def aligned_group(
         candidates: graphs that may have been launched, with their signatures.
     """
     shape = group.rows.shape
-    nothing = np.full(shape, UNDECIDED, np.int64)
     if not candidates:
         return _refused(shape, "no captured graph with edges and kernel names is known")
-    fits = [fit for fit in (_fit(group, replays, *candidate) for candidate in candidates) if fit]
+    found = [_fit(group, replays, *candidate) for candidate in candidates]
+    fits = [fit for fit in found if fit is not None]
     if not fits:
         return _refused(shape, _difference(group, replays, candidates))
+    fits = [fit for fit in fits if not any(fit.left)] or fits
     results = []
     for fit in fits:
         try:
             results.append(_aligned(group, replays, fit))
         except NotOrdered as error:
             results.append(_refused(shape, f"{fit.candidate.title}: {error}"))
-    possible = np.array([[reason is None for reason in r.refused] for r in results])
-    label = nothing.copy()
-    agreed = np.zeros(shape, np.bool_)
-    for result, ok in zip(results, possible, strict=True):
-        fresh = ok[:, None] & ~agreed
-        label = np.where(
-            fresh, result.label, np.where(ok[:, None] & (label != result.label), UNDECIDED, label)
-        )
-        agreed |= ok[:, None]
-    confidence = (label != UNDECIDED).mean(axis=1)
+    label = np.full(shape, UNDECIDED, np.int64)
+    agreed = np.zeros(shape[0], np.bool_)
+    for result in results:
+        possible = np.array([reason is None for reason in result.refused])
+        differs = np.where(label == result.label, label, UNDECIDED)
+        both = np.where(agreed[:, None], differs, result.label)
+        label = np.where(possible[:, None], both, label)
+        agreed |= possible
     refused = [
-        None if ok else results[0].refused[i]
-        for i, ok in enumerate(np.atleast_1d(possible.any(axis=0)))
+        None if ok else reason
+        for ok, reason in zip(agreed.tolist(), results[0].refused, strict=True)
     ]
-    return Outcome(label, confidence, refused)
+    left, nodes = fits[0].left
+    note = (
+        f"{left:,} of its {shape[1]:,} activities and {nodes:,} nodes of {fits[0].candidate.title} have no "
+        "counterpart, or several; all others fit"
+    )
+    return Outcome(label, refused, note if left or nodes else None)
 
 
 def _refused(shape: tuple[int, ...], reason: str) -> Outcome:
-    label = np.full(shape, UNDECIDED, np.int64)
-    return Outcome(label, np.zeros(shape[0]), [reason] * shape[0])
+    return Outcome(np.full(shape, UNDECIDED, np.int64), [reason] * shape[0])
 
 
 def _fit(
     group: Group, replays: Replays, candidate: Candidate, signatures: Signatures
 ) -> _Fit | None:
-    """Checks whether the activities are those of one or several replays of a graph; None if they are not."""
+    """Checks whether the activities are those of one or several replays of a graph; None if they are not.
+
+    Memcpys and memsets may be missing on one side.
+    """
     variant = replays.variant[group.rows[0]]
     kind = replays.kinds.frame["kind"].to_numpy()[variant]
-    for kinds in (ACTIVITIES, ("kernel",)):
-        leave = candidate.graph.nodes["type"].is_in(kinds).to_numpy()
-        nodes = np.sort(signatures.nodes[leave])
-        activities = np.sort(signatures.variants[variant[np.isin(kind, kinds)]])
-        if not len(nodes) or len(activities) % len(nodes) or nodes[0] < 0 or len(activities) == 0:
-            continue
-        times = len(activities) // len(nodes)
-        if (activities == np.repeat(nodes, times)).all():
-            return _Fit(candidate, signatures, kinds, times)
-    return None
+    leave = np.flatnonzero(candidate.graph.nodes["type"].is_in(ACTIVITIES).to_numpy())
+    of_kernel = (candidate.graph.nodes["type"] == "kernel").to_numpy()[leave]
+    ran, held = signatures.variants[variant], signatures.nodes[leave]
+    is_kernel = kind == "kernel"
+    if not of_kernel.any() or not is_kernel.any():
+        of_kernel, is_kernel = np.ones(len(leave), np.bool_), np.ones(len(variant), np.bool_)
+    times = max(1, round(int(is_kernel.sum()) / max(int(of_kernel.sum()), 1)))
+    size = int(max(ran.max(initial=0), held.max(initial=0))) + 1
+    of_graph, of_launch = (
+        np.bincount(signature[signature >= 0], minlength=size) for signature in (held, ran)
+    )
+    equal = of_launch == times * of_graph
+    fits, fitting = (held >= 0) & equal[held], (ran >= 0) & equal[ran]
+    ran_kernels, held_kernels = (
+        np.bincount(signature[(signature >= 0) & kernels], minlength=size)
+        for signature, kernels in ((ran, is_kernel), (held, of_kernel))
+    )
+    common = int(np.minimum(ran_kernels, times * held_kernels).sum())
+    most = max(int(is_kernel.sum()), times * int(of_kernel.sum()))
+    if not fits.any() or common < MIN_SHARE * most:
+        return None
+    left = int((~fitting & is_kernel).sum()), int((~fits & of_kernel).sum())
+    return _Fit(candidate, signatures, leave[fits], times, left)
 
 
 def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
     """Aligns the group to one graph."""
     gpu, rows = replays.tables.gpu, group.rows
-    kind = replays.kinds.frame["kind"].to_numpy()[replays.variant[rows]]
-    counts = np.isin(kind, fit.kinds)
+    signature = fit.signatures.variants[replays.variant[rows]]
+    counts = np.isin(signature, fit.signatures.nodes[fit.nodes])
     launches, nodes = len(rows), fit.nodes
     of_kind = rows[counts].reshape(launches * fit.times, len(nodes))  # one replay per row
     start = gpu["start"].to_numpy()[of_kind]
     end = start + gpu["duration"].to_numpy()[of_kind]
-    signature = fit.signatures.variants[replays.variant[of_kind]]
-    whole = (np.sort(signature, axis=1) == np.sort(fit.signatures.nodes[nodes])).all(axis=1)
+    chosen = signature[counts].reshape(of_kind.shape)
+    whole = (np.sort(chosen, axis=1) == np.sort(fit.signatures.nodes[nodes])).all(axis=1)
     pattern = Pattern(
         fit.candidate.topology, nodes, fit.signatures.nodes[nodes], fit.candidate.label[nodes]
     )
     label = np.full(of_kind.shape, UNDECIDED, np.int64)
     contradicts = ~whole
-    aligned = align(pattern, signature[whole], start[whole], end[whole])
+    aligned = align(pattern, chosen[whole], start[whole], end[whole])
     label[whole] = aligned.label
     contradicts[whole] |= aligned.contradicts
     label[contradicts] = UNDECIDED
-    result = np.full(rows.shape, UNDECIDED, np.int64)
+    result = np.where(signature < 0, FOREIGN, UNDECIDED)
     result[counts] = label.reshape(-1)
     bad = contradicts.reshape(launches, fit.times).any(axis=1)
     result[bad] = UNDECIDED
@@ -192,7 +213,7 @@ def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
     for launch in np.flatnonzero(bad).tolist():
         pairs = first[launch * fit.times : (launch + 1) * fit.times]
         reasons[launch] = _contradiction(fit, pairs[(pairs[:, 1] >= 0)])
-    return Outcome(result, (result != UNDECIDED).mean(axis=1), reasons)
+    return Outcome(result, reasons)
 
 
 def _contradiction(fit: _Fit, pairs: NDArray[np.int64]) -> str:

@@ -1,4 +1,4 @@
-"""The stack of the program at the capture of a CUDA graph node: its text, and the source place in it."""
+"""The source place in the stack of the program at the capture of a CUDA graph node."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.phases import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from thence.model.own_code import OwnCode
 
-__all__ = ["SEPARATOR", "stack_text", "with_sources"]
+__all__ = ["with_sources"]
 
-SEPARATOR = ";"
-"""Separates the frames of a stack, each ``file:line function``, outermost first."""
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
-
-
-def stack_text(stack: Sequence[str]) -> str | None:
-    """The text of a stack; None for an empty one."""
-    return SEPARATOR.join(stack) or None
 
 
 def with_sources(joined: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
@@ -51,7 +43,7 @@ def with_sources(joined: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
 
 def _source(text: str, own: OwnCode) -> tuple[str | None, str | None]:
     """The place of the innermost own frame, and its `Position`; line 0 stands for the whole function."""
-    frames = [match for part in text.split(SEPARATOR) if (match := _FRAME.fullmatch(part))]
+    frames = [match for part in text.split(FRAME_SEPARATOR) if (match := _FRAME.fullmatch(part))]
     if not frames:
         return None, None
     frame = next((one for one in reversed(frames) if own(one["file"])), frames[-1])

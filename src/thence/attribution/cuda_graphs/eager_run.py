@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.by_order import Candidate
+from thence.attribution.cuda_graphs.other_rank import collectives_of_rank
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.launches import launch_rows
 from thence.model.graph_labels import NODES, CapturedGraph, Kernel
@@ -17,6 +18,8 @@ from thence.model.places import GRAPH_LABELS
 from thence.model.tables import DESCRIBED, GRAPH_PLACES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from numpy.typing import NDArray
 
     from thence.attribution.cuda_graphs.signatures import Names
@@ -96,6 +99,33 @@ class EagerRun:
             label.cast(pl.Int64).to_numpy(), distinct_places.drop("number"), called[rows],
             whole["start"].to_numpy(), (whole["start"] + whole["duration"]).to_numpy(), names,
         )  # fmt: skip
+
+    def of_rank(self, rank: int, groups: Iterable[Mapping[str, Any]]) -> tuple[EagerRun, int]:
+        """The run as that of another rank of the same program.
+
+        Args:
+            rank: the other rank.
+            groups: the process groups that the producers described.
+
+        Returns:
+            The run, and in how many descriptions of collectives the process group is unknown.
+        """
+        collectives, unknown = collectives_of_rank(self.places["collective"], rank, groups)
+        return replace(self, places=self.places.with_columns(collective=collectives)), unknown
+
+    def stretches(self) -> list[slice]:
+        """The launches in each profiler step and outermost range, then all launches."""
+        first = np.searchsorted(self.called, self.begins)
+        last = np.searchsorted(self.called, self.ends, "right")
+        distinct = dict.fromkeys(zip(first.tolist(), last.tolist(), strict=True))
+        inside = [slice(low, high) for low, high in distinct if low < high]
+        whole = slice(0, len(self.rows))
+        return [*(part for part in inside if part != whole), whole]
+
+    @property
+    def one_stream(self) -> bool:
+        """Whether all its activities ran on one stream."""
+        return self.tables.gpu.select("device", "stream")[self.rows].n_unique() <= 1
 
     def window(self, chosen: NDArray[np.int64], names: Names, title: str) -> Candidate:
         """Makes a captured graph of chosen launches: an edge joins consecutive launches of a stream.

@@ -7,6 +7,8 @@ them, alignment everywhere else. Activities that cannot be joined keep the reaso
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.alignment import UNDECIDED
+from thence.attribution.cuda_graphs.alignment import CONTRADICTED, FOREIGN, UNDECIDED
 from thence.attribution.cuda_graphs.by_node import executed, match
 from thence.attribution.cuda_graphs.by_order import Candidate, aligned_group
-from thence.attribution.cuda_graphs.captured_stacks import stack_text
 from thence.attribution.cuda_graphs.processes import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
 from thence.attribution.cuda_graphs.signatures import Names, Signatures
@@ -55,11 +56,13 @@ class Joined:
         places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
         notes: what was not joined and why, as sentences.
         foreign: labels that were refused because they are of another process or program: the file, and why.
+        files: the files that labelled any activities, and how many.
     """
 
     places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     notes: tuple[str, ...] = ()
     foreign: tuple[tuple[str, str], ...] = ()
+    files: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def labelled(self) -> int:
@@ -74,7 +77,8 @@ class Numbered:
     Attributes:
         replays: of the trace.
         number: for each row, the number of its label, -1 where none was open, `UNDECIDED` where several are
-            possible, -3 where nothing is known.
+            possible, `FOREIGN` where nothing corresponds to the activity, `CONTRADICTED` where label files differ, -3
+            where nothing is known.
         rule: for each row, position in `CODES` of the rule, or of the reason where there is no label; -1 where
             nothing is known.
         detail: for each row, index in ``details``, -1 for none.
@@ -104,6 +108,8 @@ class Numbered:
         self.rule[rows] = rule
         self.rule[rows[number == -1]] = CODES.index("graph_no_label")
         self.rule[rows[number == UNDECIDED]] = CODES.index("graph_ambiguous")
+        self.rule[rows[number == FOREIGN]] = CODES.index("graph_foreign")
+        self.rule[rows[number == CONTRADICTED]] = CODES.index("graph_labels_differ")
         self.detail[rows] = -1
 
     def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
@@ -113,13 +119,11 @@ class Numbered:
             why launches were refused, one text per refused launch.
         """
         refused = np.array([reason is not None for reason in outcome.refused])
-        good = rows[~refused]
-        self.put(good.reshape(-1), outcome.label[~refused].reshape(-1), CODES.index(rule))
-        self.confidence[good] = outcome.confidence[~refused][:, None]
-        reasons = []
-        for launch in np.flatnonzero(refused).tolist():
-            reason = str(outcome.refused[launch])
-            reasons.append(reason)
+        good, number = rows[~refused], outcome.label[~refused]
+        self.put(good.reshape(-1), number.reshape(-1), CODES.index(rule))
+        self.confidence[good] = (number > UNDECIDED).mean(axis=1)[:, None]
+        reasons = [reason for reason in outcome.refused if reason is not None]
+        for launch, reason in zip(np.flatnonzero(refused).tolist(), reasons, strict=True):
             self.refuse(rows[launch], reason)
         return reasons
 
@@ -146,6 +150,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
     distinct_labels = _DistinctLabels()
     files = [_File.of(file, distinct_labels.numbers(file), replays) for file in labels]
     marks_alone = distinct_labels.without_places()
+    labelled: Counter[str] = Counter()
     rank_of_row = tables.gpu["rank"].to_numpy()[replays.rows]
     reasons: dict[int, tuple[str, str]] = {}
     fitted: set[int] = set()
@@ -161,15 +166,18 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
             else:
                 reasons.setdefault(i, (file.labels.source, reason))
         if rank_files:
-            rank_notes, refused = _join_rank(
-                rank_files, assigned, replays.rows[rank_of_row == rank], marks_alone
+            rows = replays.rows[rank_of_row == rank]
+            left, rank_notes, refused = _by_ids(
+                rank_files, assigned, rows, distinct_labels, labelled
             )
+            rank_notes += _by_alignment(rank_files, assigned, left, marks_alone, labelled)
             notes += rank_notes
             foreign += refused
     notes += [f"{labels[i].source}: {note}" for i in sorted(fitted) for note in labels[i].notes]
     # A file that does not fit one rank is not reported if it fits another.
     foreign += [reason for i, reason in reasons.items() if i not in fitted]
-    return Joined(joined_rows(assigned, distinct_labels.frame()), tuple(notes), tuple(foreign))
+    places = joined_rows(assigned, distinct_labels.frame())
+    return Joined(places, tuple(notes), tuple(foreign), dict(labelled))
 
 
 @dataclass(frozen=True)
@@ -207,28 +215,31 @@ class _File:
         return cls(file, names, label, candidates)
 
 
-def _join_rank(
+def _by_alignment(
     files: Sequence[_File],
     assigned: Numbered,
     rows: NDArray[np.int64],
     marks_alone: NDArray[np.int64],
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """Joins files of one process to its rows; returns notes on unlabelled launches, and labels of other programs."""
+    labelled: Counter[str],
+) -> list[str]:
+    """Joins files of one process to rows without known ids; returns notes on launches that differ."""
     replays = assigned.replays
-    foreign: list[tuple[str, str]] = []
-    for file in files:
-        rows, refused = _by_ids(file, assigned, rows)
-        foreign += refused
     candidates = [candidate for file in files for candidate in file.candidates]
     launches: list[tuple[int, str]] = []
     count = 0
+    notes = []
     for group in replays.groups(rows):
         outcome = _aligned(group, replays, candidates, marks_alone)
         reasons = assigned.put_outcome(group.rows, outcome, "graph_alignment")
+        if outcome.note is not None:
+            notes.append(f"{replays.named(group.rows)}: {outcome.note}")
         starts = group.rows[[i for i, r in enumerate(outcome.refused) if r is not None], 0]
         launches += zip(starts.tolist(), reasons, strict=True)
         count += len(group.rows)
-    return _refusal_notes(launches, count, replays), foreign
+        for file in files:
+            by_file = np.isin(outcome.label, [*file.label[:-1], *marks_alone[file.label[:-1]]])
+            labelled[file.labels.source] += int((by_file & (outcome.label >= 0)).sum())
+    return notes + _refusal_notes(launches, count, replays)
 
 
 def _aligned(
@@ -247,8 +258,7 @@ def _aligned(
         for candidate, signatures in candidates
     ]
     label = np.where(open_, aligned_group(group, replays, by_marks).label, outcome.label)
-    confidence = (label != UNDECIDED).mean(axis=1)
-    return dataclasses.replace(outcome, label=label, confidence=confidence)
+    return dataclasses.replace(outcome, label=label)
 
 
 def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> list[str]:
@@ -265,43 +275,114 @@ def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Repl
 
 
 def _by_ids(
-    file: _File, assigned: Numbered, rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
-    """Joins by node ids; returns the rows left for alignment, and why graphs that ran other kernels were refused."""
+    files: Sequence[_File],
+    assigned: Numbered,
+    rows: NDArray[np.int64],
+    distinct_labels: _DistinctLabels,
+    labelled: Counter[str],
+) -> tuple[NDArray[np.int64], list[str], list[tuple[str, str]]]:
+    """Joins files of one process by node ids.
+
+    If several files know a graph, each node gets what they say together.
+
+    Returns:
+        the rows left for alignment, notes, and why graphs that ran other kernels were refused.
+    """
     replays = assigned.replays
+    files = _with_executables(files)
+    notes: list[str] = []
     foreign = []
     done = np.zeros(replays.tables.gpu.height, np.bool_)
     for graph in executed(dataclasses.replace(replays, rows=rows)):
-        matched = match(graph, file.labels, file.names, replays.kinds.frame)
-        if matched.refused is not None:
-            assigned.refuse(graph.rows, matched.refused)
-            if not matched.foreign:
-                text = f"executable graph {graph.id} ran other kernels than were captured: {matched.refused}"
-                foreign.append((file.labels.source, text))
-                assigned.refuse(graph.rows, text)
+        matches = [
+            (file, match(graph, file.labels, file.names, replays.kinds.frame)) for file in files
+        ]
+        fitting = [(file, found) for file, found in matches if found.refused is None]
+        fitting = [(file, found) for file, found in fitting if found.by_id] or fitting
+        for file, found in matches:
+            if found.refused is None or found.foreign:
+                continue
+            text = (
+                f"executable graph {graph.id} ran other kernels than were captured: {found.refused}"
+            )
+            foreign.append((file.labels.source, text))
+            done[graph.rows] = True
+            assigned.refuse(graph.rows, text)
+        if fitting:
+            done[graph.rows] = True
+            notes += _put_matched(assigned, graph, fitting, distinct_labels, labelled)
+        elif not done[graph.rows].any():
+            reason = str(matches[-1][1].refused)
+            assigned.refuse(graph.rows, reason)
+            if not any(file.candidates for file in files):  # alignment could not say more
                 done[graph.rows] = True
-            continue
-        done[graph.rows] = True
-        _put_matched(assigned, graph, matched, file.label)
-    return rows[~done[rows]], foreign
+                notes.append(f"executable graph {graph.id} is not labelled: {reason}")
+    return rows[~done[rows]], notes, foreign
+
+
+def _with_executables(files: Sequence[_File]) -> list[_File]:
+    """The files of one process; graphs under the id of their capture get the executable graphs that others name."""
+    executables = {
+        graph.id: graph.executables
+        for file in files
+        for graph in file.labels.graphs
+        if graph.executables != (graph.id,)
+    }
+    result = []
+    for file in files:
+        graphs = tuple(
+            dataclasses.replace(graph, executables=executables.get(graph.id, graph.executables))
+            for graph in file.labels.graphs
+        )
+        labels = dataclasses.replace(file.labels, graphs=graphs)
+        result.append(dataclasses.replace(file, labels=labels))
+    return result
 
 
 def _put_matched(
-    assigned: Numbered, graph: Executed, matched: Match, label: NDArray[np.int64]
-) -> None:
-    """Stores the labels of one executable graph's nodes."""
-    order = np.argsort(np.array(matched.number, np.int64))
-    numbers = np.array(matched.number, np.int64)[order]
-    rule = np.array([CODES.index(rule) for rule in matched.rule], np.int64)[order]
-    of_node = label[np.array(matched.label, np.int64)][order]
+    assigned: Numbered,
+    graph: Executed,
+    matches: Sequence[tuple[_File, Match]],
+    distinct_labels: _DistinctLabels,
+    labelled: Counter[str],
+) -> list[str]:
+    """Stores the labels of one executable graph's nodes; returns notes on contradictions."""
+    said: dict[int, dict[int, str]] = {}  # for each node number, label numbers and their files
+    rules: dict[int, str] = {}
+    ran, counts = np.unique(graph.number, return_counts=True)
+    activities = dict(zip(ran.tolist(), counts.tolist(), strict=True))
+    for file, found in matches:
+        for number, label, rule in zip(found.number, found.label, found.rule, strict=True):
+            of_file, of_node = int(file.label[label]), said.setdefault(number, {})
+            rules.setdefault(number, rule)
+            if of_file >= 0:
+                of_node.setdefault(of_file, file.labels.source)
+                labelled[file.labels.source] += activities[number]
+    differing: dict[tuple[str, str], list[int]] = {}
+    of_number: dict[int, int] = {}
+    for number, labels in said.items():
+        merged = distinct_labels.merged(tuple(labels)) if labels else -1
+        if merged is None:
+            first, second, *_ = labels.values()
+            differing.setdefault((first, second), []).append(number)
+        of_number[number] = CONTRADICTED if merged is None else merged
+    numbers = np.array(sorted(of_number), np.int64)
+    label_of = np.array([of_number[n] for n in numbers.tolist()], np.int64)
+    code = np.array([CODES.index(rules[n]) for n in numbers.tolist()], np.int64)
     position = np.minimum(np.searchsorted(numbers, graph.number), len(numbers) - 1)
-    matches = numbers[position] == graph.number
-    assigned.put(graph.rows[matches], of_node[position[matches]], rule[position[matches]])
-    assigned.confidence[graph.rows[matches]] = np.nan
+    matching = numbers[position] == graph.number
+    assigned.put(graph.rows[matching], label_of[position[matching]], code[position[matching]])
+    assigned.confidence[graph.rows[matching]] = np.nan
     assigned.refuse(
-        graph.rows[~matches],
+        graph.rows[~matching],
         "its node cannot be distinguished from other nodes inside child graphs",
     )
+    return [
+        f"{first} and {second} contradict each other about {len(nodes):,} nodes of executable graph {graph.id}: "
+        + distinct_labels.difference(said[nodes[0]], f"node {nodes[0]}")
+        + "; these nodes get no label: give only the file that the traced process saved"
+        for (first, second), nodes in differing.items()
+    ]
 
 
 @dataclass
@@ -310,6 +391,7 @@ class _DistinctLabels:
 
     labels: list[Label] = field(default_factory=list)
     by_text: dict[str, int] = field(default_factory=dict)
+    of_merged: dict[tuple[int, ...], int | None] = field(default_factory=dict)
 
     def numbers(self, file: GraphLabels) -> NDArray[np.int64]:
         """The number of each label of a file; index -1 gives -1."""
@@ -333,6 +415,25 @@ class _DistinctLabels:
             self.labels.append(label)
         return self.by_text[text]
 
+    def merged(self, numbers: tuple[int, ...]) -> int | None:
+        """The number of the label that says what several labels say; None if they contradict each other."""
+        if numbers not in self.of_merged:
+            label: Label | None = self.labels[numbers[0]]
+            for number in numbers[1:]:
+                label = None if label is None else _merged(label, self.labels[number])
+            self.of_merged[numbers] = None if label is None else self._number(label)
+        return self.of_merged[numbers]
+
+    def difference(self, numbers: Iterable[int], node: str) -> str:
+        """A sentence on what the first two of some labels say differently about a node."""
+        one, other, *_ = (self.labels[number] for number in numbers)
+        if _longer(one.path, other.path) is None:
+            said = "/".join(one.path), "/".join(other.path)
+            return f"{node} is `{said[0]}` in one and `{said[1]}` in the other"
+        names = [f.name for f in dataclasses.fields(Label) if f.name != "path"]
+        name = next(n for n in names if _same(getattr(one, n), getattr(other, n)) is None)
+        return f"{node} has another {name} in one than in the other"
+
     def frame(self) -> pl.DataFrame:
         """The place columns of each label."""
         rows = [_place(label) for label in self.labels]
@@ -341,6 +442,34 @@ class _DistinctLabels:
         return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String)).with_columns(
             collective=collectives
         )
+
+
+def _merged(first: Label, second: Label) -> Label | None:
+    """What two labels of one node say together; None if they contradict each other."""
+    path = _longer(first.path, second.path)
+    rest: dict[str, Any] = {}
+    for name in ("phase", "lane", "metadata", "collective", "place"):
+        same = _same(getattr(first, name), getattr(second, name))
+        if path is None or same is None:
+            return None
+        (rest[name],) = same
+    return None if path is None else Label(path, **rest)
+
+
+def _longer(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The longer of two paths if it ends with the other; PyTorch's annotations keep only the innermost name."""
+    longer, shorter = sorted((first, second), key=len, reverse=True)
+    return longer if longer[len(longer) - len(shorter) :] == shorter else None
+
+
+def _same(first: Any, second: Any) -> tuple[Any] | None:
+    """The value that two labels have together, as a tuple; None if they contradict each other."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        agree = all(second.get(key, value) == value for key, value in first.items())
+        return ({**first, **second},) if agree else None
+    if first is None or second is None or first == second:
+        return (second if first is None else first,)
+    return None
 
 
 def _place(label: Label) -> dict[str, Any]:
@@ -359,7 +488,7 @@ def _place(label: Label) -> dict[str, Any]:
         "label": SEPARATOR.join(label.path) or None,
         "module": label.module or place.module or None,
         "op": place.op,
-        "stack": stack_text(place.stack),
+        "stack": place.stack_text,
         "phase": place.phase or label.phase,
         "lane": label.lane,
         "metadata": msgspec.json.encode(metadata).decode() if metadata else None,

@@ -39,7 +39,7 @@ _PRODUCTS = r"mm|matmul|linear|conv|dot|mv|einsum|attention|lstm|gru|rnn|linalg|
 _FAMILIES = tuple(
     (re.compile(kernel), re.compile(operator))
     for kernel, operator in (
-        (r"(?i)gemm|gemv|cublas|nvjet|splitK|^Cijk_|s\d+gemm", _PRODUCTS),
+        (r"(?i)gemm|gemv|cublas|nvjet|splitK(?!v)|^Cijk_|s\d+gemm", _PRODUCTS),
         (r"(?i)flash_|fmha|::fused_attention", r"attention|flash|sdp"),
         (r"(?i)softmax|SoftMax", r"softmax|attention|cross_entropy|nll|multinomial|logit"),
         (r"layer_?norm|LayerNorm|GammaBeta", r"norm"),
@@ -68,6 +68,8 @@ _FAMILIES = tuple(
 This applies to PyTorch's own operators."""
 _OWN_OPERATORS = re.compile(r"aten::|c10d::|nccl:")
 _TRITON = re.compile(r"triton_\w+")
+_SPECIALIZED = re.compile(r"_\d+[cd][\dcde]*")
+"""What older versions of Triton append to a kernel's name: its specialized arguments."""
 
 
 @dataclass
@@ -115,10 +117,10 @@ class KernelOperators:
             return Verdict.UNKNOWN
         if (kernel, operator) in self.pairs:
             return Verdict.FITS
-        if _TRITON.match(
-            operator
-        ):  # Inductor names it after its kernel; older versions of Triton add a suffix
-            return Verdict.FITS if kernel.startswith(operator) else Verdict.CONTRADICTS
+        if _TRITON.match(operator):  # Inductor names it after its kernel
+            rest = kernel.removeprefix(operator) if kernel.startswith(operator) else None
+            same = rest == "" or (rest is not None and _SPECIALIZED.fullmatch(rest))
+            return Verdict.FITS if same else Verdict.CONTRADICTS
         if not _OWN_OPERATORS.match(operator):
             return Verdict.UNKNOWN  # a custom operator can launch any kernel
         fitting = [bool(of.search(operator)) for name, of in _FAMILIES if name.search(kernel)]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-__all__ = ["labelled", "labelled_from_eager", "with_labels"]
+__all__ = ["LABELS_NOTE", "labelled", "labelled_from_eager", "with_labels"]
 
-_NOTE = "labels of CUDA graphs"
+LABELS_NOTE = "labels of CUDA graphs"
 """Begin of the note that names the label files that were joined."""
 _MOST_LISTED = 3
 
@@ -80,13 +80,19 @@ def with_labels(tables: Tables) -> Tables:
         warnings += [f"{source}: {text}; its labels are not used" for source, text in refusals]
         return tables.with_warnings(warnings)
     result = with_places(tables, joined).with_warnings(warnings)
-    refused = {source for source, _ in joined.foreign}
-    used = [file for file in labels if file.source not in refused]
-    names = ", ".join(Path(file.source).name for file in used[:_MOST_LISTED])
-    names += " ..." if len(used) > _MOST_LISTED else ""
-    note = f"{_NOTE} from {names}: {coverage(result)}"
-    notes = (*result.meta.notes, note)
+    notes = (*result.meta.notes, _used(joined, result))
     return dataclasses.replace(result, meta=dataclasses.replace(result.meta, notes=notes))
+
+
+def _used(joined: Joined, result: Tables) -> str:
+    """A note on the files that labelled activities, and on how many each if there are several."""
+    several = len(joined.files) > 1
+    names = [
+        f"{Path(source).name} ({count:,} activities)" if several else Path(source).name
+        for source, count in joined.files.items()
+    ]
+    listed = ", ".join(names[:_MOST_LISTED]) + (" ..." if len(names) > _MOST_LISTED else "")
+    return f"{LABELS_NOTE} from {listed}: {coverage(result)}"
 
 
 def _check_graphs(tables: Tables) -> None:
@@ -103,8 +109,11 @@ def _replace_labels(tables: Tables, joined: Joined, what: str) -> Tables:
         reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
         raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
     # These labels replace those found next to the trace, so the note about those is removed.
-    notes = tuple(note for note in tables.meta.notes if not note.startswith(_NOTE))
+    notes = tuple(note for note in tables.meta.notes if not note.startswith(LABELS_NOTE))
     meta = dataclasses.replace(tables.meta, notes=notes)
     result = with_places(dataclasses.replace(tables, meta=meta), joined)
+    if len(joined.files) > 1:
+        meta = dataclasses.replace(result.meta, notes=(*notes, _used(joined, result)))
+        result = dataclasses.replace(result, meta=meta)
     refusals = (f"{source}: {text}" for source, text in joined.foreign)
     return result.with_warnings((*joined.notes, *refusals))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
+from thence.model.places import GRAPH_LABELS
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["PlaceBook"]
@@ -23,7 +25,6 @@ class PlaceBook:
     """
 
     frames: list[pl.DataFrame] = field(default_factory=list)
-    _shared: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     @property
     def height(self) -> int:
@@ -43,18 +44,25 @@ class PlaceBook:
         self.frames.append(frame)
         return first
 
-    def shared(self, numbers: NDArray[np.int64]) -> int:
-        """The number of a row with the values that several places have in common, null where they differ."""
-        key = tuple(sorted({int(number) for number in numbers}))
-        if len(key) == 1:
-            return key[0]
-        if key not in self._shared:
-            rows = self.frame[list(key)]
-            alike = [
-                pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()).alias(name)
-                for name in rows.columns
-                if name != "collective"
-            ]
-            nothing = pl.lit(None, rows.schema["collective"]).alias("collective")
-            self._shared[key] = self.add(rows.select(*alike, nothing).select(rows.columns))
-        return self._shared[key]
+    def shared(self, group: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Adds what several places have in common, for groups of places.
+
+        Args:
+            group: ascending, for each place of a group the group.
+            number: the number of the place.
+
+        Returns:
+            for each group in ascending order the number of the row with the values that all its places have, null
+            where they differ; -1 if they have nothing in common.
+        """
+        rows = self.frame[number].drop("collective").with_columns(group=pl.Series(group))
+        alike = [
+            pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()).alias(name)
+            for name in rows.columns
+            if name != "group"
+        ]
+        common = rows.group_by("group", maintain_order=True).agg(alike).drop("group")
+        says = common.select(pl.any_horizontal(pl.col(GRAPH_LABELS).is_not_null())).to_series()
+        nothing = pl.lit(None, self.frame.schema["collective"]).alias("collective")
+        first = self.add(common.with_columns(nothing).select(self.frame.columns))
+        return np.where(says.to_numpy(), first + np.arange(common.height), -1)

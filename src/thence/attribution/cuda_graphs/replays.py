@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "Replays", "in_cuda_graph"]
 
+_NODE = np.uint64((1 << 32) - 1)  # bits of a node id that are its number
+
 
 def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
     """Which rows of gpu ran as part of a CUDA graph.
@@ -114,3 +116,40 @@ class Replays:
         for _, same in alike.sort("start").group_by("size", "sum", maintain_order=True):
             size = int(same["size"][0])
             yield Group(all_rows[same["cut"].to_numpy()[:, None] + np.arange(size)])
+
+    def named(self, rows: NDArray[np.int64]) -> str:
+        """Equal launches, of shape (launches, activities), for messages."""
+        correlation = self.tables.gpu["correlation"][int(rows[0, 0])]
+        more = f", and {len(rows) - 1} like it" if len(rows) > 1 else ""
+        return f"the graph launch with correlation id {correlation}{more}"
+
+    def sequences(
+        self, rows: NDArray[np.int64]
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64], bool, bool]]:
+        """Groups launches by the order of their activities.
+
+        Nodes are numbered as they are created, so numbers give the order of the capture.
+
+        Args:
+            rows: of gpu, (launches, activities): launches with equal multisets of activities.
+
+        Returns:
+            For each group: its launches; their rows in order; whether that is the order of the node numbers, else
+            it is that of the starts; and whether all activities ran on one stream.
+        """
+        gpu = self.tables.gpu
+        flat = pl.Series(rows.reshape(-1))
+        node = gpu["node"].gather(flat)
+        numbered = bool(node.null_count() == 0 and len(node))
+        if numbered:
+            number = (node.to_numpy() & _NODE).reshape(rows.shape)
+            rows = np.take_along_axis(rows, np.argsort(number, axis=1, kind="stable"), axis=1)
+        stream = gpu["stream"].gather(flat).to_numpy().reshape(rows.shape)
+        one_stream = (stream == stream[:, :1]).all(axis=1)
+        alike: dict[tuple[bytes, bool], list[int]] = {}
+        for launch, key in enumerate(self.variant[rows]):
+            alike.setdefault((key.tobytes(), bool(one_stream[launch])), []).append(launch)
+        return [
+            (np.array(launches), rows[launches], numbered, alone)
+            for (_, alone), launches in alike.items()
+        ]

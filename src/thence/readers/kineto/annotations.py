@@ -176,6 +176,9 @@ def _columns(labels: Sequence[Label]) -> dict[str, pl.Series]:
     return {
         "label": texts(["/".join(label.path) or None for label in labels]),
         "module": texts([label.module for label in labels]),
+        "stack": texts(
+            [None if label.place is None else label.place.stack_text for label in labels]
+        ),
         "phase": texts([label.phase for label in labels]),
         "lane": texts([label.lane for label in labels]),
         "metadata": texts(
@@ -185,5 +188,7 @@ def _columns(labels: Sequence[Label]) -> dict[str, pl.Series]:
             ]
         ),
         "collective": described_structs([label.collective for label in labels]),
-        "rule": pl.Series(["in_trace" if label.path else "graph_no_label" for label in labels]),
+        "rule": pl.Series(
+            ["in_trace" if label.path or label.place else "graph_no_label" for label in labels]
+        ),
     }

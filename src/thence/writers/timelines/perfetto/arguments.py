@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.annotation_table import ANNOTATED, annotation_table
 from thence.model.places import PLACES
 from thence.writers.timelines.perfetto.packets import Argument
 
@@ -64,12 +65,24 @@ def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...
     rows = pl.DataFrame({"gpu": pl.int_range(gpu.height, dtype=pl.Int32, eager=True)})
     described = timeline.trace.collectives.unique("gpu", keep="first", maintain_order=True)
     arguments = (*columns_as_arguments(gpu, _GPU, interned),)
-    named = {place: place for place in PLACES} | {"metadata": "annotations"}
-    arguments += columns_as_arguments(timeline.trace.places, named, interned)
+    arguments += columns_as_arguments(
+        timeline.trace.places, dict(zip(PLACES, PLACES, strict=True)), interned
+    )
     if described.height:
         of_gpu = rows.join(described, on="gpu", how="left", maintain_order="left")
         arguments += columns_as_arguments(of_gpu, _COLLECTIVE, interned)
+    said = annotation_table(timeline.trace)
+    if said.height:
+        fields = {name: _free(name) for name in said.columns if name not in ANNOTATED}
+        of_gpu = rows.join(said.select("gpu", *fields), on="gpu", how="left", maintain_order="left")
+        arguments += columns_as_arguments(of_gpu, fields, interned)
     return arguments
+
+
+def _free(name: str) -> str:
+    """The argument for a field of the user's annotations; prefixed if thence writes another argument of that name."""
+    taken = {*_GPU.values(), *_COLLECTIVE.values(), *PLACES}
+    return f"annotated_{name}" if name in taken else name
 
 
 def host_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:

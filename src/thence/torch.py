@@ -1,0 +1,5 @@
+"""What thence offers to PyTorch programs, as ``import thence.torch``; PyTorch is imported when a function needs it."""
+
+from thence.hooks.torch.collectives import collective, event_ids, label_collectives
+
+__all__ = ["collective", "event_ids", "label_collectives"]

@@ -1,0 +1,266 @@
+"""Replays, captures and eager runs damaged in many ways: labels may be missing, but none is false."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from functools import cache
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+import thence
+from capture_data import Call, Recorder, compiled, layers
+from helpers import TORCH, opened, recording, unzipped, written
+from thence.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+REPLAY = recording("torch-2.12_graph_replay_rank0")
+EAGER = TORCH / "graphs" / "torch-2.12_graph_eager_rank0.json.gz"
+NODES = 48
+PLACES = (0, 1, 5, 7, 20, 33, 46, 47)
+
+Rows = list[tuple[dict[str, object], str | None]]
+"""The activities of one replay in the order of their nodes, each with its true label, None where it has none."""
+
+
+@cache
+def eager() -> thence.Trace:
+    return thence.open(EAGER)
+
+
+@cache
+def truth() -> list[str]:
+    nodes = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
+    return [node["label"] for node in nodes]
+
+
+def recorded() -> tuple[thence.Trace, list[Rows]]:
+    """The recorded replays, and the activities of each of them by node number."""
+    trace = thence.open(REPLAY)
+    launches = trace.gpu.sort("node").partition_by("correlation", maintain_order=True)
+    return trace, [list(zip(part.to_dicts(), truth(), strict=True)) for part in launches]
+
+
+def rebuilt(trace: thence.Trace, launches: list[Rows]) -> tuple[thence.Trace, list[str | None]]:
+    """A trace with these activities, whose nodes are numbered in this order, and their true labels."""
+    rows, labels = [], []
+    for launch in launches:
+        graph = int(str(launch[0][0]["graph"]))
+        for number, (row, label) in enumerate(launch):
+            rows.append(row | {"graph": graph, "node": (graph << 32) + number})
+            labels.append(label)
+    gpu = pl.DataFrame(rows, schema=trace.gpu.schema, orient="row")
+    order = gpu.with_row_index("at").sort("start", maintain_order=True)["at"].to_list()
+    return Trace(dataclasses.replace(trace.tables, gpu=gpu[order])), [labels[at] for at in order]
+
+
+def other(rows: Rows, at: int, name: str) -> tuple[dict[str, object], None]:
+    """A kernel of another name that no launch corresponds to."""
+    return rows[min(at, len(rows) - 1)][0] | {"name": name}, None
+
+
+def lost(rows: Rows, at: int, _: random.Random) -> Rows:
+    return rows[:at] + rows[at + 1 :]
+
+
+def foreign(rows: Rows, at: int, _: random.Random) -> Rows:
+    return [*rows[:at], other(rows, at, "foreign_kernel"), *rows[at:]]
+
+
+def three_foreign(rows: Rows, at: int, chance: random.Random) -> Rows:
+    for _ in range(3):
+        rows = foreign(rows, at, chance)
+        at = chance.randrange(len(rows))
+    return rows
+
+
+def twice(rows: Rows, at: int, _: random.Random) -> Rows:
+    return [*rows[:at], (rows[at][0], None), *rows[at:]]
+
+
+def elsewhere(rows: Rows, at: int, chance: random.Random) -> Rows:
+    source = chance.randrange(len(rows))
+    return [*rows[:at], (rows[source][0], None), *rows[at:]]
+
+
+def exchanged(rows: Rows, at: int, _: random.Random) -> Rows:
+    at = min(at, len(rows) - 2)
+    return [*rows[:at], rows[at + 1], rows[at], *rows[at + 2 :]]
+
+
+def renamed(rows: Rows, at: int, _: random.Random) -> Rows:
+    return [*rows[:at], other(rows, at, "another_kernel"), *rows[at + 1 :]]
+
+
+def reshaped(rows: Rows, at: int, _: random.Random) -> Rows:
+    row, label = rows[at]
+    return [*rows[:at], (row | {"grid": [9, 9, 9]}, label), *rows[at + 1 :]]
+
+
+def moved(rows: Rows, at: int, chance: random.Random) -> Rows:
+    rest = lost(rows, at, chance)
+    to = chance.randrange(len(rest))
+    return [*rest[:to], rows[at], *rest[to:]]
+
+
+def lost_and_foreign(rows: Rows, at: int, chance: random.Random) -> Rows:
+    return foreign(lost(rows, at, chance), chance.randrange(len(rows) - 1), chance)
+
+
+def two_lost(rows: Rows, at: int, chance: random.Random) -> Rows:
+    return lost(lost(rows, at, chance), chance.randrange(len(rows) - 1), chance)
+
+
+def layer_lost(rows: Rows, _: int, __: random.Random) -> Rows:
+    return rows[:16] + rows[32:]
+
+
+DAMAGES: dict[Callable[[Rows, int, random.Random], Rows], int] = {
+    lost: 47, foreign: 48, three_foreign: 48, twice: 46, elsewhere: 46, exchanged: 45, renamed: 47, reshaped: 47,
+    moved: 45, lost_and_foreign: 47, two_lost: 46, layer_lost: 28,
+}  # fmt: skip
+"""How to damage a replay of 48 activities, and how many of them keep their label at least."""
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_replay_gets_no_false_label_and_keeps_the_others(
+    damage: Callable[[Rows, int, random.Random], Rows],
+) -> None:
+    trace, launches = recorded()
+    for at in PLACES:
+        seed = random.Random(at).random()
+        made, right = rebuilt(trace, [damage(rows, at, random.Random(seed)) for rows in launches])
+        labelled = made.label(eager=eager())
+        labelled.self_check()
+        labels = labelled.places["label"].cast(pl.String).to_list()
+        assert [x for x in zip(labels, right, strict=True) if x[0] not in (None, x[1])] == []
+        assert sum(label is not None for label in labels) >= 5 * DAMAGES[damage], (damage, at)
+
+
+@pytest.mark.parametrize(
+    "lines", [slice(0, None, 7), slice(3, None, 11), slice(20, 21), slice(0, 40)]
+)
+def test_an_eager_run_that_lost_launches_gives_no_false_label(lines: slice) -> None:
+    trace, launches = recorded()
+    made, right = rebuilt(trace, launches)
+    whole = eager().tables
+    kept = sorted({*range(whole.gpu.height)} - {*range(whole.gpu.height)[lines]})
+    labelled = made.label(eager=Trace(dataclasses.replace(whole, gpu=whole.gpu[kept])))
+    labels = labelled.places["label"].cast(pl.String).to_list()
+    assert [x for x in zip(labels, right, strict=True) if x[0] not in (None, x[1])] == []
+
+
+# Captures, whose kernels are known by nothing but their order and operators
+
+FOREIGN: Call = ("foreign_kernel", "", "", "kernel")
+
+
+def changed(calls: list[Call], how: str, at: int) -> list[Call]:
+    chance = random.Random(at)
+    rest = calls[:at] + calls[at + 1 :]
+    to = chance.randrange(len(rest))
+    second = chance.randrange(len(rest))
+    copy: Call = ("", "aten::copy_", "", "memcpy")
+    return {
+        "lost": rest,
+        "two lost": rest[:second] + rest[second + 1 :],
+        "foreign": [*calls[:at], FOREIGN, *calls[at:]],
+        "trailing": [*calls, ("copy_kernel", "", "", "kernel")],
+        "leading": [("copy_kernel", "", "", "kernel"), *calls],
+        "a copy": [*calls[:at], copy, *calls[at:]],
+        "twice": [*calls[:at], (calls[at][0], *FOREIGN[1:3], calls[at][3]), *calls[at:]],
+        "exchanged": [*calls[:to], *calls[to : to + 2][::-1], *calls[to + 2 :]],
+        "moved": [*rest[:to], calls[at], *rest[to:]],
+        "lost and foreign": [*rest[:to], FOREIGN, *rest[to:]],
+        "first and last": [FOREIGN, *calls[:-1]],
+        "layer lost": calls[:11] + calls[21:],
+    }[how]
+
+
+HOW = (
+    "lost", "two lost", "foreign", "trailing", "leading", "a copy", "twice", "exchanged", "moved", "lost and foreign",
+    "first and last", "layer lost",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("amd", [True, False])
+def test_a_damaged_capture_or_its_replay_gives_no_false_label(
+    tmp_path: Path, amd: bool, how: str
+) -> None:
+    for number, (make, at) in enumerate(
+        (make, at) for make in (compiled, layers) for at in (0, 12, 29)
+    ):
+        calls = make(6)
+        damaged = changed(calls, how, at)
+        for side, (captured, replayed) in enumerate(((damaged, calls), (calls, damaged))):
+            folder = tmp_path / f"{number}_{side}"
+            folder.mkdir()
+            capture, replay = Recorder(amd), Recorder(amd)
+            capture.capture(
+                [(k, op or "aten::copy_", label or "none", kind) for k, op, label, kind in captured]
+            )
+            replay.replay(replayed, nodes=3)
+            trace = opened(folder, replay.events)
+            source = thence.open(written(folder / "capture.json", capture.events))
+            if how == "layer lost" and not amd:
+                with pytest.raises(thence.MissingData, match="can be matched in order with the"):
+                    trace.label(eager=source)
+                continue
+            labels = trace.label(eager=source).places["label"].cast(pl.String).to_list()
+            # What the capture lost has no label in it.
+            known = [call[2] or None if call in captured else None for call in replayed]
+            wrong = [x for x in zip(labels, known, strict=True) if x[0] not in (None, x[1])]
+            assert wrong == [], (make, at, side)
+            if how == "layer lost":  # kernel names alone
+                assert set(trace.label(eager=source).graph_coverage.rules) == {"eager_kernel_name"}
+            else:
+                assert sum(label is not None for label in labels) >= len(calls) - 7
+
+
+# Annotation files
+
+ANNOTATED = {2 << 32 | n for n in range(NODES)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["cut", "garbage", "half of the nodes", "another graph", "another rank", "no ids", "nested", "empty", "numbers",
+     "a node too large"],
+)  # fmt: skip
+def test_a_damaged_annotation_file_gives_no_false_label(tmp_path: Path, damage: str) -> None:
+    content: dict[str, object] = {
+        str(2 << 32 | n): [{"name": label}] for n, label in enumerate(truth())
+    }
+    first = next(iter(content))
+    changes: dict[str, Callable[[], object]] = {
+        "half of the nodes": lambda: dict(list(content.items())[::2]),
+        "another graph": lambda: {
+            str(int(key) + (3 << 32)): value for key, value in content.items()
+        },
+        "no ids": lambda: content | {"node": [{"name": "x"}]},
+        "nested": lambda: content | {first: [[{"name": "x"}]]},
+        "empty": dict,
+        "numbers": lambda: content | {first: [3]},
+        "a node too large": lambda: content | {str(1 << 64): [{"name": "x"}]},
+    }
+    text = json.dumps(changes.get(damage, lambda: content)())
+    text = {"cut": text[: len(text) // 2], "garbage": "\x00" + text[1:]}.get(damage, text)
+    rank = 1 if damage == "another rank" else 0
+    (tmp_path / "trace_rank0.json").write_bytes(unzipped(REPLAY))
+    (tmp_path / f"kernel_annotations_rank{rank}.json").write_text(text)
+    trace = thence.open(tmp_path / "trace_rank0.json")
+    right = [truth()[node & 0xFFFFFFFF] for node in trace.gpu["node"].to_list()]
+    labels = trace.places["label"].cast(pl.String).to_list()
+    assert [x for x in zip(labels, right, strict=True) if x[0] not in (None, x[1])] == []
+    assert sum(label is not None for label in labels) == (
+        120 if damage == "half of the nodes" else 0
+    )
+    if damage not in ("another rank", "half of the nodes", "empty", "another graph"):
+        assert any("kernel_annotations" in text for text in trace.meta.warnings)
