@@ -94,6 +94,7 @@ static PyObject *follow(PyObject *module, PyObject *value) {
     if (what < NOTHING || what > CALLS)
         return PyErr_Format(PyExc_ValueError, "follow takes 0 (nothing), 1 (stacks) or 2 (calls), not %ld", what);
     followed = (int)what;
+    thence_wake_sampler();
     RETURN_NONE;
 }
 

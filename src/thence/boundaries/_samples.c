@@ -1,9 +1,9 @@
 /* Samples the Python stacks of threads that launch, while they launch nothing.
  *
- * The recorder's one thread waits for work in `wait`, without the GIL, and samples meanwhile. It reads what a thread
- * does from the memory of this process by process_vm_readv, for which the operating system checks every address: a
- * read cannot fault, needs no GIL and no signal, and stops nobody. The thread that is read goes on meanwhile, so a stack
- * is read twice, and only what both readings share is kept, from the outermost frame inwards.
+ * A thread of C, which never takes the GIL, reads what another thread does from the memory of this process by
+ * process_vm_readv, for which the operating system checks every address: a read cannot fault, needs no GIL and no
+ * signal, and stops nobody. The thread that is read goes on meanwhile, so a stack is read twice, and only what both
+ * readings share is kept, from the outermost frame inwards.
  *
  * A thread whose CPU clock has not moved since its last sample is where it was: nothing is read then. A sample during
  * which the thread made a call that CUPTI reports is dropped: it belongs to no time between two calls.
@@ -14,6 +14,7 @@
 #include "_stack.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +37,8 @@ static const int64_t
     LONGEST_NS = 100000000,      /* at least so often */
     SLOW_NS = 5000000,           /* how often it is looked whether all threads are quiet, if they were not for */
     LATELY_NS = 1000000000,
+    PAUSED_NS = 1000000000,      /* how long the sampler sleeps at most while calls are not followed */
+    RUN_NS = 1000000000,         /* longest time of one row, so that rows are written while a thread waits */
     REACH_NS = 10000000;         /* longest time between two samples of one row, if the thread ran between them */
 
 /* What a thread did (HOST_STATES in thence.model.tables). RUNS: it ran and held the GIL, whether in Python or in C is to
@@ -93,12 +96,13 @@ static __thread Caller *mine;
 static __thread uint32_t mine_of;
 static pthread_key_t ending;
 static int sampling, forbidden; /* forbidden: process_vm_readv is not allowed; /proc/self/mem is read */
+static pthread_t sampler;
 static int memory = -1;
 static pthread_mutex_t waiting = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t waker;
 static int woken, waker_is_made;
 
-/* The following is used by the sampler only, that is by one thread. */
+/* The following is used by the sampler only, or while there is none. */
 static Watched watched[MAX_CALLERS];
 static Link links[2][MAX_DEPTH];
 static struct {
@@ -296,11 +300,6 @@ static uint32_t code_number(const Known *head) {
     for (slot = hash >> 40 & (2 * MAX_CODES - 1); known_slots[slot]; slot = (slot + 1) & (2 * MAX_CODES - 1))
         if (!memcmp(&known[known_slots[slot] - 1], head, sizeof *head)) return known_slots[slot];
     if (known_count == MAX_CODES) return lost_codes++, MAX_CODES + 1;
-    if (!known) {
-        known = calloc(MAX_CODES, sizeof *known), texts = calloc(MAX_CODES, sizeof *texts);
-        text_sizes = calloc(MAX_CODES, sizeof *text_sizes);
-        if (!known || !texts || !text_sizes) return free(known), free(texts), free(text_sizes), known = NULL, 0;
-    }
     if (copy_object(&text, &size, head->qualname, layout.text_type, MAX_TEXT)
         && copy_object(&text, &size, head->filename, layout.text_type, MAX_TEXT)
         && copy_object(&text, &size, head->lines, layout.bytes_type, MAX_LINE_TABLE)
@@ -465,7 +464,7 @@ static void add(Watched *last, const Sample *sample, int certain) {
     Sample *run = &last->run;
     int same = run->count && run->chain == sample->chain && run->position == sample->position
         && run->state == sample->state && run->call == sample->call;
-    if (same && (certain || sample->time - run->until <= REACH_NS)) {
+    if (same && sample->time - run->time < RUN_NS && (certain || sample->time - run->until <= REACH_NS)) {
         run->until = sample->time, run->count++;
         return;
     }
@@ -536,20 +535,37 @@ static int64_t look(uint32_t own) {
     return due > now + TICK_NS ? due : now + TICK_NS;
 }
 
-/* Sleeps for so many ns, or until it is woken; returns whether it was. */
-static int sleep_for(int64_t ns) {
+/* Sleeps for so many ns, or until it is woken. */
+static void sleep_for(int64_t ns) {
     struct timespec until;
-    int result;
     clock_gettime(CLOCK_MONOTONIC, &until);
     ns = ns < 0 ? 0 : ns;
     until.tv_nsec += ns % 1000000000, until.tv_sec += ns / 1000000000 + until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     pthread_mutex_lock(&waiting);
     while (!woken && pthread_cond_timedwait(&waker, &waiting, &until) != ETIMEDOUT) {}
-    result = woken;
     woken = 0;
     pthread_mutex_unlock(&waiting);
-    return result;
+}
+
+void thence_wake_sampler(void) {
+    if (!sampling) return;
+    pthread_mutex_lock(&waiting);
+    woken = 1;
+    pthread_cond_signal(&waker);
+    pthread_mutex_unlock(&waiting);
+}
+
+static void *sample_until_the_end(void *unused) {
+    uint32_t own = thence_thread();
+    (void)unused;
+    pthread_setname_np(pthread_self(), "thence-samples");
+    while (__atomic_load_n(&sampling, __ATOMIC_ACQUIRE)) {
+        int64_t next = thence_calls_are_followed() ? look(own) : thence_now() + PAUSED_NS;
+        sleep_for(next - thence_now());
+    }
+    for (uint32_t number = 0; number < MAX_CALLERS; number++) forget(&watched[number], 0);
+    return NULL;
 }
 
 static int make_waker(void) {
@@ -559,6 +575,14 @@ static int make_waker(void) {
     waker_is_made = !pthread_condattr_setclock(&attribute, CLOCK_MONOTONIC) && !pthread_cond_init(&waker, &attribute);
     pthread_condattr_destroy(&attribute);
     return waker_is_made;
+}
+
+/* Allocates the tables of names, once; returns 0 if there is no memory. */
+static int make_room(void) {
+    if (!known) known = calloc(MAX_CODES, sizeof *known);
+    if (!texts) texts = calloc(MAX_CODES, sizeof *texts);
+    if (!text_sizes) text_sizes = calloc(MAX_CODES, sizeof *text_sizes);
+    return known && texts && text_sizes;
 }
 
 static void forget_names(void) {
@@ -608,56 +632,45 @@ static PyObject *use_sample_layout(PyObject *module, PyObject *arguments) {
 static PyObject *try_sample(PyObject *module, PyObject *unused) {
     Stack stack = {0};
     (void)module, (void)unused;
+    if (sampling) return PyErr_SetString(PyExc_RuntimeError, "another thread is sampling"), NULL;
+    if (!make_room()) return PyErr_NoMemory();
     int outcome = read_stack((char *)PyGILState_GetThisThreadState(), thence_thread(), &stack);
     if (outcome != OK) RETURN_NONE;
     return Py_BuildValue("IIi", stack.chain, stack.position, holds_gil((char *)PyGILState_GetThisThreadState()));
 }
 
 static PyObject *begin_samples(PyObject *module, PyObject *unused) {
+    sigset_t every, before;
     (void)module, (void)unused;
-    if (!make_waker()) return PyErr_NoMemory();
-    pthread_mutex_lock(&thence_lock);
+    if (sampling) return PyErr_SetString(PyExc_RuntimeError, "this process is sampled already"), NULL;
+    if (!make_waker() || !make_room()) return PyErr_NoMemory();
     rows.count = rows.lost = 0;
     forget_names();
     memset(outcomes, 0, sizeof outcomes);
-    pthread_mutex_unlock(&thence_lock);
     woken = 0;
     sampling = 1;
     caller_here();
-    RETURN_NONE;
+    sigfillset(&every); /* signals are for the program's threads */
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    int failed = pthread_create(&sampler, NULL, sample_until_the_end, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!failed) RETURN_NONE;
+    sampling = 0;
+    errno = failed;
+    return PyErr_SetFromErrno(PyExc_OSError);
 }
 
 static PyObject *end_samples(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    sampling = 0;
-    RETURN_NONE;
-}
-
-/* Samples for so many seconds, or until another thread calls `wake`. */
-static PyObject *wait_and_sample(PyObject *module, PyObject *seconds) {
-    double given = PyFloat_AsDouble(seconds);
-    (void)module;
-    if (PyErr_Occurred()) return NULL;
-    if (!waker_is_made) return PyErr_SetString(PyExc_RuntimeError, "begin_samples was not called"), NULL;
-    PyThreadState *saved = PyEval_SaveThread();
-    int64_t end = thence_now() + (int64_t)((given < 0 ? 0 : given > 3600 ? 3600 : given) * 1e9), now, next;
-    uint32_t own = thence_thread();
-    do {
-        next = sampling && thence_calls_are_followed() ? look(own) : end;
-        now = thence_now();
-    } while (!sleep_for((next < end ? next : end) - now) && thence_now() < end && sampling);
-    for (uint32_t number = 0; number < MAX_CALLERS; number++) end_run(&watched[number]);
-    PyEval_RestoreThread(saved);
-    RETURN_NONE;
-}
-
-static PyObject *wake(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    if (!waker_is_made) RETURN_NONE;
+    if (!sampling) RETURN_NONE;
     pthread_mutex_lock(&waiting);
+    __atomic_store_n(&sampling, 0, __ATOMIC_RELEASE);
     woken = 1;
     pthread_cond_signal(&waker);
     pthread_mutex_unlock(&waiting);
+    PyThreadState *saved = PyEval_SaveThread();
+    pthread_join(sampler, NULL);
+    PyEval_RestoreThread(saved);
     RETURN_NONE;
 }
 
@@ -699,10 +712,8 @@ static PyMethodDef functions[] = {
     {"use_sample_layout", use_sample_layout, METH_VARARGS, "Sets the offsets that samples need (samples.py)."},
     {"try_sample", try_sample, METH_NOARGS,
      "Returns chain, position, and whether the GIL is held, of the calling thread; None if its stack cannot be read."},
-    {"begin_samples", begin_samples, METH_NOARGS, "Forgets earlier samples; threads that make calls are noted now."},
-    {"end_samples", end_samples, METH_NOARGS, "Ends sampling. What was sampled can still be taken."},
-    {"wait_and_sample", wait_and_sample, METH_O, "Samples for so many seconds, or until `wake` is called."},
-    {"wake", wake, METH_NOARGS, "Makes wait_and_sample return."},
+    {"begin_samples", begin_samples, METH_NOARGS, "Forgets earlier samples, and starts the thread that samples."},
+    {"end_samples", end_samples, METH_NOARGS, "Ends that thread. What was sampled can still be taken."},
     {"take_samples", take_samples, METH_NOARGS, "Returns the samples since the last call, as bytes."},
     {"sample_chains", sample_chains, METH_O, "Returns the chains of samples from a number on, as bytes."},
     {"sample_codes", sample_codes, METH_O, "Returns the functions in chains of samples from a number on."},

@@ -145,6 +145,7 @@ SHARED int thence_add_chains(PyObject *module);
 /* Of _samples.c */
 SHARED void thence_call_begins(void);
 SHARED void thence_call_is_over(int64_t time);
+SHARED void thence_wake_sampler(void);
 SHARED void thence_forget_samples(void);
 SHARED int thence_add_samples(PyObject *module);
 

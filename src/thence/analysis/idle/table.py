@@ -57,7 +57,7 @@ class IdleTime(Shown):
         late: rank, device, wait_ns: time in which kernels of collectives waited for a late rank. It is busy
             time, and not in any other table. Empty for one rank.
         reasons: reason and total_ns of the time whose cause is unknown.
-        silent_ns: time whose cause is python only because no recorded row shows anything else.
+        silent_ns: time whose cause is host because no recorded row shows anything else.
         found: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
         names: the name of each piece.
     """
@@ -84,7 +84,7 @@ class IdleTime(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence for each reason why a part is unknown, and one on Python without a recorded row."""
+        """One sentence for each reason why a part is unknown, and one on the program without a recorded row."""
         notes = [
             f"unknown ({REASON_TITLES[reason]}): {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
@@ -92,8 +92,8 @@ class IdleTime(Shown):
         if not self.silent_ns:
             return tuple(notes)
         notes.append(
-            f"python: in {format_ns(self.silent_ns)} of it the main thread was in no recorded range or call, so it "
-            "ran Python; stacks (torch.profiler with_stack=True) or lines (thence record) show where"
+            f"host: in {format_ns(self.silent_ns)} of it the main thread was in no recorded range or call, so "
+            "nothing shows what the program did; stacks (torch.profiler with_stack=True) or samples (thence record) do"
         )
         return tuple(notes)
 
@@ -143,9 +143,9 @@ def why_no_causes(trace: Attributed) -> str | None:
 def in_words(rows: pl.DataFrame) -> pl.DataFrame:
     """Replaces codes in the columns by and name by words for the user.
 
-    Reasons get short names. Rows of Python without a recorded row get a name in words, and null in by.
+    Reasons get short names. Rows of the program without a recorded row get a name in words, and null in by.
     """
-    silent = (pl.col("cause") == "python") & (pl.col("by") == "call") & pl.col("name").is_null()
+    silent = (pl.col("cause") == "host") & (pl.col("by") == "call") & pl.col("name").is_null()
     return rows.with_columns(
         by=pl.when(~silent).then("by"),
         name=pl.when(pl.col("by") == "reason")
@@ -180,7 +180,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
     asked, kinds = [pieces["host"], after["wait"]], [*kinds_of(by), *_OF_WAITS]
     places = HostPlaces.of(trace, contexts, asked, kinds)
     names = piece_names(trace, pieces, by, places)
-    silent = pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
+    silent = pieces.filter(pl.col("cause") == "host", pl.col("host").is_null())
     return IdleTime(
         total,
         _causes(pieces, total),

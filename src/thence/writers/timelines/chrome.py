@@ -45,6 +45,7 @@ _HOST_CATEGORIES = {
     "framework": "user_annotation",
     "op": "cpu_op",
     "compile": "user_annotation",
+    "sample": "sample",
     "runtime": "cuda_runtime",
     "driver": "cuda_driver",
     "overhead": "overhead",
