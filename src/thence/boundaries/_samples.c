@@ -38,11 +38,14 @@ static const int64_t
     SLOW_NS = 5000000,           /* how often it is looked whether all threads are quiet, if they were not for */
     LATELY_NS = 1000000000,
     PAUSED_NS = 1000000000,      /* how long the sampler sleeps at most while calls are not followed */
+    SOON_NS = 200000,            /* when to look again at a thread that got no CPU time while it was read */
+    RAN_NS = 2000,               /* CPU time in which instructions of Python would have changed */
     RUN_NS = 1000000000,         /* longest time of one row, so that rows are written while a thread waits */
     REACH_NS = 10000000;         /* longest time between two samples of one row, if the thread ran between them */
 
-/* What a thread did (HOST_STATES in thence.model.tables). RUNS: it ran and held the GIL, whether in Python or in C is to
- * be decided by its next sample. */
+/* What a thread did (SAMPLE_STATES in thence.model.formats). RUNS: it held the GIL and did not wait, but got no CPU time
+ * while it was read: whether it runs Python or C is decided by its next sample, or else by all samples of the function
+ * (samples.py). */
 enum { UNKNOWN_STATE, PYTHON, C, C_WITHOUT_GIL, GIL, LOCK, SLEEP, SYSTEM_CALL, RUNS };
 enum { OK, TORN, FAULT, NO_FRAME, LAUNCHED, SAME, OUTCOMES };
 
@@ -69,7 +72,6 @@ typedef struct {
     uint64_t calls;
     int64_t due, cpu;
     int reusable, file; /* file: /proc/self/task/N/syscall; 0: not opened, -1: cannot be opened */
-    char *frame, *instruction; /* of the innermost frame at the last sample */
     Sample run;         /* count 0: none */
 } Watched;
 
@@ -353,7 +355,7 @@ static int name_frames(const Link *from, int depth, uint32_t *numbers, uint32_t 
 
 typedef struct {
     uint32_t chain, position;
-    int moved; /* whether the innermost frame or its instruction changed while it was read */
+    int moved, ran; /* during a few us: whether the innermost frame or its instruction changed, whether it got CPU time */
     char *frame, *instruction;
 } Stack;
 
@@ -367,7 +369,6 @@ static int read_once(const char *state, uint32_t thread, int last_try, Stack *st
     if (outcome != OK) return outcome;
     const Link *a = &links[0][depth[0] - 1], *b = &links[1][depth[1] - 1];
     int least = depth[0] < depth[1] ? depth[0] : depth[1];
-    stack->moved = links[0][0].frame != links[1][0].frame || links[0][0].instruction != links[1][0].instruction;
     stack->frame = links[1][0].frame, stack->instruction = links[1][0].instruction;
     while (common < least && a->frame == b->frame && a->code == b->code && a->instruction == b->instruction)
         common++, a--, b--;
@@ -391,18 +392,22 @@ static int read_once(const char *state, uint32_t thread, int last_try, Stack *st
     return stack->chain ? OK : TORN;
 }
 
-static int read_stack(const char *state, uint32_t thread, Stack *stack) {
+static int read_stack(const char *state, uint32_t thread, clockid_t clock, Stack *stack) {
     int outcome = NO_FRAME;
     char *place, *frame, *instruction;
+    int64_t since;
     for (int attempt = 1; attempt <= TRIES; attempt++) {
         outcome = read_once(state, thread, attempt == TRIES, stack);
         if (outcome == OK || outcome == NO_FRAME) break;
     }
-    /* A loop of Python that calls short C functions is at the instruction of a call most of the time. */
+    /* Python goes on to other instructions within these few us. A loop that calls short C functions is at the
+     * instruction of a call most of the time, so there are several looks. */
+    since = time_of(clock);
     for (int left = LOOKS; outcome == OK && !stack->moved && left--;)
         if (top_of(state, &place) && read_memory(&frame, place, sizeof frame)
             && read_memory(&instruction, stack->frame + thence_layout.instruction, sizeof instruction))
             stack->moved = frame != stack->frame || instruction != stack->instruction;
+    stack->ran = time_of(clock) - since >= RAN_NS;
     return outcome;
 }
 
@@ -411,21 +416,16 @@ static int holds_gil(const char *state) {
     return read_memory(&word, state + layout.gil, sizeof word) && word & (uint32_t)layout.gil_mask;
 }
 
-/* What a thread did between two samples in which it held the GIL. */
-static uint32_t since_last(const Watched *last, const Stack *stack) {
-    return stack->frame == last->frame && stack->instruction == last->instruction ? C : PYTHON;
-}
-
 /* What a thread does that runs and holds the GIL: Python, if its instruction changes; else C. If the thread did not get
- * any CPU time while it was read, its last sample decides, or else its next one. */
-static uint32_t of_runner(const Watched *last, const Stack *stack, int ran) {
+ * any CPU time while it was read, it does what its last sample in the same function showed, or else the next one. */
+static uint32_t of_runner(const Sample *before, const Stack *stack) {
     if (stack->moved) return PYTHON;
-    if (ran) return C;
-    return last->run.count ? since_last(last, stack) : RUNS;
+    if (stack->ran) return C;
+    int told = before->count && before->chain == stack->chain && (before->state == PYTHON || before->state == C);
+    return told ? before->state : RUNS;
 }
 
-/* `ran`: whether it got CPU time while its stack was read. */
-static uint32_t state_of(Watched *last, const char *state, const Stack *stack, int ran, uint32_t *call) {
+static uint32_t state_of(Watched *last, const char *state, const Stack *stack, uint32_t *call) {
     char line[256], *rest;
     ssize_t size;
     int holds = holds_gil(state);
@@ -434,9 +434,9 @@ static uint32_t state_of(Watched *last, const char *state, const Stack *stack, i
         last->file = open(line, O_RDONLY | O_CLOEXEC);
     }
     size = last->file > 0 ? pread(last->file, line, sizeof line - 1, 0) : -1;
-    if (size <= 0) return holds ? of_runner(last, stack, ran) : UNKNOWN_STATE;
+    if (size <= 0) return holds ? of_runner(&last->run, stack) : UNKNOWN_STATE;
     line[size] = 0;
-    if (line[0] == 'r' || line[0] == '-') return holds ? of_runner(last, stack, ran) : C_WITHOUT_GIL;
+    if (line[0] == 'r' || line[0] == '-') return holds ? of_runner(&last->run, stack) : C_WITHOUT_GIL;
     *call = (uint32_t)strtoul(line, &rest, 10);
     if (*call == SYS_futex) {
         Py_ssize_t address = (Py_ssize_t)strtoull(rest, NULL, 16);
@@ -451,7 +451,6 @@ static uint32_t state_of(Watched *last, const char *state, const Stack *stack, i
 
 static void end_run(Watched *last) {
     if (last->run.count) {
-        if (last->run.state == RUNS) last->run.state = UNKNOWN_STATE;
         pthread_mutex_lock(&thence_lock);
         thence_append(&rows, &last->run);
         pthread_mutex_unlock(&thence_lock);
@@ -473,7 +472,7 @@ static void add(Watched *last, const Sample *sample, int certain) {
 }
 
 static void sample_thread(const Caller *caller, Watched *last) {
-    int64_t time = thence_now(), cpu = time_of(caller->clock), after;
+    int64_t time = thence_now(), cpu = time_of(caller->clock);
     Sample sample = {.time = time, .until = time, .thread = last->thread, .count = 1};
     const char *state = caller->state;
     Stack stack = {0};
@@ -482,15 +481,14 @@ static void sample_thread(const Caller *caller, Watched *last) {
         sample.chain = last->run.chain, sample.position = last->run.position;
         sample.state = last->run.state, sample.call = last->run.call;
     } else {
-        outcome = state ? read_stack(state, last->thread, &stack) : NO_FRAME;
-        after = time_of(caller->clock);
+        outcome = state ? read_stack(state, last->thread, caller->clock, &stack) : NO_FRAME;
         sample.chain = stack.chain, sample.position = stack.position;
         if (outcome == OK) {
-            sample.state = state_of(last, state, &stack, after != cpu, &sample.call);
-            if (last->run.count && last->run.state == RUNS) last->run.state = since_last(last, &stack);
+            sample.state = state_of(last, state, &stack, &sample.call);
+            if (last->run.state == RUNS && last->run.chain == sample.chain && (sample.state == PYTHON || sample.state == C))
+                last->run.state = sample.state;
         }
         last->reusable = outcome == OK && time_of(caller->clock) == cpu;
-        last->frame = stack.frame, last->instruction = stack.instruction;
     }
     last->cpu = cpu;
     if (load64(&caller->calls) != last->calls || load32(&caller->thread) != last->thread) outcome = LAUNCHED;
@@ -525,7 +523,7 @@ static int64_t look(uint32_t own) {
             int64_t period = quiet / SHARE_OF_QUIET;
             period = period < TICK_NS ? TICK_NS : period > LONGEST_NS ? LONGEST_NS : period;
             sample_thread(caller, last);
-            last->due = now + period;
+            last->due = now + (last->run.count && last->run.state == RUNS ? SOON_NS : period);
         }
         if (last->due < due) due = last->due;
     }
@@ -634,7 +632,7 @@ static PyObject *try_sample(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     if (sampling) return PyErr_SetString(PyExc_RuntimeError, "another thread is sampling"), NULL;
     if (!make_room()) return PyErr_NoMemory();
-    int outcome = read_stack((char *)PyGILState_GetThisThreadState(), thence_thread(), &stack);
+    int outcome = read_stack((char *)PyGILState_GetThisThreadState(), thence_thread(), CLOCK_THREAD_CPUTIME_ID, &stack);
     if (outcome != OK) RETURN_NONE;
     return Py_BuildValue("IIi", stack.chain, stack.position, holds_gil((char *)PyGILState_GetThisThreadState()));
 }

@@ -23,6 +23,7 @@ import numpy as np
 
 from thence.boundaries.places import FRAME, LINE, Place
 from thence.boundaries.stacks import LAYOUTS, why_unreadable
+from thence.model.formats import SAMPLE_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,14 @@ _SAMPLE = np.dtype(
 """``Sample`` of _samples.c."""
 _CODECS = {0: "utf-8", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 """By the width of characters that the probe gives; 0: ASCII."""
+_RUNS = len(SAMPLE_STATES)
+"""``RUNS`` of _samples.c."""
+_RUNNING = (SAMPLE_STATES.index("python"), SAMPLE_STATES.index("c"))
+_MIN_SAMPLES = 4
+_MAX_SHARE_OF_CALL = 0.8
+"""A loop of Python that calls a short C function is at this call in a third to two thirds of its samples."""
+_MOVES = (0, SAMPLE_STATES.index("python"))
+"""States in which the innermost frame may be at another line right away; 0: unknown."""
 _STATE_BYTES = 256
 """Of PyThreadState, whose fields that are looked for lie before it in all versions."""
 _TRIES = 4
@@ -382,6 +391,25 @@ def _function(first: int, size: int, texts: bytes) -> _Function:
 _model = (lambda: 0).__code__
 
 
+def _decided(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The state of each row, uint8: that of a thread that ran, but got no CPU time while it was read, is decided here.
+
+    On a machine with more work than cores that is most threads. If the samples of a function are spread over several of
+    its instructions, it was running Python; a function that waits for C code is at the instruction of this call.
+    """
+    state = rows["state"].astype(np.uint8)
+    undecided = state == _RUNS
+    state[undecided] = 0
+    runs = np.flatnonzero(undecided | np.isin(state, _RUNNING))
+    for chain in np.unique(rows["chain"][undecided]).tolist():
+        ours = runs[rows["chain"][runs] == chain]
+        _, which = np.unique(rows["position"][ours], return_inverse=True)
+        counts = np.bincount(which, rows["count"][ours])
+        if counts.sum() >= _MIN_SAMPLES and counts.max() < _MAX_SHARE_OF_CALL * counts.sum():
+            state[ours[undecided[ours]]] = _RUNNING[0]
+    return state
+
+
 class HostSamples:
     """The samples of one recording.
 
@@ -392,7 +420,7 @@ class HostSamples:
     def __init__(self, native: ModuleType) -> None:
         self._native = native
         self._names = _Names(native)
-        self._placed: dict[tuple[int, int], tuple[int, int]] = {}
+        self._placed: dict[tuple[int, int, bool], tuple[int, int]] = {}
         native.begin_samples()
 
     def end(self) -> None:
@@ -417,35 +445,44 @@ class HostSamples:
             is_own: whether a file is the user's.
         """
         rows = np.frombuffer(self._native.take_samples(), _SAMPLE)
-        keys = rows["chain"].astype(np.uint64) << 32 | rows["position"]
+        state = _decided(rows)
+        moves = np.isin(state, _MOVES)
+        keys = rows["chain"].astype(np.uint64) << 32 | rows["position"] << 1 | moves
         distinct, which = np.unique(keys, return_inverse=True)
-        found = [self._place(divmod(key, 1 << 32), places, is_own) for key in distinct.tolist()]
+        found = [
+            self._place((key >> 32, (key & 0xFFFFFFFF) >> 1, bool(key & 1)), places, is_own)
+            for key in distinct.tolist()
+        ]
         numbers = np.array(found, np.uint32).reshape(-1, 2)[which]
         return {
             **{name: rows[name] for name in ("time", "until", "thread", "count")},
-            "state": rows["state"].astype(np.uint8),
+            "state": state,
             "line": numbers[:, 0],
             "frame": numbers[:, 1],
         }
 
     def _place(
-        self, key: tuple[int, int], places: Places, is_own: Callable[[str], bool]
+        self, key: tuple[int, int, bool], places: Places, is_own: Callable[[str], bool]
     ) -> tuple[int, int]:
-        """Numbers of two places: the innermost function of the user's, and the innermost frame.
+        """Numbers of two places: the innermost line of the user's code, and the innermost frame.
 
-        The first is a `LINE` without a line, whose parents are the user's lines that called it; 0 if there is none. The
+        The first is a `LINE`, whose parents are the user's lines that called it; 0 if there is none. It has no line number
+        if the thread was running Python in that function itself: in a loop it would be another one in each sample. The
         second is a `FRAME`, whose parents are the frames between the two, up to the user's function itself.
+
+        Args:
+            key: chain, position of the innermost frame, and whether the thread was running Python.
         """
         if key in self._placed:
             return self._placed[key]
-        chain, position = key
+        chain, position, moves = key
         frames = [(self._names.of(code), at) for code, at in self._names.chain(chain)]
         frames[0] = frames[0][0], position
         own = [number for number, (function, _) in enumerate(frames) if is_own(function.file)]
         line = frame = 0
         for number in reversed(own):
             function, at = frames[number]
-            shown = 0 if number == own[0] else function.line(at)
+            shown = 0 if moves and number == 0 else function.line(at)
             line = places.number(Place(LINE, line, function.name, function.file, shown))
         for function, at in reversed(frames[: own[0] + 1 if own else _MAX_INNER]):
             place = Place(FRAME, frame, function.name, function.file, function.line(at))

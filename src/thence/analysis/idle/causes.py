@@ -210,7 +210,7 @@ class _Facts:
         hosts = HostTime.of(trace, thread)
         is_call = hosts.is_call
         launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-        cause = host_causes(trace)
+        cause = host_causes(trace.host, trace.meta.formats)
         calls = launch[launch != NO_ROW]
         calls = calls[is_call[calls] & (cause[calls] == NUMBER["operator"])]
         cause[calls] = NUMBER["launch"]

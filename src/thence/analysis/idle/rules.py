@@ -37,9 +37,9 @@ from thence.model.tables import API_CALLS
 from thence.model.waiting import names_of_calls
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from collections.abc import Iterable
 
-    from thence.model.tables import Tables
+    import numpy.typing as npt
 
     Int64 = npt.NDArray[np.int64]
     Codes = npt.NDArray[np.uint8]
@@ -161,15 +161,19 @@ _OWN = ("sync", "allocation", "first_use", "compile", "gc")
 """Causes of a row that are not overridden by rows around it."""
 
 
-def host_causes(trace: Tables) -> Codes:
-    """The number of the cause of each host row."""
-    host = trace.host
+def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> Codes:
+    """The number of the cause of each host row.
+
+    Args:
+        host: as `thence.model.tables.HOST`.
+        formats: of the trace (`Meta.formats`).
+    """
     first, number = _distinct(host)
     rows = host.select(pl.col("category", "name", "state").gather(first)).cast(pl.String)
     kinds = names_of_calls(rows["name"].cast(pl.Categorical()))
     waits = set(kinds.filter(pl.col("kind").is_in(_WAITING))["name"].cast(pl.String))
     # In recordings of thence, a row of this category is the function around two launches, not a frame that ran.
-    frames = "host" if set(trace.meta.formats) == {RECORDING} else "python"
+    frames = "host" if set(formats) == {RECORDING} else "python"
     told = [
         _told(str(category), name or "", state, waits, frames) for category, name, state in rows.rows()
     ]

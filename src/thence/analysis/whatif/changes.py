@@ -174,7 +174,7 @@ class ChangeFacts:
     @cached_property
     def causes(self) -> npt.NDArray[np.uint8]:
         """Number of the cause that each host row stands for, as in `thence.analysis.idle.rules`."""
-        return host_causes(self.trace)
+        return host_causes(self.trace.host, self.trace.meta.formats)
 
     @cached_property
     def hosts(self) -> HostTime:

@@ -119,7 +119,7 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change]) -> W
 def suggestions(trace: Attributed) -> list[Change]:
     """Changes that may be worth predicting: the largest places and kernels, and collectives, causes, waits, ranks."""
     result = []
-    causes = host_causes(trace)
+    causes = host_causes(trace.host, trace.meta.formats)
     present = {CAUSES[number] for number in np.unique(causes)}
     result += [
         Change(f"cause:{cause}", "free", "cause", cause) for cause in _FREEABLE if cause in present

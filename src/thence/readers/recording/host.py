@@ -141,7 +141,7 @@ def host_ranges(
     if len(boundaries):
         places = _places(folder.table("places"), names)
         cells = cells_of(folder.table("samples"), calls)
-        parts.append(place_ranges(boundaries, places, named.filter(_TIMED), cells, last))
+        parts.append(place_ranges(boundaries, places, named.filter(_TIMED), last, cells))
     if boundaries.numbered:
         activities = gpu.select("correlation", "graph", start=pl.col("start") + zero_ns)
         launches = counted_launches(activities, queued, calls["correlation"], boundaries)

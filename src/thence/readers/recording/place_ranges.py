@@ -25,7 +25,7 @@ from thence.model.intervals import NO_ROW, chain_to, enclosing
 from thence.model.phases import POSITIONS, Position
 from thence.readers.nesting import host_order
 from thence.readers.recording.engine_places import Noted, engine_calls, with_places_of_calls
-from thence.readers.recording.samples import without_notes
+from thence.readers.recording.samples import NO_CELLS, without_notes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,7 +47,11 @@ _WITH_STATE = pl.DataFrame(schema={"state": pl.Int64()})
 
 
 def place_ranges(
-    boundaries: Boundaries, places: pl.DataFrame, fixed: pl.DataFrame, cells: Cells, last: int
+    boundaries: Boundaries,
+    places: pl.DataFrame,
+    fixed: pl.DataFrame,
+    last: int,
+    cells: Cells = NO_CELLS,
 ) -> pl.DataFrame:
     """Ranges of all places of one process.
 
@@ -56,8 +60,8 @@ def place_ranges(
         places: number, kind, parent and line of each place; name and detail as text, null for none.
         fixed: thread, category, start and end (Unix ns) of ranges that are not cut. If some have the category
             ``step``, steps among the places are left out.
-        cells: what samples show.
         last: last time in the recording (Unix ns), at which places end that were not left.
+        cells: what samples show.
 
     Returns:
         thread, category, name, position, state, start and end (Unix ns).

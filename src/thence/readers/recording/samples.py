@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["Cells", "cells_of", "without_notes"]
+__all__ = ["NO_CELLS", "Cells", "cells_of", "without_notes"]
 
 _REACH_NS = 10_000_000
 """The sampler may be late by its longest look while launches come (5 ms), and by work of the recorder's thread."""
@@ -48,6 +48,10 @@ class Cells:
     line: Int64
     frame: Int64
     state: Int64
+
+
+NO_CELLS = Cells(*(np.empty(0, np.int64),) * 6)
+"""Of a recording without samples."""
 
 
 def cells_of(samples: pl.DataFrame, calls: pl.DataFrame) -> Cells:
