@@ -31,13 +31,12 @@ enum { MAX_TEXT = 1000, MAX_LINE_TABLE = 1 << 16 }; /* characters of a name; byt
 enum { FUNCTION = 1 }; /* position of the innermost frame of a chain: only the function; a sample has the position */
 
 static const int64_t
-    QUIET_NS = 500000,           /* without a call for so long, a thread is sampled, */
-    TICK_NS = 1000000,           /* so often, */
-    SHARE_OF_QUIET = 100,        /* or each 100th of the time since its last call, */
-    LONGEST_NS = 100000000,      /* at least so often */
+    SHARE_OF_QUIET = 100,        /* samples of a thread are a 100th of the time since its last call apart, if that is more, */
+    LONGEST_NS = 100000000,      /* but no further */
     SLOW_NS = 5000000,           /* how often it is looked whether all threads are quiet, if they were not for */
     LATELY_NS = 1000000000,
     PAUSED_NS = 1000000000,      /* how long the sampler sleeps at most while calls are not followed */
+    LONG_READ_NS = 500000,       /* a sample that took longer, because the sampler got no CPU time, has no certain time */
     SOON_NS = 200000,            /* when to look again at a thread that got no CPU time while it was read */
     RAN_NS = 2000,               /* CPU time in which instructions of Python would have changed */
     RUN_NS = 1000000000,         /* longest time of one row, so that rows are written while a thread waits */
@@ -47,7 +46,7 @@ static const int64_t
  * while it was read: whether it runs Python or C is decided by its next sample, or else by all samples of the function
  * (samples.py). */
 enum { UNKNOWN_STATE, PYTHON, C, C_WITHOUT_GIL, GIL, LOCK, SLEEP, SYSTEM_CALL, RUNS };
-enum { OK, TORN, FAULT, NO_FRAME, LAUNCHED, SAME, OUTCOMES };
+enum { OK, TORN, FAULT, NO_FRAME, LAUNCHED, LATE, SAME, OUTCOMES };
 
 /* A thread that makes calls of CUDA. Written by that thread, read by the sampler. */
 typedef struct {
@@ -99,6 +98,7 @@ static __thread uint32_t mine_of;
 static pthread_key_t ending;
 static int sampling, forbidden; /* forbidden: process_vm_readv is not allowed; /proc/self/mem is read */
 static pthread_t sampler;
+static int64_t quiet_ns = 500000, tick_ns = 1000000; /* without a call for so long, a thread is sampled; so often */
 static int memory = -1;
 static pthread_mutex_t waiting = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t waker;
@@ -471,7 +471,8 @@ static void add(Watched *last, const Sample *sample, int certain) {
     *run = *sample;
 }
 
-static void sample_thread(const Caller *caller, Watched *last) {
+/* Returns when to sample the thread again at the earliest, in ns from now. */
+static int64_t sample_thread(const Caller *caller, Watched *last, int64_t period) {
     int64_t time = thence_now(), cpu = time_of(caller->clock);
     Sample sample = {.time = time, .until = time, .thread = last->thread, .count = 1};
     const char *state = caller->state;
@@ -492,9 +493,11 @@ static void sample_thread(const Caller *caller, Watched *last) {
     }
     last->cpu = cpu;
     if (load64(&caller->calls) != last->calls || load32(&caller->thread) != last->thread) outcome = LAUNCHED;
+    else if ((outcome == OK || outcome == SAME) && thence_now() - time > LONG_READ_NS) outcome = LATE;
     outcomes[outcome]++;
     if (outcome == OK || outcome == SAME) add(last, &sample, certain);
-    else end_run(last), last->reusable = 0;
+    else if (outcome != LATE) end_run(last), last->reusable = 0;
+    return outcome == LATE || (last->run.count && last->run.state == RUNS) ? SOON_NS : period;
 }
 
 static void forget(Watched *last, uint32_t thread) {
@@ -518,19 +521,18 @@ static int64_t look(uint32_t own) {
         int64_t since = calls & 1 ? now : caller->since, quiet = now - since;
         if (calls != last->calls) end_run(last), last->calls = calls, last->reusable = 0, last->due = 0;
         if (since > latest) latest = since;
-        if (quiet < QUIET_NS) continue;
+        if (quiet < quiet_ns) continue;
         if (now >= last->due) {
             int64_t period = quiet / SHARE_OF_QUIET;
-            period = period < TICK_NS ? TICK_NS : period > LONGEST_NS ? LONGEST_NS : period;
-            sample_thread(caller, last);
-            last->due = now + (last->run.count && last->run.state == RUNS ? SOON_NS : period);
+            period = period < tick_ns ? tick_ns : period > LONGEST_NS ? LONGEST_NS : period;
+            last->due = now + sample_thread(caller, last, period);
         }
         if (last->due < due) due = last->due;
     }
-    if (now - latest >= QUIET_NS) return last_pause = now, due;
+    if (now - latest >= quiet_ns) return last_pause = now, due;
     if (now - last_pause >= LATELY_NS) return now + SLOW_NS;
-    if (latest + QUIET_NS < due) due = latest + QUIET_NS;
-    return due > now + TICK_NS ? due : now + TICK_NS;
+    if (latest + quiet_ns < due) due = latest + quiet_ns;
+    return due > now + tick_ns ? due : now + tick_ns;
 }
 
 /* Sleeps for so many ns, or until it is woken. */
@@ -637,14 +639,18 @@ static PyObject *try_sample(PyObject *module, PyObject *unused) {
     return Py_BuildValue("IIi", stack.chain, stack.position, holds_gil((char *)PyGILState_GetThisThreadState()));
 }
 
-static PyObject *begin_samples(PyObject *module, PyObject *unused) {
+static PyObject *begin_samples(PyObject *module, PyObject *arguments) {
     sigset_t every, before;
-    (void)module, (void)unused;
+    long long quiet = 500000, tick = 1000000;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "|LL", &quiet, &tick)) return NULL;
+    if (quiet < 0 || tick < 10000) return PyErr_SetString(PyExc_ValueError, "samples are at least 10 us apart"), NULL;
     if (sampling) return PyErr_SetString(PyExc_RuntimeError, "this process is sampled already"), NULL;
     if (!make_waker() || !make_room()) return PyErr_NoMemory();
     rows.count = rows.lost = 0;
     forget_names();
     memset(outcomes, 0, sizeof outcomes);
+    quiet_ns = quiet, tick_ns = tick;
     woken = 0;
     sampling = 1;
     caller_here();
@@ -698,25 +704,27 @@ static PyObject *sample_codes(PyObject *module, PyObject *first) {
     return result;
 }
 
-/* Returns how many samples were read, torn, refused by the system, without a frame, dropped for a launch, and of
- * threads that had not run; and how many rows and functions were lost for lack of room. */
+/* Returns how many samples were read, torn, refused by the system, without a frame, dropped for a launch, dropped
+ * because they took too long, and of threads that had not run; and how many rows and functions were lost for lack of
+ * room. */
 static PyObject *count_samples(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return Py_BuildValue("KKKKKKnI", outcomes[OK], outcomes[TORN], outcomes[FAULT], outcomes[NO_FRAME],
-                         outcomes[LAUNCHED], outcomes[SAME], (Py_ssize_t)rows.lost, lost_codes);
+    return Py_BuildValue("KKKKKKKnI", outcomes[OK], outcomes[TORN], outcomes[FAULT], outcomes[NO_FRAME],
+                         outcomes[LAUNCHED], outcomes[LATE], outcomes[SAME], (Py_ssize_t)rows.lost, lost_codes);
 }
 
 static PyMethodDef functions[] = {
     {"use_sample_layout", use_sample_layout, METH_VARARGS, "Sets the offsets that samples need (samples.py)."},
     {"try_sample", try_sample, METH_NOARGS,
      "Returns chain, position, and whether the GIL is held, of the calling thread; None if its stack cannot be read."},
-    {"begin_samples", begin_samples, METH_NOARGS, "Forgets earlier samples, and starts the thread that samples."},
+    {"begin_samples", begin_samples, METH_VARARGS,
+     "begin_samples(quiet=500000, tick=1000000)\n\nForgets earlier samples, and starts the thread that samples."},
     {"end_samples", end_samples, METH_NOARGS, "Ends that thread. What was sampled can still be taken."},
     {"take_samples", take_samples, METH_NOARGS, "Returns the samples since the last call, as bytes."},
     {"sample_chains", sample_chains, METH_O, "Returns the chains of samples from a number on, as bytes."},
     {"sample_codes", sample_codes, METH_O, "Returns the functions in chains of samples from a number on."},
     {"count_samples", count_samples, METH_NOARGS,
-     "Counts samples: read, torn, refused, without frame, dropped, unmoved; lost rows and functions."},
+     "Counts samples: read, torn, refused, without frame, dropped, late, unmoved; lost rows and functions."},
     {NULL, NULL, 0, NULL}};
 
 int thence_add_samples(PyObject *module) {

@@ -31,15 +31,20 @@ if TYPE_CHECKING:
 
     from thence.boundaries.places import Places
 
-__all__ = ["HostSamples", "SampleLayout", "why_not_sampled"]
+__all__ = ["COUNTS", "ChainNames", "Function", "HostSamples", "SAMPLE", "SampleLayout", "why_not_sampled"]
 
-_SAMPLE = np.dtype(
+SAMPLE = np.dtype(
     [(name, "<i8") for name in ("time", "until")]
     + [(name, "<u4") for name in ("thread", "chain", "position", "count", "state", "call")]
 )
 """``Sample`` of _samples.c."""
 _CODECS = {0: "utf-8", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 """By the width of characters that the probe gives; 0: ASCII."""
+COUNTS = (
+    *("read", "torn", "refused", "no_frame", "launched", "late", "unmoved"),
+    *("lost", "lost_functions"),
+)
+"""What the probe counts: samples by outcome, rows and functions for which there was no room."""
 _RUNS = len(SAMPLE_STATES)
 """``RUNS`` of _samples.c."""
 _RUNNING = (SAMPLE_STATES.index("python"), SAMPLE_STATES.index("c"))
@@ -297,7 +302,7 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], bool]], bool]) -> b
         if sample is None:
             return False
         chain, _, holds = sample
-        names = _Names(native)
+        names = ChainNames(native)
         read = [(names.of(code), position) for code, position in names.chain(chain)]
         true = []
         while frame is not None:
@@ -314,7 +319,7 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], bool]], bool]) -> b
     return bool(call(compare))
 
 
-def _same(function: _Function, code: CodeType) -> bool:
+def _same(function: Function, code: CodeType) -> bool:
     lines = [line or 0 for _, _, line in code.co_lines()]
     return (function.name, function.file, function.lines) == (
         code.co_qualname, code.co_filename, lines,
@@ -324,7 +329,7 @@ def _same(function: _Function, code: CodeType) -> bool:
 # Names.
 
 
-class _Function(NamedTuple):
+class Function(NamedTuple):
     """A function: its qualified name and file; the first instruction (bytes) of each run of one line, and the lines."""
 
     name: str
@@ -338,18 +343,22 @@ class _Function(NamedTuple):
         return self.lines[at] if at >= 0 else 0
 
 
-_UNKNOWN = _Function("(a function for which there was no room)", "<unknown>", [], [])
+_UNKNOWN = Function("(a function for which there was no room)", "<unknown>", [], [])
 
 
-class _Names:
-    """The functions and chains of the probe's samples, each of which is decoded once."""
+class ChainNames:
+    """The functions and chains of the probe's samples, each of which is decoded once.
+
+    Args:
+        native: the compiled probe.
+    """
 
     def __init__(self, native: ModuleType) -> None:
         self._native = native
-        self._functions: list[_Function] = []
+        self._functions: list[Function] = []
         self._chains: list[list[tuple[int, int]]] = []
 
-    def of(self, code: int) -> _Function:
+    def of(self, code: int) -> Function:
         """The function with a number."""
         if code > len(self._functions):
             new = self._native.sample_codes(len(self._functions) + 1)
@@ -370,7 +379,7 @@ class _Names:
         return self._chains[number - 1]
 
 
-def _function(first: int, size: int, texts: bytes) -> _Function:
+def _function(first: int, size: int, texts: bytes) -> Function:
     parts = []
     at = 0
     for _ in range(3):
@@ -385,7 +394,7 @@ def _function(first: int, size: int, texts: bytes) -> _Function:
         rows = list(code.co_lines())
     except ValueError:
         rows = [(0, size, first)]
-    return _Function(name, file, [start for start, _, _ in rows], [line or 0 for _, _, line in rows])
+    return Function(name, file, [start for start, _, _ in rows], [line or 0 for _, _, line in rows])
 
 
 _model = (lambda: 0).__code__
@@ -419,7 +428,7 @@ class HostSamples:
 
     def __init__(self, native: ModuleType) -> None:
         self._native = native
-        self._names = _Names(native)
+        self._names = ChainNames(native)
         self._placed: dict[tuple[int, int, bool], tuple[int, int]] = {}
         native.begin_samples()
 
@@ -429,8 +438,7 @@ class HostSamples:
 
     def facts(self) -> Mapping[str, int]:
         """For ``recording.json``: how many samples were taken, and how many were not usable."""
-        names = ("read", "torn", "refused", "no_frame", "launched", "unmoved", "lost", "lost_functions")
-        return dict(zip(names, self._native.count_samples(), strict=True))
+        return dict(zip(COUNTS, self._native.count_samples(), strict=True))
 
     @property
     def lost(self) -> int:
@@ -444,7 +452,7 @@ class HostSamples:
             places: takes numbers for functions and lines.
             is_own: whether a file is the user's.
         """
-        rows = np.frombuffer(self._native.take_samples(), _SAMPLE)
+        rows = np.frombuffer(self._native.take_samples(), SAMPLE)
         state = _decided(rows)
         moves = np.isin(state, _MOVES)
         keys = rows["chain"].astype(np.uint64) << 32 | rows["position"] << 1 | moves
