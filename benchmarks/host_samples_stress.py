@@ -3,8 +3,8 @@
     python benchmarks/host_samples_stress.py [--seconds 600] [--threads 6] [--period-us 100]
 
 No GPU: threads launch on the libcupti of the tests. They come and go; each builds functions by ``exec``, runs them as
-plain calls, generators and through exceptions, and forgets them; there are garbage collections, recursions 900 deep, and
-a fork each second whose child launches too. Sampling ends and begins anew every three seconds.
+plain calls, generators and through exceptions, and forgets them; there are garbage collections, recursions 900 deep,
+and a fork each second whose child launches too. Sampling ends and begins anew every three seconds.
 
 Each function has the number of its thread, a serial number, its level and the line of its call in its name, and the
 serial number in the name of its file. A sample is wrong if its names mix threads or serial numbers, if a level or the
@@ -34,7 +34,7 @@ from command_line import documented_parser
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 NAME = re.compile(r"g?t(\d+)_n(\d+)_l(\d+)_c(\d+)$")
 SLACK_NS = 700_000
-"""The time of a sample is uncertain by as long as it may take (``LONG_READ_NS`` of _samples.c), and programs read clocks."""
+"""The time of a sample is uncertain by as long as it may take (``LONG_READ_NS`` of _samples.c), and clocks are read."""
 SHOWN = 4
 ROUND_SECONDS = 3.0
 
@@ -51,7 +51,7 @@ class Programs:
 
     def run(self, slot: int, life: float) -> None:
         """The work of one thread."""
-        rng = random.Random()  # noqa: S311 - nothing is secret
+        rng = random.Random()
         until = min(time.monotonic() + life, self.until)
         thread = threading.get_native_id()
         self.launch()
@@ -59,7 +59,7 @@ class Programs:
             number = next(self.numbers)
             text, first = program(slot, number, rng)
             space: dict[str, Any] = {}
-            exec(compile(text, f"file_n{number}.py", "exec"), space)  # noqa: S102 - made above
+            exec(compile(text, f"file_n{number}.py", "exec"), space)
             self.made += 1
             span = self.spans[number] = [thread, time.time_ns(), 0]
             for _ in range(rng.randrange(1, 12)):
@@ -77,6 +77,15 @@ class Programs:
             del space, result
             span[2] = time.time_ns()
 
+    def forget(self) -> None:
+        """Forget programs that ended some time ago."""
+        now = time.time_ns()
+        self.spans = {
+            number: span
+            for number, span in self.spans.items()
+            if not span[2] or now - span[2] < 5e9
+        }
+
 
 def down(depth: int) -> bytes:
     """Recurses 900 deep."""
@@ -88,7 +97,12 @@ def program(slot: int, number: int, rng: random.Random) -> tuple[str, str]:
     levels = rng.choice((3, 8, 30))
     lines: list[str] = []
     inner = f"t{slot}_n{number}_l{levels}_c0"
-    lines += [f"def {inner}(work):", "    x = 0", "    for i in range(work): x += i", "    return x"]
+    lines += [
+        f"def {inner}(work):",
+        "    x = 0",
+        "    for i in range(work): x += i",
+        "    return x",
+    ]
     for level in range(levels - 1, -1, -1):
         pad, kind = rng.randrange(4), rng.random()
         generator = inner.startswith("g")
@@ -100,9 +114,15 @@ def program(slot: int, number: int, rng: random.Random) -> tuple[str, str]:
             body = [f"    return [*{inner}(work)]"]
         if kind < 0.2:
             name = f"g{name}"
-            body = [f"    for x in {inner}(work): yield x" if generator else f"    yield {inner}(work)"]
+            body = [
+                f"    for x in {inner}(work): yield x" if generator else f"    yield {inner}(work)"
+            ]
         elif caught:
-            body = ["    try:", f"        {inner}(work); raise ValueError", "    except ValueError: return 1"]
+            body = [
+                "    try:",
+                f"        {inner}(work); raise ValueError",
+                "    except ValueError: return 1",
+            ]
         lines += [f"def {name}(work):", *["    x = 1"] * pad, *body]
         inner = name
     return "\n".join(lines), inner
@@ -154,6 +174,7 @@ class Checks:
 def check(native: Any, sample: Any, programs: Programs, checks: Checks) -> int:
     """Checks all samples since the last call; returns their number."""
     import numpy as np
+
     from thence.boundaries.samples import ChainNames
 
     rows = np.frombuffer(native.take_samples(), sample)
@@ -173,6 +194,33 @@ def check(native: Any, sample: Any, programs: Programs, checks: Checks) -> int:
     return int(rows["count"].sum())
 
 
+def run_for(
+    seconds: float, threads: int, programs: Programs, wrong: collections.Counter[str]
+) -> int:
+    """Keeps so many threads running, and forks each second; returns the number of forks."""
+    slots: dict[int, threading.Thread] = {}
+    end, forked, forks = time.monotonic() + seconds, time.monotonic(), 0
+    while time.monotonic() < end:
+        for slot in range(threads):
+            if slot not in slots or not slots[slot].is_alive():
+                life = random.choice((0.001, 0.01, 0.1, 0.5))
+                slots[slot] = threading.Thread(target=programs.run, args=(slot, life), daemon=True)
+                slots[slot].start()
+                programs.threads += 1
+        time.sleep(0.002)
+        if time.monotonic() - forked > 1:
+            forked = time.monotonic()
+            child = os.fork()
+            if not child:
+                programs.launch()
+                os._exit(0)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if status:
+                wrong[f"child ended with {status}"] += 1
+            forks += 1
+    return forks
+
+
 def main() -> None:
     parser = documented_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=600)
@@ -185,7 +233,7 @@ def main() -> None:
     from thence.boundaries.samples import COUNTS, SAMPLE, why_not_sampled
 
     faulthandler.enable()
-    warnings.simplefilter("ignore", DeprecationWarning)  # forks of a process with threads are wanted
+    warnings.simplefilter("ignore", DeprecationWarning)  # it forks, although it has threads
     sys.setrecursionlimit(3000)
     probe = choose_probe()
     native: Any = probe.compiled
@@ -198,41 +246,21 @@ def main() -> None:
     probe.follow(Followed.CALLS)
     until = time.monotonic() + given.seconds
     programs, checks = Programs(library.fake_launch, until), Checks()
-    slots: dict[int, threading.Thread] = {}
     counts: collections.Counter[str] = collections.Counter()
     forks = samples = 0
     while time.monotonic() < until:
         native.begin_samples(0, given.period_us * 1000)
-        end, forked = time.monotonic() + ROUND_SECONDS, time.monotonic()
-        while time.monotonic() < end:
-            for slot in range(given.threads):
-                if slot not in slots or not slots[slot].is_alive():
-                    life = random.choice((0.001, 0.01, 0.1, 0.5))  # noqa: S311
-                    slots[slot] = threading.Thread(target=programs.run, args=(slot, life), daemon=True)
-                    slots[slot].start()
-                    programs.threads += 1
-            time.sleep(0.002)
-            if time.monotonic() - forked > 1:
-                forked = time.monotonic()
-                child = os.fork()
-                if not child:
-                    library.fake_launch()
-                    os._exit(0)
-                status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                if status:
-                    checks.wrong[f"child ended with {status}"] += 1
-                forks += 1
+        forks += run_for(ROUND_SECONDS, given.threads, programs, checks.wrong)
         native.end_samples()
         samples += check(native, SAMPLE, programs, checks)
         counts.update(dict(zip(COUNTS, native.count_samples(), strict=True)))
         probe.take_calls()
-        now = time.time_ns()
-        programs.spans = {n: s for n, s in programs.spans.items() if not s[2] or now - s[2] < 5e9}
+        programs.forget()
     print(
         f"Python {sys.version.split()[0]}, malloc {os.environ.get('PYTHONMALLOC', 'default')}, {given.seconds:.0f} s, "
         f"{given.threads} threads at once, a sample each {given.period_us} us: {programs.threads:,} threads, "
-        f"{programs.made:,} programs, {forks} forks, {samples:,} samples {dict(counts)}; "
-        f"{checks.chains:,} chains checked, {checks.timed:,} rows checked for thread and time; wrong: {dict(checks.wrong)}"
+        f"{programs.made:,} programs, {forks} forks, {samples:,} samples {dict(counts)}; {checks.chains:,} chains "
+        f"checked, {checks.timed:,} rows checked for thread and time; wrong: {dict(checks.wrong)}"
     )
     for example in checks.examples:
         print(example)

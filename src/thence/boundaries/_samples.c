@@ -321,7 +321,6 @@ static int name_frames(const Link *from, int depth, uint32_t *numbers, uint32_t 
     struct iovec local[MAX_FRAMES], remote[MAX_FRAMES];
     size_t size = (size_t)thence_layout.code;
     int pieces = 0, of[MAX_FRAMES], last = -1;
-    if (size > MAX_HEAD) return 0;
     for (int at = 0; at < depth; at++) {
         if (!is_function(&from[at])) continue;
         if (last >= 0 && from[last].code == from[at].code) { /* a recursion */
@@ -619,6 +618,12 @@ static PyObject *use_sample_layout(PyObject *module, PyObject *arguments) {
                           &layout.compact, &layout.kind_shift, &layout.ascii_bit, &layout.bytes, &layout.code_type,
                           &layout.text_type, &layout.bytes_type, &layout.gil_begin, &layout.gil_end))
         return NULL;
+    Py_ssize_t fields[] = {layout.first_line, layout.filename, layout.qualname, layout.lines};
+    for (size_t at = 0; at < sizeof fields / sizeof *fields; at++) /* they are taken from a copy of the object's head */
+        if (fields[at] < 0 || fields[at] > thence_layout.code - 8 || thence_layout.code > MAX_HEAD)
+            return PyErr_SetString(PyExc_ValueError, "a field of code objects is not in their head"), NULL;
+    if (layout.kind_shift < 0 || layout.kind_shift > 29 || layout.ascii_bit < 0 || layout.ascii_bit > 31)
+        return PyErr_SetString(PyExc_ValueError, "a bit of the state of a str is not in it"), NULL;
     for (forbidden = 0; forbidden < 2; forbidden++) {
         if (forbidden && memory < 0) memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
         if (read_memory(&copy, (char *)&word, sizeof copy) && copy == word)

@@ -1,8 +1,8 @@
 """The places of a program: every distinct place once, with a number.
 
-A place is of one kind (`KINDS`): a module, a line of the user's code, a phase, a step, or any Python frame that a sample
-showed (`thence.boundaries.samples`). Places of one kind form a tree: the parent of a line is the line that called its
-function, the parent of a module is the module around it.
+A place is of one kind (`KINDS`): a module, a line of the user's code, a phase, a step, or any Python frame that a
+sample showed (`thence.boundaries.samples`). Places of one kind form a tree: the parent of a line is the line that
+called its function, the parent of a module is the module around it.
 The place with the name None means *no* place of its kind: the thread has left all of them.
 """
 

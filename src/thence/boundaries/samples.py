@@ -1,9 +1,9 @@
 """Samples what threads that launch do while they launch nothing, by the compiled probe (``_samples.c``).
 
-A thread of C samples a thread 0.5 ms after its last call that CUPTI reports, and then each millisecond, or each 100th of
-the time since that call if that is more, but at least each 100 ms. Nothing is stopped, no signal is sent, and no code of
-the program runs. It is not the recorder's thread, because that waits for the GIL when it writes: in a program that runs
-Python, a tenth of all pauses of 6 ms got no sample then.
+A thread of C samples a thread 0.5 ms after its last call that CUPTI reports, and then each millisecond, or each 100th
+of the time since that call if that is more, but at least each 100 ms. Nothing is stopped, no signal is sent, and no
+code of the program runs. It is not the recorder's thread, because that waits for the GIL when it writes: in a program
+that runs Python, a tenth of all pauses of 6 ms got no sample then.
 
 The offsets of the fields that a sample needs beside those of `thence.boundaries.stacks` are found in each process, from
 objects that are known: the name of a code object is where its address is. Then a sample of the calling thread is
@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 
     from thence.boundaries.places import Places
 
-__all__ = ["COUNTS", "ChainNames", "Function", "HostSamples", "SAMPLE", "SampleLayout", "why_not_sampled"]
+__all__ = [
+    "COUNTS",
+    "SAMPLE",
+    "ChainNames",
+    "Function",
+    "HostSamples",
+    "SampleLayout",
+    "why_not_sampled",
+]
 
 SAMPLE = np.dtype(
     [(name, "<i8") for name in ("time", "until")]
@@ -71,7 +79,7 @@ class SampleLayout(NamedTuple):
         gil, gil_mask: of a word in PyThreadState, and its bit that is set while the thread holds the GIL.
         first_line, filename, qualname, lines: in PyCodeObject.
         ascii, compact: of the characters of a str that is ASCII, and of any other.
-        kind_shift, ascii_bit: in the word with the state of a str, the width of its characters, and whether it is ASCII.
+        kind_shift, ascii_bit: in the word with the state of a str: width of its characters, and whether it is ASCII.
         content: of the content of a bytes object.
         code_type, text_type, bytes_type: addresses of the types.
         gil_begin, gil_end: addresses between which the GIL of the main interpreter lies; 0 if they are not known.
@@ -109,10 +117,9 @@ def why_not_sampled(native: ModuleType | None) -> str | None:
     if unreadable is not None:
         return unreadable
     try:
-        layout = _layout()
+        way, error_number = native.use_sample_layout(*_layout())
     except (LookupError, ValueError, OSError) as error:
         return f"the layout of this Python is not known: {error}"
-    way, error_number = native.use_sample_layout(*layout)
     if way is None:
         why = os.strerror(error_number)
         return f"the system does not let a process read its own memory by process_vm_readv ({why})"
@@ -133,7 +140,10 @@ def _layout() -> SampleLayout:
     code = _layout.__code__
     content = ctypes.string_at(id(code), LAYOUTS[sys.version_info[:2]].code)
     gil, mask = _gil_bit()
-    texts = [(text, _word(id(text) + 32, ctypes.c_uint32)) for text in ("abc", "éà", "Āā", "𝛼𝛽")]
+    texts = [
+        (text, _word(id(text) + 32, ctypes.c_uint32))
+        for text in ("abc", "\u00e9\u00e0", "\u0100\u0101", "\U0001d6fc\U0001d6fd")
+    ]
     shift = next(s for s in range(30) if [w >> s & 7 for _, w in texts] == [1, 1, 2, 4])
     of_ascii = texts[0][1] & ~texts[1][1]
     ascii_bit = next(b for b in range(shift + 3, 32) if of_ascii >> b & 1)
@@ -201,7 +211,9 @@ def _gil_bit() -> tuple[int, int]:
     copies: dict[bool, list[bytes]] = {True: [], False: []}
     for _ in range(_TRIES):
         for holds, library in ((True, ctypes.PyDLL(None)), (False, ctypes.CDLL(None))):
-            to = ctypes.create_string_buffer(size)  # a call by CDLL releases the GIL, one by PyDLL does not
+            to = ctypes.create_string_buffer(
+                size
+            )  # a call by CDLL releases the GIL, one by PyDLL does not
             library.memcpy(to, ctypes.c_void_p(state), ctypes.c_size_t(size))
             copies[holds].append(to.raw)
     for at in range(24, size, 4):  # before it are pointers to other states
@@ -286,7 +298,7 @@ def _calls() -> list[Callable[[Callable[[], bool]], bool]]:
         return next(frames)
 
     space: dict[str, Any] = {}
-    for name in ("é", "ā", "𝛼"):
+    for name in ("\u00e9", "\u0101", "\U0001d6fc"):  # of one, two and four bytes
         text = f"def f{name}(function):\n\n    return function()\n"
         exec(compile(text, f"<{name}>", "exec"), space)  # noqa: S102 - the text is above
     named = [value for name, value in space.items() if name.startswith("f")]
@@ -309,10 +321,14 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], bool]], bool]) -> b
             true.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back
         # The innermost frame has moved on since then, and a long stack is cut.
-        return bool(holds) and 0 < len(read) == min(len(read), len(true)) and all(
-            _same(function, code) and (number == 0 or position == at)
-            for number, ((function, position), (code, at)) in enumerate(
-                zip(read, true, strict=False)
+        return (
+            bool(holds)
+            and 0 < len(read) == min(len(read), len(true))
+            and all(
+                _same(function, code) and (number == 0 or position == at)
+                for number, ((function, position), (code, at)) in enumerate(
+                    zip(read, true, strict=False)
+                )
             )
         )
 
@@ -374,7 +390,9 @@ class ChainNames:
             at = 0
             while at < len(words):
                 end = at + 1 + words[at]
-                self._chains.append(list(zip(words[at + 1 : end : 2], words[at + 2 : end : 2], strict=True)))
+                self._chains.append(
+                    list(zip(words[at + 1 : end : 2], words[at + 2 : end : 2], strict=True))
+                )
                 at = end
         return self._chains[number - 1]
 
@@ -389,7 +407,10 @@ def _function(first: int, size: int, texts: bytes) -> Function:
     name, file = (content.decode(_CODECS[width], errors="replace") for content, width in parts[:2])
     try:
         code = _model.replace(
-            co_linetable=parts[2][0], co_firstlineno=first, co_code=bytes(size), co_exceptiontable=b""
+            co_linetable=parts[2][0],
+            co_firstlineno=first,
+            co_code=bytes(size),
+            co_exceptiontable=b"",
         )
         rows = list(code.co_lines())
     except ValueError:
@@ -474,12 +495,14 @@ class HostSamples:
     ) -> tuple[int, int]:
         """Numbers of two places: the innermost line of the user's code, and the innermost frame.
 
-        The first is a `LINE`, whose parents are the user's lines that called it; 0 if there is none. It has no line number
-        if the thread was running Python in that function itself: in a loop it would be another one in each sample. The
-        second is a `FRAME`, whose parents are the frames between the two, up to the user's function itself.
+        The first is a `LINE`, whose parents are the user's lines that called it; 0 if there is none. It has no line
+        number if the thread was running Python in that function itself: in a loop it would be another one in each
+        sample. The second is a `FRAME`, whose parents are the frames between the two, up to the user's function itself.
 
         Args:
             key: chain, position of the innermost frame, and whether the thread was running Python.
+            places: takes numbers for functions and lines.
+            is_own: whether a file is the user's.
         """
         if key in self._placed:
             return self._placed[key]

@@ -70,8 +70,9 @@ HOST_CATEGORIES = (
 other. step: one profiler step. phase: a part of a training step, named as `Phase`. module: a call of an
 nn.Module. python: a Python frame, ``file.py(12): function``. range: a range that the user named
 (record_function, NVTX). framework: a range that a library named. op: a framework operator. compile: a
-compilation phase. sample: a Python frame, as for python, that samples of the thread showed between two API calls;
-of nested ones the innermost is where the thread was, and has the column ``state``. runtime, driver: a CUDA or HIP API call. overhead: time taken by the profiler itself."""
+compilation phase. sample: a Python frame, written as for python, that samples of the thread showed between two
+API calls; of nested ones the innermost is where the thread was, and has the column ``state``. runtime, driver: a
+CUDA or HIP API call. overhead: time taken by the profiler itself."""
 
 API_CALLS = ("runtime", "driver")
 """Categories of `HOST_CATEGORIES` that are API calls: the activities that they launched share their correlation id."""

@@ -268,7 +268,9 @@ class Recorder:
     def _begin_samples(self, *, noted: bool) -> None:
         """Takes samples from now on, where the probe notes launches (`noted`) and can read other threads."""
         compiled = self._counting.compiled
-        self._no_samples = why_not_sampled(compiled) if noted else "launches are not noted by callbacks"
+        self._no_samples = (
+            why_not_sampled(compiled) if noted else "launches are not noted by callbacks"
+        )
         if self._no_samples is None and compiled is not None:
             self.samples = HostSamples(compiled)
 
@@ -423,7 +425,10 @@ class Recorder:
             **self._facts(),
             "cupti": {"version": self._version, "path": self._cupti.path},
             "probe": self._counting.facts(),
-            "samples": {"trouble": self._no_samples, **(self.samples.facts() if self.samples else {})},
+            "samples": {
+                "trouble": self._no_samples,
+                **(self.samples.facts() if self.samples else {}),
+            },
             "launches": bool(self._options.launches),
             "began_ns": self._began_ns,
             "stopped_ns": self._stopped_ns,
@@ -442,7 +447,11 @@ class Recorder:
         """Rows that could not be kept or written, by table."""
         lost = dict(self.parts.lost)
         samples = 0 if self.samples is None else self.samples.lost
-        noted = {"calls": self._counting.lost_calls, "boundaries": self.log.lost, "samples": samples}
+        noted = {
+            "calls": self._counting.lost_calls,
+            "boundaries": self.log.lost,
+            "samples": samples,
+        }
         for table, rows in noted.items():
             if rows:
                 lost[table] = lost.get(table, 0) + rows

@@ -113,7 +113,7 @@ class HostTime:
         return together([pieces.chosen(~little), working.chosen(~nothing), rest])
 
     def runs_program(self, rank: int, pieces: Pieces) -> Mask:
-        """Mask of the pieces in which no thread is in a recorded row, but the main thread is known to run the program."""
+        """Mask of the pieces in which no thread is in a recorded row, but the main thread runs the program."""
         nowhere = pieces.row == NO_ROW
         if rank not in self.program:
             return np.zeros_like(nowhere)

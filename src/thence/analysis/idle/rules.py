@@ -10,8 +10,8 @@ A host row, its name and the rows around it show why a thread has not launched y
     first_use    code or kernels are loaded or looked up
     launch       another launch, copy or set
     operator     a framework operator, a range that a library opened, or another API call
-    lock, sleep  a sample of a thread that waited for a lock or for the GIL, or slept; a recorded call of Python that does
-                 nothing else
+    lock, sleep  a sample of a thread that waited for a lock or for the GIL, or slept; a recorded call of Python that
+                 does nothing else
     python       a sample in which instructions of Python were run, or a Python frame that the profiler recorded
     host         nothing tells what the host ran: a sample of C code or of another system call, a recorded call of a C
                  function, a module's call, a range of the user, a step, or, in recordings of thence, a function around
@@ -153,6 +153,7 @@ _BY_STATE = {
 }
 """Of a sample; in all other states, and in an unknown one: host."""
 _CALLS = ((_LAUNCH, "launch"), (_ALLOCATION, "allocation"), (_FIRST_USE, "first_use"))
+_OF_SAMPLES = ((_COMPILER, "compile"), (_WAITING_FRAME, "sync"))
 _INHERITED = ((_GC, "gc"), (_COMPILE, "compile"), (_LOADER, "loader"))
 _LOADING = ("step", "module", "python", "range", "framework", "sample")
 _WAITING = ("device", "stream", "event")
@@ -175,12 +176,15 @@ def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> Codes:
     # In recordings of thence, a row of this category is the function around two launches, not a frame that ran.
     frames = "host" if set(formats) == {RECORDING} else "python"
     told = [
-        _told(str(category), name or "", state, waits, frames) for category, name, state in rows.rows()
+        _told(str(category), name or "", state, waits, frames)
+        for category, name, state in rows.rows()
     ]
     own = np.array([NUMBER[own] for own, _ in told], np.uint8)[number]
-    called = np.array([category == "python" and own == "host" for (category, *_), (own, _) in zip(rows.rows(), told, strict=True)], np.bool_)
-    if frames == "python" and called.any():
-        own[called[number] & (host["duration"].to_numpy() < _LONG_BUILT_IN_NS)] = NUMBER["python"]
+    if frames == "python":
+        built_in = [category == "python" and own == "host" for (category, *_), (own, _) in
+                    zip(rows.rows(), told, strict=True)]  # fmt: skip
+        short = host["duration"].to_numpy() < _LONG_BUILT_IN_NS
+        own[np.array(built_in, np.bool_)[number] & short] = NUMBER["python"]
     given = np.array([NUMBER[inner] if inner else 255 for _, inner in told], np.uint8)[number]
     if (given == 255).all():
         return own
@@ -208,10 +212,12 @@ def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
 def _told(
     category: str, name: str, state: str | None, waits: set[str], frames: str
 ) -> tuple[str, str | None]:
-    """The cause of a row by its category, name and state, and the cause that rows inside it inherit, or None.
+    """The cause of a row, and the cause that rows inside it inherit, or None.
 
     Args:
-        category, name, state: of the row.
+        category: of the row.
+        name: of the row.
+        state: of a sample, null elsewhere.
         waits: names of calls that wait.
         frames: the cause of Python frames.
     """
@@ -219,20 +225,25 @@ def _told(
         if name in waits:
             return "sync", None
         return next((c for pattern, c in _CALLS if pattern.fullmatch(name)), "operator"), None
-    if category == "phase" and name == Phase.INPUT.value:
-        return "loader", "loader"
-    if category == "sample" and _COMPILER.fullmatch(name):
-        return "compile", "compile"
-    if category == "sample" and _WAITING_FRAME.fullmatch(name):
-        return "sync", "sync"
-    for pattern, cause in _INHERITED:
-        if (cause != "loader" or category in _LOADING) and pattern.fullmatch(name):
-            return cause, cause
-    if category == "sample":
-        return _BY_STATE.get(HostState(state), "host") if state else "host", None
+    inherited = _inherited(category, name)
+    if inherited is not None:
+        return inherited, inherited
+    if category == "sample" and state:
+        return _BY_STATE.get(HostState(state), "host"), None
     if category == "python":
         return _cause_of_frame(name, frames), None
     return _BY_CATEGORY[category], "compile" if category == "compile" else None
+
+
+def _inherited(category: str, name: str) -> str | None:
+    """The cause of a row and of all rows inside it; None if its name shows none."""
+    if category == "phase" and name == Phase.INPUT.value:
+        return "loader"
+    patterns = (*_OF_SAMPLES, *_INHERITED) if category == "sample" else _INHERITED
+    for pattern, cause in patterns:
+        if (cause != "loader" or category in _LOADING) and pattern.fullmatch(name):
+            return cause
+    return None
 
 
 def _cause_of_frame(name: str, otherwise: str) -> str:

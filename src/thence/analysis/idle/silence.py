@@ -34,7 +34,7 @@ _SAYING = np.isin(HOST_CATEGORIES, ("op", "compile", "python", "module"))
 
 
 def program_runs(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
-    """By rank, the time in which its main thread is known to run the program whenever it is in no row: first and last ns.
+    """By rank, the first and the last ns between which its main thread runs the program whenever it is in no row.
 
     Args:
         trace: attributed.

@@ -189,7 +189,9 @@ def _of_hosts(
         The columns that `_framed` takes.
     """
     hosts = HostTime.of(trace, program.thread_of_row)
-    causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(np.int64)
+    causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(
+        np.int64
+    )
     shift = program.host[0] - trace.host["start"].to_numpy()
     parts = []
     for number, ours in rows_by_number(thread):

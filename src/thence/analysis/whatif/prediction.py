@@ -33,7 +33,18 @@ if TYPE_CHECKING:
 __all__ = ["WhatIf", "suggestions", "what_if"]
 
 _PLACES = 6
-_FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "lock", "sleep", "python", "host")
+_FREEABLE = (
+    "loader",
+    "gc",
+    "compile",
+    "first_use",
+    "allocation",
+    "sync",
+    "lock",
+    "sleep",
+    "python",
+    "host",
+)
 _ROWS = {
     "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
     "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),

@@ -5,7 +5,7 @@ ranges are made for each level of the trees, and they nest in the ranges of the 
 
 Ranges of several kinds may cross, for example if a line opens a ``with`` block and is left inside of it. The places
 of a launch are found by nesting, so where two ranges cross, one of them is cut at that time: a phase is cut by steps
-and by ranges that the user named, a module by these and by phases, a line by all of them, a sampled frame by all others.
+and by ranges that the user named, a module by these and by phases, a line by all of them, a sampled frame by all.
 
 Samples show in which function a thread was between two of its calls: where there are samples, they replace what the
 boundaries around them say of the line. No launch is inside such a time.
@@ -84,7 +84,9 @@ def place_ranges(
         ranges = _cut(_ranges_of_kind(noted, tree, kind, last), around)
         parts.append(ranges.with_columns(category=pl.lit(_CATEGORY[kind])))
         around = pl.concat([around, ranges.select(*_RANGE)])
-    parts += [part.with_columns(category=pl.lit("sample")) for part in _sampled(cells, tree, around, last)]
+    parts += [
+        part.with_columns(category=pl.lit("sample")) for part in _sampled(cells, tree, around, last)
+    ]
     whole = pl.concat([_WITH_STATE, *parts], how="diagonal_relaxed")
     shown = tree.shown.gather(whole["place"])
     function_only = (whole["category"] == "python") & (tree.line.gather(whole["place"]) == 0)
@@ -108,7 +110,12 @@ def _sampled(cells: Cells, tree: _Tree, around: pl.DataFrame, last: int) -> list
     outer = _cut(_ranges_of_kind(noted, tree, FRAME, last), around)
     known = np.flatnonzero(frame)
     leaves = pl.DataFrame(
-        {"place": known, "thread": cells.thread[known], "start": cells.start[known], "end": cells.end[known]}
+        {
+            "place": known,
+            "thread": cells.thread[known],
+            "start": cells.start[known],
+            "end": cells.end[known],
+        }
     )
     leaves = _cut(leaves, around)
     row = leaves["place"].to_numpy()

@@ -62,9 +62,11 @@ def cells_of(samples: pl.DataFrame, calls: pl.DataFrame) -> Cells:
         calls: columns thread, start and end (Unix ns) of the calls of all threads.
     """
     samples = samples.drop_nulls().sort("thread", "time")
-    columns = {name: samples[name].to_numpy() for name in samples.columns}
+    begin, end = _gaps(samples["thread"].to_numpy(), samples["time"].to_numpy(), calls)
+    outside = begin <= samples["time"].to_numpy()  # of calls; the sampler drops others
+    columns = {name: samples[name].to_numpy()[outside] for name in samples.columns}
     thread, first, until = columns["thread"], columns["time"], columns["until"]
-    begin, end = _gaps(thread, first, calls)
+    begin, end = begin[outside], end[outside]
     until = np.clip(until, first, np.maximum(end, first))
     # Of neighbours in one gap, each gets the time to the middle between them, as far as it reaches.
     reach = np.maximum(_REACH_NS, (first - begin) // _SHARE_OF_QUIET)
@@ -94,12 +96,14 @@ def _gaps(thread: Int64, time: Int64, calls: pl.DataFrame) -> tuple[Int64, Int64
         low, high = np.searchsorted(of_call, (number, number + 1))
         before = np.searchsorted(starts[low:high], time[ours], "right")
         over = np.append(time[ours].min(), np.maximum.accumulate(ends[low:high]) + 1)
-        begin[ours] = np.minimum(over[before], time[ours])
+        begin[ours] = over[before]
         end[ours] = np.append(starts[low:high] - 1, _LAST)[before]
     return begin, end
 
 
-def _merged(columns: dict[str, Int64], left: Int64, right: Int64, alike: npt.NDArray[np.bool_]) -> Cells:
+def _merged(
+    columns: dict[str, Int64], left: Int64, right: Int64, alike: npt.NDArray[np.bool_]
+) -> Cells:
     """The cells, of which adjacent ones that show the same are one."""
     first = np.append(True, ~alike)[: len(left)]
     last = np.append(first[1:], True)[: len(left)]
