@@ -38,8 +38,8 @@ Every idle nanosecond between the first and the last activity of a device has on
   first_use   kernels or libraries were loaded
   compile     the host compiled
   operator    the host was inside a framework's operator
-  python      the host ran Python: samples or recorded Python frames show it
-  host        the host ran the program's own, a framework's or other C code; or nothing shows what
+  python      the host ran Python, as samples or recorded frames show
+  host        the host ran C code, of a framework or another, or nothing shows what it ran
   lock        the host waited for a lock, a queue or the GIL
   sleep       the host slept
   gc          the host collected garbage

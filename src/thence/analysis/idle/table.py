@@ -58,6 +58,7 @@ class IdleTime(Shown):
             time, and not in any other table. Empty for one rank.
         reasons: reason and total_ns of the time whose cause is unknown.
         silent_ns: time whose cause is host because no recorded row shows anything else.
+        unsampled_ns: time whose cause is host because there is no sample of it, although the trace holds samples.
         found: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
         names: the name of each piece.
     """
@@ -69,6 +70,7 @@ class IdleTime(Shown):
     late: pl.DataFrame
     reasons: pl.DataFrame
     silent_ns: Ns
+    unsampled_ns: Ns
     found: pl.DataFrame = field(repr=False)
     names: PieceNames = field(repr=False)
 
@@ -89,6 +91,11 @@ class IdleTime(Shown):
             f"unknown ({REASON_TITLES[reason]}): {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
         ]
+        if self.unsampled_ns:
+            notes.append(
+                f"host: in {format_ns(self.unsampled_ns)} of it there is no sample, as in pauses of less than 0.5 ms: "
+                "the line, function or range around it is named"
+            )
         if not self.silent_ns:
             return tuple(notes)
         notes.append(
@@ -195,9 +202,20 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         .with_columns(pl.col("reason").cast(pl.String))
         .sort("total_ns", "reason", descending=[True, False]),
         int(silent["duration"].sum()),
+        _unsampled(trace, pieces),
         pieces,
         names,
     )
+
+
+def _unsampled(trace: Attributed, pieces: pl.DataFrame) -> Ns:
+    """Idle time with the cause host that has no sample, in traces that hold samples."""
+    sample = trace.host["category"] == "sample"
+    if not sample.any():
+        return 0
+    of_host = pieces.filter(pl.col("cause") == "host", pl.col("host").is_not_null())
+    sampled = sample.gather(of_host["host"].cast(pl.UInt32))
+    return int(of_host["duration"].filter(~sampled).sum())
 
 
 def _rows(pieces: pl.DataFrame, names: PieceNames, total: Ns) -> pl.DataFrame:
