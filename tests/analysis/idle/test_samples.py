@@ -104,6 +104,28 @@ def test_a_traced_call_of_a_c_function_is_what_it_does(name: str, us: int, cause
     assert causes(row, ("torch.profiler (Kineto JSON)",)) == [cause]
 
 
+def test_a_range_or_module_in_a_traced_frame_is_that_frame_running() -> None:
+    rows = host(
+        (MAIN, "python", "train.py(12): step", 0, 9000, None, None),
+        (MAIN, "range", "forward", 0, 5000, None, 0),
+        (MAIN, "module", "Linear_0", 0, 4000, None, 1),
+        (
+            MAIN,
+            "python",
+            "<built-in method run_backward of Engine object at 0x7f>",
+            5000,
+            9000,
+            None,
+            0,
+        ),
+        (MAIN, "range", "inside", 6000, 7000, None, 3),
+        (WORKER, "range", "without a frame", 0, 5000, None, None),
+    )
+    kineto = ("torch.profiler (Kineto JSON)",)
+    assert causes(rows, kineto) == ["python", "python", "python", "host", "host", "host"]
+    assert causes(rows) == ["host"] * 6
+
+
 def trace(*rows: tuple[Any, ...]) -> Any:
     """Two kernels of 10 us, launched by the two API calls among the rows, idle between them from 20 us on."""
     frame = host(*rows)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
     Codes = npt.NDArray[np.uint8]
 
 __all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "REASON_TITLES", "host_causes"]
@@ -180,17 +181,32 @@ def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> Codes:
         for category, name, state in rows.rows()
     ]
     own = np.array([NUMBER[own] for own, _ in told], np.uint8)[number]
-    if frames == "python":
-        built_in = [category == "python" and own == "host" for (category, *_), (own, _) in
-                    zip(rows.rows(), told, strict=True)]  # fmt: skip
-        short = host["duration"].to_numpy() < _LONG_BUILT_IN_NS
-        own[np.array(built_in, np.bool_)[number] & short] = NUMBER["python"]
+    parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
+    traced = (host["category"] == "python").to_numpy() & (frames == "python")
+    if traced.any():
+        own = _with_traced_frames(own, traced, parent, host["duration"].to_numpy())
     given = np.array([NUMBER[inner] if inner else 255 for _, inner in told], np.uint8)[number]
     if (given == 255).all():
         return own
-    inherited = _from_around(given, host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64))
+    inherited = _from_around(given, parent)
     keeps = np.isin(own, [NUMBER[cause] for cause in _OWN])
     return np.where((inherited != 255) & ~keeps, inherited, own).astype(np.uint8)
+
+
+def _with_traced_frames(own: Codes, traced: Mask, parent: Int64, duration: Int64) -> Codes:
+    """The causes by what traced frames show: a frame that is innermost, or innermost but for a range, was running.
+
+    Args:
+        own: cause of each row by its name.
+        traced: rows that are Python frames or calls of C functions.
+        parent: row around each row.
+        duration: of each row, ns.
+    """
+    host = NUMBER["host"]
+    own = np.where(traced & (own == host) & (duration < _LONG_BUILT_IN_NS), NUMBER["python"], own)
+    around = _from_around(np.where(traced, own, 255).astype(np.uint8), parent)
+    inside = (own == host) & ~traced & (around != 255)
+    return np.where(inside, around, own).astype(np.uint8)
 
 
 def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
