@@ -126,6 +126,7 @@ class IdleTime(Shown):
         columns = ["by", "name", "total_ns", "count"]
         return {
             "idle_ns": self.idle_ns,
+            "unsampled_ns": self.unsampled_ns,
             "causes": [
                 {**cause, "rows": of_cause[(cause["cause"],)].select(columns).to_dicts()}
                 for cause in self.causes.select("cause", "total_ns", "share", "count").to_dicts()
