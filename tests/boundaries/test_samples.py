@@ -163,7 +163,7 @@ def launching(native: Any) -> Iterator[Launching]:
     probe.follow(Followed.NOTHING)
 
 
-def pause(seconds: float = 0.05) -> None:
+def pause(seconds: float = 0.25) -> None:
     time.sleep(seconds)
 
 
@@ -185,7 +185,7 @@ def test_a_thread_is_sampled_while_it_launches_nothing(launching: Launching) -> 
     assert caller.name == "test_a_thread_is_sampled_while_it_launches_nothing"
     counts = launching.samples.facts()
     assert counts["read"] >= 1
-    assert counts["unmoved"] > 10
+    assert counts["unmoved"] >= 3
 
 
 def test_a_thread_in_a_call_is_not_sampled(launching: Launching) -> None:
@@ -256,7 +256,7 @@ def test_a_sample_shows_names_that_are_not_ascii_and_frames_of_generators(
     launching: Launching,
 ) -> None:
     space: dict[str, Any] = {"time": time}
-    text = "def größe_名前():\n    for _ in steps():\n        pass\n\ndef steps():\n    time.sleep(0.05)\n    yield\n"
+    text = "def größe_名前():\n    for _ in steps():\n        pass\n\ndef steps():\n    time.sleep(0.25)\n    yield\n"
     exec(compile(text, __file__, "exec"), space)
     launching.library.fake_launch()
     space["größe_名前"]()

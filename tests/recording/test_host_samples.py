@@ -26,7 +26,7 @@ CAUSES = {
     "python": "python", "c": "host", "c_without_gil": "host", "lock": "lock", "sleep": "sleep", "queue": "lock",
     "hook": "python",
 }  # fmt: skip
-TRIES = 5
+TRIES = 8
 """A machine with more work than cores may not let the sampler run during a pause, or the thread that is sampled."""
 
 
