@@ -41,7 +41,7 @@ EXPECTED = {
     "empty_cache": ("allocation", "timed"),
     "first_use": ("first_use", "planted_first_use|lambda"),
     "gc": ("gc", "planted_gc|timed"),
-    "lock": ("python", "acquire"),
+    "lock": ("lock", "acquire"),
     "logging": ("python", "planted_logging|busy|lambda"),
     "event_wait": ("event_wait", "planted_event_wait"),
 }

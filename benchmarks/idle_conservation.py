@@ -81,7 +81,7 @@ def measure(name: str, trace: thence.Trace) -> None:
         .sort("reason")
         .rows()
     )
-    silent = pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())["duration"].sum()
+    silent = pieces.filter(pl.col("cause") == "host", pl.col("host").is_null())["duration"].sum()
     said = "".join(f" {name} {100 * ns / max(found, 1):.1f}" for name, ns in reasons.items())
     _, placed = timed(lambda: idle_time(whole))
     of_ranks = trace._of_ranks  # noqa: SLF001 - what Trace.what_if does

@@ -45,7 +45,7 @@ class Fault:
 
 SLEEP_FORWARD, SLEEP_BACKWARD, SPIN_BACKWARD = "sleep forward", "sleep backward", "spin backward"
 LOADER, LARGER_BATCH = "loader", "larger batch"
-HOST = ("python", "operator")
+HOST = ("sleep", "host", "operator")
 FAULTS = {
     "late_sleep_backward": Fault(SLEEP_BACKWARD, HOST, 50),
     "late_200_ddp": Fault(SLEEP_BACKWARD, HOST, 200),

@@ -338,6 +338,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "causes[].rows[].by": "what name is: line, label, module, op, call ...",
         "causes[].rows[].total_ns": "ns idle there",
         "causes[].rows[].count": "pieces of gaps there",
+        "unsampled_ns": "ns of the cause host without a sample, in recordings that hold samples; else 0",
         "after_waits": "calls that waited and emptied the queue before a gap: no cause",
         "after_waits[].place": "where the call was made",
         "after_waits[].name": "the call",

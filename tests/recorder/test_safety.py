@@ -17,6 +17,8 @@ import pytest
 
 import thence
 from recorder_programs import PREAMBLE, description, fake_libraries, program, rows
+from thence.boundaries.probe import choose_probe
+from thence.boundaries.samples import why_not_sampled
 from thence.recorder.buffers import BUFFER_BYTES, Buffers
 
 if TYPE_CHECKING:
@@ -363,12 +365,15 @@ def test_what_another_profiler_lost_is_not_counted(tmp_path: Path) -> None:
     assert said.stdout.split() == ["0", "1"]
 
 
-def test_a_recorded_program_gets_one_thread_and_no_heavy_import(tmp_path: Path) -> None:
-    """Polars would bring some 70 threads into the user's program."""
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_recorded_program_gets_a_thread_or_two_and_no_heavy_import(
+    samples: bool, tmp_path: Path
+) -> None:
+    """One of Python that writes, and one of C that samples; Polars would bring some 70 threads into the program."""
     said = program(
         """
         before = threading.active_count(), len(os.listdir("/proc/self/task"))
-        with thence.record(OUT) as recording:
+        with thence.record(OUT, thence.RecordOptions(samples=OUT.name == "True")) as recording:
             with thence.mark("a", n=1):
                 launch("k", 1)
             fake.library.cuptiActivityFlushAll(0)
@@ -377,14 +382,15 @@ def test_a_recorded_program_gets_one_thread_and_no_heavy_import(tmp_path: Path) 
         third = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
         print(after[0] - before[0], after[1] - before[1], *sorted(third - {"__main__", "fake_cupti"}))
         """,
-        tmp_path,
+        tmp_path / str(samples),
         env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     ).stdout.split()
     threads, tasks, *modules = said
-    assert (threads, tasks) == ("1", "1")
+    sampled = samples and why_not_sampled(choose_probe().compiled) is None
+    assert (threads, tasks) == ("1", "2" if sampled else "1")
     of_the_fake = {"pytest", "_pytest", "pluggy", "iniconfig", "pygments", "py", "packaging"}
     started_with_python = {"sitecustomize", "usercustomize", "coverage", "_distutils_hack"}
     of_traceback = {"_missing_stdlib_info"}  # 3.15; missing in sys.stdlib_module_names
     others = of_the_fake | started_with_python | of_traceback
     assert set(modules) - others == {"numpy", "thence"}
-    assert rows(tmp_path)["label"].to_list() == ["a"]
+    assert rows(tmp_path / str(samples))["label"].to_list() == ["a"]

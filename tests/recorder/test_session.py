@@ -469,6 +469,7 @@ def test_nvtx_ranges_of_each_thread_and_domain(tmp_path: Path) -> None:
     host = trace.host.select(
         "thread", pl.col("category", "name").cast(pl.String), "duration", "parent"
     )
+    host = host.filter(host["thread"].is_in([8, 9]))  # samples are of the main thread
     assert host.filter(host["name"] != "never ends").rows() == [
         (8, "framework", "ncclAllReduce", 28, None),
         (9, "range", "outer", 30, None),

@@ -58,11 +58,13 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
         domain_of = domain;
         number_of = data->correlation;
         began = thence_now();
+        thence_call_begins();
         if (thence_reading) thence_note_stack(number_of - 1, began - (followed == CALLS ? 1 : CLOCKS_DIFFER)); /* before it */
     } else if (began && domain == domain_of && data->correlation == number_of) {
         int64_t ended = thence_now();
         if (followed == CALLS) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
         if (thence_reading) thence_call_ended(ended);
+        thence_call_is_over(ended);
         began = 0;
     }
 }
@@ -75,6 +77,8 @@ uint32_t thence_read_counter(int (*call)(int *)) {
     reading = 0;
     return number;
 }
+
+int thence_calls_are_followed(void) { return followed != NOTHING; }
 
 void thence_forget_calls(void) { calls.count = 0; }
 
@@ -90,6 +94,7 @@ static PyObject *follow(PyObject *module, PyObject *value) {
     if (what < NOTHING || what > CALLS)
         return PyErr_Format(PyExc_ValueError, "follow takes 0 (nothing), 1 (stacks) or 2 (calls), not %ld", what);
     followed = (int)what;
+    thence_wake_sampler();
     RETURN_NONE;
 }
 

@@ -1,5 +1,5 @@
-/* The tables that _stack.c uses: a number for each chain, and by address the kind of a code object and the place of
- * a module.
+/* The tables that _stack.c and _samples.c use: a number for each chain, and by address the kind of a code object and
+ * the place of a module.
  *
  * The maps of code objects and modules change only with the GIL and the lock held, so a reader needs one of the two.
  * Chains are read and added with the lock held. */
@@ -16,13 +16,7 @@ typedef struct {
 
 static Map codes, modules;
 int thence_own_functions;
-static struct {
-    uint64_t hash;
-    size_t at; /* in `words`: length and key */
-} *chains; /* by number - 1 */
-static uint32_t *table, chain_count, chain_room, table_room; /* table: numbers by hash, 0 for none */
-static uint32_t *words;
-static size_t word_count, word_room;
+ChainTable thence_chains;
 
 static size_t slot(const Map *map, uintptr_t key) {
     size_t at = (key >> 4) * 0x9E3779B97F4A7C15u >> 20;
@@ -61,60 +55,63 @@ uint32_t thence_kind_of(PyObject *code) { return find(&codes, (uintptr_t)code); 
 
 uint32_t thence_module(PyObject *module) { return find(&modules, (uintptr_t)module); }
 
-static int grow(void *array, uint32_t *room, size_t size) {
-    void **content = array, *more = realloc(*content, (*room ? 2 * (size_t)*room : 1024) * size);
+static int grow(ChainTable *in) {
+    uint32_t room = in->room ? 2 * in->room : 1024;
+    void *more = realloc(in->chains, room * sizeof *in->chains);
     if (!more) return -1;
-    *content = more, *room = *room ? 2 * *room : 1024;
+    in->chains = more, in->room = room;
     return 0;
 }
 
-static int enter_in_table(uint32_t room) {
+static int enter_in_table(ChainTable *in, uint32_t room) {
     uint32_t *more = calloc(room, sizeof *more);
     if (!more) return -1;
-    for (uint32_t number = 1; number <= chain_count; number++) {
-        size_t at = chains[number - 1].hash & (room - 1);
+    for (uint32_t number = 1; number <= in->count; number++) {
+        size_t at = in->chains[number - 1].hash & (room - 1);
         while (more[at]) at = (at + 1) & (room - 1);
         more[at] = number;
     }
-    free(table);
-    table = more, table_room = room;
+    free(in->table);
+    in->table = more, in->table_room = room;
     return 0;
 }
 
 /* Returns the number of a chain, from 1 on, and adds the chain if it is new; 0 if there is no memory for it, or there
  * are `most` chains already. */
-uint32_t thence_chain_number(const uint32_t *key, size_t length, uint32_t most) {
+uint32_t thence_chain_number(ChainTable *in, const uint32_t *key, size_t length, uint32_t most) {
     uint64_t hash = length;
     for (size_t at = 0; at < length; at++) hash = (hash ^ key[at]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
-    if (2 * chain_count >= table_room && enter_in_table(table_room ? 2 * table_room : 1024)) return 0;
-    size_t at = hash & (table_room - 1);
-    for (; table[at]; at = (at + 1) & (table_room - 1)) {
-        const uint32_t *known = words + chains[table[at] - 1].at;
-        if (chains[table[at] - 1].hash == hash && known[0] == length && !memcmp(known + 1, key, 4 * length))
-            return table[at];
+    if (2 * in->count >= in->table_room && enter_in_table(in, in->table_room ? 2 * in->table_room : 1024)) return 0;
+    size_t at = hash & (in->table_room - 1);
+    for (; in->table[at]; at = (at + 1) & (in->table_room - 1)) {
+        const uint32_t *known = in->words + in->chains[in->table[at] - 1].at;
+        if (in->chains[in->table[at] - 1].hash == hash && known[0] == length && !memcmp(known + 1, key, 4 * length))
+            return in->table[at];
     }
-    if (chain_count >= most) return 0;
-    if (chain_count == chain_room && grow(&chains, &chain_room, sizeof *chains)) return 0;
-    if (word_count + length + 1 > word_room) {
-        size_t room = 2 * word_room + length + 1024;
-        uint32_t *more = realloc(words, room * sizeof *more);
+    if (in->count >= most) return 0;
+    if (in->count == in->room && grow(in)) return 0;
+    if (in->word_count + length + 1 > in->word_room) {
+        size_t room = 2 * in->word_room + length + 1024;
+        uint32_t *more = realloc(in->words, room * sizeof *more);
         if (!more) return 0;
-        words = more, word_room = room;
+        in->words = more, in->word_room = room;
     }
-    words[word_count] = (uint32_t)length;
-    memcpy(words + word_count + 1, key, 4 * length);
-    chains[chain_count].hash = hash, chains[chain_count].at = word_count;
-    word_count += length + 1;
-    return table[at] = ++chain_count;
+    in->words[in->word_count] = (uint32_t)length;
+    memcpy(in->words + in->word_count + 1, key, 4 * length);
+    in->chains[in->count].hash = hash, in->chains[in->count].at = in->word_count;
+    in->word_count += length + 1;
+    return in->table[at] = ++in->count;
+}
+
+void thence_empty_chains(ChainTable *table) {
+    free(table->table), free(table->chains), free(table->words);
+    *table = (ChainTable){0};
 }
 
 void thence_forget_chains(void) {
     empty(&codes), empty(&modules);
     thence_own_functions = 0;
-    free(table), free(chains), free(words);
-    table = words = NULL, chains = NULL;
-    chain_count = chain_room = table_room = 0;
-    word_count = word_room = 0;
+    thence_empty_chains(&thence_chains);
 }
 
 static PyObject *add(Map *map, PyObject *arguments) {
@@ -134,18 +131,23 @@ static PyObject *add_code(PyObject *module, PyObject *arguments) { (void)module;
 
 static PyObject *add_module(PyObject *module, PyObject *arguments) { (void)module; return add(&modules, arguments); }
 
-static PyObject *chains_from(PyObject *module, PyObject *first) {
+PyObject *thence_chains_from(const ChainTable *in, PyObject *first) {
     unsigned long number = PyLong_AsUnsignedLong(first);
-    (void)module;
     if (PyErr_Occurred()) return NULL;
     pthread_mutex_lock(&thence_lock);
-    size_t begin = number && number <= chain_count ? chains[number - 1].at : word_count, size = 4 * (word_count - begin);
+    size_t begin = number && number <= in->count ? in->chains[number - 1].at : in->word_count;
+    size_t size = 4 * (in->word_count - begin);
     uint32_t *content = malloc(size + 1);
-    if (content) memcpy(content, words ? words + begin : words, words ? size : 0);
+    if (content) memcpy(content, in->words ? in->words + begin : in->words, in->words ? size : 0);
     pthread_mutex_unlock(&thence_lock);
     PyObject *result = content ? PyBytes_FromStringAndSize((char *)content, (Py_ssize_t)size) : PyErr_NoMemory();
     free(content);
     return result;
+}
+
+static PyObject *chains_from(PyObject *module, PyObject *first) {
+    (void)module;
+    return thence_chains_from(&thence_chains, first);
 }
 
 static PyMethodDef functions[] = {

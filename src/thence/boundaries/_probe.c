@@ -31,6 +31,7 @@ static void forked(void) { /* another thread of the parent may have held the loc
     thence_forget_threads();
     thence_forget_calls();
     thence_forget_stacks();
+    thence_forget_samples();
 }
 
 static Row *new_row(Log *log) {
@@ -161,7 +162,7 @@ static int fill(PyObject *module) {
     log_type = (PyTypeObject *)type; /* kept: there is one module in a process */
     failed = failed || thence_add_calls(module) || thence_add_frames(module) || thence_add_chains(module);
     failed = failed || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
-    failed = failed || thence_add_moments(module);
+    failed = failed || thence_add_moments(module) || thence_add_samples(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 

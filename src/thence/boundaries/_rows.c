@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 static __thread uint32_t thread_id, thread_of;
-static uint32_t forks = 1;
+uint32_t thence_forks = 1;
 pthread_mutex_t thence_lock = PTHREAD_MUTEX_INITIALIZER;
 
 uint32_t thence_thread(void) {
-    if (thread_of != forks) { /* first call of this thread, or the process was forked since */
+    if (thread_of != thence_forks) { /* first call of this thread, or the process was forked since */
         thread_id = (uint32_t)syscall(SYS_gettid);
-        thread_of = forks;
+        thread_of = thence_forks;
     }
     return thread_id;
 }
@@ -41,6 +41,6 @@ PyObject *thence_take(Rows *rows) {
 }
 
 void thence_forget_threads(void) {
-    forks++;
+    thence_forks++;
     thence_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }

@@ -79,10 +79,10 @@ static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position, 
     }
     key[0] = module, key[1] = line;
     if (length == HEAD && !module && !line) return 0; /* nowhere */
-    uint32_t number = thence_chain_number(key, length, MOST_CHAINS);
+    uint32_t number = thence_chain_number(&thence_chains, key, length, MOST_CHAINS);
     if (number || length <= HEAD + 2) return number;
     lost_callers++;
-    return thence_chain_number(key, HEAD + 2, 2 * MOST_CHAINS);
+    return thence_chain_number(&thence_chains, key, HEAD + 2, 2 * MOST_CHAINS);
 }
 
 uint32_t thence_chain(char *frame, uint32_t code, uint32_t position) {

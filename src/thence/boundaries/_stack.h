@@ -55,8 +55,20 @@ typedef struct {
 
 enum { MOST_FRAMES = 5000 }; /* read at most; Python's recursion limit is 1000 unless it is raised */
 
+/* Numbers for chains (_chains.c): words, of which each key is kept once. Used with the lock held. */
+typedef struct {
+    struct {
+        uint64_t hash;
+        size_t at; /* in `words`: length and key */
+    } *chains; /* by number - 1 */
+    uint32_t *table, *words; /* table: numbers by hash, 0 for none */
+    uint32_t count, room, table_room;
+    size_t word_count, word_room;
+} ChainTable;
+
 /* Of _rows.c */
 SHARED extern pthread_mutex_t thence_lock;
+SHARED extern uint32_t thence_forks; /* of this process and its parents, from 1 on */
 SHARED uint32_t thence_thread(void);
 SHARED void thence_append(Rows *rows, const void *row);
 SHARED PyObject *thence_take(Rows *rows);
@@ -72,6 +84,7 @@ SHARED int thence_add_moments(PyObject *module);
 /* Of _calls.c */
 SHARED int64_t thence_now(void); /* Unix ns */
 SHARED uint32_t thence_read_counter(int (*call)(int *));
+SHARED int thence_calls_are_followed(void);
 SHARED void thence_forget_calls(void);
 SHARED int thence_add_calls(PyObject *module);
 
@@ -121,10 +134,20 @@ SHARED int thence_add_nodes(PyObject *module);
 /* Of _chains.c */
 SHARED uint32_t thence_kind_of(PyObject *code);
 SHARED uint32_t thence_module(PyObject *module);
-SHARED uint32_t thence_chain_number(const uint32_t *key, size_t length, uint32_t most);
+SHARED extern ChainTable thence_chains; /* of launches */
+SHARED uint32_t thence_chain_number(ChainTable *in, const uint32_t *key, size_t length, uint32_t most);
+SHARED PyObject *thence_chains_from(const ChainTable *in, PyObject *first);
+SHARED void thence_empty_chains(ChainTable *table);
 SHARED extern int thence_own_functions; /* whether any function is the user's */
 SHARED void thence_forget_chains(void);
 SHARED int thence_add_chains(PyObject *module);
+
+/* Of _samples.c */
+SHARED void thence_call_begins(void);
+SHARED void thence_call_is_over(int64_t time);
+SHARED void thence_wake_sampler(void);
+SHARED void thence_forget_samples(void);
+SHARED int thence_add_samples(PyObject *module);
 
 /* Of _events.c */
 SHARED int thence_add_events(PyObject *module);

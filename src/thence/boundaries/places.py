@@ -1,7 +1,8 @@
 """The places of a program: every distinct place once, with a number.
 
-A place is of one kind (`KINDS`): a module, a line of the user's code, a phase or a step. Places of one kind form
-a tree: the parent of a line is the line that called its function, the parent of a module is the module around it.
+A place is of one kind (`KINDS`): a module, a line of the user's code, a phase, a step, or any Python frame that a
+sample showed (`thence.boundaries.samples`). Places of one kind form a tree: the parent of a line is the line that
+called its function, the parent of a module is the module around it.
 The place with the name None means *no* place of its kind: the thread has left all of them.
 """
 
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KINDS", "LINE", "MODULE", "PHASE", "STEP", "Place", "Places"]
+__all__ = ["FRAME", "KINDS", "LINE", "MODULE", "PHASE", "STEP", "Place", "Places"]
 
-MODULE, LINE, PHASE, STEP = range(1, 5)
-KINDS = {MODULE: "module", LINE: "line", PHASE: "phase", STEP: "step"}
+MODULE, LINE, PHASE, STEP, FRAME = range(1, 6)
+KINDS = {MODULE: "module", LINE: "line", PHASE: "phase", STEP: "step", FRAME: "frame"}
 """Codes of kinds, as recordings hold them."""
 
 
@@ -28,7 +29,7 @@ class Place(NamedTuple):
         parent: number of the place around it, 0 for none.
         name: path of a module (``model.layers.3.self_attn``), qualified name of a function, name of a phase or of
             a step; None for no place of this kind.
-        detail: class of a module, file of a line, batch size or the like of a step; None where there is none.
+        detail: class of a module, file of a line or frame, batch size or the like of a step; None where there is none.
         line: number of the line; 0 where only the function is certain, and for other kinds.
     """
 

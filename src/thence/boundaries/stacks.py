@@ -56,15 +56,16 @@ LAYOUTS = {
 """By version of CPython, for builds with a GIL on 64-bit machines."""
 
 
-def why_unreadable(native: ModuleType | None) -> str | None:
+def why_unreadable(native: ModuleType | None, *, by_events: bool = False) -> str | None:
     """Why stacks cannot be read here; None if they can, and the probe has been given the offsets.
 
     Args:
         native: the compiled probe.
+        by_events: whether to disregard `VARIABLE`, which selects events for lines only.
     """
     version = ".".join(map(str, sys.version_info[:2]))
     layout = LAYOUTS.get(sys.version_info[:2])
-    if os.environ.get(VARIABLE) == "events":
+    if os.environ.get(VARIABLE) == "events" and not by_events:
         return f"the environment variable {VARIABLE} selects events"
     if native is None:
         return "the compiled probe is not in use"

@@ -43,7 +43,10 @@ Every idle nanosecond between the first and the last activity of a device has on
   first_use   kernels or libraries were loaded
   compile     the host compiled
   operator    the host was inside a framework's operator
-  python      the host ran Python between operators
+  python      the host ran Python, as samples or recorded frames show
+  host        the host ran C code, of a framework or another, or nothing shows what it ran
+  lock        the host waited for a lock, a queue or the GIL
+  sleep       the host slept
   gc          the host collected garbage
   unknown     the trace does not show the cause; the reasons are listed below
 

@@ -49,7 +49,7 @@ The extra time of a late rank before its late arrivals, compared with the rank i
   more work     kernels ran more often, or with other shapes
   compute       some kernels take longer
   memcpy        memcpys and memsets while nothing computed
-  idle: CAUSE   the causes of `thence idle`: loader, python, operator, sync, ...
+  idle: CAUSE   the causes of `thence idle`: loader, host, operator, sync, ...
   transfers     of collectives in other groups: see slow links
   unknown       the trace does not show the cause
 """

@@ -40,9 +40,10 @@ _NOTHING = 2
     "--without",
     "left_out",
     multiple=True,
-    type=click.Choice(("launches", "nvtx", "collectives", "modules", "lines")),
+    type=click.Choice(("launches", "nvtx", "collectives", "modules", "lines", "samples")),
     help="Do not record launches of JAX programs (their kernels get few places then), NVTX ranges, sizes of "
-    "collectives, modules with phases and steps, or lines of the program.",
+    "collectives, modules with phases and steps, lines of the program, or samples of what the host does while "
+    "it launches nothing.",
 )
 @click.option(
     "--own",
@@ -89,6 +90,7 @@ def command(
         collectives="collectives" not in left_out,
         modules="modules" not in left_out,
         lines="lines" not in left_out,
+        samples="samples" not in left_out,
         own=own,
         synchronization="synchronization" in added,
         overhead="overhead" in added,

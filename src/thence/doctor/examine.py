@@ -25,6 +25,7 @@ from thence.doctor.versions import (
     driver_release,
     installed_version,
     probe_kind,
+    why_no_samples,
     why_no_stacks,
 )
 
@@ -161,7 +162,7 @@ def _recording(machine: _Machine) -> _Answer:
     finding = machine.findings["recording"]
     text = (
         f"a kernel was launched and recorded ({finding['microseconds']:.1f} us); {_probe_text()}; "
-        f"{_lines_text()}"
+        f"{_lines_text()}; {_samples_text()}"
     )
     if _admins_only() and not _may_profile():
         text += "; performance counters, which thence does not use, are for administrators only"
@@ -193,6 +194,14 @@ def _lines_text() -> str:
     return (
         f"modules and lines are followed through Python's monitoring events, which cost more: {why}"
     )
+
+
+def _samples_text() -> str:
+    """Whether the recorder can see what the host does while it launches nothing."""
+    why = why_no_samples()
+    if why is None:
+        return "threads are sampled while they launch nothing"
+    return f"what the host does while it launches nothing is not sampled: {why}"
 
 
 def _recording_cure(machine: _Machine) -> str:

@@ -8,9 +8,13 @@ import re
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thence.boundaries.stacks import why_unreadable
 from thence.version import __version__
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 __all__ = [
     "AS_ASKED",
@@ -21,6 +25,7 @@ __all__ = [
     "installed_version",
     "probe_kind",
     "versions",
+    "why_no_samples",
     "why_no_stacks",
 ]
 
@@ -72,8 +77,18 @@ def probe_kind() -> str:
 
 def why_no_stacks() -> str | None:
     """Why modules and lines are not read from the program's stack here; None if they are."""
-    compiled = import_module("thence.boundaries._probe") if probe_kind() == COMPILED else None
-    return why_unreadable(compiled)
+    return why_unreadable(_compiled())
+
+
+def why_no_samples() -> str | None:
+    """Why threads are not sampled while they launch nothing here; None if they are."""
+    from thence.boundaries.samples import why_not_sampled  # NumPy, which versions do not need
+
+    return why_not_sampled(_compiled())
+
+
+def _compiled() -> ModuleType | None:
+    return import_module("thence.boundaries._probe") if probe_kind() == COMPILED else None
 
 
 def driver_release(proc: Path = PROC) -> str | None:

@@ -1,7 +1,7 @@
 """The file formats of thence: their names, versions, files, tables and codes.
 
 Writers, readers and inspection tools share these definitions. This module imports only the standard library and
-`thence.model.collectives`, which does the same, because recorded processes import it.
+`thence.model.collectives` and `thence.model.phases`, which do the same, because recorded processes import it.
 
 **Recording** (`RECORDING`): a folder for each process with `DESCRIPTION` and, for each of `TABLES`, parts
 (`part_name`) numbered from 1, each a complete file of `thence.model.column_file`. `DESCRIPTION` states how many
@@ -32,6 +32,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from thence.model.collectives import NUMBERS, TEXTS
+from thence.model.phases import HOST_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +56,7 @@ __all__ = [
     "PART_ENDING",
     "RECORDING",
     "RECORDING_VERSION",
+    "SAMPLE_STATES",
     "STEP",
     "TABLES",
     "part_name",
@@ -104,6 +106,7 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ),
         "boundaries": _integers("counter", "time", "thread", "place", "flags"),
         "places": _integers("number", "kind", "parent", "name", "detail", "line"),
+        "samples": _integers("time", "until", "thread", "line", "frame", "count", "state"),
         "collectives": _integers("serial", *TEXTS, *NUMBERS),
     }
 )
@@ -112,7 +115,12 @@ integers may be written. Times are Unix time in ns. name, function, domain, lane
 columns of collectives hold numbers from the table names, 0 for none. serial identifies a mark. queued is the time when
 the host queued a kernel, 0 if CUPTI does not report it. counter is the value of the counter by which CUPTI numbers
 launches (`thence.boundaries.log`); in marks it is that of the boundary at the same time, 0 without one. places are
-described in `thence.boundaries.places`."""
+described in `thence.boundaries.places`. A row of samples is ``count`` consecutive samples of a thread between two of
+its calls, from ``time`` to ``until``, all with the same line of the user's code and innermost frame (``line`` and
+``frame``, numbers of places, 0 for none) and state (a number of `SAMPLE_STATES`). Recordings of this version that were
+made before there were samples have no such table."""
+SAMPLE_STATES = (None, *HOST_STATES)
+"""What a thread did in a sample, by the number in the table samples; None: unknown."""
 LACKING: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "collectives": frozenset((*TEXTS, *NUMBERS)) - {"sequence"},

@@ -1,10 +1,10 @@
-"""The values of the kinds ``phase`` and ``serving``, and of the position of a ``source`` place."""
+"""The values of the kinds ``phase`` and ``serving``, of the position of a ``source`` place, and of host states."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["POSITIONS", "Phase", "Position", "Serving"]
+__all__ = ["HOST_STATES", "POSITIONS", "HostState", "Phase", "Position", "Serving"]
 
 
 class Phase(StrEnum):
@@ -49,3 +49,25 @@ class Position(StrEnum):
 
 
 POSITIONS = tuple(position.value for position in Position)
+
+
+class HostState(StrEnum):
+    """What a thread did in a sample. Recordings hold the number of a state in this order, from 1 on; 0: unknown."""
+
+    PYTHON = "python"
+    """It ran Python: instructions of Python changed while it was sampled."""
+    C = "c"
+    """It ran C code that held the GIL."""
+    C_WITHOUT_GIL = "c_without_gil"
+    """It ran C code that did not hold the GIL."""
+    GIL = "gil"
+    """It waited for the GIL."""
+    LOCK = "lock"
+    """It waited for a lock, a condition or a queue, that is for another thread."""
+    SLEEP = "sleep"
+    """It slept."""
+    SYSTEM_CALL = "system_call"
+    """It was in another system call: it read, wrote, polled, or waited for a process or a driver."""
+
+
+HOST_STATES = tuple(state.value for state in HostState)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.credentials import without_credentials
-from thence.model.phases import POSITIONS
+from thence.model.phases import HOST_STATES, POSITIONS
 from thence.model.reasons import CODES
 from thence.model.schema import Column, Table
 
@@ -61,6 +61,7 @@ HOST_CATEGORIES = (
     "framework",
     "op",
     "compile",
+    "sample",
     "runtime",
     "driver",
     "overhead",
@@ -69,7 +70,9 @@ HOST_CATEGORIES = (
 other. step: one profiler step. phase: a part of a training step, named as `Phase`. module: a call of an
 nn.Module. python: a Python frame, ``file.py(12): function``. range: a range that the user named
 (record_function, NVTX). framework: a range that a library named. op: a framework operator. compile: a
-compilation phase. runtime, driver: a CUDA or HIP API call. overhead: time taken by the profiler itself."""
+compilation phase. sample: a Python frame, written as for python, that samples of the thread showed between two
+API calls; of nested ones the innermost is where the thread was, and has the column ``state``. runtime, driver: a
+CUDA or HIP API call. overhead: time taken by the profiler itself."""
 
 API_CALLS = ("runtime", "driver")
 """Categories of `HOST_CATEGORIES` that are API calls: the activities that they launched share their correlation id."""
@@ -129,6 +132,11 @@ HOST = Table(
             "position",
             pl.Enum(POSITIONS),
             "of Python frames: what their line number is, as `Position`; null: as of a function",
+        ),
+        Column(
+            "state",
+            pl.Enum(HOST_STATES),
+            "of the innermost sample: what the thread did, as `HostState`; null elsewhere, and where it is unknown",
         ),
         Column("parent", pl.Int32(), "row of the innermost range around it on its thread"),
         Column("forward", pl.Int32(), "of backward ops: row of the forward op they belong to"),

@@ -42,6 +42,9 @@ class RecordOptions:
         modules: modules of PyTorch, phases and steps of training, without any annotation (Python 3.12 and newer).
         lines: lines of the user's own code that launch work, with their callers (Python 3.12 and newer). The
             compiled probe reads them from the stack at each launch where it can, else they are followed by events.
+        samples: what threads that launch do while they launch nothing, sampled each millisecond (Python 3.12 and newer,
+            with the compiled probe, and where modules or lines are recorded): the function, and whether it runs Python
+            or C, waits or sleeps.
         own: packages, folders or files whose code counts as the user's own, too; a name after ``!`` does not count.
         synchronization: the API calls that wait for the device.
         overhead: time that CUPTI itself took.
@@ -56,6 +59,7 @@ class RecordOptions:
     collectives: bool = True
     modules: bool = True
     lines: bool = True
+    samples: bool = True
     own: tuple[str, ...] = ()
     synchronization: bool = False
     overhead: bool = False

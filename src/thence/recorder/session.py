@@ -23,6 +23,7 @@ import numpy as np
 
 from thence.boundaries.log import BoundaryLog
 from thence.boundaries.probe import Followed
+from thence.boundaries.samples import HostSamples, why_not_sampled
 from thence.cuda import layouts
 from thence.cuda.cuda_events import load_driver
 from thence.cuda.cupti import MOST_CALLBACK_IDS, TAKEN, CuptiError, load
@@ -87,6 +88,7 @@ class Recorder:
         dropped: number of records that CUPTI dropped for lack of a buffer.
         log: log of boundaries, from `start` on; its counter is always 0 if every launch is recorded.
         counts: whether launches are counted instead of recorded.
+        samples: samples of threads while they launch nothing; None if they are not taken.
     """
 
     def __init__(
@@ -101,6 +103,8 @@ class Recorder:
         self.dropped = 0
         self.log = BoundaryLog(lambda: 0)
         self.counts = False
+        self.samples: HostSamples | None = None
+        self._no_samples: str | None = "the option samples is off"
         self._counting = Counting()
         self._options = options
         self._source = source
@@ -188,6 +192,8 @@ class Recorder:
         for kind in self._options.kinds() if not self._paused else ():
             self._try(lambda kind=kind: self._cupti.disable(kind))  # type: ignore[misc]
         self._stopping.set()
+        if self.samples is not None:
+            self.samples.end()
         self._buffers.filled.put(None)
         self._thread.join(_PATIENCE_SECONDS)
         self._try(lambda: self._cupti.unsubscribe(self._subscription))
@@ -245,6 +251,8 @@ class Recorder:
             if not self._options.records_calls:
                 wanted = partial(self._options.calls_back, launches=noted)
                 self._counting.listen(self._cupti, self._subscription, wanted)
+            if self._options.samples:
+                self._begin_samples(noted=noted)
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
             self.warn(
@@ -256,6 +264,15 @@ class Recorder:
                 f"launches cannot be counted here ({self._counting.trouble}), and launches=False excludes recording "
                 "them: which call and which label a kernel belongs to is unknown; remove launches=False"
             )
+
+    def _begin_samples(self, *, noted: bool) -> None:
+        """Takes samples from now on, where the probe notes launches (`noted`) and can read other threads."""
+        compiled = self._counting.compiled
+        self._no_samples = (
+            why_not_sampled(compiled) if noted else "launches are not noted by callbacks"
+        )
+        if self._no_samples is None and compiled is not None:
+            self.samples = HostSamples(compiled)
 
     def xla_is_used(self) -> None:
         """Records every launch from now on, if the options leave that open, and does not flush before the end.
@@ -408,6 +425,10 @@ class Recorder:
             **self._facts(),
             "cupti": {"version": self._version, "path": self._cupti.path},
             "probe": self._counting.facts(),
+            "samples": {
+                "trouble": self._no_samples,
+                **(self.samples.facts() if self.samples else {}),
+            },
             "launches": bool(self._options.launches),
             "began_ns": self._began_ns,
             "stopped_ns": self._stopped_ns,
@@ -425,7 +446,13 @@ class Recorder:
     def _lost(self) -> dict[str, int]:
         """Rows that could not be kept or written, by table."""
         lost = dict(self.parts.lost)
-        for table, rows in (("calls", self._counting.lost_calls), ("boundaries", self.log.lost)):
+        samples = 0 if self.samples is None else self.samples.lost
+        noted = {
+            "calls": self._counting.lost_calls,
+            "boundaries": self.log.lost,
+            "samples": samples,
+        }
+        for table, rows in noted.items():
             if rows:
                 lost[table] = lost.get(table, 0) + rows
         return lost

@@ -1,4 +1,4 @@
-"""Places and boundaries as tables of a recording.
+"""Places, boundaries and samples as tables of a recording.
 
 A thread that has ended without a boundary would still count as a thread that may launch. So whenever rows are
 taken, threads that no longer exist get a boundary with the flag `ENDS`: they launch nothing more.
@@ -15,7 +15,10 @@ from thence.boundaries.log import BEGINS, ENDS
 from thence.boundaries.places import Places
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thence.boundaries.log import BoundaryLog
+    from thence.boundaries.samples import HostSamples
     from thence.recorder.names import Names
 
 __all__ = ["NotedPlaces"]
@@ -28,20 +31,29 @@ class NotedPlaces:
 
     Args:
         log: of boundaries.
+        samples: of threads while they launch nothing; None for none.
+        is_own: whether a file is the user's.
 
     Attributes:
         log: of boundaries.
         places: the places that hooks number.
     """
 
-    def __init__(self, log: BoundaryLog) -> None:
+    def __init__(
+        self,
+        log: BoundaryLog,
+        samples: HostSamples | None = None,
+        is_own: Callable[[str], bool] = lambda _file: False,
+    ) -> None:
         self.log = log
+        self._samples = samples
+        self._is_own = is_own
         self.places = Places()
         self._may_launch: set[int] = set()
         log.note(0)  # so that launches before this thread's first place are known to be its own
 
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
-        """Rows of ``boundaries`` and ``places`` since the last call."""
+        """Rows of ``boundaries``, ``samples`` and ``places`` since the last call."""
         rows = self.log.take()
         ended = self._ended(rows)
         if ended:
@@ -54,7 +66,10 @@ class NotedPlaces:
                 name: np.concatenate([column, np.full(len(ended), said[name], column.dtype)])
                 for name, column in rows.items()
             }
-        tables = {"boundaries": rows, "places": self._new_places(names)}
+        tables = {"boundaries": rows}
+        if self._samples is not None:
+            tables["samples"] = self._samples.take(self.places, self._is_own)
+        tables["places"] = self._new_places(names)
         return {
             name: columns for name, columns in tables.items() if len(next(iter(columns.values())))
         }

@@ -15,6 +15,7 @@ from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.hooks.jax.programs import XlaPrograms
 from thence.hooks.torch.hooks import Hooks
+from thence.hooks.torch.own_files import OwnFiles
 from thence.hooks.torch.profiler_handover import ProfilerHandover
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.importing import jax_uses_cuda
@@ -144,7 +145,7 @@ class Recording:
         )
         recorder.start()
         self._recorder = recorder
-        self.noted = NotedPlaces(recorder.log)
+        self.noted = NotedPlaces(recorder.log, recorder.samples, OwnFiles(self._options.own))
         self._log = MarkLog(recorder.log if recorder.counts else None)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()

@@ -220,7 +220,10 @@ def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
 def _typed(frame: pl.DataFrame | None, schema: Mapping[str, Any]) -> pl.DataFrame:
     if frame is None:
         return pl.DataFrame(schema=dict(schema))
-    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+    return frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None).alias(name)).cast(dtype)
+        for name, dtype in schema.items()  # a store of an earlier version lacks newer columns
+    )
 
 
 def _modules_of(folder: Path) -> tuple[HloModule, ...]:

@@ -330,7 +330,7 @@ def test_what_is_inside_of_a_loader_is_loading_and_a_collection_stays_one(tmp_pa
     assert found == {
         "enumerate(DataLoader)#it.__next__": "loader", "aten::stack": "loader",
         "<built-in function collect>": "gc", "cudaHostAlloc": "allocation", "cudaLaunchKernel": "loader",
-        "download_model": "python",
+        "download_model": "host",
     }  # fmt: skip
 
 
@@ -342,9 +342,9 @@ def test_tables_name_reasons_in_words_and_documents_by_their_code(tmp_path: Path
     assert REASON_TITLES.keys() == REASONS.keys()
 
 
-def test_python_in_silence_is_in_nothing_recorded() -> None:
+def test_the_program_in_silence_is_in_nothing_recorded() -> None:
     found = thence.open(DATA / "recording" / "two_ranks").idle()
     silent = found.shown_rows.filter(pl.col("by").is_null())
-    assert silent.select("cause", "name").rows() == [("python", "(in no recorded range or call)")]
-    pieces = found.pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
+    assert silent.select("cause", "name").rows() == [("host", "(in no recorded range or call)")]
+    pieces = found.pieces.filter(pl.col("cause") == "host", pl.col("host").is_null())
     assert silent["total_ns"].to_list() == [pieces["duration"].sum()] == [found.silent_ns]

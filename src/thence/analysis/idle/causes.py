@@ -4,9 +4,10 @@ A gap ends when an activity starts. If the launch of that activity is not known,
 launch call lasting from ``b`` to ``e``, the cause of a part of the gap is the first of these rules that applies:
 
     before b                    by the host (`thence.analysis.idle.rules`): the innermost host row of the thread that
-                                launched. If that thread was in no row, or only in a step or a range, the row of a
-                                thread of the rank that was in an operator or a call; of several such threads, the one
-                                that leaves its row last. first_use if an operator takes over 1 ms until it launches
+                                launched. If that thread was in no row, only in a step or a range, or waited for another
+                                thread, the row of a thread of the rank that was in an operator or a call, or ran
+                                according to its samples; of several such threads, the one that leaves its row last.
+                                first_use if an operator takes over 1 ms until it launches
                                 the first kernel of a name, and not again before later kernels of that name
     b to e                      launch; first_use if the call takes over 200 us and the kernel is the first of its name
     launched before the gap     queued for the first 5 us, and to the end of the gap if the same call launched an
@@ -15,7 +16,7 @@ launch call lasting from ``b`` to ``e``, the cause of a part of the gap is the f
                                 stream, else unknown
     from e to the start         launch for 100 us, then event_wait or unknown
 
-If no thread is in a recorded row, the cause is python if the main thread is known to run Python at that time
+If no thread is in a recorded row, the cause is host if the main thread is known to run the program at that time
 (`thence.analysis.idle.silence`), else unknown.
 
 In addition to the cause, pieces hold the last call that waited before the launch that ended the gap, if it returned
@@ -209,7 +210,7 @@ class _Facts:
         hosts = HostTime.of(trace, thread)
         is_call = hosts.is_call
         launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-        cause = host_causes(host)
+        cause = host_causes(trace.host, trace.meta.formats)
         calls = launch[launch != NO_ROW]
         calls = calls[is_call[calls] & (cause[calls] == NUMBER["operator"])]
         cause[calls] = NUMBER["launch"]
@@ -332,8 +333,8 @@ def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: IdlePieces) -> 
     nowhere = pieces.row[unknown] == NO_ROW
     silent = _REASON["outside" if facts.said.get(of.rank) else "only_calls"]
     reason[unknown] = np.where(nowhere, silent, _REASON["profiler"])
-    runs = facts.hosts.runs_python(of.rank, pieces)
-    codes[runs], reason[runs] = NUMBER["python"], NO_REASON
+    runs = facts.hosts.runs_program(of.rank, pieces)
+    codes[runs], reason[runs] = NUMBER["host"], NO_REASON
     parts.add(pieces.of, (pieces.start, pieces.end), codes, pieces.row, reason)
 
 

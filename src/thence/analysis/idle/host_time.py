@@ -1,4 +1,4 @@
-"""The host rows of all threads over time: if one thread shows little, another thread of the rank, or Python.
+"""The host rows of all threads over time: if one thread shows little, another thread of the rank, or the program.
 
 Causes of idle time and the critical path both use this module, so that they agree about the same time.
 """
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from thence.analysis.idle.host_threads import Pieces, leaves_of_threads, merged, together
-from thence.analysis.idle.silence import python_runs
+from thence.analysis.idle.silence import program_runs
 from thence.model.intervals import NO_ROW
+from thence.model.phases import HOST_STATES, HostState
 from thence.model.tables import API_CALLS, HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ def _categories(*names: str) -> Mask:
 
 _LITTLE = _categories("step", "range", "framework")
 _WORKING = _categories("op", "compile", "runtime", "driver")
-_ANYTHING = _categories(*HOST_CATEGORIES)
 _CALLS = _categories(*API_CALLS)
+_WAITS_FOR_THREADS = np.isin(HOST_STATES, (HostState.GIL, HostState.LOCK))
 
 
 @dataclass(frozen=True)
@@ -43,21 +45,23 @@ class HostTime:
     """The host rows that threads are in over time.
 
     Attributes:
-        category: code of the category of each host row.
+        little: whether a host row shows little: a step, a range, or a sample of a thread that waited for another one.
+        working: whether a host row shows what its thread did: an operator, a call, or a sample of a thread that ran.
         is_call: whether a host row is an API call.
         first: the first row of each thread.
         rank: rank of each thread.
         leaves: innermost rows of each thread.
-        python: by rank, the time (first and last ns) in which its main thread is known to run Python whenever it is in
-            no recorded row.
+        program: by rank, the time (first and last ns) in which its main thread is known to run the program whenever it
+            is in no recorded row.
     """
 
-    category: npt.NDArray[np.uint8]
+    little: Mask
+    working: Mask
     is_call: Mask
     first: Int64
     rank: npt.NDArray[np.int32]
     leaves: list[Leaves]
-    python: dict[int, tuple[int, int]]
+    program: dict[int, tuple[int, int]]
 
     @classmethod
     def of(cls, trace: Attributed, thread: Int64) -> HostTime:
@@ -67,17 +71,22 @@ class HostTime:
         is_call = _CALLS[category]
         first = np.flatnonzero(np.diff(thread, prepend=-1)) if len(thread) else thread
         end = (host["start"] + host["duration"]).to_numpy()
+        # The last element is for rows that are no samples, or of which the state is not known.
+        state = host["state"].to_physical().cast(pl.Int64).fill_null(len(HOST_STATES)).to_numpy()
+        waits = np.append(_WAITS_FOR_THREADS, False)[state]
+        ran = np.append(~_WAITS_FOR_THREADS, False)[state]
         return cls(
-            category,
+            _LITTLE[category] | waits,
+            _WORKING[category] | ran,
             is_call,
             first,
             host["rank"].to_numpy()[first],
             leaves_of_threads(host, is_call, thread),
-            python_runs(trace, first, end),
+            program_runs(trace, first, end),
         )
 
     def elsewhere(self, rank: int, pieces: Pieces) -> Pieces:
-        """Replaces missing rows, and rows that show little (`_LITTLE`), by more informative rows of other threads.
+        """Replaces missing rows, and rows that show little, by more informative rows of other threads.
 
         While the innermost row of a thread shows little, the thread is in no more informative row, so the rows that
         are found are those of other threads.
@@ -92,33 +101,33 @@ class HostTime:
         if not self.leaves:
             return pieces
         nothing = pieces.row == NO_ROW
-        little = nothing | _LITTLE[self.category[pieces.row]]
+        little = nothing | self.little[pieces.row]
         if not little.any():
             return pieces
         asked = pieces.chosen(np.flatnonzero(little))
         asked = asked.chosen(np.argsort(asked.start, kind="stable"))
-        working = self._filled(rank, asked, _WORKING)
+        working = self._filled(rank, asked, self.working)
         # If the thread is in no row, any row of another thread is more informative.
         nothing = working.row == NO_ROW
-        rest = self._filled(rank, working.chosen(nothing), _ANYTHING)
+        rest = self._filled(rank, working.chosen(nothing), np.ones_like(self.working))
         return together([pieces.chosen(~little), working.chosen(~nothing), rest])
 
-    def runs_python(self, rank: int, pieces: Pieces) -> Mask:
-        """Mask of the pieces in which no thread is in a recorded row, but the main thread is known to run Python."""
+    def runs_program(self, rank: int, pieces: Pieces) -> Mask:
+        """Mask of the pieces in which no thread is in a recorded row, but the main thread runs the program."""
         nowhere = pieces.row == NO_ROW
-        if rank not in self.python:
+        if rank not in self.program:
             return np.zeros_like(nowhere)
-        low, high = self.python[rank]
+        low, high = self.program[rank]
         runs: Mask = nowhere & (pieces.start >= low) & (pieces.end <= high)
         return runs
 
     def _filled(self, rank: int, asked: Pieces, wanted: Mask) -> Pieces:
-        """The pieces, cut where threads of the rank enter or leave rows of wanted categories, with these rows."""
-        near, rows = (asked.start, asked.end), wanted[self.category]
+        """The pieces, cut where threads of the rank enter or leave wanted rows, with these rows."""
+        near = (asked.start, asked.end)
         threads = np.flatnonzero(self.rank == rank)
         if not len(threads) or not len(asked.row):
             return asked
-        others = merged([self.leaves[number].lasting(rows, near) for number in threads])
+        others = merged([self.leaves[number].lasting(wanted, near) for number in threads])
         finer = others.within(*near)
         row = np.where(finer.row == NO_ROW, asked.row[finer.of], finer.row)
         return Pieces(asked.of[finer.of], finer.start, finer.end, row)

@@ -1,6 +1,6 @@
 """Causes of idle time: their codes, and the cause of each host row.
 
-The names of a host row and of the rows around it show why a thread has not launched yet:
+A host row, its name and the rows around it show why a thread has not launched yet:
 
     gc           garbage collection (gc.collect, or collections that the producer records)
     compile      compilation: phases of XLA and of torch.compile
@@ -10,11 +10,16 @@ The names of a host row and of the rows around it show why a thread has not laun
     first_use    code or kernels are loaded or looked up
     launch       another launch, memcpy or memset
     operator     a framework operator, a range that a library opened, or another API call
-    python       Python code: a frame, a module's call, a range of the user, a step
+    lock, sleep  a sample of a thread that waited for a lock or for the GIL, or slept; a recorded call of Python that
+                 does nothing else
+    python       a sample in which instructions of Python were run, or a Python frame that the profiler recorded
+    host         nothing tells what the host ran: a sample of C code or of another system call, a recorded call of a C
+                 function, a module's call, a range of the user, a step, or, in recordings of thence, a function around
+                 two launches without a sample between them
     unknown      the profiler's own overhead, or no row at all
 
 gc, compile and loader also apply to all rows inside such a row, except rows whose own cause is sync, allocation,
-first_use, compile or gc.
+first_use, compile or gc. Samples inside a function of Python that waits for the device have the cause sync.
 """
 
 from __future__ import annotations
@@ -25,15 +30,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.idle.silence import RECORDING
 from thence.model.intervals import NO_ROW
-from thence.model.phases import Phase
+from thence.model.phases import HOST_STATES, HostState, Phase
 from thence.model.tables import API_CALLS
 from thence.model.waiting import names_of_calls
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
     Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
     Codes = npt.NDArray[np.uint8]
 
 __all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "REASON_TITLES", "host_causes"]
@@ -48,7 +57,10 @@ MEANINGS = {
     "first_use": "kernels or libraries were loaded at their first use",
     "compile": "the host compiled",
     "operator": "the host was inside a framework's operator",
-    "python": "the host ran Python between operators",
+    "python": "the host ran Python, as samples or recorded frames show",
+    "host": "the host ran C code, of a framework or another, or nothing shows what it ran",
+    "lock": "the host waited for a lock, a queue or the GIL",
+    "sleep": "the host slept",
     "gc": "the host collected garbage",
     "unknown": "the trace does not show the cause; the reasons are listed below",
 }
@@ -103,56 +115,108 @@ _LOADER = re.compile(
     r"(?i)(?:enumerate\(DataLoader\)|.*dataloader\b.*|.*data[ _.]?load(?:er|ing)?\b.*|"
     r".*\b(?:load|get|fetch|next)_batch.*|.*\bprefetch\w*.*|load|loader|loading|.*torch/utils/data/.*)"
 )
+_COMPILER = re.compile(
+    r".*(?:torch/_dynamo/convert_frame\.py|torch/_inductor/compile_fx\.py|triton/compiler/compiler\.py|"
+    r"jax/_src/compiler\.py)\(.*"
+)
+"""Frames of samples that are inside of a compiler."""
+_WAITING_FRAME = re.compile(r".*: (?:\w+\.)*(?:block_until_ready|synchronize)")
+"""Frames of samples inside of which the device is waited for."""
+_BUILT_IN = re.compile(r"<built-in .*")
+_BUILT_IN_CAUSES = (
+    (re.compile(r"<built-in (?:function|method) sleep\b.*"), "sleep"),
+    (re.compile(r"(?i)<built-in method (?:acquire|__enter__) of [\w.]*lock\b.*"), "lock"),
+)
+_LONG_BUILT_IN_NS = 100_000
+"""A recorded call of a C function that takes longer is not Python: isinstance, append and the like take 1 us."""
 _GC = re.compile(
     r"(?i)(?:.*\bgc\.(?:collect|py).*|.*built-in function collect.*|python gc\b.*|gc|.*garbage collect.*)"
 )
 _BY_CATEGORY = {
-    "step": "python",
-    "phase": "python",
-    "module": "python",
+    "step": "host",
+    "phase": "host",
+    "module": "host",
     "python": "python",
-    "range": "python",
+    "range": "host",
     "framework": "operator",
     "op": "operator",
     "compile": "compile",
+    "sample": "host",
     "runtime": "operator",
     "driver": "operator",
     "overhead": "unknown",
 }
+_BY_STATE = {
+    HostState.PYTHON: "python",
+    HostState.GIL: "lock",
+    HostState.LOCK: "lock",
+    HostState.SLEEP: "sleep",
+}
+"""Of a sample; in all other states, and in an unknown one: host."""
 _CALLS = ((_LAUNCH, "launch"), (_ALLOCATION, "allocation"), (_FIRST_USE, "first_use"))
+_OF_SAMPLES = ((_COMPILER, "compile"), (_WAITING_FRAME, "sync"))
 _INHERITED = ((_GC, "gc"), (_COMPILE, "compile"), (_LOADER, "loader"))
-_LOADING = ("step", "module", "python", "range", "framework")
+_LOADING = ("step", "module", "python", "range", "framework", "sample")
 _WAITING = ("device", "stream", "event")
 """Kinds of waits by calls that do nothing but wait."""
 _OWN = ("sync", "allocation", "first_use", "compile", "gc")
 """Causes of a row that are not overridden by rows around it."""
 
 
-def host_causes(host: pl.DataFrame) -> Codes:
+def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> Codes:
     """The number of the cause of each host row.
 
     Args:
         host: as `thence.model.tables.HOST`.
+        formats: of the trace (`Meta.formats`).
     """
     first, number = _distinct(host)
-    pairs = host.select(pl.col("category", "name").gather(first)).cast(pl.String)
-    kinds = names_of_calls(pairs["name"].cast(pl.Categorical()))
+    rows = host.select(pl.col("category", "name", "state").gather(first)).cast(pl.String)
+    kinds = names_of_calls(rows["name"].cast(pl.Categorical()))
     waits = set(kinds.filter(pl.col("kind").is_in(_WAITING))["name"].cast(pl.String))
-    told = [_told(str(category), name or "", waits) for category, name in pairs.rows()]
+    # In recordings of thence, a row of this category is the function around two launches, not a frame that ran.
+    frames = "host" if set(formats) == {RECORDING} else "python"
+    told = [
+        _told(str(category), name or "", state, waits, frames)
+        for category, name, state in rows.rows()
+    ]
     own = np.array([NUMBER[own] for own, _ in told], np.uint8)[number]
+    parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
+    traced = (host["category"] == "python").to_numpy() & (frames == "python")
+    if traced.any():
+        own = _with_traced_frames(own, traced, parent, host["duration"].to_numpy())
     given = np.array([NUMBER[inner] if inner else 255 for _, inner in told], np.uint8)[number]
     if (given == 255).all():
         return own
-    inherited = _from_around(given, host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64))
+    inherited = _from_around(given, parent)
     keeps = np.isin(own, [NUMBER[cause] for cause in _OWN])
     return np.where((inherited != 255) & ~keeps, inherited, own).astype(np.uint8)
 
 
+def _with_traced_frames(own: Codes, traced: Mask, parent: Int64, duration: Int64) -> Codes:
+    """The causes by what traced frames show: a frame that is innermost, or innermost but for a range, was running.
+
+    Args:
+        own: cause of each row by its name.
+        traced: rows that are Python frames or calls of C functions.
+        parent: row around each row.
+        duration: of each row, ns.
+    """
+    host = NUMBER["host"]
+    own = np.where(traced & (own == host) & (duration < _LONG_BUILT_IN_NS), NUMBER["python"], own)
+    around = _from_around(np.where(traced, own, 255).astype(np.uint8), parent)
+    inside = (own == host) & ~traced & (around != 255)
+    return np.where(inside, around, own).astype(np.uint8)
+
+
 def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
-    """One row of each combination of category and name, and the number of each row's combination."""
+    """One row of each combination of category, name and state, and the number of each row's combination."""
     name = host["name"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
     category = host["category"].to_physical().to_numpy().astype(np.int64)
     key = name * len(_BY_CATEGORY) + category
+    if host["state"].null_count() < host.height:
+        state = host["state"].to_physical().cast(pl.Int64).fill_null(len(HOST_STATES)).to_numpy()
+        key = key * (len(HOST_STATES) + 1) + state
     row = np.full(int(key.max(initial=-1)) + 1, NO_ROW)
     row[key] = np.arange(len(key))
     used = np.flatnonzero(row != NO_ROW)
@@ -161,18 +225,48 @@ def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
     return row[used], number[key]
 
 
-def _told(category: str, name: str, waits: set[str]) -> tuple[str, str | None]:
-    """The cause of a row by its category and name, and the cause that rows inside it inherit, or None."""
+def _told(
+    category: str, name: str, state: str | None, waits: set[str], frames: str
+) -> tuple[str, str | None]:
+    """The cause of a row, and the cause that rows inside it inherit, or None.
+
+    Args:
+        category: of the row.
+        name: of the row.
+        state: of a sample, null elsewhere.
+        waits: names of calls that wait.
+        frames: the cause of Python frames.
+    """
     if category in API_CALLS:
         if name in waits:
             return "sync", None
         return next((c for pattern, c in _CALLS if pattern.fullmatch(name)), "operator"), None
-    if category == "phase" and name == Phase.INPUT.value:
-        return "loader", "loader"
-    for pattern, cause in _INHERITED:
-        if (cause != "loader" or category in _LOADING) and pattern.fullmatch(name):
-            return cause, cause
+    inherited = _inherited(category, name)
+    if inherited is not None:
+        return inherited, inherited
+    if category == "sample" and state:
+        return _BY_STATE.get(HostState(state), "host"), None
+    if category == "python":
+        return _cause_of_frame(name, frames), None
     return _BY_CATEGORY[category], "compile" if category == "compile" else None
+
+
+def _inherited(category: str, name: str) -> str | None:
+    """The cause of a row and of all rows inside it; None if its name shows none."""
+    if category == "phase" and name == Phase.INPUT.value:
+        return "loader"
+    patterns = (*_OF_SAMPLES, *_INHERITED) if category == "sample" else _INHERITED
+    for pattern, cause in patterns:
+        if (cause != "loader" or category in _LOADING) and pattern.fullmatch(name):
+            return cause
+    return None
+
+
+def _cause_of_frame(name: str, otherwise: str) -> str:
+    """The cause of a recorded call of Python: calls of C functions are named as such."""
+    if not _BUILT_IN.fullmatch(name):
+        return otherwise
+    return next((cause for pattern, cause in _BUILT_IN_CAUSES if pattern.fullmatch(name)), "host")
 
 
 def _from_around(given: Codes, parent: Int64) -> Codes:

@@ -1,11 +1,11 @@
-"""Decides whether the host ran Python while no thread of a process was in a recorded range or call.
+"""Decides whether the host ran the program while no thread of a process was in a recorded range or call.
 
 The main thread of a Python program is inside a Python frame from beginning to end: everything that it runs is called
 from there. So if the trace shows that the thread was running (it has rows before and after), and would show its
-operators and calls, the time between them is Python. A trace with stacks shows the same: the main thread is in Python
-frames at that time. This holds for traces of torch.profiler, if they contain operators of that thread, and for
-recordings of thence, which are of Python programs and contain lines but no operators. Traces in other formats may lack
-rows of any kind, so nothing is concluded from them.
+operators and calls, the program itself took the time between them: by Python, by C code that it called, or by waiting.
+This holds for traces of torch.profiler, if they contain operators of that thread, and for recordings of thence, which
+are of Python programs and contain lines but no operators. Traces in other formats may lack rows of any kind, so nothing
+is concluded from them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["python_runs", "python_threads", "says_what_runs"]
+__all__ = ["RECORDING", "program_runs", "program_threads", "says_what_runs"]
 
-_KINETO, _RECORDING = "torch.profiler (Kineto JSON)", "thence recording"
+_KINETO, RECORDING = "torch.profiler (Kineto JSON)", "thence recording"
+"""Names of formats."""
 _NAMES = re.compile(r"(?i)python|^MainThread$|pt_main_thread")
 """Names of main threads of Python programs: set by Python, by the program, and by PyTorch."""
 _SAYING = np.isin(HOST_CATEGORIES, ("op", "compile", "python", "module"))
 
 
-def python_runs(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
-    """By rank, the time in which its main thread is known to run Python whenever it is in no row: first and last ns.
+def program_runs(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
+    """By rank, the first and the last ns between which its main thread runs the program whenever it is in no row.
 
     Args:
         trace: attributed.
@@ -43,12 +44,12 @@ def python_runs(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple
     ranks = trace.host["rank"].to_numpy()
     return {
         int(ranks[begins[number]]): span
-        for number, span in python_threads(trace, begins, end).items()
+        for number, span in program_threads(trace, begins, end).items()
     }
 
 
-def python_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
-    """As `python_runs`, by the number of the thread.
+def program_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
+    """As `program_runs`, by the number of the thread.
 
     Args:
         trace: attributed.
@@ -56,7 +57,7 @@ def python_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tu
         end: end of each row of host, ns.
     """
     formats, host = set(trace.meta.formats), trace.host
-    if not formats or not formats <= {_KINETO, _RECORDING} or host.is_empty():
+    if not formats or not formats <= {_KINETO, RECORDING} or host.is_empty():
         return {}
     category = host["category"].to_physical().to_numpy()
     keys = host.select("rank", "process", "thread")[begins.tolist()]
@@ -70,7 +71,7 @@ def python_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tu
         name = named.get((rank, process, thread))
         if thread != process or not (name is None or _NAMES.search(name)):
             continue
-        if formats == {_RECORDING} or _SAYING[category[low:high]].any():
+        if formats == {RECORDING} or _SAYING[category[low:high]].any():
             result[number] = (int(start[low]), int(end[low:high].max()))
     return result
 

@@ -57,7 +57,8 @@ class IdleTime(Shown):
         late: rank, device, wait_ns: time in which kernels of collectives waited for a late rank. It is busy
             time, and not in any other table. Empty for one rank.
         reasons: reason and total_ns of the time whose cause is unknown.
-        silent_ns: time whose cause is python only because no recorded row shows anything else.
+        silent_ns: time whose cause is host because no recorded row shows anything else.
+        unsampled_ns: time whose cause is host because there is no sample of it, although the trace holds samples.
         found: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
         names: the name of each piece.
     """
@@ -69,6 +70,7 @@ class IdleTime(Shown):
     late: pl.DataFrame
     reasons: pl.DataFrame
     silent_ns: Ns
+    unsampled_ns: Ns
     found: pl.DataFrame = field(repr=False)
     names: PieceNames = field(repr=False)
 
@@ -84,16 +86,21 @@ class IdleTime(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence for each reason why a part is unknown, and one on Python without a recorded row."""
+        """One sentence for each reason why a part is unknown, and one on the program without a recorded row."""
         notes = [
             f"unknown ({REASON_TITLES[reason]}): {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
         ]
+        if self.unsampled_ns:
+            notes.append(
+                f"host: in {format_ns(self.unsampled_ns)} of it there is no sample, as in pauses of less than 0.5 ms: "
+                "the line, function or range around it is named"
+            )
         if not self.silent_ns:
             return tuple(notes)
         notes.append(
-            f"python: in {format_ns(self.silent_ns)} of it the main thread was in no recorded range or call, so it "
-            "ran Python; stacks (torch.profiler with_stack=True) or lines (thence record) show where"
+            f"host: in {format_ns(self.silent_ns)} of it the main thread was in no recorded range or call, so "
+            "nothing shows what the program did; stacks (torch.profiler with_stack=True) or samples (thence record) do"
         )
         return tuple(notes)
 
@@ -119,6 +126,7 @@ class IdleTime(Shown):
         columns = ["by", "name", "total_ns", "count"]
         return {
             "idle_ns": self.idle_ns,
+            "unsampled_ns": self.unsampled_ns,
             "causes": [
                 {**cause, "rows": of_cause[(cause["cause"],)].select(columns).to_dicts()}
                 for cause in self.causes.select("cause", "total_ns", "share", "count").to_dicts()
@@ -143,9 +151,9 @@ def why_no_causes(trace: Attributed) -> str | None:
 def in_words(rows: pl.DataFrame) -> pl.DataFrame:
     """Replaces codes in the columns by and name by words for the user.
 
-    Reasons get short names. Rows of Python without a recorded row get a name in words, and null in by.
+    Reasons get short names. Rows of the program without a recorded row get a name in words, and null in by.
     """
-    silent = (pl.col("cause") == "python") & (pl.col("by") == "call") & pl.col("name").is_null()
+    silent = (pl.col("cause") == "host") & (pl.col("by") == "call") & pl.col("name").is_null()
     return rows.with_columns(
         by=pl.when(~silent).then("by"),
         name=pl.when(pl.col("by") == "reason")
@@ -180,7 +188,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
     asked, kinds = [pieces["host"], after["wait"]], [*kinds_of(by), *_OF_WAITS]
     places = HostPlaces.of(trace, contexts, asked, kinds)
     names = piece_names(trace, pieces, by, places)
-    silent = pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
+    silent = pieces.filter(pl.col("cause") == "host", pl.col("host").is_null())
     return IdleTime(
         total,
         _causes(pieces, total),
@@ -195,9 +203,20 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         .with_columns(pl.col("reason").cast(pl.String))
         .sort("total_ns", "reason", descending=[True, False]),
         int(silent["duration"].sum()),
+        _unsampled(trace, pieces),
         pieces,
         names,
     )
+
+
+def _unsampled(trace: Attributed, pieces: pl.DataFrame) -> Ns:
+    """Idle time with the cause host that has no sample, in traces that hold samples."""
+    sample = trace.host["category"] == "sample"
+    if not sample.any():
+        return 0
+    of_host = pieces.filter(pl.col("cause") == "host", pl.col("host").is_not_null())
+    sampled = sample.gather(of_host["host"].cast(pl.UInt32))
+    return int(of_host["duration"].filter(~sampled).sum())
 
 
 def _rows(pieces: pl.DataFrame, names: PieceNames, total: Ns) -> pl.DataFrame:

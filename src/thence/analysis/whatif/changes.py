@@ -14,7 +14,7 @@ from thence.analysis.collectives.kinds import kind_of
 from thence.analysis.idle.host_time import HostTime
 from thence.analysis.idle.places import Contexts, HostPlaces
 from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
-from thence.analysis.idle.silence import python_threads
+from thence.analysis.idle.silence import program_threads
 from thence.analysis.whatif.edges import EDGES
 from thence.analysis.whatif.graph import stream_weights
 from thence.analysis.whatif.replay import BEFORE_ALL
@@ -174,7 +174,7 @@ class ChangeFacts:
     @cached_property
     def causes(self) -> npt.NDArray[np.uint8]:
         """Number of the cause that each host row stands for, as in `thence.analysis.idle.rules`."""
-        return host_causes(self.trace.host)
+        return host_causes(self.trace.host, self.trace.meta.formats)
 
     @cached_property
     def hosts(self) -> HostTime:
@@ -254,7 +254,7 @@ def _host_rows_of(facts: ChangeFacts, change: Change) -> Mask:
 def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
     """The intervals in which each thread's innermost row stands for a cause, by the rules for idle time.
 
-    For the cause python, these include intervals in which the main thread of a Python program is in no recorded row.
+    For the cause host, these include intervals in which the main thread of a Python program is in no recorded row.
     """
     trace, program = facts.trace, facts.program
     host = trace.host
@@ -264,8 +264,8 @@ def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
     begins = facts.hosts.first
     shift = program.host[0][begins] - host["start"].to_numpy()[begins]
     runs = {}
-    if change.pattern == "python":
-        runs = python_threads(trace, begins, program.host[1] - np.repeat(
+    if change.pattern == "host":
+        runs = program_threads(trace, begins, program.host[1] - np.repeat(
             shift, np.diff(np.append(begins, host.height))
         ))  # fmt: skip
     result = {}

@@ -189,7 +189,9 @@ def _of_hosts(
         The columns that `_framed` takes.
     """
     hosts = HostTime.of(trace, program.thread_of_row)
-    causes = np.append(host_causes(trace.host), NUMBER["unknown"]).astype(np.int64)
+    causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(
+        np.int64
+    )
     shift = program.host[0] - trace.host["start"].to_numpy()
     parts = []
     for number, ours in rows_by_number(thread):
@@ -202,7 +204,7 @@ def _of_hosts(
             found = hosts.elsewhere(rank, hosts.leaves[number].within(*asked))
             of, start, end = ours[found.of], found.start + moved, found.end + moved
             row = found.row.astype(np.int64)
-            cause = np.where(hosts.runs_python(rank, found), NUMBER["python"], causes[row])
+            cause = np.where(hosts.runs_program(rank, found), NUMBER["host"], causes[row])
         no_activity, kind = np.full(len(of), NO_ROW), np.full(len(of), _HOST)
         parts.append((start, end, kind, no_activity, row, cause, tiles.row[of].astype(np.int64)))
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))

@@ -33,7 +33,18 @@ if TYPE_CHECKING:
 __all__ = ["WhatIf", "suggestions", "what_if"]
 
 _PLACES = 6
-_FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "python")
+_FREEABLE = (
+    "loader",
+    "gc",
+    "compile",
+    "first_use",
+    "allocation",
+    "sync",
+    "lock",
+    "sleep",
+    "python",
+    "host",
+)
 _ROWS = {
     "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
     "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
@@ -119,7 +130,7 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change]) -> W
 def suggestions(trace: Attributed) -> list[Change]:
     """Changes that may be worth predicting: the largest places and kernels, and collectives, causes, waits, ranks."""
     result = []
-    causes = host_causes(trace.host)
+    causes = host_causes(trace.host, trace.meta.formats)
     present = {CAUSES[number] for number in np.unique(causes)}
     result += [
         Change(f"cause:{cause}", "free", "cause", cause) for cause in _FREEABLE if cause in present

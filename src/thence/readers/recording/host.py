@@ -25,7 +25,7 @@ from thence.model.collective_columns import described, described_structs
 from thence.model.collectives import NUMBERS, TEXTS, split
 from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
 from thence.model.names import UNNAMED
-from thence.model.phases import POSITIONS
+from thence.model.phases import HOST_STATES, POSITIONS
 from thence.model.tables import COLLECTIVES, HOST, HOST_CATEGORIES
 from thence.readers.categories import category_of
 from thence.readers.nesting import host_order, host_parents, parent_column
@@ -37,6 +37,7 @@ from thence.readers.recording.counted import (
     outside_of_ranges,
 )
 from thence.readers.recording.place_ranges import place_ranges
+from thence.readers.recording.samples import cells_of
 from thence.readers.recording.xla import compile_phases
 from thence.units import several
 
@@ -82,6 +83,7 @@ _COLUMNS = {
     "metadata": pl.Categorical(),
     "described": pl.UInt32(),
     "position": pl.Enum(POSITIONS),
+    "state": pl.Enum(HOST_STATES),
 }
 
 
@@ -138,7 +140,8 @@ def host_ranges(
     parts = [named, _calls(calls, names), _overheads(folder)]
     if len(boundaries):
         places = _places(folder.table("places"), names)
-        parts.append(place_ranges(boundaries, places, named.filter(_TIMED), last))
+        cells = cells_of(folder.table("samples"), calls)
+        parts.append(place_ranges(boundaries, places, named.filter(_TIMED), last, cells))
     if boundaries.numbered:
         activities = gpu.select("correlation", "graph", start=pl.col("start") + zero_ns)
         launches = counted_launches(activities, queued, calls["correlation"], boundaries)
@@ -362,6 +365,7 @@ def _nested(
         "duration",
         parent_column(parent),
         "position",
+        "state",
         forward.alias("forward"),
     )  # fmt: skip
     shaped = frame.select(

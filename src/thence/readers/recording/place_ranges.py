@@ -5,7 +5,10 @@ ranges are made for each level of the trees, and they nest in the ranges of the 
 
 Ranges of several kinds may cross, for example if a line opens a ``with`` block and is left inside of it. The places
 of a launch are found by nesting, so where two ranges cross, one of them is cut at that time: a phase is cut by steps
-and by ranges that the user named, a module by these and by phases, a line by all of them.
+and by ranges that the user named, a module by these and by phases, a line by all of them, a sampled frame by all.
+
+Samples show in which function a thread was between two of its calls: where there are samples, they replace what the
+boundaries around them say of the line. No launch is inside such a time.
 """
 
 from __future__ import annotations
@@ -15,18 +18,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.boundaries.places import KINDS, LINE, MODULE, PHASE, STEP
+from thence.boundaries.places import FRAME, KINDS, LINE, MODULE, PHASE, STEP
 from thence.model.forest import depths
+from thence.model.formats import SAMPLE_STATES
 from thence.model.intervals import NO_ROW, chain_to, enclosing
 from thence.model.phases import POSITIONS, Position
 from thence.readers.nesting import host_order
 from thence.readers.recording.engine_places import Noted, engine_calls, with_places_of_calls
+from thence.readers.recording.samples import NO_CELLS, without_notes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.readers.recording.counted import Boundaries
     from thence.readers.recording.engine_places import EngineCalls
+    from thence.readers.recording.samples import Cells
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
@@ -37,10 +43,15 @@ _CATEGORY = {MODULE: "module", LINE: "python", PHASE: "phase", STEP: "step"}
 _MOST_LEVELS = 512
 """Most levels of a tree of places; a deeper place counts as one at this level."""
 _RANGE = {"thread": pl.Int64(), "start": pl.Int64(), "end": pl.Int64()}
+_WITH_STATE = pl.DataFrame(schema={"state": pl.Int64()})
 
 
 def place_ranges(
-    boundaries: Boundaries, places: pl.DataFrame, fixed: pl.DataFrame, last: int
+    boundaries: Boundaries,
+    places: pl.DataFrame,
+    fixed: pl.DataFrame,
+    last: int,
+    cells: Cells = NO_CELLS,
 ) -> pl.DataFrame:
     """Ranges of all places of one process.
 
@@ -50,9 +61,10 @@ def place_ranges(
         fixed: thread, category, start and end (Unix ns) of ranges that are not cut. If some have the category
             ``step``, steps among the places are left out.
         last: last time in the recording (Unix ns), at which places end that were not left.
+        cells: what samples show.
 
     Returns:
-        thread, category, name, position, start and end (Unix ns).
+        thread, category, name, position, state, start and end (Unix ns).
     """
     tree = _Tree(places)
     around = fixed.select(pl.col(name).cast(dtype) for name, dtype in _RANGE.items())
@@ -67,17 +79,50 @@ def place_ranges(
             calls = engine_calls(noted, tree.names, last)
         if calls is not None and kind in {PHASE, LINE}:
             noted = with_places_of_calls(noted, tree.depth > 0, calls)
+        if kind == LINE:
+            noted = without_notes(noted, cells, tree.of_kind(cells.line, LINE))
         ranges = _cut(_ranges_of_kind(noted, tree, kind, last), around)
         parts.append(ranges.with_columns(category=pl.lit(_CATEGORY[kind])))
         around = pl.concat([around, ranges.select(*_RANGE)])
-    whole = pl.concat(parts)
+    parts += [
+        part.with_columns(category=pl.lit("sample")) for part in _sampled(cells, tree, around, last)
+    ]
+    whole = pl.concat([_WITH_STATE, *parts], how="diagonal_relaxed")
     shown = tree.shown.gather(whole["place"])
     function_only = (whole["category"] == "python") & (tree.line.gather(whole["place"]) == 0)
     position = pl.Series([Position.LINE.value, Position.FUNCTION.value], dtype=pl.Enum(POSITIONS))
     return whole.select(
         "thread", "category", shown.alias("name"), "start", "end",
         position=position.gather(function_only.cast(pl.UInt32)),
+        state=pl.col("state").replace_strict(
+            dict(enumerate(SAMPLE_STATES)), default=None, return_dtype=pl.String
+        ),
     )  # fmt: skip
+
+
+def _sampled(cells: Cells, tree: _Tree, around: pl.DataFrame, last: int) -> list[pl.DataFrame]:
+    """Ranges of sampled frames: those of the callers, then the innermost ones, which have a state."""
+    if not len(cells.thread):
+        return []
+    frame = tree.of_kind(cells.frame, FRAME)
+    callers = tree.parent[frame]
+    noted = without_notes(Noted(*(np.empty(0, np.int64),) * 3), cells, callers)
+    outer = _cut(_ranges_of_kind(noted, tree, FRAME, last), around)
+    known = np.flatnonzero(frame)
+    leaves = pl.DataFrame(
+        {
+            "place": known,
+            "thread": cells.thread[known],
+            "start": cells.start[known],
+            "end": cells.end[known],
+        }
+    )
+    leaves = _cut(leaves, around)
+    row = leaves["place"].to_numpy()
+    return [
+        outer,
+        leaves.with_columns(place=pl.Series(frame[row]), state=pl.Series(cells.state[row])),
+    ]
 
 
 class _Tree:
@@ -119,6 +164,11 @@ class _Tree:
         at = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
         return np.where(self._numbers[at] == numbers, at + 1, 0)
 
+    def of_kind(self, numbers: Int64, kind: int) -> Int64:
+        """Rows of places with these numbers, 0 for those of other kinds."""
+        rows = self.of(numbers)
+        return np.where(self.kind[rows] == kind, rows, 0)
+
 
 def _shown() -> pl.Expr:
     """The name of the host range of a place, in the form that `HOST_CATEGORIES` defines."""
@@ -126,7 +176,7 @@ def _shown() -> pl.Expr:
     frame = pl.format("{}({}): {}", pl.col("detail").fill_null("(unknown)"), line, "name")
     detailed = pl.format("{} ({})", "name", "detail")
     return (
-        pl.when(pl.col("kind") == LINE)
+        pl.when(pl.col("kind").is_in([LINE, FRAME]))
         .then(frame)
         .when((pl.col("kind") == STEP) & pl.col("detail").is_not_null())
         .then(detailed)

@@ -45,6 +45,7 @@ _HOST_CATEGORIES = {
     "framework": "user_annotation",
     "op": "cpu_op",
     "compile": "user_annotation",
+    "sample": "sample",
     "runtime": "cuda_runtime",
     "driver": "cuda_driver",
     "overhead": "overhead",
@@ -256,6 +257,7 @@ def _host_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame
         *(_number(column, key) for column, key in _HOST_NUMBERS.items()),
         pl.col("described"),
         _json_text(pl.col("kernel"), "kernel"),
+        _json_text(pl.col("state").cast(pl.String), "state"),
         # Facts of a Triton kernel are a JSON object: write its members without the braces.
         pl.when(facts.str.starts_with('{"kernel_')).then(", " + facts.str.slice(1).str.head(-1)),
     ]

@@ -50,6 +50,7 @@ _HOST = {
     "correlation": "correlation",
     "external": "external id",
     "sequence": "sequence number",
+    "state": "state",
 }
 _INSIDE = {
     "net_ns": "net ns",
