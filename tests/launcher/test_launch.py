@@ -237,3 +237,61 @@ def test_launches_of_jax_are_recorded_and_not_said_to_be_a_defect(place: Path) -
         said = "launches cannot be counted here" in done.stderr
         found[name] = about["launches"], len(about["warnings"]), said
     assert found == {"cupy": (True, 1, True), plugin.name: (True, 0, False)}
+
+
+PLANTED = (
+    "import sys\n"
+    "sys.stderr.write(f'executed {__name__}\\n')\n"
+    "if __name__ == 'queue': MINE = 5\n"
+)
+
+
+def planted(place: Path, script: str) -> Path:
+    """A script beside files with the names of all modules of the standard library that Python's start leaves out."""
+    code = "import sys; print(*sorted(sys.modules))"
+    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    (place / "program").mkdir()
+    for name in sys.stdlib_module_names - {*started.stdout.split(), "sitecustomize", "usercustomize"}:
+        (place / "program" / f"{name}.py").write_text(PLANTED)
+    file = place / "program" / "script.py"
+    # What the program needs for itself comes from the standard library.
+    file.write_text(f"import sys\nhere = sys.path.pop(0)\n{script}")
+    return file
+
+
+def test_modules_beside_the_script_are_not_executed_by_the_recorder(place: Path) -> None:
+    program = USES_GPU.replace("import cupy", "sys.path.insert(0, here)\nimport cupy")
+    program += "import thence\nwith thence.mark('m'): time.sleep(0.3)\n"
+    script = planted(place, program)
+    done = record(place, "-o", "out", "--", sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("executed")] == []
+    assert "recorded 100 kernels" in done.stderr
+
+
+def test_the_program_imports_its_own_modules_although_the_recorder_has_imported_others(
+    place: Path,
+) -> None:
+    program = USES_GPU.replace("import cupy", "sys.path.insert(0, here)\nimport cupy")
+    script = planted(place, program + "import queue, secrets\nprint(queue.MINE, secrets.__file__)")
+    done = record(place, "-o", "out", "--", sys.executable, str(script))
+    assert done.stdout == f"5 {script.parent / 'secrets.py'}\n", done.stderr
+    assert "recorded 100 kernels" in done.stderr
+
+
+def test_a_module_that_the_program_imported_first_is_not_used_by_the_recorder(place: Path) -> None:
+    imports = "sys.path.insert(0, here)\nimport queue\nimport cupy"
+    script = planted(place, USES_GPU.replace("import cupy", imports) + "print(sys.modules['queue'].MINE)")
+    done = record(place, "-o", "out", "--", sys.executable, str(script))
+    assert done.stdout == "5\n", done.stderr
+    assert "recorded 100 kernels" in done.stderr
+
+
+def test_modules_of_pythonpath_are_not_executed_by_the_recorder(place: Path) -> None:
+    (place / "program").mkdir()
+    (place / "program" / "json.py").write_text(PLANTED)
+    command = f'PYTHONPATH=program:$PYTHONPATH "{sys.executable}" -c "import re{{}}"'
+    done = record(place, "--", "bash", "-c", command.format(""))
+    assert "executed json" not in done.stderr
+    done = record(place, "--", "bash", "-c", command.format(", json; print(json.__file__)"))
+    assert done.stdout == f"{place / 'program' / 'json.py'}\n"

@@ -121,6 +121,7 @@ ELSEWHERE = {
     "test_pickles_made_to_collide_or_to_fill_the_memory_are_refused",
     "readers/recording/host.py": "readers/recording/test_read.py::test_marks_around_collectives_describe_their_kernels",
     "readers/recording/parts.py": f"{PROFILERS}::test_a_damaged_part_of_a_recording_is_a_finding",
+    "importing.py": "hooks/test_importing.py",
     "readers/registry.py": "readers/kineto/test_damage.py::test_a_directory_without_traces_says_what_was_looked_for",
     "cuda/cupti.py": "cuda/test_libraries.py",
     "marks/graph_labels.py": "marks/test_captures.py",

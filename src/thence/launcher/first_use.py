@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from thence.importing import (
     JAX_ON_CUDA,
     before_import,
+    own_imports,
     torch_is_being_imported,
     when_imported,
 )
@@ -112,8 +113,9 @@ def _record_launches() -> None:
 def _begin(directory: str, options: dict[str, Any]) -> None:
     """Start a recording that lasts to the end of the process; never raises."""
     try:
-        from thence.recorder.options import RecordOptions
-        from thence.recording.record import record
+        with own_imports():
+            from thence.recorder.options import RecordOptions
+            from thence.recording.record import record
 
         record(directory, RecordOptions(**options)).start()
     except Exception as error:  # noqa: BLE001 - the program comes first
