@@ -122,6 +122,8 @@ ELSEWHERE = {
     "readers/recording/host.py": "readers/recording/test_read.py::test_marks_around_collectives_describe_their_kernels",
     "readers/recording/parts.py": f"{PROFILERS}::test_a_damaged_part_of_a_recording_is_a_finding",
     "importing.py": "hooks/test_importing.py",
+    "cli/record.py": "launcher/test_launch.py::test_a_directory_is_never_written_over",
+    "launcher/first_use.py": "launcher/test_launch.py",
     "readers/registry.py": "readers/kineto/test_damage.py::test_a_directory_without_traces_says_what_was_looked_for",
     "cuda/cupti.py": "cuda/test_libraries.py",
     "marks/graph_labels.py": "marks/test_captures.py",

@@ -126,6 +126,9 @@ SHARED extern int thence_own_functions; /* whether any function is the user's */
 SHARED void thence_forget_chains(void);
 SHARED int thence_add_chains(PyObject *module);
 
+/* Of _signals.c */
+SHARED int thence_add_signals(PyObject *module);
+
 /* Of _events.c */
 SHARED int thence_add_events(PyObject *module);
 

@@ -113,6 +113,7 @@ class Recorder:
         self._subscription = 0
         self._pid = os.getpid()
         self._stopping = threading.Event()
+        self._completions: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
         self._finished = False
         self._paused = True
         self._began_ns = 0
@@ -170,6 +171,25 @@ class Recorder:
         if self._paused and self.alive:
             self._enable()
             self._paused = False
+
+    def complete(self, seconds: float) -> bool:
+        """Writes what is recorded so far as a finished recording, because the process is about to end.
+
+        The recording goes on, in case the process does not end. Nothing waits for the device: activities that have
+        not ended are missing.
+
+        Args:
+            seconds: time to wait for the thread that reads and writes.
+
+        Returns:
+            whether it was written; False also if it was finished before.
+        """
+        if not self.alive or self._thread is threading.current_thread():
+            return False
+        written = threading.Event()
+        self._completions.put(written)
+        self._buffers.filled.put(None)
+        return written.wait(seconds)
 
     def stop(self) -> None:
         """Waits for the device, writes what is left, and releases CUPTI."""
@@ -306,6 +326,8 @@ class Recorder:
                 self._read(filled)
             elif self._stopping.is_set():
                 break
+            if not self._completions.empty():
+                self._complete(self._completions.get())
             now = time.monotonic()
             if now >= self._due:
                 # Without a flush, records of threads that launch little would stay in half-full buffers.
@@ -322,11 +344,24 @@ class Recorder:
                 self._round_seconds = max(self._round_seconds, time.monotonic() - now)
         self._read_all()
         self._save()
-        self._finish()
+        self._describe(finished=True)
+
+    def _complete(self, written: threading.Event) -> None:
+        if self._uses_xla():
+            self.xla_is_used()
+        if self._flushes:
+            self._try(lambda: self._cupti.flush(unfinished=True))
+        self._read_all()
+        self._save()
+        self._stopped_ns = time.time_ns()
+        self._describe(finished=self._flushes)
+        self._stopped_ns = None
+        written.set()
 
     def _next(self) -> Filled | None:
+        patience = 0.0 if self._stopping.is_set() else self._due - time.monotonic()
         try:
-            return self._buffers.filled.get(timeout=max(0.01, self._due - time.monotonic()))
+            return self._buffers.filled.get(timeout=max(0.01, patience))
         except queue.Empty:
             return None
 
@@ -394,9 +429,9 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - as above
             self.warn(f"some records could not be written and are lost: {error!r}")
 
-    def _finish(self) -> None:
+    def _describe(self, *, finished: bool) -> None:
         try:
-            self.parts.describe(self._description(finished=True))
+            self.parts.describe(self._description(finished=finished))
         except Exception as error:  # noqa: BLE001 - as above
             self.warn(f"the recording could not be finished: {error!r}")
 
