@@ -52,7 +52,7 @@ HERE = Path(__file__).resolve()
 WAYS = ("direct", "callback", "pause")
 KERNEL, MEMCPY, MEMCPY2, MEMSET, MARKER, GRAPH_TRACE = 10, 1, 22, 2, 12, 51
 KINDS = (KERNEL, MEMCPY, MEMCPY2, MEMSET, MARKER)
-CHILD_SECONDS, ROUND_SECONDS = 95, 60
+CHILD_SECONDS, ROUND_SECONDS = 80, 30
 """When a child is killed; when it takes no further round."""
 
 
@@ -398,7 +398,7 @@ PROGRAMS = {
     )
 }  # fmt: skip
 ENVIRONMENT = {
-    "jax_while": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"},
+    "jax_while": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"},
     "profiled": {"TEARDOWN_CUPTI": "1"},
 }
 FLUSHES = ("flush_here", "flush_elsewhere")
@@ -743,7 +743,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=tuple(PROGRAMS))
     parser.add_argument("--way", nargs="*", choices=(*WAYS, *FLUSHES))
     parser.add_argument(
-        "--at-once", type=int, default=12, help="processes that run at the same time"
+        "--at-once", type=int, default=21, help="processes that run at the same time"
     )
     options = parser.parse_args()
     all_found = []
