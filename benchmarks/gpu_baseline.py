@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_baseline.py detach [-o OUT.json] [--rounds 200] [--only PROGRAM ...] [--way WAY ...]
     python benchmarks/gpu_baseline.py trace [-o OUT.json]
+    python benchmarks/gpu_baseline.py kinds [-o OUT.json] [--rounds 60]
 
 detach: programs of PyTorch and JAX take steps; between two of them CUPTI is attached (subscriber, callbacks, kinds),
 and after two more steps detached (synchronise, flush, cuptiFinalize), --rounds times. Each program runs in each way
@@ -17,6 +18,10 @@ trace: CUPTI's kind GRAPH_TRACE (one record for each launch of a graph) beside k
 and chosen anew at each attachment, for graphs that were instantiated before and after. What a replay costs in each
 state.
 
+kinds: what a step costs in each state of CUPTI, by alternation in one process: detached, kernel records alone, with
+callbacks of the compiled probe for launches, with CUPTI's records of launches, with NVTX ranges. For JAX programs with
+loops in command buffers and beside them, and for an eager training step. Paired differences with 95 % intervals.
+
 Needs a GPU and torch; programs of JAX and torch.compile are left out where these are absent. Each part takes some
 100 s on 16 cores. Programs share the GPU, so times are no measurements except those of `trace`.
 """
@@ -28,6 +33,7 @@ import faulthandler
 import itertools
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -42,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from command_line import documented_parser
+from thence.recorder.options import RecordOptions
 
 if TYPE_CHECKING:
     import argparse
@@ -51,9 +58,12 @@ Step = "Callable[[], object]"
 HERE = Path(__file__).resolve()
 WAYS = ("direct", "callback", "pause")
 KERNEL, MEMCPY, MEMCPY2, MEMSET, MARKER, GRAPH_TRACE = 10, 1, 22, 2, 12, 51
+RUNTIME, DRIVER = 5, 4
+CALLS = {RUNTIME: 2, DRIVER: 1}
+"""Domains of the kinds of calls."""
 KINDS = (KERNEL, MEMCPY, MEMCPY2, MEMSET, MARKER)
-CHILD_SECONDS, ROUND_SECONDS = 80, 30
-"""When a child is killed; when it takes no further round."""
+CHILD_SECONDS, ROUND_SECONDS, KINDS_SECONDS = 80, 30, 15
+"""When a child is killed; when it takes no further round, and of `kinds`."""
 
 
 class Attachment:
@@ -64,7 +74,6 @@ class Attachment:
         from thence.recorder.activity_parser import ActivityParser
         from thence.recorder.buffers import Buffers
         from thence.recorder.counting import Counting
-        from thence.recorder.options import RecordOptions
 
         self.cupti = load()
         self.counting, self.buffers = Counting(), Buffers(400 << 20)
@@ -75,8 +84,9 @@ class Attachment:
         self._kinds: tuple[int, ...] = ()
         self.finalize = self.cupti.address("cuptiFinalize")
         self.counter = 0
+        self._ids: dict[int, list[int]] = {}
 
-    def attach(self, kinds: tuple[int, ...] = KINDS) -> None:
+    def attach(self, kinds: tuple[int, ...] = KINDS, *, callbacks: bool = True) -> None:
         from thence.boundaries.probe import Followed
         from thence.cuda.cupti import CuptiError
 
@@ -89,16 +99,29 @@ class Attachment:
                 print("buffers:", error, flush=True)
             cupti.register(self.buffers.requested, self.buffers.completed)
             cupti.system_thread_ids()
-            self.counting.begin(cupti, self._handle)
-            self.counting.listen(cupti, self._handle, self._wanted)
+            if callbacks:
+                self.counting.begin(cupti, self._handle)
+                self.counting.listen(cupti, self._handle, self._wanted)
             self._attached = True
         for kind in kinds:
             cupti.enable(kind)
+            for callback_id in self._unwanted(kind):
+                cupti.api(CALLS[kind], callback_id, on=False)
         self._kinds = kinds
         self.counting.follow(Followed.CALLS)
         if self.counting.log is not None:
             self.counter = self.counting.log.note(0)
             self.counting.log.take()
+
+    def _unwanted(self, kind: int) -> list[int]:
+        """Functions of which CUPTI shall make no records, as a recorder chooses."""
+        if kind not in CALLS:
+            return []
+        if kind not in self._ids:
+            wants = RecordOptions(launches=True).wants_call
+            names = self.cupti.callbacks(CALLS[kind])
+            self._ids[kind] = [number for number, name in names if not wants(name)]
+        return self._ids[kind]
 
     def _wanted(self, name: str) -> bool:
         return self._options.calls_back(name, launches=True)
@@ -398,6 +421,7 @@ PROGRAMS = {
     )
 }  # fmt: skip
 ENVIRONMENT = {
+    "jax_ode_while": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"},
     "jax_while": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+WHILE"},
     "profiled": {"TEARDOWN_CUPTI": "1"},
 }
@@ -671,6 +695,130 @@ def trace_program(
     }
 
 
+# Kinds.
+
+
+def jax_ode() -> Any:
+    """An integration by an adaptive loop in JAX: thousands of small graphed kernels in a step."""
+    import jax
+    import jax.numpy as jnp
+
+    matrix = jax.random.normal(jax.random.key(0), (64, 64)) * 0.1
+
+    @jax.jit
+    def solve(y: Any) -> Any:
+        def turn(state: Any) -> Any:
+            number, y, h = state
+            k1 = jnp.tanh(matrix @ y)
+            k2 = jnp.tanh(matrix @ (y + h * k1))
+            k3 = jnp.tanh(matrix @ (y + h * 0.5 * k2))
+            error = jnp.abs(k1 - k3).max()
+            y = jax.lax.cond(
+                error < 10.0, lambda z: z + h * (k1 + k2 + k3) * 0.01, lambda z: z * 0.5, y
+            )
+            return number + 1, y, jnp.clip(h * 0.99, 1e-3, 1e-1)
+
+        _, y, _ = jax.lax.while_loop(lambda s: s[0] < 300, turn, (0, y, 0.05))
+        return y * 0.1
+
+    state = [jnp.ones((64, 32))]
+
+    def step() -> None:
+        state[0] = jax.block_until_ready(solve(state[0]))
+
+    return step
+
+
+def torch_step() -> Any:
+    """The eager training step, with the device's work."""
+    import torch
+
+    inner = eager()
+
+    def step() -> None:
+        inner()
+        torch.cuda.synchronize()
+
+    return step
+
+
+TIMED_PROGRAMS = {"jax_ode": jax_ode, "jax_ode_while": jax_ode, "torch": torch_step}
+_KERNELS = (KERNEL, MEMCPY, MEMCPY2, MEMSET)
+KIND_STATES: dict[str, tuple[tuple[int, ...], bool] | None] = {
+    "detached": None,
+    "kernels": (_KERNELS, False),
+    "kernels, callbacks": (_KERNELS, True),
+    "kernels, records of launches": ((*_KERNELS, RUNTIME, DRIVER), False),
+    "kernels, NVTX": ((*_KERNELS, MARKER), False),
+    "kernels, callbacks, NVTX": ((*_KERNELS, MARKER), True),
+    "kernels, records of launches, NVTX": ((*_KERNELS, MARKER, RUNTIME, DRIVER), False),
+}
+"""Kinds of records and whether callbacks are made, by the name of the state."""
+
+
+def block(
+    step: Any, attachment: Attachment, state: tuple[tuple[int, ...], bool] | None, steps: int
+) -> tuple[float, dict[str, int]]:
+    """Takes steps in a state; returns ms of a step, and records of a step by kind."""
+    if state is not None:
+        attachment.attach(state[0], callbacks=state[1])
+    step()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    took = (time.perf_counter() - begin) / steps * 1e3
+    if state is None:
+        return took, {}
+    attachment.detach("direct")
+    tables = attachment.take()
+    return took, {
+        str(kind): max(map(len, table.values())) // (steps + 1) for kind, table in tables.items()
+    }
+
+
+def kinds_child(name: str, way: str, rounds: int) -> dict[str, Any]:
+    if way == "nvtx":
+        from thence.cuda.libraries import find_libcupti
+
+        os.environ["NVTX_INJECTION64_PATH"] = find_libcupti()
+    step = TIMED_PROGRAMS[name]()
+    for _ in range(5):
+        step()
+    attachment = Attachment()
+    begin = time.perf_counter()
+    for _ in range(5):
+        step()
+    in_a_block = max(3, round(0.03 / ((time.perf_counter() - begin) / 5)))
+    states = {k: v for k, v in KIND_STATES.items() if way == "nvtx" or "NVTX" not in k}
+    times: dict[str, list[float]] = {state: [] for state in states}
+    counts: dict[str, Any] = {}
+    chance, began = random.Random(0), time.monotonic()
+    for _ in range(rounds):
+        if time.monotonic() - began > KINDS_SECONDS:
+            break
+        for state in chance.sample(list(states), len(states)):
+            took, records = block(step, attachment, states[state], in_a_block)
+            times[state].append(took)
+            counts[state] = records
+    plain = np.array(times["detached"])
+    found: dict[str, Any] = {
+        "rounds": len(plain),
+        "steps_in_a_block": in_a_block,
+        "records_of_a_step": counts,
+    }
+    for state, values in times.items():
+        more = np.array(values) - plain
+        wide = 1.96 * more.std(ddof=1) / len(more) ** 0.5
+        found[state] = {
+            "median_ms": round(float(np.median(values)), 3),
+            "more_ms": [
+                round(float(x), 3) for x in (more.mean() - wide, more.mean(), more.mean() + wide)
+            ],
+            "median_more_percent": round(float(np.median(more / plain)) * 100, 1),
+        }
+    return found
+
+
 # Children.
 
 
@@ -678,6 +826,8 @@ def child(part: str, name: str, way: str, rounds: int) -> None:
     faulthandler.enable()
     if part == "detach":
         found = detach_child(name, way, rounds)
+    elif part == "kinds":
+        found = kinds_child(name, way, rounds)
     else:
         found = (trace_torch if name == "torch" else trace_jax)(way)
     print("RESULT " + json.dumps(found), flush=True)
@@ -722,6 +872,15 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
             for state in STATES:
                 yield "trace", name, state, 0
         return
+    if options.part == "kinds":
+        for name, way in (
+            ("jax_ode", "nvtx"),
+            ("jax_ode", "plain"),
+            ("jax_ode_while", "nvtx"),
+            ("torch", "nvtx"),
+        ):
+            yield "kinds", name, way, min(options.rounds, 60)
+        return
     for name in options.only or PROGRAMS:
         ways = [
             *(options.way or WAYS),
@@ -737,7 +896,7 @@ def main() -> None:
         child(part, name, way, int(rounds))
         return
     parser = documented_parser(__doc__)
-    parser.add_argument("part", choices=("detach", "trace"))
+    parser.add_argument("part", choices=("detach", "trace", "kinds"))
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--only", nargs="*", choices=tuple(PROGRAMS))
@@ -747,7 +906,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     all_found = []
-    with ThreadPoolExecutor(options.at_once) as pool:
+    with ThreadPoolExecutor(1 if options.part == "kinds" else options.at_once) as pool:
         for found in pool.map(lambda case: run(*case), cases(options)):
             all_found.append(found)
             print(json.dumps(found), flush=True)
