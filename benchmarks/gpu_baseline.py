@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from command_line import documented_parser
+from thence.boundaries.probe import choose_probe
 from thence.recorder.options import RecordOptions
 
 if TYPE_CHECKING:
@@ -905,6 +906,10 @@ def main() -> None:
         "--at-once", type=int, default=21, help="processes that run at the same time"
     )
     options = parser.parse_args()
+    if choose_probe().compiled is None:
+        sys.exit(
+            "the compiled probe is not built (pip install -e .), so callbacks cannot be measured"
+        )
     all_found = []
     with ThreadPoolExecutor(1 if options.part == "kinds" else options.at_once) as pool:
         for found in pool.map(lambda case: run(*case), cases(options)):
