@@ -55,9 +55,9 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
     if (reading) {
         if (data->site == ENTER) number = data->correlation;
         else if (at_exit) {
-            int (*function)(void) = at_exit;
+            int (*last)(void) = at_exit;
             at_exit = NULL;
-            answer = function();
+            answer = last();
         }
     } else if (data->site == ENTER) {
         if (followed == NOTHING) return;
