@@ -36,6 +36,7 @@ _PROBE = Extension(
     depends=["src/thence/boundaries/_stack.h"],
     define_macros=[("Py_LIMITED_API", _OLDEST)],
     extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
+    libraries=["rt"],  # timer_create, before glibc 2.34
     py_limited_api=True,
     optional=True,
 )

@@ -25,6 +25,7 @@ from thence.errors import (
     UsageError,
     WrongArgument,
 )
+from thence.importing import own_imports
 from thence.version import __version__
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'thence' has no attribute {name!r}")
     module, attribute = _LATER[name]
-    value = getattr(importlib.import_module(module), attribute)
+    with own_imports():
+        value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value
 

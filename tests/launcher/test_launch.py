@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -16,10 +16,8 @@ import thence
 from fake_cupti import HERE, library_path
 from recorder_programs import fake_libraries
 from thence.errors import UsageError
+from thence.launcher.first_use import why_unseen
 from thence.launcher.launch import claimed_directory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 USES_GPU = f"""
 import os, sys, time, signal
@@ -82,7 +80,7 @@ def test_processes_that_use_no_gpu_leave_nothing_and_load_nothing(place: Path) -
     program = "import sys; print(sorted({'polars', 'numpy', 'thence.recorder.session'} & set(sys.modules)))"
     done = record(place, "--", sys.executable, "-c", program)
     assert done.stdout == "[]\n"
-    assert done.returncode == 2
+    assert done.returncode == 0
     assert "nothing was recorded" in done.stderr
     assert not (place / "thence-recording").exists()
 
@@ -237,3 +235,214 @@ def test_launches_of_jax_are_recorded_and_not_said_to_be_a_defect(place: Path) -
         said = "launches cannot be counted here" in done.stderr
         found[name] = about["launches"], len(about["warnings"]), said
     assert found == {"cupy": (True, 1, True), plugin.name: (True, 0, False)}
+
+
+PLANTED = (
+    "import sys\nsys.stderr.write(f'executed {__name__}\\n')\nif __name__ == 'queue': MINE = 5\n"
+)
+
+
+def planted(place: Path, script: str) -> Path:
+    """A script beside files with the names of all modules of the standard library that Python's start leaves out."""
+    code = "import sys; print(*sorted(sys.modules))"
+    started = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    (place / "program").mkdir()
+    for name in sys.stdlib_module_names - {
+        *started.stdout.split(),
+        "sitecustomize",
+        "usercustomize",
+    }:
+        (place / "program" / f"{name}.py").write_text(PLANTED)
+    file = place / "program" / "script.py"
+    # What the program needs for itself comes from the standard library.
+    file.write_text(f"import sys\nhere = sys.path.pop(0)\n{script}")
+    return file
+
+
+def test_modules_beside_the_script_are_not_executed_by_the_recorder(place: Path) -> None:
+    program = USES_GPU.replace("import cupy", "sys.path.insert(0, here)\nimport cupy")
+    program += "import thence\nwith thence.mark('m'): time.sleep(0.3)\n"
+    script = planted(place, program)
+    done = record(place, "-o", "out", "--", sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("executed")] == []
+    assert "recorded 100 kernels" in done.stderr
+
+
+def test_the_program_imports_its_own_modules_although_the_recorder_has_imported_others(
+    place: Path,
+) -> None:
+    program = USES_GPU.replace("import cupy", "sys.path.insert(0, here)\nimport cupy")
+    script = planted(place, program + "import queue, secrets\nprint(queue.MINE, secrets.__file__)")
+    done = record(place, "-o", "out", "--", sys.executable, str(script))
+    assert done.stdout == f"5 {script.parent / 'secrets.py'}\n", done.stderr
+    assert "recorded 100 kernels" in done.stderr
+
+
+def test_a_module_that_the_program_imported_first_is_not_used_by_the_recorder(place: Path) -> None:
+    imports = "sys.path.insert(0, here)\nimport queue\nimport cupy"
+    script = planted(
+        place, USES_GPU.replace("import cupy", imports) + "print(sys.modules['queue'].MINE)"
+    )
+    done = record(place, "-o", "out", "--", sys.executable, str(script))
+    assert done.stdout == "5\n", done.stderr
+    assert "recorded 100 kernels" in done.stderr
+
+
+def test_modules_of_pythonpath_are_not_executed_by_the_recorder(place: Path) -> None:
+    (place / "program").mkdir()
+    (place / "program" / "json.py").write_text(PLANTED)
+    command = f'PYTHONPATH=program:$PYTHONPATH "{sys.executable}" -c "import re{{}}"'
+    done = record(place, "--", "bash", "-c", command.format(""))
+    assert "executed json" not in done.stderr
+    done = record(place, "--", "bash", "-c", command.format(", json; print(json.__file__)"))
+    assert done.stdout == f"{place / 'program' / 'json.py'}\n"
+
+
+ENDINGS = {
+    **{f"sys.exit({code})": code for code in (0, 1, 2, 3, 77, 127, 255)},
+    **{f"os._exit({code})": code for code in (0, 1, 2, 77)},
+    "sys.exit('text')": 1,
+    "raise SystemExit": 0,
+    "raise KeyError(1)": 1,
+    "raise KeyboardInterrupt": 128 + signal.SIGINT,
+    "os.abort()": 128 + signal.SIGABRT,
+    **{f"os.kill(os.getpid(), {n:d}); time.sleep(9)": 128 + n for n in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)},
+    "signal.raise_signal(signal.SIGTERM); time.sleep(9)": 128 + signal.SIGTERM,
+    "import threading; threading.Thread(target=os._exit, args=(5,)).start(); time.sleep(9)": 5,
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(6)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)": 6,
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(os.getpid(), signal.SIGTERM)": 0,
+    "import atexit; atexit.register(os._exit, 8)": 8,
+    "os.execv('/bin/true', ['true'])": 0,
+    "os.execv('/bin/false', ['false'])": 1,
+    "os.execvp('sh', ['sh', '-c', 'exit 9'])": 9,
+    "os.execl('/bin/sh', 'sh', '-c', 'kill -9 $$')": 128 + signal.SIGKILL,
+    "os.execvpe('sh', ['sh', '-c', 'exit $CODE'], {'CODE': '4', 'PATH': os.environ['PATH']})": 4,
+    "os.execv('/no/such/file', ['file'])": 1,
+    "import subprocess; sys.exit(subprocess.run(['sh', '-c', 'exit 3']).returncode)": 3,
+    "p = os.fork(); os._exit(4) if p == 0 else sys.exit(os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]))": 4,
+    "p = os.fork(); sys.exit(5) if p == 0 else sys.exit(os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]))": 5,
+    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))": 0,
+    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); sys.exit(3)": 3,
+    "os.closerange(3, 100)": 0,
+    "os.chdir('/')": 0,
+    "os.environ.clear()": 0,
+}  # fmt: skip
+LOSSES = {
+    "os.abort()": "ended before",
+    "os.kill(os.getpid(), 9)": "ended before",
+    "os.kill(os.getpid(), 1)": "ended before",
+    "RLIMIT_FSIZE": "File too large (the limit of file sizes, ulimit -f)",
+}
+"""Parts of endings after which not everything is recorded, and what is said then."""
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_ending_has_the_programs_exit_code_and_keeps_what_was_recorded(
+    place: Path, ending: str
+) -> None:
+    program = USES_GPU + "sys.stdout.flush()\n" + ending
+    done = record(place, "-o", "out", "--", sys.executable, "-c", program)
+    assert done.returncode == ENDINGS[ending], done.stderr
+    lost = next((said for part, said in LOSSES.items() if part in ending), None)
+    if lost is None:
+        assert "recorded 100 kernels" in done.stderr
+        assert "ended before" not in done.stderr
+    else:
+        assert lost in done.stderr or "before the first records" in done.stderr
+
+
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("os.kill(os.getpid(), 9)", 137)])
+def test_a_recording_whose_folder_the_program_removes_does_not_change_the_exit_code(
+    place: Path, ending: str, code: int
+) -> None:
+    removal = (
+        "import shutil, json; shutil.rmtree(json.loads(os.environ['THENCE_RECORD'])['directory'])\n"
+    )
+    done = record(place, "-o", "out", "--", sys.executable, "-c", USES_GPU + removal + ending)
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can change its user")
+def test_a_program_that_changes_its_user_keeps_its_exit_code(place: Path) -> None:
+    done = record(place, "-o", "out", "--", sys.executable, "-c", USES_GPU + "os.setuid(65534)")
+    assert done.returncode == 0
+    assert "nothing was recorded: 1 process" in done.stderr
+    assert "Permission denied (to the user as whom the process runs now)" in done.stderr
+
+
+def test_standard_error_that_cannot_be_written_does_not_change_the_exit_code(place: Path) -> None:
+    command = [sys.executable, "-m", "thence", "record", "--", sys.executable, "-c", "print(1)"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, stderr=full, timeout=60, cwd=place,
+            env=environment(place),
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, b"1\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 128 + 9)],
+)
+def test_strict_fails_only_where_the_command_succeeds(place: Path, ending: str, code: int) -> None:
+    used = record(place, "--strict", "--", sys.executable, "-c", USES_GPU + ending)
+    assert used.returncode == code
+    unused = record(place, "--strict", "--", sys.executable, "-c", "import os, sys\n" + ending)
+    assert unused.returncode == (code or 2)
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE", "-XdevE -I"])
+def test_python_that_ignores_the_environment_is_said_not_to_be_recorded(
+    place: Path, option: str
+) -> None:
+    letter = option[-1]
+    done = record(place, "--", sys.executable, *option.split(), "-c", "print('ran')")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert f"a Python process did not record itself: python -{letter} ignores" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("[sys.executable, '-c', ''], env={}", "lacks the PYTHONPATH"),
+        ("[sys.executable, '-I', '-c', '']", "python -I ignores"),
+        ("[sys.executable, '-c', '']", None),
+        ("[sys.executable, '-c', ''], env={**os.environ, 'A': 'b'}", None),
+        ("['true'], env={}", None),
+        ("'exit 0', shell=True", None),
+    ],
+)
+def test_children_that_do_not_record_themselves_are_told_of(
+    place: Path, arguments: str, said: str | None
+) -> None:
+    program = USES_GPU + f"import subprocess; subprocess.run({arguments}, check=True)"
+    done = record(place, "-o", "out", "--", sys.executable, "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert "recorded 100 kernels" in done.stderr
+    assert ("did not record itself" in done.stderr) == (said is not None)
+    assert said is None or said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "letter"),
+    [
+        ("python -I x.py", "I"),
+        ("python3.12 -u -sE -m pkg", "E"),
+        ("/usr/bin/python3 -W ignore -S x.py", "S"),
+        ("python -Wignore -X dev -Bc code -I", None),
+        ("python -m torch.distributed.run -I", None),
+        ("python x.py -I", None),
+        ("python - -I", None),
+        ("torchrun -I", None),
+        ("python --check-hash-based-pycs always -I x.py", "I"),
+    ],
+)
+def test_options_after_which_python_does_not_record_itself(
+    command: str, letter: str | None
+) -> None:
+    startup = f"{Path(thence.__file__).parent}/launcher/startup"
+    reason = why_unseen(command.split(), {"PYTHONPATH": startup, "THENCE_RECORD": "{}"})
+    assert (reason is None) if letter is None else f"python -{letter} ignores" in str(reason)

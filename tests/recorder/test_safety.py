@@ -141,7 +141,7 @@ def test_a_full_disk_is_said_once_and_harms_nothing(tmp_path: Path) -> None:
         tmp_path,
     )
     assert said.stdout.strip() == "still running"
-    assert said.stderr.count("cannot write to") == 1
+    assert said.stderr.count("cannot be written to") == 1
     told = description(tmp_path)
     assert told["finished"]
     assert (told["counts"]["kernels"], told["lost"]["kernels"]) == (3, 150)

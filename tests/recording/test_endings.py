@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
+import time
 from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 
 import thence
-from recorder_programs import HERE, program
+from recorder_programs import HERE, description, program, rows
 from thence.launcher.content import content
 
 if TYPE_CHECKING:
@@ -139,9 +141,7 @@ def test_the_main_process_keeps_the_default_action_of_signals(tmp_path: Path) ->
     assert said.split() == ["True"]
 
 
-@pytest.mark.parametrize(
-    "ending", ["os._exit(0)", "os.execv('/bin/true', ['true'])", "os.kill(os.getpid(), 9)"]
-)
+@pytest.mark.parametrize("ending", ["os.abort()", "os.kill(os.getpid(), 9)"])
 def test_a_process_that_vanishes_before_its_first_part_is_told_of(
     tmp_path: Path, ending: str
 ) -> None:
@@ -179,3 +179,115 @@ def test_a_cut_recording_says_how_much_may_be_missing(tmp_path: Path) -> None:
     assert "later than 2.0 s" in text
     assert "at most 0.5 s" in text
     assert "about 250 activities" in text
+
+
+SUDDEN = (
+    "os._exit(0)",
+    "os.execv('/bin/true', ['true'])",
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)",
+)
+
+
+@pytest.mark.parametrize("ending", SUDDEN)
+def test_a_sudden_end_keeps_every_kernel_that_has_ended(tmp_path: Path, ending: str) -> None:
+    """Nothing was flushed before: the interval is 60 s, and the first part is not due yet."""
+    program(
+        f"""
+        import signal
+        recording = thence.record(OUT, thence.RecordOptions(flush_seconds=60))
+        child = os.fork()
+        if child == 0:
+            recording.start()
+            recording._recorder._due = time.monotonic() + 60
+            with thence.mark("last"):
+                launch("kept")
+                {ending}
+        os.waitpid(child, 0)
+        """,
+        tmp_path,
+        env={"PYTHONWARNINGS": "ignore::DeprecationWarning"},
+    )
+    assert rows(tmp_path).select("name", "label").rows() == [("kept", "last")]
+    assert description(tmp_path)["finished"]
+    assert list(tmp_path.glob(".begun-*")) == []
+
+
+def test_sigterm_ends_a_program_whose_main_thread_is_in_c(tmp_path: Path) -> None:
+    """A handler in Python would not run until the sleep of 60 s is over."""
+    began = time.monotonic()
+    program(
+        """
+        import ctypes, signal
+        with thence.record(OUT, thence.RecordOptions(flush_seconds=60)):
+            launch("kept")
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            sleep = ctypes.CDLL(None).sleep
+            while True: sleep(60)
+        """,
+        tmp_path,
+        code=-signal.SIGTERM,
+    )
+    assert time.monotonic() - began < 30
+    assert rows(tmp_path)["name"].to_list() == ["kept"]
+
+
+def test_sigterm_ends_a_program_that_never_releases_the_gil(tmp_path: Path) -> None:
+    program(
+        """
+        import ctypes, signal
+        with thence.record(OUT):
+            os.system(f"(sleep 0.5; kill -TERM {os.getpid()}) &")
+            ctypes.PyDLL(None).sleep(60); ctypes.PyDLL(None).sleep(60)
+        """,
+        tmp_path,
+        code=-signal.SIGTERM,
+    )
+
+
+def test_a_program_that_goes_on_after_a_failed_exec_is_recorded_to_its_end(tmp_path: Path) -> None:
+    program(
+        """
+        with thence.record(OUT):
+            launch("before")
+            try: os.execv("/no/such/file", ["file"])
+            except FileNotFoundError: pass
+            launch("after")
+        """,
+        tmp_path,
+    )
+    assert rows(tmp_path)["name"].to_list() == ["before", "after"]
+    assert description(tmp_path)["finished"]
+
+
+def test_functions_of_os_are_the_programs_own_again_after_the_recording(tmp_path: Path) -> None:
+    said = program(
+        """
+        import signal
+        before = os._exit, os.execv, os.execve
+        with thence.record(OUT): during = os._exit, os.execv, os.execve
+        print(before == (os._exit, os.execv, os.execve), before == during, signal.getsignal(15))
+        """,
+        tmp_path,
+    ).stdout
+    assert said.split() == ["True", "False", "0"]
+
+
+def test_a_handler_in_c_that_python_does_not_know_of_still_runs(tmp_path: Path) -> None:
+    """As that of a worker of torch's DataLoader, which ends by _exit(0) if its parent sends SIGTERM."""
+    program(
+        """
+        import ctypes, signal
+        libc = ctypes.CDLL(None)
+        exits = ctypes.cast(libc._exit, ctypes.c_void_p)
+        with thence.record(OUT, thence.RecordOptions(flush_seconds=60)) as recording:
+            pass
+        libc.signal(signal.SIGTERM, exits)  # ends with the number of the signal
+        with thence.record(OUT, thence.RecordOptions(flush_seconds=60)):
+            launch("kept")
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        """,
+        tmp_path,
+        code=signal.SIGTERM,
+    )
+    assert rows(tmp_path)["name"].to_list() == ["kept"]

@@ -321,10 +321,16 @@ int cuptiActivityGetNextRecord(uint8_t *content, size_t valid, uint8_t **record)
     return 0;
 }
 
+/* Forgets everything: the subscriber, kinds, attributes. */
 int cuptiFinalize(void) {
     finalized = 1;
     requested = NULL;
     completed = NULL;
+    subscribed = thread_ids = zeroed = 0;
+    latency = 0;
+    memset(enabled, 0, sizeof enabled);
+    memset(called_back, 0, sizeof called_back);
+    memset(api_off, 0, sizeof api_off);
     return failure("cuptiFinalize");
 }
 

@@ -1,4 +1,4 @@
-"""Programs that are killed at a random moment, and what their recordings say of what was lost."""
+"""Programs that end at a random moment, in any way, and what their recordings say of what was lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ recording = thence.record(OUT, thence.RecordOptions(flush_seconds={FLUSH_SECONDS
 recording.start()
 name = fake.text("k")
 print("ready", flush=True)
+ends, ending = time.monotonic() + float(sys.argv[3]), sys.argv[4]
 while True:
+    if time.monotonic() > ends:
+        os.write(progress, struct.pack("=qq", -1, time.time_ns()))
+        exec(ending)
     with thence.mark("step"):
         for _ in range(20):
             number, now = fake.launch(), time.time_ns()
@@ -36,12 +40,23 @@ while True:
 """
 
 
+ENDINGS = {
+    "SIGKILL": None,
+    "SIGTERM": None,
+    "os._exit": "os._exit(0)",
+    "exec": "os.execv('/bin/true', ['true'])",
+    "os._exit of another thread": "threading.Thread(target=os._exit, args=(0,)).start(); ending = 'pass'",
+    "sys.exit": "sys.exit()",
+}
+"""What a program executes to end itself, by the name of its ending; None: it is sent this signal."""
+
+
 @dataclass(frozen=True)
 class Killed:
-    """What a kill cost.
+    """What a sudden end cost.
 
     Attributes:
-        ran_seconds: from the beginning of the recording to the kill.
+        ran_seconds: from the beginning of the recording to the end.
         launched, recorded: kernels.
         gap: whether a kernel is missing that was launched before one that is there.
         lost_seconds: from the first lost launch to the kill; 0 where nothing was lost.
@@ -61,29 +76,37 @@ class Killed:
     labelled: float
 
 
-def killed(scratch: Path, seconds: float) -> Killed:
-    """Record a program that launches all the time, and kill it after a time."""
+def killed(scratch: Path, seconds: float, ending: str = "SIGKILL") -> Killed:
+    """Record a program that launches all the time, and end it after a time."""
     import re
 
     import thence
     from thence.launcher.content import content
 
     out, progress = scratch / "out", scratch / "progress"
+    code = ENDINGS[ending]
+    after = ("inf", "") if code is None else (str(seconds), code)
     process = subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + BODY, str(out), str(progress)],
+        [sys.executable, "-c", PREAMBLE + BODY, str(out), str(progress), *after],
         stdout=subprocess.PIPE,
         env={**os.environ, **fake_libraries()},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     began = time.time_ns()
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    ended = time.time_ns()
-    process.wait()
+    ended = None
+    if code is None:
+        time.sleep(seconds)
+        ended = time.time_ns()
+        process.send_signal(signal.Signals[ending])
+    process.wait(60)
     process.stdout.close()
     launched = np.frombuffer(progress.read_bytes()[: progress.stat().st_size // 16 * 16], np.int64)
     numbers, times = launched[::2], launched[1::2]
+    if ended is None:
+        ended = int(times[numbers == -1][0])
+    # Without thence, the program would have ended now; while the recording is completed, other threads go on.
+    numbers, times = numbers[times < ended], times[times < ended]
     recorded, labelled = np.empty(0, np.int64), 1.0
     stated_seconds, stated, told = 0.0, 0, False
     contents = content(out)

@@ -29,6 +29,8 @@ _Static_assert(sizeof(Call) == 32, "calls are read as NumPy records of 32 bytes"
 
 static __thread uint32_t number; /* of the call by which this thread reads the counter */
 static __thread int reading;
+static __thread int (*at_exit)(void); /* called by the callback when the call by which this thread reads it ends */
+static __thread int answer;           /* what that function returned */
 static __thread int64_t began; /* Unix ns: when the thread's other call began; 0: it is in none */
 static __thread int domain_of; /* the domain of that call, */
 static __thread uint32_t number_of; /* and its number */
@@ -52,6 +54,11 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
     (void)user;
     if (reading) {
         if (data->site == ENTER) number = data->correlation;
+        else if (at_exit) {
+            int (*last)(void) = at_exit;
+            at_exit = NULL;
+            answer = last();
+        }
     } else if (data->site == ENTER) {
         if (followed == NOTHING) return;
         if (began && domain != RUNTIME_API) return; /* a driver call inside of a runtime call is no row of its own */
@@ -80,6 +87,20 @@ uint32_t thence_read_counter(int (*call)(int *)) {
 
 int thence_calls_are_followed(void) { return followed != NOTHING; }
 
+/* CUPTI recommends to call cuptiFinalize in a callback, at the end of a CUDA call. */
+static PyObject *call_at_exit(PyObject *module, PyObject *arguments) {
+    Py_ssize_t cheap, function;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "nn", &cheap, &function)) return NULL;
+    at_exit = (int (*)(void))function;
+    answer = -1;
+    Py_BEGIN_ALLOW_THREADS /* threads of CUPTI may wait for the GIL, to hand buffers over */
+    thence_read_counter((int (*)(int *))cheap);
+    Py_END_ALLOW_THREADS
+    at_exit = NULL;
+    return PyLong_FromLong(answer);
+}
+
 void thence_forget_calls(void) { calls.count = 0; }
 
 static PyObject *take_calls(PyObject *module, PyObject *unused) {
@@ -104,6 +125,9 @@ static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef functions[] = {
+    {"call_at_exit", call_at_exit, METH_VARARGS,
+     "call_at_exit(cheap, function)\n\nCalls a CUDA function, as for the counter, and at its end, in CUPTI's callback, "
+     "a function without arguments. Returns the result of that, or -1 if CUPTI did not call back."},
     {"follow", follow, METH_O,
      "follow(what)\n\nRecords nothing of other calls (0), their stacks (1), or also the calls (2)."},
     {"lost_calls", count_lost_calls, METH_NOARGS,

@@ -162,7 +162,7 @@ static int fill(PyObject *module) {
     log_type = (PyTypeObject *)type; /* kept: there is one module in a process */
     failed = failed || thence_add_calls(module) || thence_add_frames(module) || thence_add_chains(module);
     failed = failed || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
-    failed = failed || thence_add_moments(module) || thence_add_samples(module);
+    failed = failed || thence_add_moments(module) || thence_add_samples(module) || thence_add_signals(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 

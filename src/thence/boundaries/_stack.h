@@ -149,6 +149,9 @@ SHARED void thence_wake_sampler(void);
 SHARED void thence_forget_samples(void);
 SHARED int thence_add_samples(PyObject *module);
 
+/* Of _signals.c */
+SHARED int thence_add_signals(PyObject *module);
+
 /* Of _events.c */
 SHARED int thence_add_events(PyObject *module);
 

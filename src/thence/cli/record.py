@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
 
 from thence.cli.messages import say
+from thence.errors import ThenceError
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_NOTHING = 2
+_INCOMPLETE = 2
+"""Exit code with ``--strict``."""
+_NO_PROCESS = (
+    "no Python process of the command began to record. Either none used a GPU, or Python was started with -I, -E or "
+    "-S or without the environment variables PYTHONPATH and THENCE_RECORD, or a message above says why. thence doctor "
+    "shows what works here"
+)
 
 
 @click.command("record", context_settings={"allow_interspersed_args": False})
@@ -59,6 +67,11 @@ _NOTHING = 2
     metavar="SECONDS",
     help="How often records are written to disk. A killed program loses those since the last write.",
 )
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with code 2 if the command succeeds but its recording is empty or incomplete.",
+)
 @click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
 @click.pass_context
 def command(
@@ -69,10 +82,13 @@ def command(
     own: tuple[str, ...],
     flush: float,
     program: tuple[str, ...],
+    *,
+    strict: bool,
 ) -> None:
     """Run a command and record the GPU work of every Python process in it.
 
-    The exit code is the command's own. Nothing of the program needs to change:
+    The exit code is the command's own, whatever happens to the recording (but see --strict). Nothing of the program
+    needs to change:
 
         thence record -- python train.py
 
@@ -103,18 +119,25 @@ def command(
         recorded = content(directory)
     finally:
         _remove_if_empty(directory)
-    say(f"thence: {_sentence(recorded, shown)}")
-    context.exit(outcome.code or (0 if recorded.rows else _NOTHING))
+    with contextlib.suppress(ThenceError):  # standard error cannot be written
+        say(f"thence: {_sentence(recorded, shown, outcome.unseen)}")
+    context.exit(_INCOMPLETE if strict and not outcome.code and _lacks(recorded) else outcome.code)
 
 
-def _sentence(recorded: Content, shown: str) -> str:
-    if not recorded.rows and recorded.unwritten:
-        return f"nothing was recorded: {_unwritten(recorded.unwritten)}"
+def _lacks(recorded: Content) -> bool:
+    missing = recorded.dropped or recorded.cut or recorded.unwritten or recorded.troubles
+    return not recorded.rows or bool(missing)
+
+
+def _sentence(recorded: Content, shown: str, unseen: str | None) -> str:
+    missing = [_unwritten(recorded.unwritten)] if recorded.unwritten else []
+    for trouble, count in Counter(recorded.troubles).items():
+        which = "1 process" if count == 1 else f"{count} processes"
+        missing.append(f"{which} could not be recorded, or not completely: {trouble}")
+    reasons = dict.fromkeys([*([unseen] if unseen else []), *recorded.unseen])
+    missing += [f"a Python process did not record itself: {reason}" for reason in reasons]
     if not recorded.rows:
-        return (
-            "nothing was recorded: no Python process of the command did anything on a GPU that could be "
-            "recorded; thence doctor shows what works here"
-        )
+        return f"nothing was recorded: {'; '.join(missing) or _NO_PROCESS}"
     text = (
         f"recorded {recorded.kernels:,} kernels and {recorded.rows - recorded.kernels:,} memcpys and memsets "
         f"of {recorded.processes} process{'es' * (recorded.processes > 1)} "
@@ -124,16 +147,15 @@ def _sentence(recorded: Content, shown: str) -> str:
         text += f"; {recorded.dropped:,} records were lost"
     if recorded.cut:
         text += f"; {recorded.cut} of the processes ended before they could finish their recording"
-    if recorded.unwritten:
-        text += f"; {_unwritten(recorded.unwritten)}"
+    text = "; ".join([text, *missing])
     return f"{text}. See it: thence report {shlex.quote(shown)}"
 
 
 def _unwritten(processes: int) -> str:
     which = "1 process" if processes == 1 else f"{processes} processes"
     return (
-        f"{which} began to use a GPU and ended by a signal, a crash, os._exit or exec before the first "
-        "records were written, 0.1 s later"
+        f"{which} began to use a GPU and ended by a signal, or crashed, before the first records were "
+        "written, 0.1 s later"
     )
 
 

@@ -254,6 +254,14 @@ class Cupti:
         self._check("cuptiActivityGetNextRecord", code)
         return pointer.value
 
+    def address(self, function: str) -> int:
+        """Address of a function of this libcupti.
+
+        Raises:
+            CuptiError: it has no such function.
+        """
+        return ctypes.cast(self._function(function), c_void_p).value or 0  # type: ignore[arg-type]
+
     def finalize(self) -> None:
         """Detach CUPTI from the process, so that another profiler can use it."""
         self._call("cuptiFinalize")

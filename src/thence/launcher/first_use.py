@@ -11,20 +11,26 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
+from contextlib import suppress
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from thence.importing import (
     JAX_ON_CUDA,
     before_import,
+    own_imports,
+    python_options,
     torch_is_being_imported,
     when_imported,
 )
+from thence.recording.notes import REFUSED, UNSEEN, leave_note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["SETTINGS", "install"]
+__all__ = ["SETTINGS", "install", "why_unseen"]
 
 SETTINGS = "THENCE_RECORD"
 """Environment variable: JSON of directory and options."""
@@ -44,6 +50,13 @@ _AT_IMPORT = JAX_ON_CUDA | frozenset(
         "onnxruntime",
     }
 )
+_PYTHON = re.compile(r"pythonw?[\d.]*t?|pypy[\d.]*")
+_IGNORING = {
+    "I": "PYTHONPATH",
+    "E": "PYTHONPATH",
+    "S": "sitecustomize",
+}
+"""Options of Python, and what they make it ignore."""
 _USERS_OF_NVTX = frozenset({"torch", "jaxlib", "cupy", "numba", "nvtx", "tensorflow"})
 
 
@@ -88,6 +101,48 @@ def install() -> None:
     for name in _AT_IMPORT:
         before_import(name, functools.partial(begin_at_import, name))
     when_imported(_TORCH, lambda torch_cuda: _torch_is_there(torch_cuda, begin))
+    when_imported("subprocess", lambda module: _watch_children(module.Popen, settings["directory"]))
+
+
+def why_unseen(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Why a Python that is started in this way does not record itself; None if it does, and for other programs."""
+    if not command or not _PYTHON.fullmatch(os.path.basename(command[0])):  # noqa: PTH119
+        return None
+    letters, _ = python_options(command[1:])
+    for letter in sorted(set(letters) & set(_IGNORING)):
+        return (
+            f"python -{letter} ignores {_IGNORING[letter]}, through which thence record reaches a Python process; "
+            f"start it without -{letter}"
+        )
+    startup = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")  # noqa: PTH100, PTH118, PTH120
+    if startup not in environment.get("PYTHONPATH", "").split(os.pathsep):
+        lacking = "PYTHONPATH"
+    elif SETTINGS not in environment:
+        lacking = SETTINGS
+    else:
+        return None
+    return (
+        f"Python was started with an environment that lacks the {lacking} that thence record has set; pass "
+        f"PYTHONPATH and {SETTINGS} on to it"
+    )
+
+
+def _watch_children(popen: Any, directory: str) -> None:
+    """Leaves a note if a Python process that this process starts does not record itself."""
+    original, stated = popen.__init__, set()
+
+    def starts(self: Any, args: Any, *more: Any, **named: Any) -> None:
+        environment = named.get("env")
+        command = args if isinstance(args, list | tuple) else ()
+        with suppress(Exception):  # arguments of kinds that Popen refuses
+            words = [os.fsdecode(word) for word in command]
+            reason = why_unseen(words, os.environ if environment is None else environment)
+            if reason is not None and reason not in stated:
+                stated.add(reason)
+                leave_note(directory, UNSEEN, reason)
+        original(self, args, *more, **named)
+
+    popen.__init__ = wraps(original)(starts)
 
 
 def _for_jax(options: dict[str, Any]) -> dict[str, Any]:
@@ -112,10 +167,12 @@ def _record_launches() -> None:
 def _begin(directory: str, options: dict[str, Any]) -> None:
     """Start a recording that lasts to the end of the process; never raises."""
     try:
-        from thence.recorder.options import RecordOptions
-        from thence.recording.record import record
+        with own_imports():
+            from thence.recorder.options import RecordOptions
+            from thence.recording.record import record
 
         record(directory, RecordOptions(**options)).start()
     except Exception as error:  # noqa: BLE001 - the program comes first
         sys.stderr.write(f"thence: process {os.getpid()} is not recorded: {error}\n")
         sys.stderr.flush()
+        leave_note(directory, REFUSED, str(error))

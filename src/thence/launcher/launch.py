@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thence.errors import UsageError
-from thence.launcher.first_use import SETTINGS
+from thence.launcher.first_use import SETTINGS, why_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +36,12 @@ class Outcome:
     Attributes:
         code: its exit code as in a shell: 128 plus the number of the signal if a signal ended it.
         seconds: how long it ran.
+        unseen: why Python does not record itself if it is started in this way; None if it does.
     """
 
     code: int
     seconds: float
+    unseen: str | None = None
 
 
 def claimed_directory(wanted: str | None) -> Path:
@@ -95,7 +97,10 @@ def run(command: Sequence[str], directory: Path, options: RecordOptions) -> Outc
         raise UsageError(f"{command[0]}: cannot be run: {error.strerror}") from error
     with _passed_on(child):
         code = child.wait()
-    return Outcome(code if code >= 0 else _SIGNALLED - code, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Outcome(
+        code if code >= 0 else _SIGNALLED - code, seconds, why_unseen(command, environment)
+    )
 
 
 def _environment(

@@ -45,6 +45,7 @@ class Counting:
     Attributes:
         callback: address of the function to subscribe with.
         function: CUDA function whose calls show the counter; None before `begin`, and if no function does.
+        address: of that function; 0 for none.
         log: log of boundaries; None if the counter cannot be read.
         trouble: a sentence on why the counter cannot be read.
         notes_launches: whether the probe is fast enough for a callback at every launch.
@@ -56,6 +57,7 @@ class Counting:
         self.notes_launches = self._probe.notes_launches
         self._lost_before = self._probe.lost_calls
         self.function: str | None = None
+        self.address = 0
         self.log: BoundaryLog | None = None
         self._functions: dict[tuple[int, int], str] = {}
         self.trouble = "every launch is recorded, so none is counted"
@@ -83,6 +85,7 @@ class Counting:
             log.take()
             if 0 < first != second > 0:
                 self.log, self.function = log, f"{function.name} of {function.library}"
+                self.address = function.address
                 return
             # Measured with CUPTI 13.0: before cuInit, no call of the driver has a number.
             self.trouble = f"CUPTI did not number calls of {function.name}, which it does once CUDA is initialised"

@@ -9,6 +9,7 @@ process that did nothing on the GPU has none.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,11 @@ __all__ = ["Parts"]
 
 _MOST_WAITING_ROWS = 400_000
 """Most rows of other tables that wait for the first activity; if there are more, they count as lost."""
+_HINTS = {
+    errno.EFBIG: " (the limit of file sizes, ulimit -f)",
+    errno.EACCES: " (to the user as whom the process runs now)",
+}
+"""What an error of the system means here."""
 _LOG = logging.getLogger("thence.recorder")
 
 
@@ -150,13 +156,14 @@ class Parts:
         self.lost[table] = self.lost.get(table, 0) + rows
 
     def _complain(self, error: OSError) -> None:
-        if self.trouble is None:
+        said = self.trouble is not None
+        hint = _HINTS.get(error.errno or 0, "")
+        self.trouble = f"{self.directory} cannot be written to: {error.strerror or error}{hint}"
+        if not said:
             _LOG.error(
-                "thence cannot write to %s: %s; the program continues, but records that cannot be written are lost",
-                self.directory,
-                error.strerror or error,
+                "thence: %s; the program continues, but records that cannot be written are lost",
+                self.trouble,
             )
-        self.trouble = str(error.strerror or error)
 
 
 def _rows(columns: Columns) -> int:

@@ -60,6 +60,8 @@ _FIRST_FLUSH_SECONDS = 0.1
 """Time to the first part. It doubles up to that of the options, so that short programs that are killed keep records."""
 _ROUND_SECONDS = 0.05
 """Lower bound for the longest duration of a round of parts; records that come during a round wait for the next one."""
+_LOOK_SECONDS = 0.25
+"""Longest time between two calls of `looks`: the delay at which SIGTERM ends an idle process."""
 _PATIENCE_SECONDS = 10.0
 """How long `stop` waits for the device, and then for the thread that reads and writes."""
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
@@ -82,6 +84,7 @@ class Recorder:
             array or a list of strings. It is called on the thread that writes.
         facts: returns further entries of ``recording.json``.
         uses_xla: whether XLA may launch in this process; called before each flush.
+        looks: called every `_LOOK_SECONDS` or more often, on the thread that writes.
 
     Attributes:
         parts: writes the parts, and counts what is on disk.
@@ -98,6 +101,7 @@ class Recorder:
         source: Callable[[Names], Mapping[str, Mapping[str, Any]]] = lambda _names: {},
         facts: Callable[[], Mapping[str, Any]] = dict,
         uses_xla: Callable[[], bool] = lambda: False,
+        looks: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts = Parts(directory, lambda: folder_name(self._known_rank()))
         self.dropped = 0
@@ -110,6 +114,7 @@ class Recorder:
         self._source = source
         self._facts = facts
         self._uses_xla = uses_xla
+        self._looks = looks
         self._names = Names()
         self._buffers = Buffers(options.buffer_megabytes << 20)
         self._most_waiting = min(_MOST_WAITING_BYTES, options.buffer_megabytes << 20 >> 2)
@@ -117,6 +122,7 @@ class Recorder:
         self._subscription = 0
         self._pid = os.getpid()
         self._stopping = threading.Event()
+        self._completions: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
         self._finished = False
         self._paused = True
         self._began_ns = 0
@@ -174,6 +180,28 @@ class Recorder:
         if self._paused and self.alive:
             self._enable()
             self._paused = False
+
+    def complete(self, seconds: float) -> bool:
+        """Writes what is recorded so far as a finished recording, because the process is about to end.
+
+        The recording goes on, in case the process does not end. Nothing waits for the device: activities that have
+        not ended are missing.
+
+        Args:
+            seconds: time to wait for the thread that reads and writes.
+
+        Returns:
+            whether it was written; False also if it was finished before.
+        """
+        if not self.alive:
+            return False
+        if self._thread is threading.current_thread():
+            self._complete()
+            return True
+        written = threading.Event()
+        self._completions.put(written)
+        self._buffers.filled.put(None)
+        return written.wait(seconds)
 
     def stop(self) -> None:
         """Waits for the device, writes what is left, and releases CUPTI."""
@@ -319,10 +347,15 @@ class Recorder:
         self._buffers.stock()
         while True:
             filled = self._next()
+            self._looks()
             if filled is not None:
                 self._read(filled)
             elif self._stopping.is_set():
                 break
+            if not self._completions.empty():
+                written = self._completions.get()
+                self._complete()
+                written.set()
             now = time.monotonic()
             if now >= self._due:
                 # Without a flush, records of threads that launch little would stay in half-full buffers.
@@ -339,11 +372,23 @@ class Recorder:
                 self._round_seconds = max(self._round_seconds, time.monotonic() - now)
         self._read_all()
         self._save()
-        self._finish()
+        self._describe(finished=True)
+
+    def _complete(self) -> None:
+        if self._uses_xla():
+            self.xla_is_used()
+        if self._flushes:
+            self._try(lambda: self._cupti.flush(unfinished=True))
+        self._read_all()
+        self._save()
+        self._stopped_ns = time.time_ns()
+        self._describe(finished=self._flushes)
+        self._stopped_ns = None
 
     def _next(self) -> Filled | None:
+        patience = 0.0 if self._stopping.is_set() else self._due - time.monotonic()
         try:
-            return self._buffers.filled.get(timeout=max(0.01, self._due - time.monotonic()))
+            return self._buffers.filled.get(timeout=min(max(0.01, patience), _LOOK_SECONDS))
         except queue.Empty:
             return None
 
@@ -411,9 +456,9 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - as above
             self.warn(f"some records could not be written and are lost: {error!r}")
 
-    def _finish(self) -> None:
+    def _describe(self, *, finished: bool) -> None:
         try:
-            self.parts.describe(self._description(finished=True))
+            self.parts.describe(self._description(finished=finished))
         except Exception as error:  # noqa: BLE001 - as above
             self.warn(f"the recording could not be finished: {error!r}")
 

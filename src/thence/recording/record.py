@@ -46,6 +46,8 @@ __all__ = ["Recording", "record"]
 
 _EVERYTHING = RecordOptions()
 _LOG = logging.getLogger("thence.recorder")
+_COMPLETE_SECONDS = 4.0
+"""How long a process that is about to end (``os._exit``, SIGTERM) waits for its recording; 50 ms are usual."""
 
 
 def record(
@@ -98,7 +100,7 @@ class Recording:
         self.directory = directory
         self._options = options
         self._schedule = schedule
-        self._endings = Endings(directory, self.stop)
+        self._endings = Endings(directory, self.stop, self._complete)
         self._recorder: Recorder | None = None
         self._log = MarkLog()
         self.noted = NotedPlaces(BoundaryLog(lambda: 0))
@@ -142,6 +144,7 @@ class Recording:
             self._rows,
             lambda: self._known,
             jax_uses_cuda,
+            self._endings.end_if_signalled,
         )
         recorder.start()
         self._recorder = recorder
@@ -186,7 +189,7 @@ class Recording:
             if recorder.folder is not None:
                 self._xla.save(recorder.folder)
                 _save_labels(recorder.folder)
-            self._endings.forget()
+            self._endings.forget(recorder.parts.trouble)
 
     def open(self) -> Trace:
         """Opens what was recorded in this process.
@@ -238,10 +241,23 @@ class Recording:
         hooks, self._hooks = self._hooks, None
         if hooks is not None and self._recorder is not None:
             follow_boundaries(None)
-            self._known = {"lines": hooks.way(), "backward": hooks.way_back()}
+            self._ask_hooks(hooks, self._recorder)
             hooks.stop()
-            for sentence in hooks.said():
-                self._recorder.warn(sentence)
+
+    def _ask_hooks(self, hooks: Hooks, recorder: Recorder) -> None:
+        self._known = {"lines": hooks.way(), "backward": hooks.way_back()}
+        for sentence in hooks.said():
+            recorder.warn(sentence)
+
+    def _complete(self) -> None:
+        """Writes what is recorded so far, because the process is about to end."""
+        recorder, hooks = self._recorder, self._hooks
+        if recorder is None or not recorder.alive:
+            return
+        if hooks is not None:
+            self._ask_hooks(hooks, recorder)
+        if recorder.complete(_COMPLETE_SECONDS):
+            self._endings.completed(recorder.parts.trouble)
 
     def _begin_step(self) -> None:
         assert self._recorder is not None

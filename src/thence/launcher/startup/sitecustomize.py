@@ -23,13 +23,21 @@ def _chain() -> None:
 
 
 def _watch() -> None:
+    path, before = sys.path[:], set(sys.modules)
+    library = os.path.dirname(os.__file__)  # noqa: PTH120
+    # The standard library first: a json.py in a folder of PYTHONPATH is the program's, not ours.
+    sys.path.sort(key=lambda p: not p.startswith(library) or "-packages" in p)
     try:
+        from thence.importing import forget_own
         from thence.launcher import first_use as hooks
     except ImportError as error:
         sys.stderr.write(
             f"thence: {sys.executable} is not recorded: thence is not installed for it ({error})\n"
         )
         return
+    finally:
+        sys.path[:] = path
+    forget_own(before)
     hooks.install()
 
 
