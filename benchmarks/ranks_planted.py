@@ -7,7 +7,8 @@ noise from 0.5 to 15 % of each stretch, ranks that are a little slower, pauses, 
 awaited at once or overlap with compute. --null of them have no fault: in how many is a straggler named? 1 % are
 allowed. --planted of each kind have one, of 3 to 30 % of a step: in how many is the rank named, alone, with the
 cause, line and module, and the step since which it is late? The faults with wall times equal on all ranks are all:
-everyone waits for the late one.
+everyone waits for the late one. As many jobs have two late ranks, of which both must be named and no other; and as many
+have a late rank whose trace is missing, where nobody may be named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +99,59 @@ def named(job: RankJob, found: Job) -> Counter[str]:
     return told
 
 
+def two_late(random: np.random.Generator, seed: int) -> RankJob:
+    """A job in which the hosts of two ranks sleep in every step, for different times or for the same time."""
+    ranks = int(random.choice([4, 8, 16, 32]))
+    first, second = (int(rank) for rank in random.choice(ranks, 2, replace=False))
+    share = float(random.uniform(0.05, 0.3))
+    other = share if random.random() < 0.5 else float(random.uniform(0.05, 0.3))
+    return RankJob(
+        ranks=ranks,
+        steps=int(random.integers(10, 41)),
+        plant=Plant("backward", first, share),
+        second=Plant("backward", second, other),
+        noise=float(random.choice([0.005, 0.01, 0.02])),
+        overlapped=bool(random.random() < 0.5),
+        seed=seed,
+    )
+
+
+def without_the_late_rank(random: np.random.Generator, seed: int) -> RankJob:
+    """A job with a late rank, and its summaries without that rank; half of the jobs have groups of four, too."""
+    kind = str(random.choice(["backward", "kernel", "slow_gpu", "loader", "batch"]))
+    job = replace(faulty(random, kind, seed), small=4 if random.random() < 0.5 else 0)
+    if job.small and job.ranks % job.small:
+        job = replace(job, small=0)
+    assert job.plant is not None
+    return replace(job, overlapped=job.overlapped and not job.small, missing=(job.plant.rank,))
+
+
+def several(count: int, seed: int) -> None:
+    """Prints the counts for jobs with two late ranks, and for jobs whose late rank is missing."""
+    random = np.random.default_rng(seed + 1)
+    counts: Counter[str] = Counter()
+    for number in range(count):
+        job = two_late(random, seed + number)
+        assert job.plant is not None
+        assert job.second is not None
+        late = {job.plant.rank, job.second.rank}
+        names = set(job_of(job.summaries()).stragglers["rank"])
+        counts.update(
+            {"jobs": 1, "both named": int(late <= names), "others named": int(bool(names - late))}
+        )
+    print("two late ranks: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
+    counts.clear()
+    for number in range(count):
+        job = without_the_late_rank(random, seed + number)
+        found = job_of(job.summaries())
+        named_ranks = not found.stragglers.is_empty()
+        missed = found.shown.missing_ranks != list(job.missing)
+        counts.update(
+            {"jobs": 1, "somebody named": int(named_ranks), "missing rank not named": int(missed)}
+        )
+    print("late rank missing: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
+
+
 def main() -> None:
     """Prints the counts."""
     parser = documented_parser(__doc__)
@@ -127,6 +182,7 @@ def main() -> None:
             job = faulty(random, kind, given.seed + number)
             counts.update(named(job, job_of(job.summaries())))
         print(f"{kind}: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
+    several(given.planted, given.seed)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class Explanations(ABC):
         """Labels of captured CUDA graphs."""
 
     @abstractmethod
-    def collective_times(self, warm_up: str = "heuristic") -> Collectives:
+    def collective_times(self, warm_up: str = "heuristic", *, late: bool = True) -> Collectives:
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives."""
 
     @abstractmethod
@@ -132,8 +132,11 @@ class Explanations(ABC):
         """The ranks of the selected part, ascending."""
         return list(self.attributed.ranks)
 
-    def late_ranks(self) -> Job:
+    def late_ranks(self, *, explain: bool = True) -> Job:
         """Which ranks made the others wait, for how long, since which step, and why.
+
+        Args:
+            explain: whether to find the reasons, too, which takes most of the time.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -144,7 +147,14 @@ class Explanations(ABC):
         from thence.analysis.ranks.job import job_of
         from thence.analysis.ranks.summary import summarise_ranks
 
-        return job_of(summarise_ranks(self.attributed))
+        return job_of(summarise_ranks(self.attributed, explain=explain), explain=explain)
+
+    @cached_property
+    def _verdict(self) -> Job | None:
+        """Which ranks are late, without the reasons; None if fewer than two devices are selected."""
+        if self.attributed.gpu.select("rank", "device").n_unique() < 2:
+            return None
+        return self.late_ranks(explain=False)
 
     def steps(self) -> StepTable:
         """Every step in order of time with its idle time by cause, the spread of step times, and outliers.
@@ -237,7 +247,7 @@ class Explanations(ABC):
         from thence.analysis.idle.table import waited_in_collectives
         from thence.analysis.report import part
 
-        times = part(lambda: self.collective_times("keep")).result
+        times = part(lambda: self.collective_times("keep", late=False)).result
         if times is None:
             return None
         return waited_in_collectives(times, self.alignment, self._instances)

@@ -44,7 +44,7 @@ class Pictures(ABC):
         """What ran on which stream."""
 
     @abstractmethod
-    def collective_times(self, warm_up: str = "heuristic") -> Collectives:
+    def collective_times(self, warm_up: str = "heuristic", *, late: bool = True) -> Collectives:
         """Sizes, bandwidths and waits of collectives."""
 
     @abstractmethod
@@ -122,12 +122,12 @@ class Pictures(ABC):
 
         return pictured(wait_plots.wait_sizes_figure(self.collective_times()))
 
-    def plot_stragglers(self) -> go.Figure:
-        """The devices, by rank, for which the others waited."""
+    def plot_last_arrivals(self) -> go.Figure:
+        """How long the others waited for each device that arrived last, and the waits that no device caused."""
         from thence.writers.page import plots
         from thence.writers.page.notebook_figures import pictured
 
-        return pictured(plots.stragglers_figure(self.collective_times()))
+        return pictured(plots.last_arrivals_figure(self.collective_times()))
 
     def plot_programs(self) -> go.Figure:
         """Active and idle time of XLA programs."""

@@ -360,11 +360,12 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         found = programs(self.attributed, _choice(WarmUp, warm_up))
         return consistent_programs(found, self.meta)
 
-    def collective_times(self, warm_up: str = "heuristic") -> Collectives:
+    def collective_times(self, warm_up: str = "heuristic", *, late: bool = True) -> Collectives:
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives, on aligned clocks.
 
         Args:
             warm_up: as in `program_times`; the first calls of PyTorch's communicators count as warm-up, too.
+            late: whether to decide which ranks are late, as `late_ranks` does, and which waits no rank caused.
 
         Raises:
             UsageError: ``warm_up`` has another value.
@@ -376,7 +377,9 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         from thence.analysis.programs.warmup import WarmUp
 
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
-        times = collectives(self.attributed, _choice(WarmUp, warm_up), alignment, self._instances)
+        rule = _choice(WarmUp, warm_up)
+        verdict = self._verdict if late else None
+        times = collectives(self.attributed, rule, alignment, self._instances, verdict)
         if times.devices.is_empty():
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         return consistent_collectives(times, self.meta)

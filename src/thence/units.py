@@ -19,6 +19,7 @@ __all__ = [
     "format_count",
     "format_ns",
     "format_range_ns",
+    "format_ranges",
     "format_share",
     "listed",
     "several",
@@ -90,6 +91,11 @@ def listed(items: Sequence[object], most: int = 8) -> str:
     """Items for a sentence: ``a, b`` or, of more than ``most``, the first of them and ``and 3 more``."""
     more = f" and {len(items) - most:,} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
+
+
+def format_ranges(ranges: Sequence[range], most: int = 8) -> str:
+    """Ranges of whole numbers for a sentence, as `listed` shows them: ``2, 5-7``."""
+    return listed([str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges], most)
 
 
 def several(count: int, what: str, many: str | None = None) -> str:

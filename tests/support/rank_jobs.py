@@ -118,6 +118,8 @@ class RankJob:
     Attributes:
         ranks, steps: how many.
         plant: the fault; None for none.
+        second: a further fault; kernels, places and causes of idle time do not show it.
+        missing: ranks whose traces are not among the summaries.
         noise: relative standard deviation of the compute of a stretch; of its idle time, four times that.
         uneven: the same of whole ranks: some are always a little slower.
         pauses: share of the steps of each rank in which it pauses, by 2 to 10 % of a step.
@@ -132,6 +134,8 @@ class RankJob:
     ranks: int = 8
     steps: int = 12
     plant: Plant | None = None
+    second: Plant | None = None
+    missing: tuple[int, ...] = ()
     noise: float = 0.02
     uneven: float = 0.002
     pauses: float = 0.02
@@ -152,12 +156,14 @@ class RankJob:
         drift = random.normal(0, self.drift, self.ranks) if self.drift else np.zeros(self.ranks)
         jitter = random.normal(0, 500, end.shape)
         tables = self._collectives(own, (begin, end + jitter, done), skew, drift)
-        return {
+        every = {
             name: table.empty() if name not in tables else tables[name].select(
                 pl.col(c.name).cast(c.dtype) for c in table.columns
             )
             for name, table in SUMMARY.items()
         } | self._work(own)  # fmt: skip
+        shown = ~pl.col("rank").is_in(self.missing)
+        return {name: frame.filter(shown) for name, frame in every.items()}
 
     def group_of(self, number: int) -> int:
         """Which group the collective of a step is of: 0 all, 1 the small one of each rank."""
@@ -178,8 +184,8 @@ class RankJob:
         r, s = np.indices(pause.shape)
         own[r, s, where, 2] += length
         moving = np.broadcast_to(real.moving, (self.ranks, self.steps, len(real.moving))).copy()
-        if self.plant is not None:
-            self._planted(own, moving, self.plant)
+        for plant in filter(None, (self.plant, self.second)):
+            self._planted(own, moving, plant)
         return own, moving
 
     def _planted(self, own: Float, moving: Float, plant: Plant) -> None:
@@ -274,7 +280,7 @@ class RankJob:
             "devices": pl.DataFrame(
                 {
                     "rank": every, "device": 0, "name": "GPU", "start": EPOCH, "end": EPOCH + int(end.max()),
-                    "busy_ns": 0, "step_kind": "step", "undescribed": 0, "epoch_known": True,
+                    "busy_ns": 0, "step_kind": "step", "undescribed": 0, "epoch_known": True, "job_ranks": ranks,
                 }
             ),
         }  # fmt: skip

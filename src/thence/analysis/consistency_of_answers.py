@@ -72,8 +72,8 @@ def consistent_collectives(times: Collectives, meta: Meta) -> Collectives:
     )
     waits = _least(times.instances, ("wait_ns", "device_wait_ns", "transfer_ns"))
     must(meta.inputs, waits >= 0, "a wait or a transfer has a negative duration")
-    caused = _least(times.stragglers, ("last", "caused_ns", "caused_device_ns"))
-    must(meta.inputs, caused >= 0, "a device is waited for a negative number of times")
+    waited = _least(times.last_arrivals, ("last", "waited_ns", "waited_device_ns"))
+    must(meta.inputs, waited >= 0, "a device is waited for a negative number of times")
     return times
 
 

@@ -1,4 +1,4 @@
-"""``thence collectives``: who waits for whom, sizes, bandwidths, and exposed time of communication."""
+"""``thence collectives``: last arrivals, sizes, bandwidths, and exposed time of communication."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ _EXAMPLES = """\b
 Examples:
   thence collectives traces/                      every rank of a torch.profiler job
   thence collectives rank*.zip --format json
-  thence collectives traces/ -o collectives.csv   column "table": late (devices), sizes
+  thence collectives traces/ -o collectives.csv   column "table": last_arrivals (devices), sizes
 
-The first table lists the devices that the others waited for. A wait lasts from a device's own start
-until the last device that it needs has started; the transfer lasts from there to the end.
-The second table has one row per collective and message size. It counts kernels, one per device and
-collective; "longest wait" is the mean, over the collectives, of the longest wait in each. A message
+The first table lists the devices that arrived last in collectives, and how long the others waited
+then, counted from the arrival of the median device. This does not tell which rank is late: some
+device is always last, and its host may be as fast as the others. `thence ranks` decides that, and its
+answer is repeated below. Rows without a device are waits that no device is known to have caused:
+before the median device arrived, because the hosts of the waiting ranks had launched ahead, or in
+collectives of which the trace lacks a participant, which may have arrived last.
+A wait lasts from a device's own start until the last device that it needs has started; the transfer
+lasts from there to the end. The second table has one row per collective and message size. It counts
+kernels, one per device and collective; each collective has a longest wait, of which the table shows
+the mean and the longest. A message
 is what one rank puts in (of reduce-scatter, what one rank gets). Bandwidths are bus bandwidths as in
 nccl-tests, in decimal GB/s: best, median and standard deviation of the transfers, and the mean of
 whole kernels, which contain the wait. Of send-recv (PyTorch's batches of sends and receives) each
@@ -48,14 +54,13 @@ computes too; overlapped, in which an earlier collective counts as exposed. With
 first calls of communicators and warm-up executions of XLA programs count, too.
 """
 
-_LATE = {
-    "rank": "rank",
-    "device": "GPU",
-    "last": "times last",
+_LAST = {
+    "who": "last arrivals",
+    "last": "collectives",
     "instances": "of",
-    "caused_ns": "wait caused",
-    "caused_device_ns": "summed over GPUs",
-    "late_ns_mean": "mean lateness",
+    "waited_ns": "others waited",
+    "waited_device_ns": "summed over GPUs",
+    "late_ns_mean": "mean after first",
 }
 _SIZES = {
     "collective": "collective",
@@ -63,7 +68,8 @@ _SIZES = {
     "group_size": "ranks",
     "count": "count",
     "exposed_ns": "exposed",
-    "wait_ns_mean": "longest wait",
+    "wait_ns_mean": "longest waits, mean",
+    "wait_ns_max": "longest",
     "transfer_bus_gbps_max": "best bus GB/s",
     "transfer_bus_gbps_median": "median",
     "transfer_bus_gbps_std": "std",
@@ -79,10 +85,11 @@ _SIZES = {
 @warm_up_option
 @result_options()
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:
-    """Collectives: who waits for whom, message size, bandwidth, exposed and hidden time."""
+    """Collectives: waits, last arrivals, message size, bandwidth, exposed and hidden time."""
     trace = inputs.open()
     times = trace.collective_times(warm_up)
-    notes = notes_of(trace, (times.statement, *times.notes, *_clocks(trace, times)))
+    said = (*filter(None, (times.verdict,)), times.statement, *times.notes, *_clocks(trace, times))
+    notes = notes_of(trace, said)
     if result.form == "table":
         _show(times, result, notes)
     else:
@@ -90,17 +97,18 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
 
 
 def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
-    """Prints who was waited for, then the collectives, then totals and notes."""
+    """Prints the last arrivals, then the collectives, then totals and notes."""
     import polars as pl
     from rich.text import Text
 
+    from thence.writers.text.ranks import with_device_names
+
     output = console()
-    late = times.stragglers.filter(pl.col("caused_ns") > 0)
-    if not late.is_empty():
-        print_table(output, Text("who the others waited for", "bold"))
-        result.table(late, _LATE)
+    last = times.last_arrivals.filter(pl.col("waited_ns") > 0)
+    if not last.is_empty():
+        result.table(with_device_names(last), _LAST)
         print_table(output, "")
-    elif not times.stragglers.is_empty():
+    elif not times.last_arrivals.is_empty():
         print_table(output, Text("no device waited for another"))
         print_table(output, "")
     named = times.by_size.with_columns(

@@ -62,6 +62,7 @@ _RANKS = {
     "step_ns": "step",
     "compute_ns": "compute",
     "exposed_wait_ns": "waits",
+    "unknown_ns": "wait or transfer",
     "idle_ns": "idle",
     "transfer_ns": "transfers",
     "copy_ns": "memcpy",
@@ -159,7 +160,14 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
     from rich.text import Text
 
     from thence.writers.text.printable import printable
-    from thence.writers.text.ranks import GROUPS, LINKS, STAGES, straggler_lines
+    from thence.writers.text.ranks import (
+        GROUPS,
+        LINKS,
+        NOT_CAUSED_COLUMNS,
+        STAGES,
+        not_caused_rows,
+        straggler_lines,
+    )
 
     output = console()
     print_table(output, Text(printable(job.statement), "bold"))
@@ -168,10 +176,16 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
         print_table(output, Text(printable(sentence)))
         _show_causes(output, why)
     shown = Result(result.form, None, result.top or _SHOWN)
+    ranks, groups = dict(_RANKS), dict(GROUPS)
+    if not job.ranks["unknown_ns"].sum():
+        del ranks["unknown_ns"]
+    if (job.groups["shown"] >= job.groups["size"]).fill_null(value=True).all():
+        del groups["shown"]
     tables = [
         (job.links, LINKS),
-        (job.ranks, _RANKS),
-        (job.groups, GROUPS),
+        (job.ranks, ranks),
+        (not_caused_rows(job), NOT_CAUSED_COLUMNS),
+        (job.groups, groups),
         (job.stages, STAGES),
     ]
     if clocks:

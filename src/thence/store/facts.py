@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from thence.analysis.soundness.findings import Finding, NotChecked, Soundness
+from thence.analysis.soundness.findings import MISSING_RANKS, Finding, NotChecked, Soundness
 from thence.errors import DamagedInput
 from thence.model.losses import Loss
 from thence.model.tables import Device, Meta
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "decode_facts", "encode_facts", "merged_meta", "merged_soundness"]
 
 _Kind = TypeVar("_Kind")
-_RULES_OF_SEVERAL_RANKS = frozenset({"windows_apart"})
-"""Rules that compare several ranks, which therefore cannot be checked on a single rank."""
+_RULES_OF_SEVERAL_RANKS = frozenset({"windows_apart", MISSING_RANKS})
+"""Rules and notes about several ranks, which therefore cannot be judged from a single rank."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +135,11 @@ def merged_soundness(parts: Sequence[Soundness], of_all: Soundness) -> Soundness
     alone = (x for part in parts for x in part.not_checked if x.code not in _RULES_OF_SEVERAL_RANKS)
     return Soundness(
         tuple(sorted(findings, key=lambda finding: -finding.span_share)),
-        tuple(note for part in parts for note in part.notes),
+        tuple(
+            note
+            for notes in (*(part.notes for part in parts), of_all.notes)
+            for note in notes
+            if notes is of_all.notes or note.code not in _RULES_OF_SEVERAL_RANKS
+        ),
         tuple(dict.fromkeys((*alone, *of_all.not_checked))),
     )

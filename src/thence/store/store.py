@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.collectives.missing import JobRanks, job_ranks
 from thence.analysis.ranks.summary_tables import SUMMARY
 from thence.analysis.soundness.evidence import Evidence
 from thence.analysis.soundness.findings import Soundness
-from thence.analysis.soundness.window_rules import windows_apart
+from thence.analysis.soundness.window_rules import missing_ranks_note, windows_apart
 from thence.errors import InputError, UsageError
 from thence.model.losses import Loss
 from thence.model.tables import GPU, Meta, Tables
@@ -36,7 +37,7 @@ __all__ = ["Store", "open_store"]
 
 _MOST_OF_MEMORY = 0.5
 """Largest fraction of the free memory that the tables of all ranks may take: analyses need as much again."""
-_LATER = ("host_ns",)
+_LATER = ("host_ns", "job_ranks")
 """Columns of summaries that earlier versions did not write; for their stores they are read as null."""
 
 
@@ -155,8 +156,21 @@ class Store:
         )
         times = Tables(gpu=GPU.frame(gpu.to_dict()), meta=Meta(losses=losses))
         judged = windows_apart(Evidence(times))
-        of_all = Soundness(tuple(judged.findings), tuple(judged.notes), tuple(judged.not_checked))
+        notes = (*judged.notes, *missing_ranks_note(self._job_ranks).notes)
+        of_all = Soundness(tuple(judged.findings), notes, tuple(judged.not_checked))
         return merged_soundness([facts.soundness for facts in self._facts], of_all)
+
+    @property
+    def _job_ranks(self) -> JobRanks:
+        """Which ranks of the job the store holds, and which it lacks."""
+        devices = self.summary(LATENESS["devices"])
+        if devices is None:
+            return JobRanks(len(self.ranks))
+        size = devices["job_ranks"].max()
+        # In large jobs every rank lists thousands of members, so the lists are read only if the size is not known.
+        groups = None if size is not None else self.summary(LATENESS["groups"])
+        members = () if groups is None else groups["members"].unique()
+        return job_ranks(devices["rank"], size, members)  # type: ignore[arg-type] # an integer
 
     @cached_property
     def _windows(self) -> pl.DataFrame:

@@ -152,14 +152,14 @@ class StoredTrace(Trace):
             except MissingData:
                 continue  # another rank may have some of it
 
-    def late_ranks(self) -> Job:
+    def late_ranks(self, *, explain: bool = True) -> Job:
         """As `Trace.late_ranks`, from the summaries alone."""
         if not self._ranks_only:
-            return super().late_ranks()
+            return super().late_ranks(explain=explain)
         from thence.analysis.ranks.job import job_of
 
         with reading(self.store.root):
-            return job_of(self.store.lateness())
+            return job_of(self.store.lateness(), explain=explain)
 
     def sql(self, query: str) -> pl.DataFrame:
         """As `Trace.sql`, as a lazy query over the files of all ranks, which reads only what the query needs.

@@ -117,7 +117,7 @@ def test_other_collectives_and_copies_hide_nothing() -> None:
 def two_ranks() -> Tables:
     """Rank 1 starts 30 late, then rank 0 starts 10 late; both end together."""
     described = [
-        {**one("allreduce"), "gpu": number, "sequence": number, "group_name": "dp"}
+        {**one("allreduce", group=2), "gpu": number, "sequence": number, "group_name": "dp"}
         for number in (0, 1)
     ]
     return concat(

@@ -22,13 +22,14 @@ from thence.analysis.collectives.instances import (
 )
 from thence.analysis.collectives.kinds import bandwidths, kind_of_kernel
 from thence.analysis.collectives.missing import undescribed_kernels
-from thence.analysis.collectives.waits import instance_times, late_devices, participants
+from thence.analysis.collectives.waits import instance_times, last_arrivals, participants
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
 from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
+    from thence.analysis.ranks.job import Job
     from thence.model.attributed import Attributed
 
 __all__ = ["Collectives", "collectives"]
@@ -64,7 +65,8 @@ class Collectives(Shown):
             partner).
         instances: one row per instance, as `thence.analysis.collectives.waits.instance_times` returns them.
             An instance is one collective on all devices that took part, or one kernel of batched sends and receives.
-        stragglers: by rank and device, as `thence.analysis.collectives.waits.late_devices` returns them.
+        last_arrivals: by rank and device, as `thence.analysis.collectives.waits.last_arrivals` returns them.
+        job: which ranks are late, without the reasons; None if that was not decided.
         notes: caveats that are needed to read the numbers, one sentence each.
     """
 
@@ -77,7 +79,8 @@ class Collectives(Shown):
     by_size: pl.DataFrame
     rows: pl.DataFrame
     instances: pl.DataFrame
-    stragglers: pl.DataFrame
+    last_arrivals: pl.DataFrame
+    job: Job | None
     notes: tuple[str, ...]
 
     @property
@@ -91,11 +94,16 @@ class Collectives(Shown):
 
     @property
     def tables(self) -> pl.DataFrame:
-        """`stragglers`, then `by_size`, as one frame; the first column, table, is ``late`` or ``sizes``."""
-        late = self.stragglers.with_columns(pl.lit("late").alias("table"))
+        """`last_arrivals`, then `by_size`, as one frame; the first column, table, is ``last_arrivals`` or ``sizes``."""
+        last = self.last_arrivals.with_columns(pl.lit("last_arrivals").alias("table"))
         sizes = self.by_size.with_columns(pl.lit("sizes").alias("table"))
-        both = pl.concat([late, sizes], how="diagonal")
+        both = pl.concat([last, sizes], how="diagonal")
         return both.select("table", pl.exclude("table"))
+
+    @property
+    def verdict(self) -> str:
+        """Which ranks are late, as `thence ranks` states it; empty if that was not decided."""
+        return "" if self.job is None else f"thence ranks: {self.job.statement}"
 
     def form(self) -> Form:
         """What a notebook shows of it."""
@@ -109,16 +117,17 @@ class Collectives(Shown):
             self.by_size.sort("duration_ns", descending=True),
             {
                 "collective": "collective", "bytes": "size", "group_size": "ranks", "count": "count",
-                "duration_ns": "total", "exposed_ns": "exposed", "wait_ns_mean": "wait, mean",
+                "duration_ns": "total", "exposed_ns": "exposed", "wait_ns_mean": "longest waits, mean",
                 "transfer_bus_gbps_median": "bus GB/s, median",
             },
             "duration_ns",
             {"described": described / max(int(self.by_size["duration_ns"].sum()), 1)},
-            (*((self.clocks,) if self.clocks else ()), *self.notes),
+            (*filter(None, (self.verdict, self.clocks)), *self.notes),
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON values: rows of `by_size` and of `stragglers`, and totals."""
+        """The result as JSON values: rows of `by_size` and of `last_arrivals`, totals, and which ranks are late."""
+        job = self.job
         return {
             "warm_up": self.phases.rule.value,
             "statement": self.statement,
@@ -129,7 +138,10 @@ class Collectives(Shown):
             "devices": self.devices.rows(named=True),
             "left_out": self.left_out,
             "rows": self.by_size.rows(named=True),
-            "stragglers": self.stragglers.rows(named=True),
+            "last_arrivals": self.last_arrivals.rows(named=True),
+            "late_ranks": None if job is None else job.statement,
+            "stragglers": [] if job is None else job.stragglers.select("rank", "device").to_dicts(),
+            "missing_ranks": [] if job is None else job.shown.missing_ranks,
         }
 
 
@@ -138,6 +150,7 @@ def collectives(
     warm_up: WarmUp | Phases = WarmUp.HEURISTIC,
     alignment: Alignment | None = None,
     instances: Instances | None = None,
+    job: Job | None = None,
 ) -> Collectives:
     """Computes sizes, bandwidths, exposed time and waits of all communication.
 
@@ -146,6 +159,7 @@ def collectives(
         warm_up: rule that decides which executions of programs count, or its result.
         alignment: corrections of the ranks' clocks, used for waits only.
         instances: as `collective_instances` returns them for this trace; None computes them.
+        job: which ranks are late; it also tells which waits no rank caused. None if that is not needed.
     """
     phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
     matched = instances or collective_instances(trace)
@@ -166,7 +180,10 @@ def collectives(
         by_size=_by_size(rows, seen),
         rows=rows,
         instances=seen,
-        stragglers=late_devices(places),
+        last_arrivals=last_arrivals(
+            places, None if job is None else _launched_ahead(trace, rows, job)
+        ),
+        job=job,
         notes=tuple(_notes(trace, every, rows, seen)),
     )
 
@@ -214,6 +231,15 @@ def _rows(
             *("algorithm_gbps", "bus_gbps", "instance", "unmatched", "counted"),
         )
     )
+
+
+def _launched_ahead(trace: Attributed, rows: pl.DataFrame, job: Job) -> pl.DataFrame:
+    """Instance and share: the part of its wait for which hosts had launched ahead, as `Job.arrivals` states it."""
+    place = ["rank", "device", "start"]
+    kernels = rows.filter("described").select("instance", *place)
+    on_clock = kernels.with_columns(pl.col("start") + (trace.meta.epoch_ns or 0))
+    found = on_clock.join(job.arrivals.cast({"start": pl.Int64}), on=place)
+    return found.select("instance", share="launched_ahead").unique("instance")
 
 
 def _sums(rows: pl.DataFrame) -> dict[str, int]:

@@ -1,21 +1,141 @@
-"""Explains why a trace does not describe its collectives, and how to record them."""
+"""What a trace lacks of the communication of its job: descriptions of collectives, and ranks.
+
+The number of ranks of a job is, in this order,
+
+    the world size that an input states (torch.profiler)
+    the devices of its XLA programs (replicas times partitions) by the devices of a rank
+    the size of its largest process group: a group of which the trace gives the size, but not all ranks, is taken as
+        the ranks from 0 on, if it has more members than the highest rank that the trace shows (NCCL's ranges in
+        Nsight Systems; recordings, which list the first 30 ranks of a group)
+
+A rank that is one of these, or that a process group lists, and that has no device activity in the trace is missing.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
+
+import polars as pl
 
 from thence.analysis.kernel_groups import communicates
 from thence.model.reasons import advice
-from thence.units import format_share
+from thence.units import format_ranges, format_share
 
 if TYPE_CHECKING:
-    import polars as pl
+    from collections.abc import Iterable
 
     from thence.model.attributed import Attributed
+    from thence.model.tables import Tables
 
-__all__ = ["undescribed_kernels", "why_no_collectives"]
+__all__ = ["JobRanks", "job_ranks", "job_size", "undescribed_kernels", "why_no_collectives"]
 
 _OTHER = "thence record and torch.profiler describe them"
+_MAX_RANKS = 1 << 20
+"""Ranks. A larger number is not believed, because it would be ten times that of the largest jobs that are known, and
+every missing rank is listed."""
+_NUMBER = re.compile(r"\d{1,9}")
+
+
+@dataclass(frozen=True)
+class JobRanks:
+    """How many ranks of its job a trace shows.
+
+    Attributes:
+        shown: number of ranks with device activity.
+        missing: the other ranks of the job, as far as the trace names or counts them; ascending.
+    """
+
+    shown: int
+    missing: tuple[range, ...] = ()
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """The missing ranks, one by one."""
+        return list(chain.from_iterable(self.missing))
+
+    @property
+    def statement(self) -> str:
+        """Such as ``8 of 512 ranks; missing 8-511``; empty if no rank is missing."""
+        if not self.missing:
+            return ""
+        whole = self.shown + sum(map(len, self.missing))
+        return f"{self.shown:,} of {whole:,} ranks; missing {format_ranges(self.missing)}"
+
+
+def job_ranks(shown: Iterable[int], size: int | None, members: Iterable[str | None]) -> JobRanks:
+    """Which ranks of its job a trace lacks.
+
+    Args:
+        shown: ranks with device activity.
+        size: number of ranks of the job; None if unknown.
+        members: the ranks of each process group, as the producers wrote them.
+    """
+    present = set(shown)
+    expected = set(range(size or 0))
+    for text in set(filter(None, members)):
+        numbers, whole = _listed(text)
+        if whole:
+            expected.update(number for number in numbers if number < _MAX_RANKS)
+    missing: list[range] = []
+    for rank in sorted(expected - present):
+        if missing and missing[-1].stop == rank:
+            missing[-1] = range(missing[-1].start, rank + 1)
+        else:
+            missing.append(range(rank, rank + 1))
+    return JobRanks(len(present), tuple(missing))
+
+
+def job_size(tables: Tables) -> int | None:
+    """The number of ranks of the job that a trace is of; None if nothing in the trace tells it."""
+    sizes = (facts.get("world_size") for facts in tables.meta.facts)
+    stated = [size for size in sizes if isinstance(size, int) and 0 < size <= _MAX_RANKS]
+    if stated:
+        return max(stated)
+    return _size_of_programs(tables) or _size_of_groups(tables)
+
+
+def _devices_of_a_rank(tables: Tables) -> int:
+    """Devices of the rank with most of them."""
+    used = tables.gpu.select("rank", "device").unique().group_by("rank").len()["len"]
+    described = [device.rank for device in tables.meta.devices]
+    counts: list[int] = [1, *used, *map(described.count, set(described))]
+    return max(counts)
+
+
+def _size_of_programs(tables: Tables) -> int | None:
+    """The number of ranks on whose devices the XLA program with most devices runs."""
+    devices = max(((m.replicas or 1) * (m.partitions or 1) for m in tables.hlo), default=1)
+    ranks, rest = divmod(devices, _devices_of_a_rank(tables))
+    return ranks if 1 < ranks <= _MAX_RANKS and not rest else None
+
+
+def _size_of_groups(tables: Tables) -> int | None:
+    """The size of the largest process group that is taken as the ranks from 0 on."""
+    rows = tables.collectives.select("gpu", "group_size", "group_ranks")
+    program = tables.gpu["program"].gather(rows["gpu"].cast(pl.UInt32))
+    groups = (
+        rows.filter(program.is_null())
+        .select("group_size", pl.col("group_ranks").cast(pl.String))
+        .unique()
+    )
+    highest, devices = max(tables.ranks, default=0), _devices_of_a_rank(tables)
+    found = 0
+    for size, members in groups.drop_nulls("group_size").iter_rows():
+        numbers, whole = _listed(members or "")
+        ranks, rest = divmod(size, devices)
+        from_0 = numbers[:-1] == list(range(len(numbers[:-1])))
+        if highest < ranks <= _MAX_RANKS and not rest and not whole and from_0:
+            found = max(found, ranks)
+    return found or None
+
+
+def _listed(members: str) -> tuple[list[int], bool]:
+    """The numbers in a text such as ``[0, 1, 2]``, and whether it lists all members: ``[0, 1, ..., 511]`` does not."""
+    numbers = [int(text) for text in _NUMBER.findall(members)]
+    return numbers, bool(numbers) and "..." not in members
 
 
 def why_no_collectives(trace: Attributed) -> str:

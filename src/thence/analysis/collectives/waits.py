@@ -19,6 +19,10 @@ wait counts in its instance; the waits of its peers count in their instances.
 
 The transfer is known only if the trace shows every participant; for a kernel of a batch, all peers must also have
 begun before it ended.
+
+If the trace lacks a participant, a wait is counted to the arrival of the last participant that the trace shows, so it
+is a lower bound, and that participant need not be the last to arrive. It is taken as the last only if the collective
+ended so soon after its arrival that whichever participant is missing arrived at almost the same time or earlier.
 """
 
 from __future__ import annotations
@@ -33,9 +37,25 @@ from thence.analysis.collectives.kinds import FROM_ROOT, JOINT, PEERS, TO_ROOT, 
 if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
 
-__all__ = ["instance_times", "late_devices", "participants"]
+__all__ = ["NOT_CAUSED", "instance_times", "last_arrivals", "participants"]
 
 _KEY = ("instance", "rank", "device")
+NOT_CAUSED = {
+    "launched_ahead": "no rank: hosts had launched ahead",
+    "early": "no rank: before the median rank",
+    "not_all_shown": "unknown: participants are missing",
+}
+"""Why no rank is known to have caused a wait, in a few words.
+
+launched_ahead: the hosts of the ranks that waited had launched ahead. They need as long for the step as the host of the
+rank that arrived last, so the steps are host-bound. early: the wait of a device before the median rank arrived.
+not_all_shown: exposed communication in collectives in which a participant that the trace does not show, or that could
+not be matched, may have arrived last; at most this much of it is waiting."""
+_NOBODY = {"rank": pl.lit(None, pl.Int32), "device": pl.lit(None, pl.Int32)}
+_MAX_LATER = 0.1
+"""If the trace lacks a participant, the last one that it shows counts as the last to arrive if the collective ended
+within this share of the longest wait after that arrival. The missing participant then arrived at most that much later,
+so at least nine tenths of the wait had passed when the last one shown arrived."""
 
 
 def participants(
@@ -52,9 +72,10 @@ def participants(
     Returns:
         instance, rank, device, start, end (ns, corrected), duration_ns, bus_gbps, collective, bytes,
         group_size, known (whether it is matched with another device), wait_ns (null where not known),
-        awaited (whether it is the participant that the others waited for), moving_ns (from when all that it needs
-        had arrived to its end; null where it needs no other), own (false for the peers of a batch's kernel,
-        whose waits and transfers are counted in their own instances).
+        awaited (whether it is the participant that the others waited for; false for all participants if a
+        participant that the trace lacks may have arrived later), complete (whether the trace shows all participants),
+        moving_ns (from when all that it needs had arrived to its end; null where it needs no other), own (false for
+        the peers of a batch's kernel, whose waits and transfers are counted in their own instances).
     """
     shift = alignment.shift() if alignment else pl.lit(0)
     start = pl.col("start")
@@ -77,12 +98,33 @@ def participants(
         all_shown=pl.col("all_shown").all(),
         **{name: pl.col(name).first() for name in first},
     )
+    size = pl.when(pl.col("collective").is_in(PEERS)).then(2).otherwise("group_size")
+    batch = ~pl.col("own").all().over("instance")
     places = places.with_columns(
         known=(pl.len() > 1).over("instance") & pl.col("matched").all().over("instance"),
+        complete=pl.when(batch)
+        .then(pl.col("all_shown").all().over("instance"))
+        .otherwise((pl.len().over("instance") >= size).fill_null(value=True)),
         number=pl.int_range(pl.len()),
     )
     helpers = ("matched", "all_shown", "source_rank", "root", "number")
-    return _waits(_roots(places)).drop(helpers)
+    return _last_if_certain(_waits(_roots(places))).drop(helpers)
+
+
+def _last_if_certain(places: pl.DataFrame) -> pl.DataFrame:
+    """Clears ``awaited`` in instances in which a participant that the trace lacks may have arrived later."""
+    if places["complete"].all():
+        return places
+    awaited = pl.col("awaited")
+    ends = _over_instance(
+        places,
+        own_end=pl.when("own").then("end"),
+        arrival=pl.when(awaited).then("start"),
+        wait=pl.col("wait_ns"),
+    )
+    rest = pl.col("most_own_end") - pl.col("most_arrival")
+    certain = pl.col("complete") | (rest <= _MAX_LATER * pl.col("most_wait")).fill_null(value=False)
+    return ends.with_columns(awaited & certain).select(places.columns)
 
 
 def _roots(places: pl.DataFrame) -> pl.DataFrame:
@@ -139,7 +181,7 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
         ends,
         last=pl.when(needed).then(number),
         arrival=pl.when(needed).then(start),
-        complete=there & pl.col("all_shown"),
+        covered=there & pl.col("all_shown"),
     )
     last, arrival = number == pl.col("most_last"), pl.col("most_arrival")
     waits = (
@@ -152,7 +194,7 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
     takes = (
         pl.when(kind.is_in((*FROM_ROOT, *TO_ROOT)))
         .then(waits)
-        .otherwise(pl.col("own") & pl.col("least_complete"))
+        .otherwise(pl.col("own") & pl.col("least_covered"))
     )
     buffered = ~kind.is_in(JOINT) & (pl.col("end") < arrival)
     wait = pl.when(waits & pl.col("own") & ~buffered).then((arrival - start).clip(lower_bound=0))
@@ -176,9 +218,7 @@ def instance_times(places: pl.DataFrame) -> pl.DataFrame:
         the trace does not show all participants.
     """
     start, end = pl.col("start"), pl.col("end")
-    size = pl.when(pl.col("collective").is_in(PEERS)).then(2).otherwise("group_size").first()
-    batch = ~pl.col("own").all()
-    whole = pl.col("known").all() & (batch | size.is_null() | (pl.len() == size))
+    whole = pl.col("known").all() & pl.col("complete").all()
     joint = pl.col("collective").is_in(JOINT).first()
     own = end.sort_by(start).last() - start.max()
     moving = pl.when(joint).then(own).otherwise(pl.col("moving_ns").max())
@@ -204,32 +244,78 @@ def instance_times(places: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def late_devices(places: pl.DataFrame) -> pl.DataFrame:
-    """One row per rank and device: how often and how long the others waited for it; from `participants`.
+def last_arrivals(places: pl.DataFrame, launched_ahead: pl.DataFrame | None = None) -> pl.DataFrame:
+    """How often each device arrived last, and how long the others waited then; from `participants`.
+
+    A wait begins with the arrival of the median device of the collective: the time that a device waited before that is
+    in the row of the code early. Who is late, the table does not tell: `thence.analysis.ranks` decides it.
+
+    Args:
+        places: as `participants` returns them.
+        launched_ahead: instance and share: the part of its wait, from 0 to 1, for which the hosts of the waiting ranks
+            had launched ahead.
 
     Returns:
-        rank, device, instances (number of matched instances that it took part in), last (number of instances in which
-        others waited for it), caused_ns (the longest wait of each of these instances, summed), caused_device_ns (the
-        waits of all other devices in them, summed), late_ns_mean and late_ns_max (its start minus the first start);
-        the largest caused_ns first.
+        rank, device, code (null for devices), instances (number of matched instances that it took part in), last
+        (number of instances in which others waited for it), waited_ns (the longest wait of each of these instances,
+        summed), waited_device_ns (the waits of all other devices in them, summed), late_ns_mean and late_ns_max (its
+        start minus the first start); the largest waited_ns first. Then the waits that no device is known to have
+        caused, without rank and device, as far as there are any: rows with the codes of `NOT_CAUSED`, whose last is
+        the number of instances with such waits.
     """
-    others = pl.col("wait_ns").sum().over("instance")
-    longest = pl.col("wait_ns").max().over("instance")
+    wait, start = pl.col("wait_ns"), pl.col("start")
     known = places.filter("known").with_columns(
-        late=pl.col("start") - pl.col("start").min().over("instance"),
-        longest=longest,
-        others=others,
-        blamed=pl.col("awaited") & (longest > 0),
+        late=start - start.min().over("instance"),
+        median=start.sort().get((pl.len() - 1) // 2).over("instance"),
+        arrival=pl.when("awaited").then("start").max().over("instance"),
+    )
+    since = pl.min_horizontal(wait, (pl.col("arrival") - pl.col("median")).clip(lower_bound=0))
+    known = known.with_columns(since=pl.when(pl.col("arrival").is_not_null()).then(since))
+    ahead = pl.lit(0.0) if launched_ahead is None else pl.col("share").fill_null(0.0)
+    shared = known.group_by("instance").agg(
+        longest=wait.max(), every=wait.sum(), most=pl.col("since").max(), whole=pl.col("since").sum(),
+        **{name: pl.col(name).filter("awaited").first() for name in ("rank", "device")},
+    )  # fmt: skip
+    if launched_ahead is not None:
+        shared = shared.join(launched_ahead, on="instance", how="left")
+    shared = shared.filter(pl.col("longest") > 0).with_columns(ahead=ahead)
+    told = pl.col("most").is_not_null()
+    parts = {
+        None: (
+            told,
+            pl.col("most") * (1 - pl.col("ahead")),
+            pl.col("whole") * (1 - pl.col("ahead")),
+        ),
+        "launched_ahead": (
+            told,
+            pl.col("most") * pl.col("ahead"),
+            pl.col("whole") * pl.col("ahead"),
+        ),
+        "early": (told, pl.col("longest") - pl.col("most"), pl.col("every") - pl.col("whole")),
+        "not_all_shown": (~told, pl.col("longest"), pl.col("every")),
+    }
+    sums = [
+        shared.filter(which, (longest.round() > 0) | pl.lit(code is None))
+        .with_columns(code=pl.lit(code, pl.String), **({} if code is None else _NOBODY))
+        .group_by("rank", "device", "code")
+        .agg(
+            last=pl.len(),
+            waited_ns=longest.sum().round().cast(pl.Int64),
+            waited_device_ns=every.sum().round().cast(pl.Int64),
+        )
+        for code, (which, longest, every) in parts.items()
+    ]
+    devices = known.group_by("rank", "device").agg(
+        instances=pl.col("instance").n_unique(),
+        late_ns_mean=pl.col("late").mean(),
+        late_ns_max=pl.col("late").max(),
     )
     return (
-        known.group_by("rank", "device")
-        .agg(
-            instances=pl.col("instance").n_unique(),
-            last=pl.col("blamed").sum(),
-            caused_ns=pl.col("longest").filter("blamed").sum(),
-            caused_device_ns=pl.col("others").filter("blamed").sum(),
-            late_ns_mean=pl.col("late").mean(),
-            late_ns_max=pl.col("late").max(),
+        pl.concat([devices.join(sums[0], on=["rank", "device"], how="left"), *sums[1:]], how="diagonal_relaxed")
+        .with_columns(pl.col("last", "waited_ns", "waited_device_ns").fill_null(0))
+        .sort(pl.col("code").is_not_null(), "waited_ns", "rank", "device", descending=[False, True, False, False])
+        .select(
+            "rank", "device", "code", "instances", "last", "waited_ns", "waited_device_ns", "late_ns_mean",
+            "late_ns_max",
         )
-        .sort("caused_ns", "rank", "device", descending=[True, False, False])
-    )
+    )  # fmt: skip

@@ -53,18 +53,19 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
 
     Args:
         joined: the collectives of the job.
-        world: number of ranks whose traces were read.
+        world: number of ranks of the job.
 
     Returns:
         group, kind (one of `KINDS`), told_by (what decided the kind: name, size, traffic or null), name,
-        description, members, size, collectives (number of instances), and, summed over devices, exposed_ns,
-        exposed_wait_ns and transfer_ns (exposed time that is no wait); the largest wait first. Collectives of
-        XLA programs are one group without a name.
+        description, members, size, shown (number of its devices in the trace), collectives (number of instances), and,
+        summed over devices, exposed_ns, exposed_wait_ns (where a participant is missing, to the last arrival that the
+        trace shows) and transfer_ns (exposed time that is no wait; null if devices are missing); the largest wait
+        first. Collectives of XLA programs are one group without a name.
     """
     messages = pl.col("collective").is_in((*PEERS, "send-recv", "coalesced", "collective-permute"))
     sums = joined.rows.group_by("group").agg(
         collectives=pl.col("instance").n_unique(),
-        ranks_seen=pl.col("rank").n_unique(),
+        shown=pl.struct("rank", "device").n_unique().cast(pl.Int32),
         listed_size=pl.col("group_size").max(),
         exposed_ns=pl.col("exposed_ns").sum(),
         exposed_wait_ns=pl.col("exposed_wait_ns").sum(),
@@ -96,9 +97,12 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
     return rows.select(
         "group", "name", "description", "members", "collectives", "exposed_ns", "exposed_wait_ns",
         kind=kind, told_by=told, size=size,
-        transfer_ns=(pl.col("exposed_ns") - pl.col("exposed_wait_ns")).clip(lower_bound=0),
+        shown="shown",
+        transfer_ns=pl.when((pl.col("shown") >= size).fill_null(value=True)).then(
+            (pl.col("exposed_ns") - pl.col("exposed_wait_ns")).clip(lower_bound=0)
+        ),
     ).select(
-        "group", "kind", "told_by", "name", "description", "members", "size", "collectives",
+        "group", "kind", "told_by", "name", "description", "members", "size", "shown", "collectives",
         "exposed_ns", "exposed_wait_ns", "transfer_ns",
     ).sort("exposed_wait_ns", "group", descending=[True, False], nulls_last=True)  # fmt: skip
 

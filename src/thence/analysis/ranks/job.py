@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.collectives.missing import job_ranks
+from thence.analysis.collectives.waits import NOT_CAUSED
 from thence.analysis.diff.counted_steps import left_out
 from thence.analysis.ranks.groups import group_rows, slow_links
 from thence.analysis.ranks.joined import Joined, joined, table_of
@@ -16,13 +18,14 @@ from thence.analysis.ranks.pipelines import stage_causes, stages
 from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.ranks.stragglers import CONFIDENCE, FEWEST_STEPS, LEAST_SHARE, late_since
 from thence.errors import MissingData
-from thence.units import format_ns, format_share
+from thence.units import format_share, listed, several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
 
+    from thence.analysis.collectives.missing import JobRanks
     from thence.analysis.ranks.clocks import Clocks
 
 __all__ = ["Job", "job_of"]
@@ -42,11 +45,20 @@ class Job:
     Attributes:
         ranks: one row per device, the device that caused the longest waits first: rank, device, times_last (number
             of collectives in which others waited for it), wait_caused_ns (in each step, the wait that it caused for
-            the device that waited longest for it; summed over the steps that count), caused_share (of the time of
-            these steps), straggler, mean_ns (wait caused per step, since it is late), low_ns (lower bound of mean_ns
+            the device that waited longest for it; summed over the steps that count), caused_share (of `step_ns` times
+            the number of these steps), straggler, mean_ns (wait caused per step, since it is late), late_share (mean_ns
+            as a share of the mean time of these steps), low_ns (lower bound of mean_ns
             less the mean of what the other devices cause; null with too few steps), since_step, and as means per
-            step, in ns: step_ns, busy_ns, compute_ns, copy_ns, exposed_wait_ns, transfer_ns, idle_ns; steps,
-            steps_per_second.
+            step, in ns: step_ns, busy_ns, compute_ns, copy_ns, exposed_ns (communication in which nothing computed),
+            exposed_wait_ns (where a participant is missing, to the last arrival that the trace shows), transfer_ns
+            (null if ranks of one of its groups are missing), unknown_ns (exposed communication that is wait or
+            transfer, because the trace lacks a participant), idle_ns; steps, steps_per_second (null without steps).
+        not_caused: waits that no rank is known to have caused: code (a key of `NOT_CAUSED`), wait_ns (of the device
+            that waited longest in each step, summed over the steps that count), share (as caused_share).
+        arrivals: one row per collective in which a device arrived last and others waited: rank, device, start (ns, of
+            its kernel, on the clock of the summaries), launched_ahead (the part of the wait since the median rank
+            arrived that no rank caused, because the hosts of the waiting ranks had launched ahead; from 0 to 1).
+        shown: which ranks of the job the trace shows, and which it lacks.
         reasons: why stragglers are late; without stragglers, the reasons of the device that caused the longest waits,
             if it caused any.
         groups: as `thence.analysis.ranks.groups.group_rows` returns them.
@@ -57,12 +69,16 @@ class Job:
             wait_ns (exposed), compute_ns, caused_ns.
         keys: keys of the steps, in order.
         counted: keys of the steps that count, in order.
-        step_ns: mean time of the steps that count.
+        step_kind: step, program, or None if the whole recording counts as one step.
+        step_ns: mean time of the steps that count, each on the device on which it took longest.
         clocks: clocks of the ranks.
         notes: what a reader of the numbers must know, one sentence each.
     """
 
     ranks: pl.DataFrame
+    not_caused: pl.DataFrame
+    arrivals: pl.DataFrame
+    shown: JobRanks
     reasons: tuple[Reasons, ...]
     groups: pl.DataFrame
     links: pl.DataFrame
@@ -70,6 +86,7 @@ class Job:
     cells: pl.DataFrame
     keys: tuple[str, ...]
     counted: tuple[str, ...]
+    step_kind: str | None
     step_ns: float
     clocks: Clocks
     notes: tuple[str, ...] = field(default=())
@@ -81,24 +98,60 @@ class Job:
 
     @property
     def statement(self) -> str:
-        """One sentence on whether there is a straggler."""
-        count = len(self.counted)
-        if self.ranks.height < 2:
+        """One sentence on which ranks are late, or why none is named; then, which ranks are missing."""
+        missing = self.shown.statement
+        if not missing:
+            return self._verdict
+        share = self.not_caused_share("not_all_shown")
+        known = self.ranks.height > 1 and share > 0
+        waits = (
+            f", for which up to {format_share(share, 1)} of {self.unit} may be waits"
+            if known
+            else ""
+        )
+        return f"{self._verdict}; the trace shows {missing}{waits}"
+
+    @property
+    def _verdict(self) -> str:
+        """`statement` without the missing ranks."""
+        count, devices = len(self.counted), self.ranks.height
+        if devices < 2:
             return "one device, so no device waits for another"
+        if self.step_kind is None:
+            return "no late rank is named: the traces have no steps, which tell a late rank from chance"
         if count < FEWEST_STEPS:
             return (
-                f"too few steps to distinguish a late rank from chance: {count} count{'s' if count == 1 else ''}, and "
-                f"{FEWEST_STEPS} are needed"
+                f"no late rank is named: {several(count, 'step')} {'counts' if count == 1 else 'count'}, which is too "
+                f"few to tell a late rank from chance ({FEWEST_STEPS} are needed)"
             )
-        found = self.stragglers.height
-        if found:
-            return f"{found} straggler{'s' if found > 1 else ''} among {self.ranks.height:,} devices, {count:,} steps"
+        late = [
+            f"{_device(row)} ({format_share(row['late_share'], 1)} of a step)"
+            for row in self.stragglers.iter_rows(named=True)
+        ]
+        if late:
+            of = f"{several(len(late), 'straggler')} among {devices:,} devices, {several(count, 'step')}"
+            return f"{of}: {listed(late)}"
+        shown = " among the ranks that are shown" if self.shown.missing else ""
         most = self.ranks.row(0, named=True)
+        share = format_share(most["caused_share"], 1)
+        if most["caused_share"] <= LEAST_SHARE:
+            return (
+                f"no straggler{shown}: in {several(count, 'step')} no device makes the others wait for more than "
+                f"{format_share(LEAST_SHARE, 1)} of a step on average (most: {_device(most)}, {share})"
+            )
         return (
-            f"no straggler: in {count:,} steps none of {self.ranks.height:,} devices makes others wait for more than "
-            f"{format_share(LEAST_SHARE, 1)} of a step and more than random variation explains; most: "
-            f"rank {most['rank']} GPU {most['device']}, {format_share(most['caused_share'], 1)}"
+            f"no straggler{shown}: {_device(most)} makes the others wait most ({share} of a step on average), but that "
+            f"differs so much between the {several(count, 'step')} that it can be chance"
         )
+
+    @property
+    def unit(self) -> str:
+        """What shares are of: a step, or the recording if it has no steps."""
+        return "the recording" if self.step_kind is None else "a step"
+
+    def not_caused_share(self, code: str) -> float:
+        """The share of the steps' time that is waits of this code of `not_caused`."""
+        return float(self.not_caused.filter(code=code)["share"].sum())
 
     def reasons_for(self, rank: int, device: int) -> Reasons | None:
         """Why a device is late; None if it was not explained."""
@@ -117,12 +170,18 @@ class Job:
         return {
             "statement": self.statement,
             "stragglers": self.stragglers.select(*_PLACE).to_dicts(),
+            "missing_ranks": self.shown.missing_ranks,
+            "ranks_shown": self.shown.statement or None,
             "least_share": LEAST_SHARE,
             "confidence": CONFIDENCE,
             "steps": len(self.keys),
             "counted_steps": len(self.counted),
+            "step_kind": self.step_kind,
             "step_ns": self.step_ns,
             "ranks": rows,
+            "not_caused": [
+                row | {"text": NOT_CAUSED[row["code"]]} for row in self.not_caused.to_dicts()
+            ],
             "groups": self.groups.to_dicts(),
             "slow_links": self.links.to_dicts(),
             "stages": self.stages.to_dicts(),
@@ -131,12 +190,18 @@ class Job:
         }
 
 
-def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
+def _device(row: Mapping[str, Any]) -> str:
+    """The device of a row of `Job.ranks`, in a sentence."""
+    return f"rank {row['rank']} GPU {row['device']}"
+
+
+def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], *, explain: bool = True) -> Job:
     """Finds which ranks are late, since when, and why.
 
     Args:
         summaries: the tables of `thence.analysis.ranks.summary_tables.SUMMARY` with the rows of all ranks; if they
             are lazy, kernels, places and idle are read only for the ranks that are explained or compared.
+        explain: whether to find the reasons; otherwise kernels, places and idle may be empty.
 
     Raises:
         MissingData: there is no device activity.
@@ -149,20 +214,38 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
     keys, counted, said = _counted(steps, devices)
     found = lateness(together, steps)
     used = steps.filter(pl.col("key").is_in(counted))
-    step_ns = float(used["duration"].mean() or 0)  # type: ignore[arg-type] # a number
+    # A step of a job lasts until its last device is done, so no wait in it is longer.
+    longest = dict(used.group_by("key").agg(pl.col("duration").max()).iter_rows())
+    lengths = np.array([longest.get(key, 0) for key in counted], np.float64)
+    step_ns = float(lengths.mean()) if counted else 0.0
+    shown = job_ranks(devices["rank"], devices["job_ranks"].max(), together.groups["members"])  # type: ignore[arg-type] # an integer
+    groups = group_rows(together, shown.shown + len(shown.missing_ranks))
+    lacking = groups.filter(pl.col("shown") < pl.col("size")).select("group")
     messages = _stages(together, used)
     beyond = stage_causes(messages, found.messages, used)
+    if (
+        not _message_groups(together)
+        .join(lacking, on="group", how="semi", nulls_equal=True)
+        .is_empty()
+    ):
+        beyond = beyond.clear()  # the others may have waited for a stage that is missing
     found = replace(found, late=pl.concat([found.late, beyond], how="diagonal_relaxed"))
     caused = (
         pl.concat([found.caused, beyond.select(*_PLACE, "key", caused_ns="own_ns")])
         .group_by(*_PLACE, "key")
         .agg(pl.col("caused_ns").sum())
     )
-    late = _late(devices, caused, counted, step_ns)
-    ranks = _rows(late, used, together, found)
+    late = _late(devices, caused, counted, lengths)
+    ranks = _rows(late, used, together, found, _lacking_devices(together, lacking))
+    kinds = devices["step_kind"].drop_nulls()
+    if kinds.is_empty():
+        ranks = ranks.with_columns(steps_per_second=pl.lit(None, pl.Float64))
+    not_caused = _not_caused(found, beyond, counted, step_ns)
     named = ranks.filter("straggler").head(_EXPLAINED)
     if named.is_empty():
         named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
+    if not explain:
+        named = named.clear()
     places = list(named.select(_PLACE).iter_rows())
     since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
     usual = [
@@ -170,20 +253,23 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
         for place, late_keys in zip(places, since, strict=True)
     ]
     said += _left_out_of_causes(places, since, usual)
-    said += _host_bound_notes(found.late, counted, step_ns)
     links = slow_links(together, steps, counted, step_ns)
     return Job(
         ranks=ranks,
+        not_caused=not_caused,
+        arrivals=_arrivals(found, together.origin),
+        shown=shown,
         reasons=tuple(
             reasons_of(summaries, found, steps, place, late_keys, links)
             for place, late_keys in zip(places, usual, strict=True)
         ),
-        groups=group_rows(together, devices["rank"].n_unique()),
+        groups=groups,
         links=links,
         stages=_per_stage(messages),
         cells=_cells(steps, found, caused),
         keys=tuple(keys),
         counted=tuple(counted),
+        step_kind=None if kinds.is_empty() else str(kinds[0]),
         step_ns=step_ns,
         clocks=together.clocks,
         notes=(*said, *together.clocks.statements, *together.notes, *_undescribed(devices)),
@@ -223,18 +309,35 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
 
 
 def _late(
-    devices: pl.DataFrame, caused: pl.DataFrame, counted: list[str], step_ns: float
+    devices: pl.DataFrame,
+    caused: pl.DataFrame,
+    counted: list[str],
+    lengths: npt.NDArray[np.float64],
 ) -> pl.DataFrame:
-    """For every device: the result of `late_since`, with since_step, wait_caused_ns and caused_share of `Job.ranks`."""
+    """For every device: the result of `late_since`, with since_step and the shares of `Job.ranks`.
+
+    Args:
+        devices: rank and device of all devices.
+        caused: rank, device, key and caused_ns.
+        counted: keys of the steps that count, in order.
+        lengths: ns that each of these steps took.
+    """
     matrix = _matrix(devices, caused, counted)
+    step_ns = float(lengths.mean()) if counted else 0.0
     found = late_since(matrix, step_ns)
     names = pl.Series(counted, dtype=pl.String)
+    # The mean length of the steps since each step.
+    since = np.cumsum(lengths[::-1])[::-1] / np.arange(len(counted), 0, -1)
     return devices.select(_PLACE).hstack(
         [
             *found.drop("since", "steps").get_columns(),
             names.gather(found["since"].cast(pl.UInt32)).alias("since_step"),
             pl.Series("wait_caused_ns", np.rint(matrix.sum(axis=1)).astype(np.int64)),
             pl.Series("caused_share", matrix.sum(axis=1) / max(step_ns * len(counted), 1.0)),
+            found["mean_ns"].alias("late_share")
+            / pl.Series(since)
+            .gather(found["since"].fill_null(0).cast(pl.UInt32))
+            .clip(lower_bound=1.0),
         ]
     )
 
@@ -265,17 +368,33 @@ def _usual(
     return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
 
 
-def _host_bound_notes(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str]:
-    """A note on waits for ranks whose hosts are as fast as those of the others; empty if these waits are short."""
-    rows = late.filter(pl.col("key").is_in(counted))
-    waited = float(rows["host_bound_ns"].sum() or 0) / max(len(counted), 1)
-    if waited < LEAST_SHARE * step_ns:
-        return []
-    text = (
-        f"{format_ns(waited)} of waits per step are not caused by a late rank: the hosts of the waiting ranks had "
-        "launched ahead and need that time anyway, so the steps are host-bound"
+def _not_caused(
+    found: Lateness, beyond: pl.DataFrame, counted: list[str], step_ns: float
+) -> pl.DataFrame:
+    """`Job.not_caused`: the codes that occur."""
+    of_stages = beyond.group_by("key").agg(wait_ns=pl.col("host_bound_ns").max())
+    waits = {
+        "launched_ahead": pl.concat([found.ahead, of_stages.cast(found.ahead.schema)]),
+        "early": found.early,
+        "not_all_shown": found.missing,
+    }
+    sums = [
+        (code, int(rows.filter(pl.col("key").is_in(counted))["wait_ns"].sum()))
+        for code, rows in waits.items()
+    ]
+    frame = pl.DataFrame(sums, schema={"code": pl.String, "wait_ns": pl.Int64}, orient="row")
+    share = pl.col("wait_ns") / max(step_ns * len(counted), 1.0)
+    return frame.filter(pl.col("wait_ns") > 0).with_columns(share=share)
+
+
+def _arrivals(found: Lateness, origin: int) -> pl.DataFrame:
+    """`Job.arrivals`."""
+    rows = found.late.filter("last", pl.col("recorded").is_not_null())
+    return rows.select(
+        *_PLACE,
+        start=pl.col("recorded") + origin,
+        launched_ahead=(pl.col("host_bound_ns") / pl.col("wait_ns")).fill_nan(0),
     )
-    return [text]
 
 
 def _left_out_of_causes(
@@ -294,8 +413,16 @@ def _left_out_of_causes(
     return said
 
 
+def _lacking_devices(together: Joined, lacking: pl.DataFrame) -> pl.DataFrame:
+    """rank, device and lacks (true) of the devices with collectives in a group of which the trace lacks a rank."""
+    rows = together.rows.filter(~pl.col("complete")).join(
+        lacking, on="group", how="semi", nulls_equal=True
+    )
+    return rows.select(_PLACE).unique().with_columns(lacks=pl.lit(value=True))
+
+
 def _rows(
-    late: pl.DataFrame, used: pl.DataFrame, together: Joined, found: Lateness
+    late: pl.DataFrame, used: pl.DataFrame, together: Joined, found: Lateness, lacking: pl.DataFrame
 ) -> pl.DataFrame:
     """`Job.ranks`."""
     times = used.group_by(_PLACE).agg(
@@ -304,28 +431,42 @@ def _rows(
         *(pl.col(f"{what}_ns").mean() for what in ("busy", "compute", "copy", "exposed", "idle")),
     )
     waited = found.waited.join(used.select(*_PLACE, "key"), on=[*_PLACE, "key"], how="semi")
-    waits = waited.group_by(_PLACE).agg(waited=pl.col("wait_ns").sum())
+    waits = waited.group_by(_PLACE).agg(
+        waited=pl.col("wait_ns").sum(), unknown=pl.col("unknown_ns").sum()
+    )
     last = (
         together.rows.select("late_rank", "late_device", "instance", "exposed_wait_ns")
         .filter(pl.col("exposed_wait_ns") > 0)
         .group_by(rank="late_rank", device="late_device")
         .agg(times_last=pl.col("instance").n_unique())
     )
-    exposed_wait = pl.col("waited").fill_null(0) / pl.col("steps")
+    exposed_wait, unknown = (
+        pl.col(c).fill_null(0) / pl.col("steps") for c in ("waited", "unknown")
+    )
+    transfer = pl.col("exposed_ns") - pl.col("exposed_wait_ns") - pl.col("unknown_ns")
+    known = pl.col("lacks").is_null() | (pl.col("unknown_ns") == 0)
     return (
         late.join(times, on=_PLACE, how="left")
         .join(waits, on=_PLACE, how="left")
         .join(last, on=_PLACE, how="left")
-        .with_columns(exposed_wait_ns=exposed_wait, times_last=pl.col("times_last").fill_null(0))
+        .join(lacking, on=_PLACE, how="left")
+        .with_columns(
+            exposed_wait_ns=exposed_wait, unknown_ns=unknown, times_last=pl.col("times_last").fill_null(0)
+        )
         .select(
-            *_PLACE, "times_last", "wait_caused_ns", "caused_share", "straggler", "mean_ns", "low_ns", "since_step",
-            "steps", "step_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_wait_ns",
-            (pl.col("exposed_ns") - pl.col("exposed_wait_ns")).clip(lower_bound=0).alias("transfer_ns"),
-            "idle_ns",
+            *_PLACE, "times_last", "wait_caused_ns", "caused_share", "straggler", "mean_ns", "late_share", "low_ns",
+            "since_step",
+            "steps", "step_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_ns", "exposed_wait_ns",
+            pl.when(known).then(transfer.clip(lower_bound=0)).alias("transfer_ns"), "unknown_ns", "idle_ns",
             steps_per_second=1e9 / pl.col("step_ns"),
         )
         .sort("wait_caused_ns", *_PLACE, descending=[True, False, False])
     )  # fmt: skip
+
+
+def _message_groups(together: Joined) -> pl.DataFrame:
+    """The groups in which devices send and receive."""
+    return together.rows.filter(pl.col("collective").is_in(MESSAGES)).select("group").unique()
 
 
 def _stages(together: Joined, used: pl.DataFrame) -> pl.DataFrame:

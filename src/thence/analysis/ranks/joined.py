@@ -49,12 +49,13 @@ class Joined:
         rows: one row per device and instance that it took part in, sorted by rank, device and start: rank, device,
             step (on its device; -1: none), instance, collective (kind), bytes, group (number of the process group,
             equal on all ranks), group_size, launch (null if unknown), start and end (ns since `origin`, on the
-            common clock), exposed_ns, wait_ns (null if unknown), exposed_wait_ns (the part of the wait in which
-            nothing computed, estimated from the exposed time and its longest piece; null if unknown), awaited
-            (whether the others waited for this device), late_rank and late_device (for which device they waited;
-            null if unknown), known (whether it is matched), moving_ns, gated (whether nothing computed when the
-            collective ended, so that the device continued only then), and compute_start_ns ... idle_end_ns as in
-            the summary.
+            common clock), recorded (start on the rank's own clock), exposed_ns, wait_ns (null if unknown; to the last
+            arrival that the trace shows), exposed_wait_ns (the part of the wait in which nothing computed, estimated
+            from the exposed time and its longest piece; null if unknown), awaited (whether the others waited for this
+            device), late_rank and late_device (for which device they waited; null if unknown, also if a rank that the
+            trace lacks may have arrived last), known (whether it is matched), complete (whether the trace shows all
+            participants), moving_ns, gated (whether nothing computed when the collective ended, so that the device
+            continued only then), and compute_start_ns ... idle_end_ns as in the summary.
         groups: group, name, description, members (text), ranks (list; null if they are not listed).
         begins: rank, device, begun (start of the device's first activity, ns, on the same clock as start).
         clocks: clocks of the ranks.
@@ -288,6 +289,7 @@ def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
         launch=pl.col("launch") - pl.col("shift"),
         gated=(finish == pl.col("start") + pl.col("duration")) & (pl.col("exposed_ns") > 0),
         group="job",
+        recorded=pl.col("start") + pl.col("shift"),
     ).drop("exposed_start", "exposed_end", "shift", "duration", "job")
 
 

@@ -1,9 +1,12 @@
-"""Finds which rank made the others wait in each step, and what it spent more time on than the median rank.
+"""Finds which ranks made the others wait in each step, and what they spent more time on than the median rank.
 
-For a collective in which others waited for a rank, the late rank is compared with the median rank, the one that
-arrived in the middle of all:
+In a collective in which others waited, the late ranks are those that arrived after the median rank, the one that
+arrived in the middle of all. Of two ranks that are late by the same amount, only one arrives last, but the others wait
+for both. If not all ranks wait for each other (as in a broadcast), only the rank that the others waited for can be
+late. Each late rank is compared with the median rank:
 
-    wait        the part of each other device's wait in which it computed nothing
+    wait        the longest time in which another device waited for it and computed nothing, counted from the arrival of
+                the median rank. Who arrived before the median rank was early: that part of its wait is no rank's fault
     stretch     the time before the late arrival that is compared. It begins when both ranks were at the same point:
                 at the end of the last earlier collective of the group that held up the late device and most others
                 (nothing computed on them when it ended, and almost nothing while they waited for it). (A rank that
@@ -25,7 +28,12 @@ to it. Waits in sends and receives are treated separately, because the schedule 
 (`thence.analysis.ranks.pipelines`).
 
 The wait that a rank caused in a step: for each device that waited for it, the sum of its own waits over the step; the
-largest of these sums counts.
+largest of these sums counts. The own waits of collectives in which another rank arrived later are added; the total is
+at most the longest exposed wait of a device in that step.
+
+If the trace lacks a participant of a collective, and that participant may have arrived last
+(`thence.analysis.collectives.waits`), no rank is late in it, and all of its exposed time counts as time in which its
+devices may have waited, so it is inherited where it delays a later collective.
 """
 
 from __future__ import annotations
@@ -36,7 +44,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.instances import attached
-from thence.analysis.collectives.kinds import PEERS
+from thence.analysis.collectives.kinds import JOINT, PEERS
 
 if TYPE_CHECKING:
     from thence.analysis.ranks.joined import Joined
@@ -55,18 +63,28 @@ class Lateness:
     """Waits and their causes.
 
     Attributes:
-        late: one row per collective in which others waited for a device: instance, group, rank and device (the late
-            ones), key (of the step), wait_ns (the longest exposed wait), own_ns, host_bound_ns (neither own nor
-            inherited, because the late host was not behind), the parts of own_ns: compute_ns, copy_ns, idle_ns,
-            transfer_ns and unknown_ns (all of own_ns if the stretch is unknown or has no extra time); median_rank
-            and median_device (null if the stretch is unknown).
+        late: one row per collective and late device: instance, group, rank and device, key (of the step), last
+            (whether it arrived last), recorded (start of its kernel on its own clock), wait_ns (longest exposed wait
+            for it), own_ns, host_bound_ns (neither own nor inherited, because the late host was not behind), the parts
+            of own_ns: compute_ns, copy_ns, idle_ns, transfer_ns and unknown_ns (all of own_ns if the stretch is unknown
+            or has no extra time); median_rank and median_device (null if the stretch is unknown).
         caused: rank, device, key, caused_ns: the wait that each device caused in each step, if not 0.
+        ahead: key, wait_ns: the wait of each step that no rank caused, because the hosts of the waiting ranks had
+            launched ahead (host_bound_ns), of the device that waited longest for this reason.
+        early: key, wait_ns: the wait of each step before the median rank arrived, of the device that has most of it.
+        missing: key, wait_ns: the exposed time in each step of collectives in which a rank that the trace lacks may
+            have arrived last, of the device that has most of it.
         messages: like caused, but for sends and receives, with whole waits instead of own ones.
-        waited: rank, device, key, wait_ns: exposed waits of each device in each step.
+        waited: rank, device, key, wait_ns: exposed waits of each device in each step; where a participant is missing,
+            until the last arrival that the trace shows; unknown_ns: the rest of the exposed time of such collectives,
+            which is wait or transfer.
     """
 
     late: pl.DataFrame
     caused: pl.DataFrame
+    ahead: pl.DataFrame
+    early: pl.DataFrame
+    missing: pl.DataFrame
     messages: pl.DataFrame
     waited: pl.DataFrame
 
@@ -104,18 +122,60 @@ def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
         waits.filter(which).drop("collective") for which in (is_message, ~is_message)
     )
     late = _blamed(rows, others, joined.begins)
-    own = attached(
-        others, late.select("instance", share=pl.col("own_ns") / pl.col("wait_ns")), "instance"
+    waited = _waited(rows)
+    shares = late.filter("last").select(
+        "instance", longest="wait_ns",
+        **{part: (pl.col(f"{part}_ns") / pl.col("wait_ns")).fill_nan(0) for part in ("own", "host_bound")},
+    )  # fmt: skip
+    waits = attached(others, shares, "instance")
+    since_median = pl.min_horizontal("exposed_wait_ns", pl.col("longest").fill_null(0))
+    nobody = {"late_rank": pl.lit(0, pl.Int32), "late_device": pl.lit(0, pl.Int32)}
+    ahead, early = (
+        _caused(waits.with_columns(**nobody, ns=ns.fill_null(0))).select("key", wait_ns="caused_ns")
+        for ns in (since_median * pl.col("host_bound"), pl.col("exposed_wait_ns") - since_median)
     )
     return Lateness(
         late,
-        _caused(own.with_columns(ns=pl.col("exposed_wait_ns") * pl.col("share"))),
+        _with_earlier_arrivals(
+            _caused(waits.with_columns(ns=(since_median * pl.col("own")).fill_null(0))),
+            late,
+            waited,
+        ),
+        ahead,
+        early,
+        _missing(rows),
         _caused(messages.with_columns(ns=pl.col("exposed_wait_ns").cast(pl.Float64))),
-        rows.select(*_PLACE, "key", "exposed_wait_ns")
+        waited,
+    )
+
+
+def _explained() -> pl.Expr:
+    """Whether it is known for whom the devices waited in a collective: no missing rank may have arrived last."""
+    return pl.col("complete") | pl.col("late_rank").is_not_null()
+
+
+def _waited(rows: pl.DataFrame) -> pl.DataFrame:
+    """`Lateness.waited`."""
+    wait = pl.col("exposed_wait_ns").fill_null(0)
+    rest = pl.when(~pl.col("complete")).then(pl.col("exposed_ns") - wait).otherwise(0)
+    return (
+        rows.select(*_PLACE, "key", wait_ns=wait, unknown_ns=rest)
         .filter(pl.col("key").is_not_null())
         .group_by(*_PLACE, "key")
-        .agg(wait_ns=pl.col("exposed_wait_ns").sum())
-        .sort(*_PLACE, "key"),
+        .agg(pl.col("wait_ns", "unknown_ns").sum())
+        .sort(*_PLACE, "key")
+    )
+
+
+def _missing(rows: pl.DataFrame) -> pl.DataFrame:
+    """`Lateness.missing`."""
+    return (
+        rows.filter(~_explained(), pl.col("key").is_not_null())
+        .group_by(*_PLACE, "key")
+        .agg(pl.col("exposed_ns").sum())
+        .group_by("key")
+        .agg(wait_ns=pl.col("exposed_ns").max())
+        .sort("key")
     )
 
 
@@ -136,9 +196,32 @@ def _caused(waits: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _with_earlier_arrivals(
+    caused: pl.DataFrame, late: pl.DataFrame, waited: pl.DataFrame
+) -> pl.DataFrame:
+    """Adds to ``caused`` the own waits of collectives in which a late device did not arrive last."""
+    earlier = late.filter(~pl.col("last"), pl.col("key").is_not_null())
+    longest = waited.group_by("key").agg(longest=pl.col("wait_ns").max())
+    return (
+        pl.concat(
+            [
+                caused,
+                earlier.select(*_PLACE, "key", caused_ns=pl.col("own_ns").round().cast(pl.Int64)),
+            ]
+        )
+        .group_by(*_PLACE, "key")
+        .agg(pl.col("caused_ns").sum())
+        .join(longest, on="key")
+        .select(*_PLACE, "key", caused_ns=pl.min_horizontal("caused_ns", "longest"))
+        .filter(pl.col("caused_ns") > 0)
+        .sort(*_PLACE, "key")
+    )
+
+
 def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
     """`Lateness.late`."""
-    wait = pl.col("exposed_wait_ns").fill_null(0)
+    # Where a missing rank may have arrived last, all exposed time may be a wait for it.
+    wait = pl.when(_explained()).then("exposed_wait_ns").otherwise("exposed_ns").fill_null(0)
     running = rows.with_columns(joint_end_ns=wait.cum_sum().over(*_PLACE, "group")).with_columns(
         joint_start_ns=pl.col("joint_end_ns") - wait,
         # Equal at the start and at the end, because the wait of the collective itself counts as joint.
@@ -146,12 +229,11 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
         waited_end_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
     )
     longest = waits.group_by("instance", maintain_order=True).agg(
-        wait_ns=pl.col("exposed_wait_ns").max()
+        longest_ns=pl.col("exposed_wait_ns").max()
     )
-    late = running.filter("awaited").join(longest, on="instance", suffix="_longest")
-    late = late.with_columns(wait_ns="wait_ns_longest").drop("wait_ns_longest")
+    middle = _middle(running, longest)
+    late = _late(running, longest, middle)
     begun = _last_together(running, late)
-    middle = _middle(running, late)
     # All cumulated times of both ranks, at the start of the stretch and at the arrival.
     both = (
         late.join(begun, on=["instance", *_PLACE], how="left", maintain_order="left")
@@ -167,6 +249,33 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
     )  # fmt: skip
     both = _from_the_first_activity(both, begins)
     return _divided(both.with_columns(_extra(name) for name in _CUMULATED).with_columns(_span()))
+
+
+def _late(running: pl.DataFrame, longest: pl.DataFrame, middle: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the late devices, with last (whether it arrived last) and wait_ns (the longest wait for it)."""
+    # Select the columns first: all ranks of a large job are in every collective.
+    found = (
+        running.select(
+            "instance",
+            "collective",
+            "start",
+            last="awaited",
+            row=pl.int_range(pl.len(), dtype=pl.UInt32),
+        )
+        .join(longest, on="instance", maintain_order="left")
+        .join(middle.select("instance", "middle_start"), on="instance", maintain_order="left")
+        .with_columns(last_start=pl.when("last").then("start").max().over("instance"))
+        .filter(pl.col("last") | pl.col("collective").is_in(JOINT))
+        .with_columns(
+            wait_ns=pl.min_horizontal(
+                pl.col("longest_ns") - (pl.col("last_start") - pl.col("start")),
+                pl.col("start") - pl.col("middle_start"),
+            )
+        )
+        .with_columns(pl.col("wait_ns").clip(lower_bound=0))
+        .filter(pl.col("last") | (pl.col("wait_ns") > 0))
+    )
+    return running[found["row"]].with_columns(found["last", "wait_ns"])
 
 
 def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
@@ -221,12 +330,12 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     ).drop("start", "group", "end", strict=False)
 
 
-def _middle(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
-    """The median rank of each collective with a late rank: instance, median_rank, median_device, and its times."""
+def _middle(running: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
+    """The median rank of each collective in ``waited``: instance, median_rank, median_device, and its times."""
     place = pl.int_range(pl.len()).over("instance")
     chosen = (
         running.select("instance", "start", *_PLACE, row=pl.int_range(pl.len(), dtype=pl.UInt32))
-        .filter(pl.col("instance").is_in(late["instance"].implode()))
+        .filter(pl.col("instance").is_in(waited["instance"].implode()))
         .sort("instance", "start", *_PLACE)
         .filter(place == (pl.len().over("instance") - 1) // 2)
     )
@@ -300,6 +409,7 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     unknown = pl.when(scale.is_null()).then("own_ns").otherwise(0)
     names = [f"{name}_ns" for name in PARTS]
     return shares.select(
-        "instance", "group", *_PLACE, "key", "wait_ns", "own_ns", "host_bound_ns", *names, unknown_ns=unknown,
+        "instance", "group", *_PLACE, "key", "last", "recorded", "wait_ns", "own_ns", "host_bound_ns", *names,
+        unknown_ns=unknown,
         median_rank=pl.when(known).then("median_rank"), median_device=pl.when(known).then("median_device"),
     )  # fmt: skip

@@ -72,7 +72,7 @@ def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) 
     return late.select(
         *_PLACE, "key", "own_ns", "host_bound_ns", "median_rank", "median_device",
         *(f"{name}_ns" for name in _OWN),
-        wait_ns="caused_ns", transfer_ns=pl.lit(0, pl.Int64), unknown_ns="unknown_ns",
+        last=pl.lit(value=True), wait_ns="caused_ns", transfer_ns=pl.lit(0, pl.Int64), unknown_ns="unknown_ns",
     )  # fmt: skip
 
 

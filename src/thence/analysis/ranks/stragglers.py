@@ -1,8 +1,9 @@
 """Finds which ranks are late by more than noise, by how much, and since which step.
 
 The sample of a device in a step is the wait that it caused, less the mean of the waits that the other devices caused.
-Among equal ranks, of which a different one comes last by chance each time, the mean sample is 0. A device is a
-straggler if
+Among equal ranks, of which a different one comes last by chance each time, the mean sample is 0. Stragglers do not
+count among the other devices: if some are found, all devices are tested again without them, until no more are found. A
+device is a straggler if
 
 - it caused waits of more than `LEAST_SHARE` of a step's time on average, and
 - the lower bound of its mean sample is above 0. The bounds of all devices hold together with the probability `SURE`
@@ -60,11 +61,22 @@ def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
         null if it is no straggler), mean_ns (wait caused per step, since then), low_ns (lower bound of the mean
         sample; null with fewer than `FEWEST_STEPS` steps), steps (number of steps that mean_ns and low_ns are of).
     """
+    known = np.zeros(len(caused), np.bool_)
+    while True:
+        found = _late_since(caused, step_ns, known)
+        late = found["straggler"].to_numpy()
+        if (late == known).all():
+            return found
+        known = late
+
+
+def _late_since(caused: Float, step_ns: float, known: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """`late_since`, if it is known that some devices are stragglers."""
     devices, steps = caused.shape
-    others = (caused.sum(axis=0) - caused) / max(devices - 1, 1)
-    sample = (
-        caused - others if devices > 1 else caused * 0.0
-    )  # one device has nobody to cause anything
+    counted = caused * ~known[:, None]
+    others = (counted.sum(axis=0) - counted) / np.maximum((~known).sum() - ~known, 1)[:, None]
+    # One device has nobody to cause anything.
+    sample = caused - others if devices > 1 else caused * 0.0
     begin = _divides_best(caused)
     whole, parts = np.zeros(devices, np.int64), _candidates(caused, begin, step_ns)
     tests, least = 2 * devices, LEAST_SHARE * step_ns
@@ -75,7 +87,7 @@ def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
     # A device that is late over the whole run may still have been in time at first.
     later = late_of_part & (~late | _in_time(caused, parts, step_ns))
     since = np.where(later, parts, 0)
-    found = late | later
+    found = late | later | known
     lows = np.where(later, low_of_part, low)
     return pl.DataFrame(
         {

@@ -38,6 +38,11 @@ DEVICES = Table(
         Column("step_kind", pl.String(), "step, program, or null: the whole trace is one step"),
         Column("undescribed", pl.Int64(), "kernels that communicate without a description"),
         Column("epoch_known", pl.Boolean(), "whether times count from 1970"),
+        Column(
+            "job_ranks",
+            pl.Int32(),
+            "ranks of the job, see `thence.analysis.collectives.missing`; null where the rank's trace does not tell",
+        ),
     ),
     required=("rank", "device", "start", "end", "busy_ns", "undescribed", "epoch_known"),
 )

@@ -19,7 +19,12 @@ from thence.analysis.soundness.time_rules import (
     outlier,
     work_before_launch,
 )
-from thence.analysis.soundness.window_rules import empty_steps, no_device_work, windows_apart
+from thence.analysis.soundness.window_rules import (
+    empty_steps,
+    missing_ranks,
+    no_device_work,
+    windows_apart,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +48,7 @@ _RULES: tuple[Callable[[Evidence], Judgement], ...] = (
     profiler_overhead,
     damaged_input,
     lost_records,
+    missing_ranks,
 )
 
 

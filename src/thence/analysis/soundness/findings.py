@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from thence.units import Ns
 
-__all__ = ["MISSING_WORK", "RULES", "Finding", "NotChecked", "Soundness"]
+__all__ = ["MISSING_RANKS", "MISSING_WORK", "RULES", "Finding", "NotChecked", "Soundness"]
 
 RULES: Mapping[str, str] = MappingProxyType(
     {
@@ -36,6 +36,9 @@ RULES: Mapping[str, str] = MappingProxyType(
     }
 )
 """The code of every rule, and a sentence that is true of a sound trace."""
+
+MISSING_RANKS = "missing_ranks"
+"""Code of the note that the trace lacks ranks of its job. This is no rule: to record some ranks of a job is normal."""
 
 _COLUMNS = {
     "verdict": pl.String,
@@ -62,7 +65,7 @@ class Finding:
     """A rule that the trace violates.
 
     Attributes:
-        code: code of the rule, a key of `RULES`.
+        code: code of the rule, a key of `RULES`; of a note, also `MISSING_RANKS`.
         rank, device: where it was found; None if it concerns several ranks, or not one known device.
         count: number of launches, activities, steps or records that it concerns.
         span_ns: time that it affects, in ns.

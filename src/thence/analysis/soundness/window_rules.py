@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.collectives.missing import job_ranks, job_size
 from thence.analysis.soundness.evidence import Evidence, Judgement
-from thence.analysis.soundness.findings import Finding, NotChecked
+from thence.analysis.soundness.findings import MISSING_RANKS, Finding, NotChecked
 from thence.model.intervals import NO_ROW
 from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from thence.analysis.collectives.missing import JobRanks
     from thence.analysis.soundness.evidence import Int64, Mask
 
-__all__ = ["empty_steps", "no_device_work", "windows_apart"]
+__all__ = ["empty_steps", "missing_ranks", "missing_ranks_note", "no_device_work", "windows_apart"]
 
 _WORKING = ("step", "module", "op", "runtime", "driver")
 _COMPARABLE = 0.5  # share of the median number of host ranges of the steps with device work
@@ -79,6 +81,27 @@ def windows_apart(evidence: Evidence) -> Judgement:
             Finding("windows_apart", rank, window.device, 1, apart, apart / max(whole, 1), text)
         )
     return judgement
+
+
+def missing_ranks(evidence: Evidence) -> Judgement:
+    """Notes which ranks of the job the trace lacks, and what is unknown because of that."""
+    tables = evidence.tables
+    members = tables.collectives["group_ranks"].unique().cast(pl.String)
+    job = job_ranks(evidence.windows, job_size(tables), members)
+    return missing_ranks_note(job)
+
+
+def missing_ranks_note(job: JobRanks) -> Judgement:
+    """The note of `missing_ranks`, none if no rank is missing."""
+    if not job.missing or not job.shown:
+        return Judgement()
+    text = (
+        f"the trace shows {job.statement}: transfers of the collectives with them are unknown, and nobody is named for "
+        "a wait that may be for them"
+    )
+    return Judgement(
+        notes=[Finding(MISSING_RANKS, None, None, len(job.missing_ranks), 0, 0.0, text)]
+    )
 
 
 def empty_steps(evidence: Evidence) -> Judgement:

@@ -9,6 +9,7 @@ import polars as pl
 from thence.analysis.summary import IDLE_INSIDE
 from thence.units import format_bytes, format_count, format_ns, format_share
 from thence.writers.page.figures import PALETTE, ROW_PX, distinct, new_figure, shown, stream_name
+from thence.writers.text.ranks import with_device_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,9 +31,9 @@ __all__ = [
     "concurrency_figure",
     "flame_figure",
     "groups_figure",
+    "last_arrivals_figure",
     "programs_figure",
     "spread_figure",
-    "stragglers_figure",
     "waits_figure",
 ]
 
@@ -196,22 +197,24 @@ def waits_figure(collectives: Collectives) -> go.Figure:
     return figure
 
 
-def stragglers_figure(collectives: Collectives) -> go.Figure:
-    """For each device, the wait of the others that it caused by starting last."""
-    rows = collectives.stragglers.head(_MOST_BARS)
+def last_arrivals_figure(collectives: Collectives) -> go.Figure:
+    """For each device, how long the others waited when it arrived last; and the waits that no device caused."""
+    rows = with_device_names(collectives.last_arrivals.head(_MOST_BARS))
     figure = new_figure(height=380)
     figure.add_bar(
-        x=[f"rank {rank} GPU {device}" for rank, device in rows.select("rank", "device").rows()],
-        y=(rows["caused_ns"] / _MS).to_list(),
+        x=rows["who"].to_list(),
+        y=(rows["waited_ns"] / _MS).to_list(),
         marker_color=PALETTE[1],
         hovertext=[
-            f"last to start {n} of {all_} times"
-            for n, all_ in rows.select("last", "instances").rows()
+            f"{format_count(last)} collectives"
+            if all_ is None
+            else f"arrived last in {last} of {all_} collectives"
+            for last, all_ in rows.select("last", "instances").rows()
         ],
         hovertemplate="%{x}<br>%{y:.4~g} ms<br>%{hovertext}<extra></extra>",
     )
     figure.update_xaxes(type="category")
-    figure.update_yaxes(title_text="wait caused by starting last, ms", rangemode="tozero")
+    figure.update_yaxes(title_text="the others waited, ms", rangemode="tozero")
     return figure
 
 

@@ -17,7 +17,15 @@ import polars as pl
 
 from thence.analysis.ranks.folded import opened, step_columns
 from thence.writers.text.printable import printable
-from thence.writers.text.ranks import GROUPS, LINKS, STAGES, reason_rows, straggler_lines
+from thence.writers.text.ranks import (
+    GROUPS,
+    LINKS,
+    NOT_CAUSED_COLUMNS,
+    STAGES,
+    not_caused_rows,
+    reason_rows,
+    straggler_lines,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,6 +87,7 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
         "reasons": _reasons(job),
         "open": [list(place) for place in opened(job)],
         "tables": [
+            _table("Waits that no rank caused", not_caused_rows(job), NOT_CAUSED_COLUMNS),
             _table("Groups", job.groups, GROUPS),
             _table("Pipeline stages", job.stages, STAGES),
             _table("Slow links", job.links, LINKS),

@@ -18,12 +18,12 @@ from thence.writers.page.report_tables import (
     IDLE_FIELDS,
     IDLE_LATE_FIELDS,
     IDLE_WAIT_FIELDS,
+    LAST_ARRIVAL_FIELDS,
     MOST_NAME,
     MOST_ROWS,
     PROGRAM_FIELDS,
     SIZE_FIELDS,
     SPREAD_FIELDS,
-    STRAGGLER_FIELDS,
     STREAM_FIELDS,
     folded_data,
     frame_data,
@@ -33,6 +33,7 @@ from thence.writers.page.report_tables import (
 from thence.writers.page.sections import Section, absent, chart, notes, scrolled, table
 from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
+from thence.writers.text.ranks import with_device_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,11 +164,14 @@ def _collectives(report: Report) -> Section:
             "waits": plots.waits_figure(collectives),
             "wait-histogram": wait_plots.wait_histogram_figure(collectives),
             "wait-sizes": wait_plots.wait_sizes_figure(collectives),
-            "stragglers": plots.stragglers_figure(collectives),
+            "last-arrivals": plots.last_arrivals_figure(collectives),
         }
-        late = "Which device the others waited for"
-        charts += chart("stragglers", f"Bars: {late.lower()}; the table has the numbers", late)
-        charts += f'<div class="figure"><h3>By device</h3>{table("stragglers", late)}</div>'
+        last = "Last arrivals"
+        says = (
+            "Bars: how long the others waited when a device arrived last; the table has the numbers"
+        )
+        charts += chart("last-arrivals", says, last)
+        charts += f'<div class="figure"><h3>By device</h3>{table("last-arrivals", last)}</div>'
         for name, title in (
             ("waits", "Wait for the last device"),
             ("wait-histogram", "How many waited for how long"),
@@ -177,6 +181,7 @@ def _collectives(report: Report) -> Section:
     title = "Bus bandwidth against message size"
     charts += chart("bandwidth", f"{title}; the table by size has the numbers", title)
     texts = [
+        *filter(None, [collectives.verdict]),
         plots.bandwidth_says(collectives),
         collectives.statement,
         *collectives.notes,
@@ -189,7 +194,9 @@ def _collectives(report: Report) -> Section:
         figures,
         {
             "sizes": frame_data(collectives.by_size, SIZE_FIELDS),
-            "stragglers": frame_data(collectives.stragglers, STRAGGLER_FIELDS),
+            "last-arrivals": frame_data(
+                with_device_names(collectives.last_arrivals), LAST_ARRIVAL_FIELDS
+            ),
         },
     )
 

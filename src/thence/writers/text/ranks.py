@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.analysis.collectives.waits import NOT_CAUSED
 from thence.model.kernel_names import clip, short_names
 from thence.units import format_ns, format_share
 from thence.writers.text.printable import printable
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.job import Job
     from thence.analysis.ranks.reasons import Reasons
 
-__all__ = ["GROUPS", "LINKS", "MEANINGS", "STAGES", "cause_name", "reason_rows", "straggler_lines"]
+__all__ = [
+    "GROUPS",
+    "LINKS",
+    "MEANINGS",
+    "NOT_CAUSED_COLUMNS",
+    "STAGES",
+    "cause_name",
+    "not_caused_rows",
+    "reason_rows",
+    "straggler_lines",
+    "with_device_names",
+]
 
 MEANINGS = {
     "slower_gpu": "slower GPU",
@@ -31,6 +43,7 @@ MEANINGS = {
 GROUPS = {
     "kind": "group",
     "size": "ranks",
+    "shown": "shown",
     "collectives": "collectives",
     "exposed_wait_ns": "waits",
     "transfer_ns": "transfers",
@@ -57,6 +70,31 @@ LINKS = {
 """Columns of `Job.links` that are shown, with their headings."""
 
 
+NOT_CAUSED_COLUMNS = {
+    "why": "waits that no rank caused",
+    "per_step_ns": "per step",
+    "share": "share",
+}
+"""Columns of `not_caused_rows`, with their headings."""
+
+
+def with_device_names(rows: pl.DataFrame) -> pl.DataFrame:
+    """Adds who: the rank and GPU of each row, or if it has none, why no rank is known to have caused its waits."""
+    device = pl.format("rank {} GPU {}", "rank", "device")
+    return rows.with_columns(
+        who=pl.coalesce(pl.col("code").replace_strict(NOT_CAUSED, default=None), device)
+    )
+
+
+def not_caused_rows(job: Job) -> pl.DataFrame:
+    """The waits that no rank is known to have caused: why, per_step_ns (without steps, of all the time), share."""
+    return job.not_caused.select(
+        why=pl.col("code").replace_strict(NOT_CAUSED, return_dtype=pl.String),
+        per_step_ns=pl.col("wait_ns") / max(len(job.counted), 1),
+        share="share",
+    )
+
+
 def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
     """The row of each straggler, with a sentence about it.
 
@@ -66,23 +104,15 @@ def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
         row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(
             0, named=True
         )
-        yield row, _sentence(row, why, _step_since(job, row["since_step"]))
+        yield row, _sentence(job, row, why)
 
 
-def _step_since(job: Job, since: str | None) -> float:
-    """Median duration in ns of the steps since the rank became late, because its lateness makes steps longer."""
-    if since not in job.keys:
-        return job.step_ns
-    late = job.cells.filter(pl.col("key").is_in(job.keys[job.keys.index(since) :]))
-    median = late["step_ns"].median()
-    return median if isinstance(median, float) else job.step_ns
-
-
-def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
-    share = format_share(row["mean_ns"] / max(step_ns, 1), 1)
+def _sentence(job: Job, row: dict[str, Any], why: Reasons) -> str:
+    share = format_share(row["late_share"], 1)
     who = f"rank {row['rank']} GPU {row['device']}"
+    per_step = "" if job.step_kind is None else " per step"
     if not row["straggler"]:
-        text = f"{who} causes the most waiting: {format_ns(row['mean_ns'])} per step ({share} of a step)"
+        text = f"the longest waits were for {who}: {format_ns(row['mean_ns'])}{per_step} ({share} of {job.unit})"
     else:
         text = (
             f"{who} makes others wait {format_ns(row['mean_ns'])} per step ({share} of a step) since "
