@@ -1,10 +1,11 @@
-"""``thence collectives`` as it prints: who was waited for first, both tables in CSV, everything in JSON."""
+"""``thence collectives`` as it prints: the last arrivals first, both tables in CSV, everything in JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from typing import TYPE_CHECKING
 
 from collective_jobs import Job, joint
@@ -14,32 +15,38 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_who_was_waited_for_comes_first() -> None:
+def test_last_arrivals_come_first_without_a_verdict_of_their_own() -> None:
     lines = run_thence("collectives", *FSDP).stdout.decode().splitlines()
-    assert lines[0] == "who the others waited for"
-    assert lines[1].split()[:2] == ["rank", "GPU"]
-    ranks = [int(line.split()[0]) for line in lines[2 : lines.index("")]]
-    caused = json.loads(run_thence("collectives", *FSDP, "--format", "json").stdout)["stragglers"]
-    assert ranks == [row["rank"] for row in caused if row["caused_ns"]]
+    assert lines[0].startswith("last arrivals")
+    shown = [line.split("  ")[0] for line in lines[1 : lines.index("")]]
+    document = json.loads(run_thence("collectives", *FSDP, "--format", "json").stdout)
+    rows = [row for row in document["last_arrivals"] if row["waited_ns"]]
+    devices = [f"rank {row['rank']} GPU {row['device']}" for row in rows if row["code"] is None]
+    assert shown == [
+        *devices, "no rank: hosts had launched ahead", "no rank: before the median rank",
+    ]  # fmt: skip
+    assert sorted(devices) == ["rank 1 GPU 1", "rank 3 GPU 3"]
     sizes = lines[lines.index("") + 1]
     assert sizes.startswith("collective")
+    assert re.search(r"longest waits, mean +longest ", sizes)
     assert "best bus GB/s" in sizes
     assert "whole kernel GB/s" in sizes
     assert any(line.endswith("none is shifted") for line in lines)
 
 
-def test_csv_holds_who_was_waited_for_and_the_sizes(tmp_path: Path) -> None:
+def test_csv_holds_the_last_arrivals_and_the_sizes(tmp_path: Path) -> None:
     run_thence("collectives", *FSDP, "-o", tmp_path / "out.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
     document = json.loads(run_thence("collectives", *FSDP, "--format", "json").stdout)
-    for table, key in (("late", "stragglers"), ("sizes", "rows")):
+    for table, key in (("last_arrivals", "last_arrivals"), ("sizes", "rows")):
         found = [row for row in rows if row["table"] == table]
         assert len(found) == len(document[key]) > 0
         for row, expected in zip(found, document[key], strict=True):
             assert {name: row[name] != "" for name in expected} == {
                 name: value is not None for name, value in expected.items()
             }
-    assert {row["device"] for row in rows if row["table"] == "late"} == {"0", "1", "2", "3"}
+    last = [row for row in rows if row["table"] == "last_arrivals"]
+    assert {row["device"] for row in last} == {"0", "1", "2", "3", ""}
 
 
 def test_undescribed_kernels_are_no_failure_and_named(tmp_path: Path) -> None:

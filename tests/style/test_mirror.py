@@ -84,6 +84,8 @@ ELSEWHERE = {
     "cli/inside.py": "end_to_end/test_inside.py::test_command_line_prints_json_csv_and_tables",
     "cli/output.py": "end_to_end/test_cli.py::test_csv_is_a_table_with_a_heading",
     "doctor/probe.py": "doctor/test_examine.py",
+    "writers/page/ranks_page.py": "cli/test_ranks.py::test_the_page_is_written",
+    "writers/text/ranks.py": "cli/test_ranks.py::test_the_first_screen_says_who_since_when_and_why",
     "model/server_steps.py": "analysis/steps/test_kinds.py::test_what_a_servers_name_of_a_step_says",
     "explanations.py": "analysis/steps/test_table.py::test_selected_steps_are_as_in_the_whole",
     "inside/clocks.py": "inside/test_formats.py",

@@ -139,8 +139,8 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
     return found
 
 
-def _show_causes(output: Console, why: Reasons) -> None:
-    """Prints a line for each cause, and below it the places of the cause."""
+def _show_causes(output: Console, why: Reasons, per: str) -> None:
+    """Prints a line for each cause, and below it the places of the cause; ``per`` tells what its time is for."""
     from rich.text import Text
 
     from thence.writers.text.ranks import reason_rows
@@ -148,7 +148,7 @@ def _show_causes(output: Console, why: Reasons) -> None:
     rows = reason_rows(why)
     width = max((len(cause) for cause in rows["cause"]), default=0)
     for cause, per_step, share, where in rows.iter_rows():
-        figures = f"{format_ns(per_step)} per step   {format_share(share, 1)}"
+        figures = f"{format_ns(per_step)} {per}   {format_share(share, 1)}"
         print_table(output, Text(f"{cause:{width}}   {figures}", "bold"))
         lines = Text(where).wrap(output, max(output.width - len(_INDENT), 1)) if where else ()
         for line in lines:
@@ -163,9 +163,8 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
     from thence.writers.text.ranks import (
         GROUPS,
         LINKS,
-        NOT_CAUSED_COLUMNS,
         STAGES,
-        not_caused_rows,
+        not_caused,
         straggler_lines,
     )
 
@@ -174,7 +173,7 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
     for (_, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
         print_table(output, "")
         print_table(output, Text(printable(sentence)))
-        _show_causes(output, why)
+        _show_causes(output, why, job.per)
     shown = Result(result.form, None, result.top or _SHOWN)
     ranks, groups = dict(_RANKS), dict(GROUPS)
     if not job.ranks["unknown_ns"].sum():
@@ -184,7 +183,7 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
     tables = [
         (job.links, LINKS),
         (job.ranks, ranks),
-        (not_caused_rows(job), NOT_CAUSED_COLUMNS),
+        not_caused(job),
         (job.groups, groups),
         (job.stages, STAGES),
     ]

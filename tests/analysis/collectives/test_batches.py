@@ -100,7 +100,7 @@ def test_a_recorded_schedule_waits_for_its_slow_stage() -> None:
         assert row["count"] == row["instances"] == len(waits[size])
         assert row["wait_ns_sum"] == pytest.approx(1000 * sum(waits[size]), abs=200)
         assert row["wait_ns_max"] == pytest.approx(1000 * max(waits[size]), abs=5)
-    found = dict(times.stragglers.select("rank", "caused_ns").rows())
+    found = dict(times.last_arrivals.select("rank", "waited_ns").rows())
     assert found == {rank: pytest.approx(1000 * us, abs=200) for rank, us in caused.items()}
     assert max(found, key=lambda rank: found[rank]) == 2
     ns = sorted(times.instances["transfer_ns"].drop_nulls().to_list())
@@ -131,7 +131,7 @@ def test_each_kernel_of_a_ring_waits_for_its_last_neighbour(tmp_path: Path) -> N
     # In round n the other two wait until it comes: its lateness less their own, which is their place.
     waits = {n: [100_000 * (n + 1) - 1000 * p for p in range(3) if p != n] for n in range(3)}
     assert row["wait_ns_sum"] == row["device_wait_ns_sum"] == sum(map(sum, waits.values()))
-    caused = dict(times.stragglers.select("rank", "caused_ns").rows())
+    caused = dict(times.last_arrivals.select("rank", "waited_ns").rows())
     assert caused == {rank: sum(waits[place]) for place, rank in enumerate(RING)}
     assert times.instances["transfer_ns"].to_list() == [20_000] * 9
     assert times.instances["devices"].to_list() == [3] * 9

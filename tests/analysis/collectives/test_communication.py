@@ -153,10 +153,10 @@ def test_waits_by_size() -> None:
 
 
 def test_late_devices_the_most_waited_for_first() -> None:
-    both = {"device": 0, "instances": 2, "last": 1}
-    assert result().stragglers.rows(named=True) == [
-        {"rank": 1, **both, "caused_ns": 30, "caused_device_ns": 30, "late_ns_mean": 15.0, "late_ns_max": 30},
-        {"rank": 0, **both, "caused_ns": 10, "caused_device_ns": 10, "late_ns_mean": 5.0, "late_ns_max": 10},
+    both = {"device": 0, "code": None, "instances": 2, "last": 1}
+    assert result().last_arrivals.rows(named=True) == [
+        {"rank": 1, **both, "waited_ns": 30, "waited_device_ns": 30, "late_ns_mean": 15.0, "late_ns_max": 30},
+        {"rank": 0, **both, "waited_ns": 10, "waited_device_ns": 10, "late_ns_mean": 5.0, "late_ns_max": 10},
     ]  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def test_one_rank_alone_knows_no_waits() -> None:
     found = collectives(rank_tables(0, [("k", 0, 100)], [one("allreduce")]))
     assert found.instances["wait_ns"].to_list() == [None]
     assert found.by_size["wait_ns_mean"].to_list() == [None]
-    assert found.stragglers.is_empty()
+    assert found.last_arrivals.is_empty()
 
 
 def test_json_has_the_agreed_keys() -> None:
@@ -223,8 +223,8 @@ def test_kinds_that_kernels_say(name: str, kind: str | None) -> None:
 def test_one_csv_holds_both_tables() -> None:
     found = result()
     both = found.tables
-    assert both["table"].to_list() == ["late", "late", "sizes"]
-    assert both.filter(table="late")["caused_ns"].to_list() == [30, 10]
+    assert both["table"].to_list() == ["last_arrivals", "last_arrivals", "sizes"]
+    assert both.filter(table="last_arrivals")["waited_ns"].to_list() == [30, 10]
     assert both.filter(table="sizes").select(found.by_size.columns).equals(found.by_size)
 
 

@@ -87,7 +87,7 @@ def test_steps_that_nothing_tells_apart_are_refused_with_the_reason(tmp_path: Pa
     assert set(rows["unmatched"]) == {"ambiguous"}
     times = trace.collective_times()
     assert times.by_size["wait_ns_mean"].to_list() == [None]
-    assert times.stragglers.is_empty()
+    assert times.last_arrivals.is_empty()
     assert any("several ways of pairing them fit equally well" in note for note in times.notes)
     assert trace.alignment.matched == 0
 

@@ -28,10 +28,16 @@ if TYPE_CHECKING:
 NSIGHT = DATA / "nsight"
 
 
-def late(times: pl.DataFrame) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """By rank and device: times last, wait caused, summed over devices."""
-    rows = times.select("rank", "device", "last", "caused_ns", "caused_device_ns").rows()
-    return {(rank, device): tuple(rest) for rank, device, *rest in rows}  # type: ignore[misc]
+def arrivals(rows: pl.DataFrame) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """By rank and device: how often it arrived last, how long the others waited then, and summed over devices."""
+    columns = ("rank", "device", "last", "waited_ns", "waited_device_ns")
+    of_devices = rows.filter(rows["code"].is_null()).select(columns).rows()
+    return {(rank, device): tuple(rest) for rank, device, *rest in of_devices}  # type: ignore[misc]
+
+
+def of_nobody(rows: pl.DataFrame) -> dict[str, int]:
+    """The longest waits that no device caused, by code."""
+    return dict(rows.filter(rows["code"].is_not_null()).select("code", "waited_ns").rows())
 
 
 def pipeline(microbatches: int) -> list[Call]:
@@ -59,7 +65,7 @@ def test_stages_of_a_pipeline_wait_for_their_own_neighbours(tmp_path: Path) -> N
         (a, first), (b, second) = call.arrivals.items()
         caused[a if first > second else b] += abs(first - second)
     times = thence.open(*Job(calls).write(tmp_path)).collective_times("keep")
-    assert {rank: ns for (rank, _), (_, ns, _) in late(times.stragglers).items()} == caused
+    assert {rank: ns for (rank, _), (_, ns, _) in arrivals(times.last_arrivals).items()} == caused
     assert max(caused, key=lambda rank: caused[rank]) == 2
     rows = {row["collective"]: row for row in times.by_size.to_dicts()}
     waits = [abs(a - b) for a, b in (call.arrivals.values() for call in calls)]
@@ -90,8 +96,11 @@ def test_receivers_wait_for_the_root_and_the_root_for_nobody(tmp_path: Path) -> 
         Call("broadcast", 8, {0: 2_600_000, 1: 2_000_000, 2: 2_100_000}, {0: 2_610_000, 1: 2_612_000, 2: 2_614_000}),
     ]  # fmt: skip
     times = thence.open(*Job(calls).write(tmp_path)).collective_times("keep")
-    root = (1, 600_000, 1_100_000)
-    assert late(times.stragglers) == {(0, 0): root, (1, 0): (0, 0, 0), (2, 0): (0, 0, 0)}
+    # Rank 1 had waited for 100 us when rank 2, the one in the middle, arrived.
+    root = (1, 500_000, 1_000_000)
+    found = arrivals(times.last_arrivals)
+    assert found == {(0, 0): root, (1, 0): (0, 0, 0), (2, 0): (0, 0, 0)}
+    assert of_nobody(times.last_arrivals) == {"early": 100_000}
     assert sorted(times.instances["wait_ns"]) == [0, 0, 600_000]
     # The longest time that a receiver took once the root and itself were there.
     transfers = [912_000 - 900_000, 1_312_000 - 1_300_000, 2_614_000 - 2_600_000]
@@ -118,9 +127,11 @@ def test_the_late_gpu_inside_one_process_is_named() -> None:
                                        "bytes": [8] * count, "group_size": [3] * count}),
     )  # fmt: skip
     found = collectives(attribute(tables), WarmUp.KEEP)
-    each = 300_000 + 299_000
-    blamed = (6, 6 * 300_000, 6 * each)
-    assert late(found.stragglers) == {(0, 2): blamed, (0, 0): (0, 0, 0), (0, 1): (0, 0, 0)}
+    # Device 0 arrived 1 us before device 1, the one in the middle.
+    last = (6, 6 * 299_000, 6 * 2 * 299_000)
+    nobody = (0, 0, 0)
+    assert arrivals(found.last_arrivals) == {(0, 2): last, (0, 0): nobody, (0, 1): nobody}
+    assert of_nobody(found.last_arrivals) == {"early": 6 * 1_000}
     assert found.instances["last_device"].to_list() == [2] * 6
     assert found.instances["transfer_ns"].to_list() == [50_000] * 6
 
@@ -166,17 +177,17 @@ def test_fsdp_ranks_against_their_raw_arrivals() -> None:
     calls = raw_calls(paths)
     times = thence.open(*paths).collective_times("keep")
     assert len(calls) == times.instances.height == 28
-    last, caused = dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 0.0)
+    last, early, waited = dict.fromkeys(range(4), 0), 0.0, 0.0
     for call in calls:
         starts = [start for *_, start, _ in call]
-        late_rank = starts.index(max(starts))
-        last[late_rank] += 1
-        caused[late_rank] += max(starts) - min(starts)
-    for rank, _device, times_last, ns in times.stragglers.select(
-        "rank", "device", "last", "caused_ns"
-    ).rows():
-        assert times_last == last[rank]
-        assert ns == pytest.approx(1000 * caused[rank], abs=100)
+        last[starts.index(max(starts))] += 1
+        early += sorted(starts)[1] - min(starts)
+        waited += max(starts) - min(starts)
+    rows = times.last_arrivals
+    assert {rank: n for (rank, _), (n, *_) in arrivals(rows).items()} == last
+    # What the hosts of the waiting ranks had launched ahead is not counted for any rank: tests/cli/test_late_ranks.py.
+    assert of_nobody(rows)["early"] == pytest.approx(1000 * early, abs=100)
+    assert rows["waited_ns"].sum() == pytest.approx(1000 * waited, abs=100)
     for name, kind in (
         ("_allgather_base", "all-gather"),
         ("_reduce_scatter_base", "reduce-scatter"),
@@ -261,7 +272,7 @@ def test_a_recorded_pipeline_waits_for_its_slow_stage() -> None:
             elif done >= received:
                 caused[source + 1] += received - sent
     times = thence.open(*paths).collective_times("keep")
-    found = {rank: ns for (rank, _), (_, ns, _) in late(times.stragglers).items()}
+    found = {rank: ns for (rank, _), (_, ns, _) in arrivals(times.last_arrivals).items()}
     assert found == {rank: pytest.approx(1000 * us, abs=100) for rank, us in caused.items()}
     assert max(found, key=lambda rank: found[rank]) == 2
 

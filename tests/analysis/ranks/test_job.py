@@ -213,7 +213,7 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
     caused = set(found.ranks.filter(pl.col("wait_caused_ns") > 0)["rank"])
     assert caused == {rank for rank, count in last.items() if count}
     assert found.stragglers.is_empty()
-    assert "too few steps to distinguish a late rank from chance" in found.statement
+    assert found.statement.startswith("no late rank is named: 2 steps count, which is too few")
 
 
 def test_the_wait_at_the_first_collective_has_no_cause_and_a_reason_for_that(fsdp_job: Job) -> None:
@@ -225,7 +225,9 @@ def test_the_wait_at_the_first_collective_has_no_cause_and_a_reason_for_that(fsd
     late = first.index(max(first))
     (why,) = [why for why in fsdp_job.reasons if why.rank == late]
     (row,) = why.rows.filter(pl.col("cause") == "unknown").iter_rows(named=True)
-    assert row["total_ns"] == pytest.approx(max(first) - min(first), rel=0.01)
+    assert row["total_ns"] == pytest.approx(
+        max(first) - sorted(first)[1], rel=0.01
+    )  # since the median rank
     assert row["detail"].startswith("the first collective of its group in the trace")
 
 
@@ -296,7 +298,7 @@ def test_who_launches_late_is_late_only_where_its_host_is_slower(slower: bool) -
     summaries["collectives"] = pl.concat([first.with_columns(launch=launch), late])
     found = job_of(summaries)
     assert found.stragglers["rank"].to_list() == ([1] if slower else [])
-    assert any("not caused by a late rank" in note for note in found.notes) is not slower
+    assert (found.not_caused_share("launched_ahead") > 0.1) is not slower
     share = found.ranks.filter(rank=1)["mean_ns"][0] / (0.2 * job.step.length)
     assert share > 0.8 if slower else share < 0.1
 
@@ -318,5 +320,7 @@ def test_reasons_add_up_to_what_the_rank_caused() -> None:
 
 def test_one_rank_has_nobody_to_wait_for() -> None:
     found = shared(FSDP[0]).late_ranks()
-    assert found.statement == "one device, so no device waits for another"
+    assert found.statement == (
+        "one device, so no device waits for another; the trace shows 1 of 4 ranks; missing 1-3"
+    )
     assert found.reasons == ()

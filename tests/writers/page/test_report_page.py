@@ -79,8 +79,10 @@ def test_every_section_of_four_ranks() -> None:
     content, outline = data(page), Outline(page)
     assert outline.sections == SECTIONS
     assert set(outline.places) == {*content["figures"], *content["tables"]}
-    assert {"bandwidth", "waits", "stragglers", "groups", "concurrency"} <= set(content["figures"])
-    tables = {"by-kernel", "by-label", "by-rank", "sizes", "stragglers"}
+    assert {"bandwidth", "waits", "last-arrivals", "groups", "concurrency"} <= set(
+        content["figures"]
+    )
+    tables = {"by-kernel", "by-label", "by-rank", "sizes", "last-arrivals"}
     assert tables | {"idle", "idle-causes", "idle-late"} <= set(content["tables"])
     assert len(page.encode()) < 6_000_000
     assert absent(page) == [
@@ -138,7 +140,7 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plot_timeline", "plot_by", "plot_flame", "plot_streams", "plot_concurrency",
                                   "plot_bandwidth", "plot_waits", "plot_wait_histogram",
-                                  "plot_wait_sizes", "plot_stragglers", "plot_spread"])  # fmt: skip
+                                  "plot_wait_sizes", "plot_last_arrivals", "plot_spread"])  # fmt: skip
 def test_figures_for_notebooks(name: str) -> None:
     figure = getattr(shared(*FSDP), f"{name}")()
     assert figure.data

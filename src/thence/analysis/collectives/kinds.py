@@ -12,7 +12,16 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["FROM_ROOT", "JOINT", "PEERS", "TO_ROOT", "bandwidths", "kind_of", "kind_of_kernel"]
+__all__ = [
+    "FROM_ROOT",
+    "JOINT",
+    "MESSAGES",
+    "PEERS",
+    "TO_ROOT",
+    "bandwidths",
+    "kind_of",
+    "kind_of_kernel",
+]
 
 JOINT = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
@@ -26,6 +35,8 @@ TO_ROOT = ("reduce", "gather")
 """The root waits for all others; they may end before it begins."""
 PEERS = ("send", "recv")
 """A pair: source and destination."""
+MESSAGES = (*PEERS, "send-recv", "coalesced", "collective-permute")
+"""Sends and receives, alone or in batches: a device waits for its neighbours only."""
 
 _KINDS = (  # the first match decides; names are in lower case, with only letters and digits
     ("ragged-all-to-all", "ragged"),

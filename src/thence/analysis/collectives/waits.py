@@ -32,7 +32,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.batches import NO_PEERS
-from thence.analysis.collectives.kinds import FROM_ROOT, JOINT, PEERS, TO_ROOT, bandwidths
+from thence.analysis.collectives.kinds import (
+    FROM_ROOT,
+    JOINT,
+    MESSAGES,
+    PEERS,
+    TO_ROOT,
+    bandwidths,
+)
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
@@ -51,7 +58,6 @@ launched_ahead: the hosts of the ranks that waited had launched ahead. They need
 rank that arrived last, so the steps are host-bound. early: the wait of a device before the median rank arrived.
 not_all_shown: exposed communication in collectives in which a participant that the trace does not show, or that could
 not be matched, may have arrived last; at most this much of it is waiting."""
-_NOBODY = {"rank": pl.lit(None, pl.Int32), "device": pl.lit(None, pl.Int32)}
 _MAX_LATER = 0.1
 """If the trace lacks a participant, the last one that it shows counts as the last to arrive if the collective ended
 within this share of the longest wait after that arrival. The missing participant then arrived at most that much later,
@@ -247,8 +253,9 @@ def instance_times(places: pl.DataFrame) -> pl.DataFrame:
 def last_arrivals(places: pl.DataFrame, launched_ahead: pl.DataFrame | None = None) -> pl.DataFrame:
     """How often each device arrived last, and how long the others waited then; from `participants`.
 
-    A wait begins with the arrival of the median device of the collective: the time that a device waited before that is
-    in the row of the code early. Who is late, the table does not tell: `thence.analysis.ranks` decides it.
+    Except for sends and receives, a wait begins with the arrival of the median device of the collective: the time that
+    a device waited before that is in the row of the code early. The table does not tell who is late:
+    `thence.analysis.ranks` decides it.
 
     Args:
         places: as `participants` returns them.
@@ -263,59 +270,94 @@ def last_arrivals(places: pl.DataFrame, launched_ahead: pl.DataFrame | None = No
         caused, without rank and device, as far as there are any: rows with the codes of `NOT_CAUSED`, whose last is
         the number of instances with such waits.
     """
-    wait, start = pl.col("wait_ns"), pl.col("start")
-    known = places.filter("known").with_columns(
-        late=start - start.min().over("instance"),
-        median=start.sort().get((pl.len() - 1) // 2).over("instance"),
-        arrival=pl.when("awaited").then("start").max().over("instance"),
-    )
-    since = pl.min_horizontal(wait, (pl.col("arrival") - pl.col("median")).clip(lower_bound=0))
-    known = known.with_columns(since=pl.when(pl.col("arrival").is_not_null()).then(since))
-    ahead = pl.lit(0.0) if launched_ahead is None else pl.col("share").fill_null(0.0)
-    shared = known.group_by("instance").agg(
-        longest=wait.max(), every=wait.sum(), most=pl.col("since").max(), whole=pl.col("since").sum(),
-        **{name: pl.col(name).filter("awaited").first() for name in ("rank", "device")},
-    )  # fmt: skip
-    if launched_ahead is not None:
-        shared = shared.join(launched_ahead, on="instance", how="left")
-    shared = shared.filter(pl.col("longest") > 0).with_columns(ahead=ahead)
-    told = pl.col("most").is_not_null()
-    parts = {
-        None: (
-            told,
-            pl.col("most") * (1 - pl.col("ahead")),
-            pl.col("whole") * (1 - pl.col("ahead")),
-        ),
-        "launched_ahead": (
-            told,
-            pl.col("most") * pl.col("ahead"),
-            pl.col("whole") * pl.col("ahead"),
-        ),
-        "early": (told, pl.col("longest") - pl.col("most"), pl.col("every") - pl.col("whole")),
-        "not_all_shown": (~told, pl.col("longest"), pl.col("every")),
-    }
-    sums = [
-        shared.filter(which, (longest.round() > 0) | pl.lit(code is None))
-        .with_columns(code=pl.lit(code, pl.String), **({} if code is None else _NOBODY))
-        .group_by("rank", "device", "code")
-        .agg(
-            last=pl.len(),
-            waited_ns=longest.sum().round().cast(pl.Int64),
-            waited_device_ns=every.sum().round().cast(pl.Int64),
-        )
-        for code, (which, longest, every) in parts.items()
-    ]
+    late = pl.col("start") - pl.col("start").min().over("instance")
+    known = places.filter("known").with_columns(late=late)
     devices = known.group_by("rank", "device").agg(
         instances=pl.col("instance").n_unique(),
         late_ns_mean=pl.col("late").mean(),
         late_ns_max=pl.col("late").max(),
     )
+    parts = _by_cause(_instance_waits(known), launched_ahead)
+    sums = parts.group_by("rank", "device", "code").agg(
+        last=pl.len(), waited_ns=pl.col("longest").sum(), waited_device_ns=pl.col("every").sum()
+    )
+    of_devices = devices.join(
+        sums.filter(pl.col("code").is_null()), on=["rank", "device"], how="left"
+    )
+    others = sums.filter(pl.col("code").is_not_null())
+    figures = pl.col("last", "waited_ns", "waited_device_ns")
+    order = (pl.col("code").is_not_null(), "waited_ns", "rank", "device")
     return (
-        pl.concat([devices.join(sums[0], on=["rank", "device"], how="left"), *sums[1:]], how="diagonal_relaxed")
-        .with_columns(pl.col("last", "waited_ns", "waited_device_ns").fill_null(0))
-        .sort(pl.col("code").is_not_null(), "waited_ns", "rank", "device", descending=[False, True, False, False])
+        pl.concat([of_devices, others], how="diagonal_relaxed")
+        .with_columns(figures.fill_null(0).round().cast(pl.Int64))
+        .sort(*order, descending=[False, True, False, False])
         .select(
-            "rank", "device", "code", "instances", "last", "waited_ns", "waited_device_ns", "late_ns_mean",
-            "late_ns_max",
+            *("rank", "device", "code", "instances", "last", "waited_ns", "waited_device_ns"),
+            *("late_ns_mean", "late_ns_max"),
         )
-    )  # fmt: skip
+    )
+
+
+def _instance_waits(known: pl.DataFrame) -> pl.DataFrame:
+    """One row per matched instance in which a device waited, with its waits.
+
+    Returns:
+        instance, rank and device (that arrived last; null if a missing participant may have), longest and every (the
+        longest wait, and the sum of all waits, ns), longest_since and every_since (the same of the waits since the
+        median device arrived; since their begin for sends and receives; null if rank is null).
+    """
+    start = pl.col("start")
+    arrival = pl.when("awaited").then("start").max().over("instance")
+    median = start.sort().get((pl.len() - 1) // 2).over("instance")
+    since = pl.min_horizontal("wait_ns", (arrival - median).clip(lower_bound=0))
+    since = pl.when(pl.col("collective").is_in(MESSAGES)).then("wait_ns").otherwise(since)
+    return (
+        known.with_columns(since=pl.when(arrival.is_not_null()).then(since))
+        .group_by("instance")
+        .agg(
+            **{name: pl.col(name).filter("awaited").first() for name in ("rank", "device")},
+            longest=pl.col("wait_ns").max(),
+            every=pl.col("wait_ns").sum(),
+            longest_since=pl.col("since").max(),
+            every_since=pl.when(pl.col("since").count() > 0).then(pl.col("since").sum()),
+        )
+        .filter(pl.col("longest") > 0)
+    )
+
+
+def _by_cause(waits: pl.DataFrame, launched_ahead: pl.DataFrame | None) -> pl.DataFrame:
+    """The waits of each instance by who caused them: rank, device, code, longest and every (ns).
+
+    Args:
+        waits: as `_instance_waits` returns them.
+        launched_ahead: as `last_arrivals` takes it.
+    """
+    share: pl.Expr = pl.lit(0.0)
+    if launched_ahead is not None:
+        waits = waits.join(launched_ahead, on="instance", how="left")
+        share = pl.col("share").fill_null(0.0)
+    told = pl.col("rank").is_not_null()
+    amounts: dict[str | None, list[pl.Expr]] = {
+        code: [] for code in (None, "launched_ahead", "early", "not_all_shown")
+    }
+    for name in ("longest", "every"):
+        whole, since = pl.col(name), pl.col(f"{name}_since").fill_null(0)
+        amounts[None].append(since * (1 - share))
+        amounts["launched_ahead"].append(since * share)
+        amounts["early"].append(pl.when(told).then(whole - since).otherwise(0))
+        amounts["not_all_shown"].append(pl.when(told).then(0).otherwise(whole))
+    nobody = pl.lit(None, pl.Int32)
+    parts = [
+        waits.select(
+            rank="rank" if code is None else nobody,
+            device="device" if code is None else nobody,
+            code=pl.lit(code, pl.String),
+            longest=longest.cast(pl.Float64),
+            every=every.cast(pl.Float64),
+        )
+        for code, (longest, every) in amounts.items()
+    ]
+    # A device arrived last even if it caused nothing; of the other rows, those of less than 1 ns say nothing.
+    return pl.concat(
+        [parts[0].filter(told), *(part.filter(pl.col("longest") >= 1) for part in parts[1:])]
+    )

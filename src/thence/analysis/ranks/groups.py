@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.collectives.kinds import JOINT, PEERS
+from thence.analysis.collectives.kinds import JOINT, MESSAGES
 from thence.analysis.ranks.stragglers import late_since
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
         trace shows) and transfer_ns (exposed time that is no wait; null if devices are missing); the largest wait
         first. Collectives of XLA programs are one group without a name.
     """
-    messages = pl.col("collective").is_in((*PEERS, "send-recv", "coalesced", "collective-permute"))
+    messages = pl.col("collective").is_in(MESSAGES)
     sums = joined.rows.group_by("group").agg(
         collectives=pl.col("instance").n_unique(),
         shown=pl.struct("rank", "device").n_unique().cast(pl.Int32),

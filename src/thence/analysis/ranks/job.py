@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.collectives.kinds import MESSAGES
 from thence.analysis.collectives.missing import job_ranks
 from thence.analysis.collectives.waits import NOT_CAUSED
 from thence.analysis.diff.counted_steps import left_out
 from thence.analysis.ranks.groups import group_rows, slow_links
 from thence.analysis.ranks.joined import Joined, joined, table_of
-from thence.analysis.ranks.lateness import MESSAGES, Lateness, lateness, step_keys
+from thence.analysis.ranks.lateness import Lateness, lateness, step_keys
 from thence.analysis.ranks.pipelines import stage_causes, stages
 from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.ranks.stragglers import CONFIDENCE, FEWEST_STEPS, LEAST_SHARE, late_since
@@ -149,6 +150,11 @@ class Job:
         """What shares are of: a step, or the recording if it has no steps."""
         return "the recording" if self.step_kind is None else "a step"
 
+    @property
+    def per(self) -> str:
+        """What times are given for: each step, or all of a recording without steps."""
+        return "in all" if self.step_kind is None else "per step"
+
     def not_caused_share(self, code: str) -> float:
         """The share of the steps' time that is waits of this code of `not_caused`."""
         return float(self.not_caused.filter(code=code)["share"].sum())
@@ -214,55 +220,35 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], *, explain: boo
     keys, counted, said = _counted(steps, devices)
     found = lateness(together, steps)
     used = steps.filter(pl.col("key").is_in(counted))
-    # A step of a job lasts until its last device is done, so no wait in it is longer.
-    longest = dict(used.group_by("key").agg(pl.col("duration").max()).iter_rows())
-    lengths = np.array([longest.get(key, 0) for key in counted], np.float64)
+    lengths = _lengths(used, counted)
     step_ns = float(lengths.mean()) if counted else 0.0
     shown = job_ranks(devices["rank"], devices["job_ranks"].max(), together.groups["members"])  # type: ignore[arg-type] # an integer
     groups = group_rows(together, shown.shown + len(shown.missing_ranks))
     lacking = groups.filter(pl.col("shown") < pl.col("size")).select("group")
     messages = _stages(together, used)
     beyond = stage_causes(messages, found.messages, used)
-    if (
-        not _message_groups(together)
-        .join(lacking, on="group", how="semi", nulls_equal=True)
-        .is_empty()
-    ):
+    if _message_groups(together).join(lacking, on="group", how="semi", nulls_equal=True).height:
         beyond = beyond.clear()  # the others may have waited for a stage that is missing
     found = replace(found, late=pl.concat([found.late, beyond], how="diagonal_relaxed"))
-    caused = (
-        pl.concat([found.caused, beyond.select(*_PLACE, "key", caused_ns="own_ns")])
-        .group_by(*_PLACE, "key")
-        .agg(pl.col("caused_ns").sum())
-    )
+    caused = _sums([found.caused, beyond.select(*_PLACE, "key", caused_ns="own_ns")])
     late = _late(devices, caused, counted, lengths)
-    ranks = _rows(late, used, together, found, _lacking_devices(together, lacking))
     kinds = devices["step_kind"].drop_nulls()
-    if kinds.is_empty():
-        ranks = ranks.with_columns(steps_per_second=pl.lit(None, pl.Float64))
-    not_caused = _not_caused(found, beyond, counted, step_ns)
-    named = ranks.filter("straggler").head(_EXPLAINED)
-    if named.is_empty():
-        named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
-    if not explain:
-        named = named.clear()
-    places = list(named.select(_PLACE).iter_rows())
-    since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
-    usual = [
-        _usual(caused, place, late_keys, step_ns)
-        for place, late_keys in zip(places, since, strict=True)
-    ]
-    said += _left_out_of_causes(places, since, usual)
+    ranks = _rows(late, used, together, found, _lacking_devices(together, lacking))
     links = slow_links(together, steps, counted, step_ns)
-    return Job(
-        ranks=ranks,
-        not_caused=not_caused,
-        arrivals=_arrivals(found, together.origin),
-        shown=shown,
-        reasons=tuple(
+    reasons: tuple[Reasons, ...] = ()
+    if explain:
+        places, every, usual = _to_explain(ranks, caused, counted, step_ns)
+        said += _left_out_of_causes(places, every, usual)
+        reasons = tuple(
             reasons_of(summaries, found, steps, place, late_keys, links)
             for place, late_keys in zip(places, usual, strict=True)
-        ),
+        )
+    return Job(
+        ranks=ranks,
+        not_caused=_not_caused(found, beyond, counted, step_ns),
+        arrivals=_arrivals(found, together.origin),
+        shown=shown,
+        reasons=reasons,
         groups=groups,
         links=links,
         stages=_per_stage(messages),
@@ -306,6 +292,17 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
             "some steps are missing on some devices: a missing step counts as a step without waits"
         )
     return keys, counted, said
+
+
+def _sums(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """caused_ns of the parts, added up by device and step."""
+    return pl.concat(parts).group_by(*_PLACE, "key").agg(pl.col("caused_ns").sum())
+
+
+def _lengths(used: pl.DataFrame, counted: list[str]) -> npt.NDArray[np.float64]:
+    """The length of each step that counts: a step lasts until its last device is done, so no wait in it is longer."""
+    longest = dict(used.group_by("key").agg(pl.col("duration").max()).iter_rows())
+    return np.array([longest.get(key, 0) for key in counted], np.float64)
 
 
 def _late(
@@ -352,6 +349,22 @@ def _matrix(devices: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> npt.N
     matrix = np.zeros((devices.height, len(keys)))
     matrix[placed["at"].to_numpy(), placed["step"].to_numpy()] = placed["caused_ns"].to_numpy()
     return matrix
+
+
+def _to_explain(
+    ranks: pl.DataFrame, caused: pl.DataFrame, counted: list[str], step_ns: float
+) -> tuple[list[tuple[int, int]], list[list[str]], list[list[str]]]:
+    """The devices to explain, the keys of the steps in which each is late, and those of them that are usual."""
+    named = ranks.filter("straggler").head(_EXPLAINED)
+    if named.is_empty():
+        named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
+    places = list(named.select(_PLACE).iter_rows())
+    since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
+    usual = [
+        _usual(caused, place, late_keys, step_ns)
+        for place, late_keys in zip(places, since, strict=True)
+    ]
+    return places, since, usual
 
 
 def _usual(
@@ -428,6 +441,7 @@ def _rows(
     times = used.group_by(_PLACE).agg(
         pl.len().alias("steps"),
         pl.col("duration").mean().alias("step_ns"),
+        pl.col("name").is_not_null().any().alias("has_steps"),
         *(pl.col(f"{what}_ns").mean() for what in ("busy", "compute", "copy", "exposed", "idle")),
     )
     waited = found.waited.join(used.select(*_PLACE, "key"), on=[*_PLACE, "key"], how="semi")
@@ -458,7 +472,7 @@ def _rows(
             "since_step",
             "steps", "step_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_ns", "exposed_wait_ns",
             pl.when(known).then(transfer.clip(lower_bound=0)).alias("transfer_ns"), "unknown_ns", "idle_ns",
-            steps_per_second=1e9 / pl.col("step_ns"),
+            steps_per_second=pl.when("has_steps").then(1e9 / pl.col("step_ns")),
         )
         .sort("wait_caused_ns", *_PLACE, descending=[True, False, False])
     )  # fmt: skip

@@ -44,16 +44,15 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.instances import attached
-from thence.analysis.collectives.kinds import JOINT, PEERS
+from thence.analysis.collectives.kinds import JOINT, MESSAGES
 
 if TYPE_CHECKING:
     from thence.analysis.ranks.joined import Joined
 
-__all__ = ["MESSAGES", "PARTS", "Lateness", "lateness", "step_keys"]
+__all__ = ["PARTS", "Lateness", "lateness", "step_keys"]
 
 PARTS = ("compute", "copy", "idle", "transfer")
 """What a late rank can have spent its extra time on."""
-MESSAGES = (*PEERS, "send-recv", "coalesced", "collective-permute")
 _PLACE = ("rank", "device")
 _TOGETHER = 0.1
 

@@ -20,9 +20,8 @@ from thence.writers.text.printable import printable
 from thence.writers.text.ranks import (
     GROUPS,
     LINKS,
-    NOT_CAUSED_COLUMNS,
     STAGES,
-    not_caused_rows,
+    not_caused,
     reason_rows,
     straggler_lines,
 )
@@ -76,6 +75,7 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
     return {
         "inputs": inputs,
         "statement": printable(job.statement),
+        "per": job.per,
         "notes": [*said, *(printable(note) for note in notes)],
         "rank": job.ranks["rank"].to_list(),
         "device": job.ranks["device"].to_list(),
@@ -87,7 +87,7 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
         "reasons": _reasons(job),
         "open": [list(place) for place in opened(job)],
         "tables": [
-            _table("Waits that no rank caused", not_caused_rows(job), NOT_CAUSED_COLUMNS),
+            _table("Waits that no rank caused", *not_caused(job)),
             _table("Groups", job.groups, GROUPS),
             _table("Pipeline stages", job.stages, STAGES),
             _table("Slow links", job.links, LINKS),

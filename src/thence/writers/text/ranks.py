@@ -21,10 +21,9 @@ __all__ = [
     "GROUPS",
     "LINKS",
     "MEANINGS",
-    "NOT_CAUSED_COLUMNS",
     "STAGES",
     "cause_name",
-    "not_caused_rows",
+    "not_caused",
     "reason_rows",
     "straggler_lines",
     "with_device_names",
@@ -70,14 +69,6 @@ LINKS = {
 """Columns of `Job.links` that are shown, with their headings."""
 
 
-NOT_CAUSED_COLUMNS = {
-    "why": "waits that no rank caused",
-    "per_step_ns": "per step",
-    "share": "share",
-}
-"""Columns of `not_caused_rows`, with their headings."""
-
-
 def with_device_names(rows: pl.DataFrame) -> pl.DataFrame:
     """Adds who: the rank and GPU of each row, or if it has none, why no rank is known to have caused its waits."""
     device = pl.format("rank {} GPU {}", "rank", "device")
@@ -86,13 +77,19 @@ def with_device_names(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def not_caused_rows(job: Job) -> pl.DataFrame:
-    """The waits that no rank is known to have caused: why, per_step_ns (without steps, of all the time), share."""
-    return job.not_caused.select(
+def not_caused(job: Job) -> tuple[pl.DataFrame, dict[str, str]]:
+    """The waits that no rank is known to have caused, and the headings of the columns."""
+    rows = job.not_caused.select(
         why=pl.col("code").replace_strict(NOT_CAUSED, return_dtype=pl.String),
         per_step_ns=pl.col("wait_ns") / max(len(job.counted), 1),
         share="share",
     )
+    headings = {
+        "why": "waits that no rank caused",
+        "per_step_ns": job.per,
+        "share": f"of {job.unit}",
+    }
+    return rows, headings
 
 
 def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
@@ -110,9 +107,8 @@ def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
 def _sentence(job: Job, row: dict[str, Any], why: Reasons) -> str:
     share = format_share(row["late_share"], 1)
     who = f"rank {row['rank']} GPU {row['device']}"
-    per_step = "" if job.step_kind is None else " per step"
     if not row["straggler"]:
-        text = f"the longest waits were for {who}: {format_ns(row['mean_ns'])}{per_step} ({share} of {job.unit})"
+        text = f"the longest waits were for {who}: {format_ns(row['mean_ns'])} {job.per} ({share} of {job.unit})"
     else:
         text = (
             f"{who} makes others wait {format_ns(row['mean_ns'])} per step ({share} of a step) since "
