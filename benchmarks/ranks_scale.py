@@ -82,7 +82,8 @@ class Summarised(thence.Trace):
 
     folder: Path
 
-    def late_ranks(self) -> Job:
+    def late_ranks(self, *, explain: bool = True) -> Job:
+        del explain
         return read(self.folder)
 
     def selected(self, selection: Selection) -> thence.Trace:

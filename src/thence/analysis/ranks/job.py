@@ -119,7 +119,7 @@ class Job:
         if devices < 2:
             return "one device, so no device waits for another"
         if self.step_kind is None:
-            return "no late rank is named: the traces have no steps, which tell a late rank from chance"
+            return "no late rank is named: the traces have no steps, so a late rank cannot be told from chance"
         if count < FEWEST_STEPS:
             return (
                 f"no late rank is named: {several(count, 'step')} {'counts' if count == 1 else 'count'}, which is too "

@@ -42,7 +42,7 @@ _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 _MAPS = ("wait_ns", "compute_ns", "step_ns", "caused_ns")
 _FIGURES = (
     *("wait_caused_ns", "caused_share", "times_last", "step_ns", "busy_ns", "compute_ns"),
-    *("copy_ns", "exposed_wait_ns", "transfer_ns", "idle_ns", "steps_per_second"),
+    *("copy_ns", "exposed_wait_ns", "transfer_ns", "unknown_ns", "idle_ns", "steps_per_second"),
 )
 
 
