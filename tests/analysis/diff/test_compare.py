@@ -139,11 +139,59 @@ def test_idle_time_that_grew_is_the_cause(base: list[Sample], tmp_path: Path) ->
     assert verdicts(diff, "busy")["all"] in ("same", "unknown")
 
 
-def test_one_run_a_side_says_what_it_does_not_know(base: list[Sample]) -> None:
+def test_one_run_a_side_says_first_what_it_does_not_know(base: list[Sample]) -> None:
     diff = compare(base[:1], base[1:2])
     assert not diff.between
-    assert any("one run per side" in note for note in diff.notes)
+    assert diff.explanation[0].startswith("one run per side: step ")
+    assert "unknown, because runs of one program differ by up to 9 %" in diff.explanation[0]
     assert diff.to_json()["noise"] == "within runs"
+
+
+def test_of_one_run_a_side_a_host_pause_changes_the_idle_time_alone(tmp_path: Path) -> None:
+    """Kernels that differ by 0.3 % from run to run, and by a sixth of that from step to step."""
+    quiet = {"steps": 40, "noise": 0.0005, "between": 0.003}
+    paused = changed(STEP, "vectorized_add", idle_us=200.0)
+    paths = [
+        trace_file(tmp_path / "a.json", 1, STEP, **quiet),
+        trace_file(tmp_path / "b.json", 2, paused, **quiet),
+    ]
+    diff = compare([thence.open(paths[0]).sample()], [thence.open(paths[1]).sample()])
+    told = diff.rows.filter(pl.col("verdict").is_in(["slower", "faster", "same"]))
+    assert set(told["by"]) == {"idle"}
+    assert verdicts(diff, "idle")["all"] == "slower"
+    others = diff.rows.filter(~pl.col("by").is_in(["idle", "communication"]))
+    assert set(others["verdict"]) == {"unknown"}
+    # The noise within the runs alone would call most of them different.
+    assert (others["p"] < 0.001).sum() > others.height / 2
+    # 200 us of 1.5 ms are more than the 9 % by which the steps of two runs may differ.
+    assert diff.total.verdict == "slower"
+    assert "more than the 9 % by which runs of one program differ" in diff.explanation[0]
+    assert ": idle " in diff.explanation[0]
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.01, "unknown"), (1.12, "unknown"), (1.2, "slower"), (0.8, "faster")]
+)
+def test_of_one_run_a_side_a_kernel_must_change_by_more_than_runs_differ(
+    tmp_path: Path, factor: float, verdict: str
+) -> None:
+    kernel = "sm90_gemm_64x64_nn"
+    work = changed(STEP, kernel, us=500 * factor)
+    samples = [
+        thence.open(
+            trace_file(tmp_path / f"{n}.json", n, w, steps=20, noise=0.0005, between=0)
+        ).sample()
+        for n, w in enumerate((STEP, work))
+    ]
+    assert verdicts(compare(samples[:1], samples[1:]), "kernel")[kernel] == verdict
+    several = [
+        [thence.open(trace_file(tmp_path / f"{n}{m}.json", 10 * n + m, w, noise=0.0005, between=0.0005)).sample()
+         for m in range(3)]
+        for n, w in enumerate((STEP, work))
+    ]  # fmt: skip
+    # With several runs a side the noise is measured, so that smaller changes are told.
+    told = verdicts(compare(*several), "kernel")[kernel]
+    assert told == ("faster" if factor < 1 else "slower")
 
 
 def test_versions_that_differ_are_a_note() -> None:

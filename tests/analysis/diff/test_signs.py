@@ -90,7 +90,7 @@ def first(
 ) -> str:
     """The first sentence; added: kernels of the side after that the side before lacks."""
     kernels = side(k=1), side(k=1) if added is None else pl.concat([side(k=1), added])
-    return explain(total(before, after, verdict), given, [], kernels, between=True)[0]
+    return explain(total(before, after, verdict), given, [], kernels)[0]
 
 
 def test_the_first_line_names_the_cause() -> None:

@@ -40,13 +40,35 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["ROWS", "SAME_SHARE", "VERDICTS", "Diff", "Row", "compare"]
+__all__ = [
+    "ONE_RUN_IDLE",
+    "ONE_RUN_STEP",
+    "ONE_RUN_WORK",
+    "ROWS",
+    "SAME_SHARE",
+    "VERDICTS",
+    "Diff",
+    "Row",
+    "compare",
+]
 
 VERDICTS = ("slower", "faster", "new", "gone", "unknown", "same")
 LEVEL = 0.05
 """The false discovery rate, and the probability that the true difference is outside of its 95 % interval."""
 SAME_SHARE = 0.01
 """A row is the same if the interval of its difference lies within this share of the row's time before, ..."""
+ONE_RUN_STEP = 0.09
+"""With one run a side, the length of a step is not called different up to this share of it: of 13 programs whose step
+their hosts limited, 12 took up to 9 % longer or less in another run than their trace predicts, and programs that their
+device limited up to 4 % (`thence.analysis.whatif.health`)."""
+ONE_RUN_WORK = 0.13
+"""The same for busy time, and for the time of kernels and places: the largest of the 95th percentiles by which kernels
+of equal name and number differed between two processes of one program (`benchmarks/diff_noise.py processes`): 12 % in
+a Llama under DistributedDataParallel and 12 % under FSDP2 on two H100s, 13 % in a JAX program on two H200s, 1 % in a
+paxml program on two A100s. Kernels that share the device with a waiting collective differ more."""
+ONE_RUN_IDLE = 0.55
+"""The same for idle time and exposed communication, which depend on the pace of hosts: it had a standard deviation of
+20 % from run to run (`thence.analysis.whatif.health`), so two runs differ by up to 1.96 * sqrt(2) * 20 %."""
 _SAME_SHARE_OF_STEP = 0.001
 """... or within this share of the step, whichever is more; rows below this share on both sides are left out."""
 _WHOLE = (STEP, BUSY, IDLE, COMMUNICATION)
@@ -205,8 +227,8 @@ class Diff(Shown):
             )
         else:
             yield (
-                "one run per side: noise is how much the steps within each run vary; how much runs of the same program "
-                "vary is unknown: give several runs per side (--before, --after)"
+                "intervals are those of the noise within each run; several runs per side (--before, --after) measure "
+                "how much runs differ"
             )
 
     def _versions(self) -> Iterator[str]:
@@ -328,7 +350,7 @@ def compare(
         total,
         rows,
         tuple(moved),
-        explain(total.to_json(), rows, moved, kernels, between=found.between),
+        explain(total.to_json(), rows, moved, kernels, None if found.between else ONE_RUN_STEP),
         found.between,
         left_out,
         means,
@@ -374,8 +396,9 @@ def _rows(
         for one, other in ((sides[1], sides[0]), sides)
     )
     margin = np.maximum(same_share * found.before[kept], least)
-    verdicts, needed = _verdicts(found, kept, (new, gone), margin, min(map(len, sides)))
     names = [means.keys[row] for row in kept]
+    known = np.zeros(len(kept)) if found.between else _known_to_differ(found, kept, names)
+    verdicts, needed = _verdicts(found, kept, (new, gone), margin, known, min(map(len, sides)))
     shown = dict(_short(names, matches))
     by_match = {(m.by, m.name): m.rule for m in matches}
     difference = (found.after - found.before)[kept]
@@ -417,23 +440,44 @@ def _new_or_gone(means: RunMeans, one: range, other: range) -> Mask:
     return absent
 
 
+def _known_to_differ(
+    found: Estimates, kept: npt.NDArray[np.int64], names: Sequence[tuple[str, str]]
+) -> npt.NDArray[np.float64]:
+    """By how much runs of the same program are known to differ in each row, ns."""
+    shares = {STEP: ONE_RUN_STEP, IDLE: ONE_RUN_IDLE, COMMUNICATION: ONE_RUN_IDLE}
+    share = np.array([shares.get(by, ONE_RUN_WORK) for by, _ in names])
+    return share * np.maximum(found.before, found.after)[kept]
+
+
 def _verdicts(
     found: Estimates,
     kept: npt.NDArray[np.int64],
     alone: tuple[Mask, Mask],
     margin: npt.NDArray[np.float64],
+    known_ns: npt.NDArray[np.float64],
     runs: int,
 ) -> tuple[list[str], list[int]]:
-    """The verdict of each row, and how many more runs a side it needs; 0 if it is certain or the noise is unknown."""
+    """The verdict of each row, and how many more runs a side it needs; 0 if it is certain or the noise is unknown.
+
+    Args:
+        found: estimates of all rows.
+        kept: numbers of the rows to judge.
+        alone: masks of the rows that are new, and of those that are gone.
+        margin: ns within which a difference counts as none.
+        known_ns: by how much runs of the same program are known to differ, if there is one run a side; else 0.
+        runs: number of runs of the smaller side.
+    """
     new, gone = alone
     tested = np.flatnonzero(~(new | gone))
     differs = np.zeros(len(kept), np.bool_)
     differs[tested] = discoveries(found.p[kept][tested], LEVEL)
     difference = (found.after - found.before)[kept]
     inside = (found.low[kept] >= -margin) & (found.high[kept] <= margin)
+    nothing = (found.before[kept] == 0) & (found.after[kept] == 0)
+    small = ~nothing & (np.abs(difference) <= known_ns)
     code = np.select(
-        [new, gone, differs & (difference > 0), differs, inside],
-        [VERDICTS.index(name) for name in ("new", "gone", "slower", "faster", "same")],
+        [new, gone, small, differs & (difference > 0), differs, inside],
+        [VERDICTS.index(name) for name in ("new", "gone", "unknown", "slower", "faster", "same")],
         VERDICTS.index("unknown"),
     )
     verdicts = [VERDICTS[number] for number in code]

@@ -60,8 +60,7 @@ def explain(
     rows: pl.DataFrame,
     moved: Sequence[Mapping[str, Any]],
     kernels: tuple[pl.DataFrame, pl.DataFrame],
-    *,
-    between: bool,
+    known_share: float | None = None,
 ) -> tuple[str, ...]:
     """Sentences about a comparison, the most important first.
 
@@ -70,21 +69,24 @@ def explain(
         rows: as `Diff.rows`.
         moved: as `moved_time` returns it.
         kernels: kernels of both sides, as `kernels_of` returns them.
-        between: whether the noise is that between runs.
+        known_share: share of a step by which runs of the same program are known to differ, for sides of one run;
+            None if the noise between runs was measured.
     """
     found = signs(*kernels)
-    head = _head(total, between=between)
+    head = _head(total, known_share)
     certain = _without_own_parts(rows.filter(pl.col("verdict").is_in(_TOLD)))
     if total["verdict"] in _TOLD:
         causes = _causes(total["difference_ns"], rows, certain, found)
         named = [cause.text for cause in causes[:1]] or ["no single row explains it"]
         others = [f"also: {cause.text}" for cause in causes[1:_MORE]]
     else:
-        named = [_undecided(total)]
+        named = [_undecided(total) if known_share is None else _too_little(total, known_share)]
         certainly = [sign.text for sign in found[:1]]
         certainly += [text for text in [_largest(certain)] if text is not None]
         if certainly:
-            named.append(f"but certainly {certainly[0]}")
+            named.append(
+                f"{'but certainly' if known_share is None else 'but more than runs differ by:'} {certainly[0]}"
+            )
         others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in found[1:]))]
     return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
 
@@ -104,7 +106,8 @@ def signed_ns(ns: float) -> str:
     return f"{'+' if ns >= 0 else '-'}{format_ns(abs(ns))}"
 
 
-def _head(total: Mapping[str, Any], *, between: bool) -> str:
+def _head(total: Mapping[str, Any], known_share: float | None) -> str:
+    """The times of the step and their difference; ``known_share`` as `explain` takes it, None for several runs."""
     times = f"step {format_ns(total['before_ns'])} -> {format_ns(total['after_ns'])}"
     if total["difference_share"] is None:
         return times
@@ -113,9 +116,23 @@ def _head(total: Mapping[str, Any], *, between: bool) -> str:
         return (
             f"{times} ({change}, interval unknown: a single step per side does not show the noise)"
         )
+    if known_share is not None:
+        percent = f"{100 * known_share:.0f} %"
+        beyond = total["verdict"] in _TOLD
+        than = f", more than the {percent} by which runs of one program differ" if beyond else ""
+        return f"one run per side: {times} ({change}{than})"
     low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
-    scope = "" if between else " within these two runs"
-    return f"{times} ({change}, 95 % interval {low} to {high} %{scope})"
+    return f"{times} ({change}, 95 % interval {low} to {high} %)"
+
+
+def _too_little(total: Mapping[str, Any], known_share: float) -> str:
+    """Why the step of single runs is not called different."""
+    if total["low_share"] is not None and abs(total["difference_share"] or 0.0) > known_share:
+        return "unknown: the steps within the runs vary as much; give several runs per side"
+    return (
+        f"unknown, because runs of one program differ by up to {100 * known_share:.0f} %; give several runs per side "
+        "(--before, --after)"
+    )
 
 
 def _undecided(total: Mapping[str, Any]) -> str:
