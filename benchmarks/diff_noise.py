@@ -3,12 +3,18 @@
     python benchmarks/diff_noise.py check RUNS [--draws 1000]     what gpu_diff.py recorded
     python benchmarks/diff_noise.py power                         simulated runs: the curves of docs/diff.md
     python benchmarks/diff_noise.py speed [--megabytes 1000]      two large traces: opening them, and comparing them
+    python benchmarks/diff_noise.py processes JOB...              how much processes of one program differ
 
 check: draws of 5 runs of the unchanged program against 5 others of it, of 20 steps each: in how many is any row
 called slower, faster, new or gone? 5 % are allowed, with a 95 % upper bound (Clopper and Pearson) of 7 %. Draws of 5
 planted runs against 5 unchanged ones: in how many is the planted label called slower, and how often is a row that
 holds none of the planted work called different? Then what the first line says of each real change, and whether a
 gate lets the program pass that our own recorder records: it may take 2 % longer than under torch.profiler.
+
+processes: JOB is a job of several GPUs that ran one program. For each pair of its GPUs: by how much the time per step
+of each kernel differs that is no collective and ran equally often (median, 95th percentile), and the sum of these
+kernels. What a comparison of two single runs cannot call different (`thence.analysis.diff.compare.ONE_RUN_WORK`) is the
+largest 95th percentile of pairs whose kernels did not share the device with waiting collectives.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +39,7 @@ from thence.analysis.diff.compare import compare
 from thence.analysis.diff.estimates import RunMeans, discoveries, estimates
 from thence.analysis.diff.gate import judge, parse_bound
 from thence.analysis.diff.student import highest_share
+from thence.model.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +53,8 @@ PLANTED = "planted"
 DIFFERENT = ["slower", "faster", "new", "gone"]
 ALLOWED, MOST = 0.05, 0.07
 RECORDED, GATE = "recorded_by_thence", "total>2%"
+EQUAL = 0.01
+"""Kernels whose number per step differs by less ran equally often."""
 
 
 def samples_of(folder: Path) -> list[Sample]:
@@ -240,6 +250,36 @@ def speed(megabytes: int) -> None:
         subprocess.run([sys.executable, "-c", SPEED, *map(str, paths)], check=True)
 
 
+COLLECTIVES = "(?i)nccl|rccl|all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all"
+"""Names of kernels and thunks that are collectives."""
+
+
+def processes(jobs: Sequence[str]) -> None:
+    for job in jobs:
+        trace = thence.open(job)
+        devices = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
+        samples = {
+            place: trace.selected(Selection(ranks=place[:1], devices=place[1:])).sample(
+                causes=False
+            )
+            for place in devices
+        }
+        print(job)
+        for one, other in combinations(devices, 2):
+            diff = compare([samples[one]], [samples[other]])
+            equal = (pl.col("before_count") - pl.col("after_count")).abs() < EQUAL
+            rows = diff.rows.filter(
+                pl.col("by") == "kernel", equal, ~pl.col("name").str.contains(COLLECTIVES)
+            )
+            share = rows["difference_share"].abs()
+            whole = rows["difference_ns"].sum() / max(rows["before_ns"].sum(), 1)
+            print(
+                f"    rank {one[0]} GPU {one[1]} and rank {other[0]} GPU {other[1]}: {samples[one].counted} and "
+                f"{samples[other].counted} steps, {rows.height} kernels: median {share.median() or 0:.1%}, 95th "
+                f"percentile {share.quantile(0.95) or 0:.1%}; their sum {abs(whole):.1%}"
+            )
+
+
 def main() -> None:
     parser = documented_parser(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -248,8 +288,11 @@ def main() -> None:
     checking.add_argument("--draws", type=int, default=1000)
     verbs.add_parser("power").add_argument("--trials", type=int, default=400)
     verbs.add_parser("speed").add_argument("--megabytes", type=int, default=1000)
+    verbs.add_parser("processes").add_argument("jobs", nargs="+", metavar="JOB")
     given = parser.parse_args()
-    if given.verb == "check":
+    if given.verb == "processes":
+        processes(given.jobs)
+    elif given.verb == "check":
         check(given.runs, given.draws)
     elif given.verb == "power":
         curves(given.trials)
