@@ -51,13 +51,13 @@ PYTORCH: Cells = (
     "ranks.plot_concurrency()",
     "ranks.plot_streams()",
     (
-        "## Collectives: bandwidth, waits, stragglers\n\n"
+        "## Collectives: bandwidth, waits, last arrivals\n\n"
         "The best kernels reach 180 to 250 GB/s of bus bandwidth, the average far less: most of the time is "
         "waiting for a rank that starts late, and it is ranks 1 and 3 that do."
     ),
     "ranks.plot_bandwidth()",
     "ranks.plot_waits()",
-    "ranks.plot_stragglers()",
+    "ranks.plot_last_arrivals()",
     "## Questions of one's own\n\n`activities` is a Polars frame: every device activity with where it came from.",
     (
         "import polars as pl\n\n"

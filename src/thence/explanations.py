@@ -241,7 +241,7 @@ class Explanations(ABC):
 
     @cached_property
     def _waited(self) -> pl.DataFrame | None:
-        """How long kernels of collectives waited for a late rank; None for a single rank or without collectives."""
+        """How long kernels of collectives waited for the last rank; None for a single rank or without collectives."""
         if len(self.attributed.ranks) < 2:
             return None
         from thence.analysis.idle.table import waited_in_collectives

@@ -55,6 +55,8 @@ def test_every_verb_names_the_same_ranks_from_files_and_from_a_store(
     output(capsys, "ingest", folder, "-o", store)
     statements = set()
     for source in (folder, store):
+        notes = [note["code"] for note in asked(capsys, "check", source)["notes"]]
+        assert notes.count("missing_ranks") == bool(missing)
         ranks, last = asked(capsys, "ranks", source), asked(capsys, "collectives", source)
         for document in (ranks, last):
             named = sorted(row["rank"] for row in document["stragglers"])

@@ -52,7 +52,7 @@ Every idle nanosecond between the first and the last activity of a device has on
 
 Another table lists the calls that waited and emptied the queue (not a cause: without them the GPU may
 be idle all the same). If there are several ranks, one more lists the time in which kernels of
-collectives waited for a late rank; this is busy time and in none of the rows above.
+collectives waited for the last rank; this is busy time and in none of the rows above.
 """
 
 _CAUSES = {"cause": "cause", "total_ns": "idle", "share": "share", "count": "pieces", "meaning": ""}

@@ -1,15 +1,20 @@
-"""What is said where a trace describes no collectives."""
+"""What a trace lacks: descriptions of collectives, and ranks of its job."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 
 import thence
-from helpers import TORCH
-from thence.analysis.collectives.missing import why_no_collectives
+from helpers import DATA, TORCH
+from thence.analysis.collectives.missing import job_ranks, job_size, why_no_collectives
 from thence.attribution.attribute import attribute
+from thence.model.tables import COLLECTIVES, GPU, Meta, Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @pytest.mark.parametrize(
@@ -38,3 +43,88 @@ def test_several_gpus_are_never_called_one() -> None:
         gpu = tables.gpu.filter(~tables.gpu["name"].cast(str).str.contains("nccl"))
         without = dataclasses.replace(tables, gpu=gpu, collectives=tables.collectives.clear())
         assert expected in why_no_collectives(attribute(without))
+
+
+def tables(
+    ranks: list[int], size: int | None, members: str | None = None, devices: int = 1, **facts: int
+) -> Tables:
+    """A kernel of each rank and device, with the size of its group and its ranks as the producer wrote them."""
+    places = [(rank, device) for rank in ranks for device in range(devices)]
+    count = len(places)
+    gpu = GPU.frame(
+        {"rank": [rank for rank, _ in places], "device": [device for _, device in places]}
+        | {
+            "kind": ["kernel"] * count,
+            "name": ["nccl"] * count,
+            "start": range(count),
+            "duration": [1] * count,
+        }
+    )
+    described = {"gpu": range(count), "collective": ["all_reduce"] * count}
+    groups = {"group_size": [size] * count, "group_ranks": [members] * count}
+    meta = Meta(facts=(facts,) if facts else ())
+    return Tables(gpu=gpu, collectives=COLLECTIVES.frame(described | groups), meta=meta)
+
+
+THIRTY = ", ".join(map(str, range(30)))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(
+            tables([0, 1], None, world_size=8), 8, id="a world size that torch.profiler states"
+        ),
+        pytest.param(tables([0, 1], 4), 4, id="a communicator of NCCL in Nsight Systems"),
+        pytest.param(
+            tables([0], 16, devices=8), 2, id="a communicator of two processes of eight GPUs"
+        ),
+        pytest.param(
+            tables([0, 1], 512, f"[{THIRTY}, ...]"), 512, id="the first ranks, in a recording"
+        ),
+        pytest.param(
+            tables([0, 1], 512, f"[{THIRTY[:-4]}, ..., 511]"),
+            512,
+            id="the first ranks and the last",
+        ),
+        pytest.param(tables([0, 8], 64, "[0, 8, 16, ..., 504]"), None, id="every eighth rank"),
+        pytest.param(tables([6, 7], 2), None, id="a group of two of more ranks"),
+        pytest.param(
+            tables([0, 1], 4, "[0, 1, 2, 3]"), None, id="all ranks of a group: the list tells them"
+        ),
+        pytest.param(tables([0, 1], None), None, id="nothing"),
+        pytest.param(tables([0], None, world_size=2_000_000_000), None, id="two billion"),
+    ],
+)
+def test_how_many_ranks_a_job_has_is_what_its_inputs_tell(
+    found: Tables, expected: int | None
+) -> None:
+    assert job_size(found) == expected
+
+
+def test_xla_programs_tell_the_ranks_by_the_devices_that_they_run_on() -> None:
+    whole = thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz").tables  # one process, two GPUs
+    assert [(m.replicas, m.partitions) for m in whole.hlo] == [(1, 2)]
+    assert job_size(whole) is None
+    meta = dataclasses.replace(whole.meta, devices=whole.meta.devices[:1])
+    one = whole.gpu.filter(whole.gpu["device"] == 0)
+    assert job_size(dataclasses.replace(whole, gpu=one, meta=meta)) == 2
+
+
+@pytest.mark.parametrize(
+    ("shown", "size", "members", "statement"),
+    [
+        (range(8), 512, [], "8 of 512 ranks; missing 8-511"),
+        ((0, 1, 3), 4, [], "3 of 4 ranks; missing 2"),
+        ((1, 5), None, ["[0, 1]", "(4, 5, 6)", None], "2 of 5 ranks; missing 0, 4, 6"),
+        ((0, 9), 10, ["[0, 1, ..., 30]"], "2 of 10 ranks; missing 1-8"),
+        (range(0, 40, 2), 40, [], "20 of 40 ranks; missing 1, 3, 5, 7, 9, 11, 13, 15 and 12 more"),
+        ((0, 1, 2, 3), 4, ["[0, 1, 2, 3]"], ""),
+        ((0, 1), None, [], ""),
+        ((0,), None, ["[0, 999999999]"], ""),
+    ],
+)
+def test_missing_ranks_are_stated_as_ranges(
+    shown: Iterable[int], size: int | None, members: list[str | None], statement: str
+) -> None:
+    assert job_ranks(shown, size, members).statement == statement

@@ -244,6 +244,30 @@ def test_where_participants_are_missing_transfers_are_unknown() -> None:
     assert any("waits and transfers are unknown" in note for note in alone.notes)
 
 
+def test_who_arrived_last_is_told_only_if_no_missing_rank_may_have(tmp_path: Path) -> None:
+    """Rank 1 comes 500 us after the first, rank 2 20 us after it; all end 20 us after rank 1 came."""
+    begins = [1_000_000 * number for number in range(5)]
+    calls = [
+        joint([b, b + 500_000, b + 20_000], 20_000, sequence=number + 2)
+        for number, b in enumerate(begins)
+    ]
+    paths = Job(calls).write(tmp_path)
+    # Rank 2 is missing: if it came after rank 1, then by 20 us at most.
+    found = thence.open(*paths[:2]).collective_times("keep")
+    assert arrivals(found.last_arrivals) == {
+        (0, 0): (0, 0, 0),
+        (1, 0): (5, 5 * 500_000, 5 * 500_000),
+    }
+    assert of_nobody(found.last_arrivals) == {}
+    assert found.instances["last_rank"].to_list() == [1] * 5
+    # Rank 1 is missing: rank 2 is the last of those that are shown, and waited for 500 us itself.
+    found = thence.open(paths[0], paths[2]).collective_times("keep")
+    assert arrivals(found.last_arrivals) == {(0, 0): (0, 0, 0), (2, 0): (0, 0, 0)}
+    assert of_nobody(found.last_arrivals) == {"not_all_shown": 5 * 20_000}
+    assert found.instances["last_rank"].to_list() == [None] * 5
+    assert found.instances["transfer_ns"].to_list() == [None] * 5
+
+
 def recorded(job: str) -> list[Path]:
     """The ranks of a job recorded on four GPUs, with what launched its kernels."""
     return [TORCH / "waits" / f"{job}_rank{rank}.json.gz" for rank in range(4)]

@@ -105,6 +105,18 @@ class Collectives(Shown):
         """Which ranks are late, as `thence ranks` states it; empty if that was not decided."""
         return "" if self.job is None else f"thence ranks: {self.job.statement}"
 
+    @property
+    def _stragglers(self) -> pl.DataFrame:
+        """The rows of `last_arrivals` of the devices that are late."""
+        place = ["rank", "device"]
+        late = self.last_arrivals.clear() if self.job is None else self.job.stragglers
+        rows = late.select(place).join(
+            self.last_arrivals, on=place, how="left", maintain_order="left"
+        )
+        return rows.rename({"waited_ns": "caused_ns", "waited_device_ns": "caused_device_ns"}).drop(
+            "code"
+        )
+
     def form(self) -> Form:
         """What a notebook shows of it."""
         whole, exposed = (
@@ -140,7 +152,7 @@ class Collectives(Shown):
             "rows": self.by_size.rows(named=True),
             "last_arrivals": self.last_arrivals.rows(named=True),
             "late_ranks": None if job is None else job.statement,
-            "stragglers": [] if job is None else job.stragglers.select("rank", "device").to_dicts(),
+            "stragglers": self._stragglers.to_dicts(),
             "missing_ranks": [] if job is None else job.shown.missing_ranks,
         }
 

@@ -84,9 +84,10 @@ def explain(
         certainly = [sign.text for sign in found[:1]]
         certainly += [text for text in [_largest(certain)] if text is not None]
         if certainly:
-            named.append(
-                f"{'but certainly' if known_share is None else 'but more than runs differ by:'} {certainly[0]}"
+            beyond = (
+                "but certainly" if found or known_share is None else "but more than runs differ by:"
             )
+            named.append(f"{beyond} {certainly[0]}")
         others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in found[1:]))]
     return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
 
@@ -128,7 +129,7 @@ def _head(total: Mapping[str, Any], known_share: float | None) -> str:
 def _too_little(total: Mapping[str, Any], known_share: float) -> str:
     """Why the step of single runs is not called different."""
     if total["low_share"] is not None and abs(total["difference_share"] or 0.0) > known_share:
-        return "unknown: the steps within the runs vary as much; give several runs per side"
+        return "unknown, because the steps within the runs vary as much; give several runs per side"
     return (
         f"unknown, because runs of one program differ by up to {100 * known_share:.0f} %; give several runs per side "
         "(--before, --after)"

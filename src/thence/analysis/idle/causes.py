@@ -22,8 +22,8 @@ If no thread is in a recorded row, the cause is host if the main thread is known
 In addition to the cause, pieces hold the last call that waited before the launch that ended the gap, if it returned
 in the gap or right before it: it emptied the queue. It is not the cause: without it the gap might exist all the same.
 
-A kernel that waits for a late rank counts as busy, so this time is never idle time; `thence.analysis.collectives.waits`
-computes it.
+A kernel that waits for another rank counts as busy, so this time is never idle time;
+`thence.analysis.collectives.waits` computes it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class IdleTime(Shown):
             to its total_ns.
         waits: name (of the call), place, total_ns, count (calls), share: idle time after calls that waited and emptied
             the queue. Waits are not a cause: the same time is also in ``causes``.
-        late: rank, device, wait_ns: time in which kernels of collectives waited for a late rank. It is busy
+        late: rank, device, wait_ns: time in which kernels of collectives waited for the last rank. It is busy
             time, and not in any other table. Empty for one rank.
         reasons: reason and total_ns of the time whose cause is unknown.
         silent_ns: time whose cause is host because no recorded row shows anything else.
@@ -286,7 +286,7 @@ def _after_waits(
 def waited_in_collectives(
     times: Collectives, alignment: Alignment | None, instances: Instances
 ) -> pl.DataFrame:
-    """How long kernels of collectives waited for a late rank, per device: rank, device, wait_ns.
+    """How long kernels of collectives waited for the last rank, per device: rank, device, wait_ns.
 
     Args:
         times: the collectives, none of them left out as warm-up.

@@ -110,7 +110,7 @@ def _tab_title(summary: Summary) -> str:
 
 
 def _idle(report: Report) -> Section:
-    """Idle time by cause and by place, idle time after calls that emptied the queue, and waits for late ranks."""
+    """Idle time by cause and by place, idle time after calls that emptied the queue, and waits for the last rank."""
     found = report.idle
     tables = {
         "idle-causes": frame_data(found.causes, IDLE_CAUSE_FIELDS),
@@ -123,7 +123,7 @@ def _idle(report: Report) -> Section:
         html += f"<h3>{title}</h3>{table('idle-waits', title)}"
     if not found.late.is_empty():
         tables["idle-late"] = frame_data(found.late, IDLE_LATE_FIELDS)
-        title = "Busy, but waiting for a late rank"
+        title = "Busy, but waiting for the last rank"
         html += f"<h3>{title}</h3>{table('idle-late', title)}"
     return Section("idle", "Idle time", html + notes(found.notes), tables=tables)
 
