@@ -38,19 +38,27 @@ class Kernel:
 
 @dataclass
 class Waits:
-    """What was found: waits of the instances, transfers that are known, and by rank what it caused; us."""
+    """What was found, us: waits of the instances, transfers that are known, and by rank the waits when it came last.
+
+    The latter count from the arrival of the median rank, except for sends and receives.
+    """
 
     waits: list[float] = field(default_factory=list)
     transfers: list[float] = field(default_factory=list)
     caused: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     last: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
-    def add(self, by_rank: Iterable[tuple[float, int]], transfer: float | None) -> None:
-        """One instance: each wait with the rank that it was for."""
+    def add(
+        self,
+        by_rank: Iterable[tuple[float, int]],
+        transfer: float | None,
+        most: float = float("inf"),
+    ) -> None:
+        """One instance: each wait with the rank that it was for, and the time since the median rank arrived."""
         wait, whom = max(by_rank)
         self.waits.append(max(wait, 0.0))
         if wait > 0:
-            self.caused[whom] += wait
+            self.caused[whom] += min(wait, most)
             self.last[whom] += 1
         if transfer is not None and transfer > 0:
             self.transfers.append(transfer)
@@ -92,7 +100,8 @@ def _joint(kernels: list[Kernel], result: Waits) -> None:
             if len(instance) > 1:
                 whole = len(instance) == last.about["Group size"]
                 waits = [(last.start - kernel.start, last.rank) for kernel in instance]
-                result.add(waits, last.end - last.start if whole else None)
+                since = last.start - _median(instance)
+                result.add(waits, last.end - last.start if whole else None, since)
 
 
 def _broadcasts(kernels: list[Kernel], result: Waits) -> None:
@@ -104,7 +113,14 @@ def _broadcasts(kernels: list[Kernel], result: Waits) -> None:
             (0.0 if other.end < root.start else root.start - other.start, root.rank)
             for other in others
         ]
-        result.add(waits, max(other.end - max(root.start, other.start) for other in others))
+        since = max(root.start - _median([root, *others]), 0.0)
+        moved = max(other.end - max(root.start, other.start) for other in others)
+        result.add(waits, moved, since)
+
+
+def _median(instance: Sequence[Kernel]) -> float:
+    """When the kernel in the middle began, of two the first."""
+    return sorted(kernel.start for kernel in instance)[(len(instance) - 1) // 2]
 
 
 def _pairs(kernels: list[Kernel], result: Waits) -> None:
@@ -181,12 +197,13 @@ def by_hand(paths: Sequence[Path]) -> Waits:
 
 def by_thence(paths: Sequence[Path]) -> Waits:
     """The same as thence says."""
-    times = thence.open(*paths).collective_times("keep")
+    times = thence.open(*paths).collective_times("keep", late=False)
     result = Waits()
     seen = times.instances
     result.waits = [ns / 1e3 for ns in seen["wait_ns"].drop_nulls()]
     result.transfers = [ns / 1e3 for ns in seen["transfer_ns"].drop_nulls()]
-    for rank, last, caused in times.stragglers.select("rank", "last", "caused_ns").iter_rows():
+    of_ranks = times.last_arrivals.filter(times.last_arrivals["code"].is_null())
+    for rank, last, caused in of_ranks.select("rank", "last", "waited_ns").iter_rows():
         result.last[rank] += last
         result.caused[rank] += caused / 1e3
     return result
