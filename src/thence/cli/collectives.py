@@ -39,7 +39,8 @@ then, counted from the arrival of the median device. This does not tell which ra
 device is always last, and its host may be as fast as the others. `thence ranks` decides that, and its
 answer is repeated below. Rows without a device are waits that no device is known to have caused:
 before the median device arrived, because the hosts of the waiting ranks had launched ahead, or in
-collectives of which the trace lacks a participant, which may have arrived last.
+collectives of which the trace lacks a participant, which may have arrived last: of these, the whole
+kernels count, and waits are at most as long.
 A wait lasts from a device's own start until the last device that it needs has started; the transfer
 lasts from there to the end. The second table has one row per collective and message size. It counts
 kernels, one per device and collective; each collective has a longest wait, of which the table shows

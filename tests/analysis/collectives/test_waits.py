@@ -260,10 +260,11 @@ def test_who_arrived_last_is_told_only_if_no_missing_rank_may_have(tmp_path: Pat
     }
     assert of_nobody(found.last_arrivals) == {}
     assert found.instances["last_rank"].to_list() == [1] * 5
-    # Rank 1 is missing: rank 2 is the last of those that are shown, and waited for 500 us itself.
+    # Rank 1 is missing: rank 2 is the last of those that are shown, and waited for 480 us itself. All that is known is
+    # that nobody waited for longer than the kernel of rank 0 ran.
     found = thence.open(paths[0], paths[2]).collective_times("keep")
     assert arrivals(found.last_arrivals) == {(0, 0): (0, 0, 0), (2, 0): (0, 0, 0)}
-    assert of_nobody(found.last_arrivals) == {"not_all_shown": 5 * 20_000}
+    assert of_nobody(found.last_arrivals) == {"not_all_shown": 5 * 520_000}
     assert found.instances["last_rank"].to_list() == [None] * 5
     assert found.instances["transfer_ns"].to_list() == [None] * 5
 

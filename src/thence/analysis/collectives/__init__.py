@@ -1,1 +1,1 @@
-"""Collectives: matching their kernels across ranks, their times, who waits for whom, and the ranks' clocks."""
+"""Collectives: matching their kernels across ranks, their times, waits and last arrivals, and the ranks' clocks."""

@@ -56,8 +56,8 @@ NOT_CAUSED = {
 
 launched_ahead: the hosts of the ranks that waited had launched ahead. They need as long for the step as the host of the
 rank that arrived last, so the steps are host-bound. early: the wait of a device before the median rank arrived.
-not_all_shown: exposed communication in collectives in which a participant that the trace does not show, or that could
-not be matched, may have arrived last; at most this much of it is waiting."""
+not_all_shown: communication in collectives in which a participant that the trace does not show, or that could not be
+matched, may have arrived last; at most this much of it is waiting."""
 _MAX_LATER = 0.1
 """If the trace lacks a participant, the last one that it shows counts as the last to arrive if the collective ended
 within this share of the longest wait after that arrival. The missing participant then arrived at most that much later,
@@ -268,7 +268,7 @@ def last_arrivals(places: pl.DataFrame, launched_ahead: pl.DataFrame | None = No
         summed), waited_device_ns (the waits of all other devices in them, summed), late_ns_mean and late_ns_max (its
         start minus the first start); the largest waited_ns first. Then the waits that no device is known to have
         caused, without rank and device, as far as there are any: rows with the codes of `NOT_CAUSED`, whose last is
-        the number of instances with such waits.
+        the number of instances with such waits. Those of the code not_all_shown are at most as long as stated.
     """
     late = pl.col("start") - pl.col("start").min().over("instance")
     known = places.filter("known").with_columns(late=late)
@@ -303,21 +303,26 @@ def _instance_waits(known: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         instance, rank and device (that arrived last; null if a missing participant may have), longest and every (the
-        longest wait, and the sum of all waits, ns), longest_since and every_since (the same of the waits since the
-        median device arrived; since their begin for sends and receives; null if rank is null).
+        longest wait, and the sum of all waits, ns; of whole kernels if rank is null, because all of their time may be
+        waiting), longest_since and every_since (the same of the waits since the median device arrived; since their
+        begin for sends and receives; null if rank is null).
     """
     start = pl.col("start")
     arrival = pl.when("awaited").then("start").max().over("instance")
     median = start.sort().get((pl.len() - 1) // 2).over("instance")
     since = pl.min_horizontal("wait_ns", (arrival - median).clip(lower_bound=0))
     since = pl.when(pl.col("collective").is_in(MESSAGES)).then("wait_ns").otherwise(since)
+    told = arrival.is_not_null()
     return (
-        known.with_columns(since=pl.when(arrival.is_not_null()).then(since))
+        known.with_columns(
+            since=pl.when(told).then(since),
+            waited=pl.when(told | pl.col("complete")).then("wait_ns").otherwise("duration_ns"),
+        )
         .group_by("instance")
         .agg(
             **{name: pl.col(name).filter("awaited").first() for name in ("rank", "device")},
-            longest=pl.col("wait_ns").max(),
-            every=pl.col("wait_ns").sum(),
+            longest=pl.col("waited").max(),
+            every=pl.col("waited").sum(),
             longest_since=pl.col("since").max(),
             every_since=pl.when(pl.col("since").count() > 0).then(pl.col("since").sum()),
         )
