@@ -151,8 +151,11 @@ class Explanations(ABC):
 
     @cached_property
     def _verdict(self) -> Job | None:
-        """Which ranks are late, without the reasons; None if fewer than two devices are selected."""
-        if self.attributed.gpu.select("rank", "device").n_unique() < 2:
+        """Which ranks are late, without the reasons; None if only one device is selected and no rank is missing."""
+        from thence.analysis.collectives.missing import ranks_of_job
+
+        alone = self.attributed.gpu.select("rank", "device").n_unique() < 2
+        if alone and not ranks_of_job(self.attributed).missing:
             return None
         return self.late_ranks(explain=False)
 

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.tables import Tables
 
-__all__ = ["JobRanks", "job_ranks", "job_size", "undescribed_kernels", "why_no_collectives"]
+__all__ = [
+    "JobRanks",
+    "job_ranks",
+    "job_size",
+    "ranks_of_job",
+    "undescribed_kernels",
+    "why_no_collectives",
+]
 
 _OTHER = "thence record and torch.profiler describe them"
 _MAX_RANKS = 1 << 20
@@ -86,6 +93,12 @@ def job_ranks(shown: Iterable[int], size: int | None, members: Iterable[str | No
         else:
             missing.append(range(rank, rank + 1))
     return JobRanks(len(present), tuple(missing))
+
+
+def ranks_of_job(tables: Tables) -> JobRanks:
+    """Which ranks of its job a trace shows, and which it lacks."""
+    members = tables.collectives["group_ranks"].unique().cast(pl.String)
+    return job_ranks(tables.gpu["rank"].unique(), job_size(tables), members)
 
 
 def job_size(tables: Tables) -> int | None:

@@ -104,10 +104,9 @@ class Job:
         if not missing:
             return self._verdict
         share = self.not_caused_share("not_all_shown")
-        known = self.ranks.height > 1 and share > 0
         waits = (
             f", for which up to {format_share(share, 1)} of {self.unit} may be waits"
-            if known
+            if share
             else ""
         )
         return f"{self._verdict}; the trace shows {missing}{waits}"
@@ -117,7 +116,11 @@ class Job:
         """`statement` without the missing ranks."""
         count, devices = len(self.counted), self.ranks.height
         if devices < 2:
-            return "one device, so no device waits for another"
+            return (
+                "no late rank is named: one device is not enough to tell who waits for whom"
+                if self.shown.missing
+                else "one device, so no device waits for another"
+            )
         if self.step_kind is None:
             return "no late rank is named: the traces have no steps, so a late rank cannot be told from chance"
         if count < FEWEST_STEPS:

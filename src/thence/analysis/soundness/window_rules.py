@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.collectives.missing import job_ranks, job_size
+from thence.analysis.collectives.missing import ranks_of_job
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import MISSING_RANKS, Finding, NotChecked
 from thence.model.intervals import NO_ROW
@@ -85,10 +85,7 @@ def windows_apart(evidence: Evidence) -> Judgement:
 
 def missing_ranks(evidence: Evidence) -> Judgement:
     """Notes which ranks of the job the trace lacks, and what is unknown because of that."""
-    tables = evidence.tables
-    members = tables.collectives["group_ranks"].unique().cast(pl.String)
-    job = job_ranks(evidence.windows, job_size(tables), members)
-    return missing_ranks_note(job)
+    return missing_ranks_note(ranks_of_job(evidence.tables))
 
 
 def missing_ranks_note(job: JobRanks) -> Judgement:
