@@ -142,7 +142,7 @@ class Attachment:
         self._attached = False
         if way == "callback":
             native: Any = self.counting.compiled
-            return int(native.call_at_exit(self.counting.address, self.finalize))
+            return int(native.call_at_exit(self.counting.address, self.finalize)[0])
         self.cupti.unsubscribe(self._handle)
         self.cupti.finalize()
         return 0

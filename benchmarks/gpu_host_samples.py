@@ -1,12 +1,14 @@
 """Host samples on a GPU: whether planted pauses are named with their time, and what sampling costs.
 
-    python benchmarks/gpu_host_samples.py record OUT      # on a GPU with torch and Python 3.12, under four minutes
+    python benchmarks/gpu_host_samples.py record OUT      # on a GPU with torch and Python 3.12, two minutes
+    python benchmarks/gpu_host_samples.py cost OUT        # there, two minutes
     python benchmarks/gpu_host_samples.py check OUT       # anywhere, with thence's requirements
 
 record: programs with a training step of a small network that pause for some 6 ms a step in a function and a module of
 random name, each in a process of its own: in Python, in C that holds the GIL, in C that released it, waiting for a
 lock, asleep, in a hook of a backward pass, in a consumer that waits for a loader's thread; and a control without a
-pause. They are recorded by `thence.record`, without any annotation. Each program measures its pauses itself. Then the
+pause. They are recorded by `thence.record`, without any annotation. Each program measures its pauses itself.
+
 cost: steps of two programs in alternating blocks, with samples and without, within one recording: the paired difference
 of a block's time and of the CPU time of the thread that launches, with its 95 % interval. Prints sizes of recordings.
 
@@ -171,12 +173,9 @@ def bytes_of(folder: Path) -> int:
 def record(out: Path) -> None:
     """Records all programs, and measures the cost."""
     facts = {}
-    for kind, text in PAUSES.items():
+    for kind in PAUSES:
         folder = out / kind
-        folder.mkdir(parents=True)
-        module, function = random_name(), random_name()
-        source = (PROGRAM + textwrap.dedent(text)).replace("NAME", function)
-        (folder / f"{module}.py").write_text(source)
+        module, function = write_program(kind, folder)
         names = {"folder": str(folder), "module": module, "out": str(folder / "recording")}
         body = CHILD.format(**names, warm_up=WARM_UP, steps=STEPS)
         done = subprocess.run(
@@ -194,13 +193,22 @@ def record(out: Path) -> None:
             flush=True,
         )
     (out / "facts.json").write_text(json.dumps(facts))
-    cost(out)
+
+
+def write_program(kind: str, folder: Path) -> tuple[str, str]:
+    """Writes a module of random name, and returns its name and that of the function that pauses."""
+    folder.mkdir(parents=True)
+    module, function = random_name(), random_name()
+    source = (PROGRAM + textwrap.dedent(PAUSES[kind])).replace("NAME", function)
+    (folder / f"{module}.py").write_text(source)
+    return module, function
 
 
 def cost(out: Path) -> None:
     """Steps with samples and without in alternating blocks of one recording."""
-    sys.path.insert(0, str(out / "none"))
-    path = next((out / "none").glob("*.py"))
+    module, _ = write_program("none", out / "cost program")
+    path = out / "cost program" / f"{module}.py"
+    sys.path.insert(0, str(path.parent))
     namespace: dict[str, Any] = {}
     exec(compile(path.read_text(), str(path), "exec"), namespace)
     import thence
@@ -304,10 +312,10 @@ def check(out: Path) -> None:
 
 def main() -> None:
     parser = documented_parser(__doc__)
-    parser.add_argument("what", choices=("record", "check"))
+    parser.add_argument("what", choices=("record", "cost", "check"))
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
-    {"record": record, "check": check}[given.what](given.out.absolute())
+    {"record": record, "cost": cost, "check": check}[given.what](given.out.absolute())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 
 import thence
 from recorder_programs import description, only_folder, program, rows
+from thence.boundaries.probe import choose_probe
 from thence.recorder.options import RecordOptions
 from thence.recorder.process_facts import process_facts
 
@@ -670,6 +671,90 @@ def test_a_schedule_records_the_steps_that_it_names(tmp_path: Path) -> None:
     noted = about["probe"]["kind"] == "c"  # launches that are not recorded are not noted either
     assert about["counts"].get("calls", 0) == (4 if noted else 0)
     assert trace.soundness.sound
+
+
+def test_cupti_is_detached_while_a_schedule_waits_and_numbers_of_launches_go_on(
+    tmp_path: Path,
+) -> None:
+    if choose_probe().compiled is None:
+        pytest.skip("the probe was not compiled")
+    said = program(
+        """
+        schedule = thence.Schedule(skip=1, wait=2, active=2, repeat=2)
+        attached = []
+        with thence.record(OUT, schedule=schedule) as recording:
+            for step in range(12):
+                attached.append(int(not fake.library.fake_finalized()))
+                with thence.mark(f"mark{step}"):
+                    launch(f"first{step}", 2 * step + 1)
+                    launch(f"second{step}", 2 * step + 2)
+                recording.step()
+        print(*attached, fake.library.fake_calls_while_detached())
+        """,
+        tmp_path,
+    ).stdout.split()
+    recorded = [3, 4, 7, 8]
+    assert said == [str(int(step in recorded)) for step in range(12)] + ["0"]
+    trace = thence.open(tmp_path)
+    found = trace.activities.select(pl.col("name", "step", "label").cast(pl.String)).rows()
+    assert found == [
+        (f"{which}{n}", f"step {n}", f"mark{n}") for n in recorded for which in ("first", "second")
+    ]
+    assert description(tmp_path)["detachments"] == 3  # before step 0, and after steps 4 and 8
+    assert trace.soundness.sound
+    assert not trace.meta.warnings
+
+
+def test_cupti_stays_attached_if_another_thread_launches(tmp_path: Path) -> None:
+    if choose_probe().compiled is None:
+        pytest.skip("the probe was not compiled")
+    program(
+        """
+        finish = threading.Event()
+        def other():
+            launch("other", 1)
+            finish.wait()
+        schedule = thence.Schedule(active=2, wait=2, repeat=1)
+        with thence.record(OUT, schedule=schedule) as recording:
+            for step in range(6):
+                if step == 2:
+                    threading.Thread(target=other).start()
+                    time.sleep(0.2)
+                launch(f"step{step}", step + 2)
+                recording.step()
+            assert not fake.library.fake_finalized()
+            finish.set()
+        """,
+        tmp_path,
+    )
+    assert description(tmp_path)["detachments"] == 1  # before step 0, when nobody had launched
+    (warning,) = thence.open(tmp_path).meta.warnings
+    assert "several threads launch" in warning
+
+
+def test_a_recording_ends_quietly_if_another_profiler_took_cupti_while_it_was_detached(
+    tmp_path: Path,
+) -> None:
+    if choose_probe().compiled is None:
+        pytest.skip("the probe was not compiled")
+    said = program(
+        """
+        import ctypes
+        schedule = thence.Schedule(active=1, wait=1)
+        with thence.record(OUT, schedule=schedule) as recording:
+            for step in range(4):
+                if step == 2:
+                    fake.library.cuptiSubscribe(ctypes.byref(ctypes.c_void_p()), None, None)
+                launch(f"step{step}", step + 1)
+                recording.step()
+        print(fake.library.fake_subscribed())
+        """,
+        tmp_path,
+    ).stdout
+    assert said.split() == ["1"]  # the other profiler has it still
+    trace = thence.open(tmp_path)
+    assert trace.activities["name"].cast(pl.String).to_list() == ["step1"]
+    assert any("could not be continued" in warning for warning in trace.meta.warnings)
 
 
 def test_schedules_that_make_no_sense() -> None:

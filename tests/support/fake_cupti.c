@@ -81,7 +81,11 @@ void fake_fail(const char *call, int code) {
         }
 }
 
+static int while_detached; /* calls other than cuptiSubscribe after cuptiFinalize, which attach CUPTI again */
+int fake_calls_while_detached(void) { return while_detached; }
+
 static int failure(const char *call) {
+    while_detached += finalized && strcmp(call, "cuptiFinalize") && strcmp(call, "cuptiSubscribe");
     for (int i = 0; i < CALLS; i++)
         if (!strcmp(failures[i].name, call)) return failures[i].code;
     return 0;
@@ -324,6 +328,7 @@ int cuptiActivityGetNextRecord(uint8_t *content, size_t valid, uint8_t **record)
 /* Forgets everything: the subscriber, kinds, attributes. */
 int cuptiFinalize(void) {
     finalized = 1;
+    counter = 0; /* as CUPTI 13.0 does: it counts from 1 when it is attached again */
     requested = NULL;
     completed = NULL;
     subscribed = thread_ids = zeroed = 0;

@@ -35,6 +35,8 @@ static __thread int64_t began; /* Unix ns: when the thread's other call began; 0
 static __thread int domain_of; /* the domain of that call, */
 static __thread uint32_t number_of; /* and its number */
 static int followed; /* what is noted of calls: a value of Followed in probe.py */
+static uint32_t before; /* CUPTI counts from 1 again when it was detached: the last number of all times before */
+static int detached;
 static const int64_t CLOCKS_DIFFER = 5000; /* ns, at most: between this clock and that of CUPTI's records of calls */
 static Rows calls = {.size = sizeof(Call), .most = 1 << 22};
 
@@ -66,10 +68,10 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
         number_of = data->correlation;
         began = thence_now();
         thence_call_begins();
-        if (thence_reading) thence_note_stack(number_of - 1, began - (followed == CALLS ? 1 : CLOCKS_DIFFER)); /* before it */
+        if (thence_reading) thence_note_stack(before + number_of - 1, began - (followed == CALLS ? 1 : CLOCKS_DIFFER)); /* before it */
     } else if (began && domain == domain_of && data->correlation == number_of) {
         int64_t ended = thence_now();
-        if (followed == CALLS) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
+        if (followed == CALLS) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), before + number_of});
         if (thence_reading) thence_call_ended(ended);
         thence_call_is_over(ended);
         began = 0;
@@ -82,7 +84,7 @@ uint32_t thence_read_counter(int (*call)(int *)) {
     reading = 1;
     call(&version);
     reading = 0;
-    return number;
+    return number || detached ? before + number : 0;
 }
 
 int thence_calls_are_followed(void) { return followed != NOTHING; }
@@ -98,8 +100,20 @@ static PyObject *call_at_exit(PyObject *module, PyObject *arguments) {
     thence_read_counter((int (*)(int *))cheap);
     Py_END_ALLOW_THREADS
     at_exit = NULL;
-    return PyLong_FromLong(answer);
+    return Py_BuildValue("iI", answer, number);
 }
+
+static PyObject *go_on(PyObject *last, int attached) {
+    unsigned long value = PyLong_AsUnsignedLong(last);
+    if (PyErr_Occurred()) return NULL;
+    before = (uint32_t)value;
+    detached = !attached;
+    RETURN_NONE;
+}
+
+static PyObject *count_from(PyObject *module, PyObject *last) { return (void)module, go_on(last, 1); }
+
+static PyObject *stay_at(PyObject *module, PyObject *last) { return (void)module, go_on(last, 0); }
 
 void thence_forget_calls(void) { calls.count = 0; }
 
@@ -127,11 +141,14 @@ static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
 static PyMethodDef functions[] = {
     {"call_at_exit", call_at_exit, METH_VARARGS,
      "call_at_exit(cheap, function)\n\nCalls a CUDA function, as for the counter, and at its end, in CUPTI's callback, "
-     "a function without arguments. Returns the result of that, or -1 if CUPTI did not call back."},
+     "a function without arguments. Returns the result of that, or -1 if CUPTI did not call back, and the counter."},
+    {"count_from", count_from, METH_O,
+     "count_from(last)\n\nAdds a number to all numbers of calls from now on: CUPTI counts from 1 when it is attached."},
     {"follow", follow, METH_O,
      "follow(what)\n\nRecords nothing of other calls (0), their stacks (1), or also the calls (2)."},
     {"lost_calls", count_lost_calls, METH_NOARGS,
      "lost_calls()\n\nReturns how many other calls were lost for lack of memory."},
+    {"stay_at", stay_at, METH_O, "stay_at(last)\n\nKeeps the counter at a number while CUPTI is detached."},
     {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nReturns the other calls since the last call, as bytes."},
     {NULL, NULL, 0, NULL}};
 

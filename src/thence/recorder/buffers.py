@@ -23,12 +23,13 @@ _STOCK = 4
 
 
 class Filled(NamedTuple):
-    """A buffer that CUPTI gave back."""
+    """A buffer that CUPTI gave back; `numbers_before` as in `Buffers`, when it came."""
 
     address: int
     valid_bytes: int
     context: int | None
     stream: int
+    numbers_before: int
 
 
 class Buffers:
@@ -40,11 +41,13 @@ class Buffers:
     Attributes:
         filled: buffers that wait to be read; None wakes the reader up.
         refused: how often CUPTI requested a buffer and got none.
+        numbers_before: to add to the numbers of launches in records that come from now on.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self.filled: queue.SimpleQueue[Filled | None] = queue.SimpleQueue()
         self.refused = 0
+        self.numbers_before = 0
         self._most = max(1, most_bytes // BUFFER_BYTES)
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
         self._free: list[int] = []
@@ -61,7 +64,7 @@ class Buffers:
     ) -> None:
         """CUpti_BuffersCallbackCompleteFunc: takes a full buffer."""
         if address:
-            self.filled.put(Filled(address, valid_bytes, context, stream))
+            self.filled.put(Filled(address, valid_bytes, context, stream, self.numbers_before))
 
     def recycle(self, filled: Filled) -> None:
         """Makes a buffer that has been read available again, after zeroing the part that was written to."""

@@ -48,6 +48,7 @@ class Counting:
         address: of that function; 0 for none.
         log: log of boundaries; None if the counter cannot be read.
         trouble: a sentence on why the counter cannot be read.
+        numbers_before: the last number before CUPTI was attached for the last time; CUPTI counts from 1 each time.
         notes_launches: whether the probe is fast enough for a callback at every launch.
     """
 
@@ -58,9 +59,13 @@ class Counting:
         self._lost_before = self._probe.lost_calls
         self.function: str | None = None
         self.address = 0
+        self._telling = (0, 0)
+        self.numbers_before = 0
         self.log: BoundaryLog | None = None
         self._functions: dict[tuple[int, int], str] = {}
         self.trouble = "every launch is recorded, so none is counted"
+        if self.compiled is not None:
+            self.compiled.count_from(0)
 
     def begin(self, cupti: Cupti, subscription: int) -> None:
         """Searches for a function whose calls show the counter; `log` stays None if there is none.
@@ -86,6 +91,7 @@ class Counting:
             if 0 < first != second > 0:
                 self.log, self.function = log, f"{function.name} of {function.library}"
                 self.address = function.address
+                self._telling = (function.domain, callback_id)
                 return
             # Measured with CUPTI 13.0: before cuInit, no call of the driver has a number.
             self.trouble = f"CUPTI did not number calls of {function.name}, which it does once CUDA is initialised"
@@ -114,9 +120,38 @@ class Counting:
             if wanted(name) and not name.startswith(_TELLING)
         }
 
+        self._enable(cupti, subscription)
+
+    def _enable(self, cupti: Cupti, subscription: int) -> None:
         for domain, callback_id in self._functions:
             with contextlib.suppress(CuptiError):  # a function that this driver does not have
                 cupti.enable_callback(subscription, domain, callback_id, on=True)
+
+    def detach(self, cupti: Cupti) -> bool:
+        """Detaches CUPTI from the process on this thread; the counter stays at its last number until `attach`.
+
+        cuptiFinalize is called in a callback, as CUPTI's documentation recommends.
+
+        Returns:
+            whether it is detached; it may be if there is a compiled probe.
+        """
+        compiled = self.compiled
+        if compiled is None or self.log is None:
+            return False
+        result, last = compiled.call_at_exit(self.address, cupti.address("cuptiFinalize"))
+        if result:
+            return False
+        self.numbers_before += last
+        compiled.stay_at(self.numbers_before)
+        return True
+
+    def attach(self, cupti: Cupti, subscription: int) -> None:
+        """Enables the callbacks again, of a new subscription; numbers of calls go on where they were."""
+        domain, callback_id = self._telling
+        cupti.enable_callback(subscription, domain, callback_id, on=True)
+        self._enable(cupti, subscription)
+        if self.compiled is not None:
+            self.compiled.count_from(self.numbers_before)
 
     def follow(self, what: Followed) -> None:
         """Sets what is noted of the calls of those functions from now on."""
