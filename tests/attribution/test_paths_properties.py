@@ -139,3 +139,21 @@ def test_a_name_that_reads_like_a_gap_does_not_make_two_paths_one() -> None:
     assert texts[1] == "/".join(like)
     assert texts[0] != texts[1]
     assert texts[0].startswith("f/" * 16 + "[269 levels left out, ")
+
+
+def test_long_names_around_many_ranges_do_not_multiply() -> None:
+    """30 ranges of 5,000 characters around 4,000 others: 600 million characters, if each path had them all."""
+    depth, leaves = 30, 4000
+    parent = np.array([*range(-1, depth - 1), *[depth - 1] * leaves])
+    parent[0] = NO_ROW
+    names = pl.Series(
+        [f"{i}" + "x" * 5000 for i in range(depth)] + [f"leaf {i}" for i in range(leaves)]
+    )
+    rows = np.arange(depth, depth + leaves)
+    everywhere = np.ones(depth + leaves, np.bool_)
+    texts = path_names(parent, names.cast(pl.Categorical()), rows, everywhere).cast(pl.String)
+    assert texts.str.len_chars().sum() < 2_000_000
+    assert texts.n_unique() == leaves
+    assert texts[7].endswith("/leaf 7")
+    few = path_names(parent, names.cast(pl.Categorical()), rows[:3], everywhere).cast(pl.String)
+    assert few[1] == "/".join([*names[:depth], "leaf 1"])  # as long as that is affordable

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thence.model.fitted_names import fitted
+from thence.model.fitted_names import affordable, fitted
 
 GEMMS = [
     f"sm90_xmma_gemm_f32f32_tf32f32_f32_{layout}_n_tilesize{tile}x128x32_warpgroupsize1x1x1_execute_segment_k_off"
@@ -84,3 +86,14 @@ def test_over_several_lines_file_and_line_stand_on_one(width: int) -> None:
         assert len(file) <= width
         assert file.endswith(place.split()[0].rpartition("/")[2])
         assert function == place.split(" ")[1]
+
+
+def test_names_are_narrowed_only_as_far_as_all_their_uses_need() -> None:
+    names = pl.Series(["a" * 50_000, "a" * 49_000 + "b", "short", None])
+    few, many = np.array([1, 1, 1, 1]), np.array([900, 1, 9, 9])
+    assert affordable(names, few, 1000, 10) is names  # shorter than each written once
+    narrow = affordable(names, many, 100_000, 10)
+    assert narrow.n_unique() == 4
+    assert narrow.to_list()[2:] == ["short", None]
+    assert [len(name) for name in narrow.to_list()[:2]] == [100, 100]
+    assert (narrow.str.len_chars().fill_null(0).to_numpy() * many).sum() < 110_000

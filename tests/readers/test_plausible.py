@@ -295,3 +295,22 @@ def test_a_user_without_a_home_is_told_how_to_name_a_cache_folder(
     monkeypatch.setattr("pathlib.Path.home", no_home)
     with pytest.raises(thence.MissingRequirement, match="no home directory; set XDG_CACHE_HOME"):
         thence.open(tmp_path / "r.nsys-rep")
+
+
+def test_names_that_too_many_rows_refer_to_are_shortened_and_stay_different() -> None:
+    """Two names of a million characters, and 20,000 rows: 20 GB, if each row had its own."""
+    names = ["x" * 1_000_000 + "1", "x" * 1_000_000 + "2", "short"]
+    rows = 20_000
+    columns = {
+        "rank": [0] * rows, "device": [0] * rows, "stream": [7] * rows, "kind": ["kernel"] * rows,
+        "name": pl.Series(names, dtype=pl.Categorical()).gather(np.arange(rows) % 3),
+        "start": range(rows), "duration": [1] * rows,
+    }  # fmt: skip
+    tables = Tables(gpu=GPU.frame(columns), meta=Meta(inputs=("x",), formats=("made",)))
+    narrow = plausible(tables, "x")
+    assert narrow.meta.warnings == (
+        "x: its longest names are shortened, because rows refer to them too often",
+    )
+    count = narrow.gpu["name"].cast(pl.String).value_counts(sort=True)
+    assert count["count"].to_list() == [6667, 6667, 6666]
+    assert sorted(len(name) for name in count["name"]) == [5, 1000, 1000]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections import Counter
+import tracemalloc
+from collections import Counter, OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -12,7 +13,9 @@ import pytest
 
 import thence
 from helpers import TORCH, recording, run_thence, unzipped
+from thence.readers import plain_pickle
 from thence.readers.label_files import read_labels
+from thence.readers.plain_pickle import PickleRefused, load_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,8 +193,6 @@ def test_damaged_json_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 def test_pickles_made_to_collide_or_to_fill_the_memory_are_refused() -> None:
-    from thence.readers.plain_pickle import PickleRefused, load_plain
-
     tuples = {(a, b): 1 for a in (-1, -2) for b in (-1, -2)}  # all of one hash
     assert len({hash(key) for key in tuples}) == 1
     for value in (tuples, {frozenset([1]): 1}, {(1, 2)}):
@@ -199,8 +200,8 @@ def test_pickles_made_to_collide_or_to_fill_the_memory_are_refused() -> None:
             load_plain(pickle.dumps(value, protocol=4))
     with pytest.raises(PickleRefused, match="too large"):
         load_plain(pickle.dumps({i * ((1 << 61) - 1): 1 for i in range(1, 50)}, protocol=4))
-    with pytest.raises(PickleRefused, match="containers"):
-        load_plain(b"\x80\x04](" + b"}" * 200_000 + b"e.")
+    with pytest.raises(PickleRefused, match="so many objects for its size"):
+        load_plain(b"\x80\x04](" + b"}" * 2_000_000 + b"e.")
     with pytest.raises(PickleRefused, match="memo"):
         load_plain(b"\x80\x04Nr\xff\xff\xff\x03.")
     shared = [{"name": "a"}]
@@ -346,3 +347,87 @@ def test_ids_of_captured_graphs_are_joined_where_another_file_names_the_executab
     (tmp_path / "labels.json").write_text(json.dumps(document))
     labelled = thence.open(REPLAY).label([file, tmp_path / "labels.json"])
     assert labels(labelled) == {0: expected("")}
+
+
+def laughs(*widths: int) -> bytes:
+    """An empty list, a list of so many references to it, a list of references to that one, and so on."""
+    content = b"\x80\x02]q\x00"
+    for number, width in enumerate(widths):
+        content += b"](" + b"h%c" % number * width + b"eq%c" % (number + 1)
+    return content
+
+
+def test_a_pickle_that_refers_to_its_objects_many_times_is_visited_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """28 kB describe 49 million elements: three lists are visited, and hardly any memory is taken."""
+    visited: list[object] = []
+    begun = plain_pickle._Level.__init__
+
+    def counted(level: Any, container: object) -> None:
+        visited.append(container)
+        begun(level, container)
+
+    monkeypatch.setattr(plain_pickle._Level, "__init__", counted)
+    content = laughs(7000, 7000) + b"."
+    tracemalloc.start()
+    try:
+        value = load_plain(content)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    assert isinstance(value, list)
+    assert [len(value), len(value[0]), len(value[0][0])] == [7000, 7000, 0]
+    assert len(visited) == 4  # one of them holds the value
+    with pytest.raises(PickleRefused, match="repeats its values too often"):
+        load_plain(laughs(2000, 2000, 2000) + b".")
+
+
+def test_annotations_that_refer_to_large_objects_are_compared_without_writing_them_out(
+    tmp_path: Path,
+) -> None:
+    """100,000 nodes have one list of 2,000 ranks: 200 million elements, if it were written for each of them."""
+    ranks = list(range(2000))
+    shared = {node: [{"name": f"layer {node % 3}", "ranks": ranks}] for node in range(100_000)}
+    path = tmp_path / "annotations.pkl"
+    path.write_bytes(pickle.dumps(shared))
+    labels = read_labels(path)
+    assert [label.path for label in labels.labels] == [("layer 0",), ("layer 1",), ("layer 2",)]
+    assert labels.labels[0].metadata == {"ranks": ranks}
+    assert sum(graph.nodes.height for graph in labels.graphs) == 100_000
+    different = {node: [{"name": "a", "node": node, "x": ranks}] for node in range(100_000)}
+    path.write_bytes(pickle.dumps(different))
+    with pytest.raises(thence.DamagedInput, match="repeats its values so often"):
+        read_labels(path)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_dicts_of_other_classes_are_read_as_dicts(protocol: int, tmp_path: Path) -> None:
+    """``pickle.dump(get_kernel_annotations())`` writes a defaultdict."""
+    inside = OrderedDict(name="mlp", layer=3)
+    made = defaultdict(list, {EXECUTABLE << 32 | 1: [inside]})
+    path = tmp_path / "annotations.pkl"
+    path.write_bytes(pickle.dumps(made, protocol))
+    (label,) = read_labels(path).labels
+    assert (label.path, label.metadata) == (("mlp",), {"layer": 3})
+    assert load_plain(pickle.dumps(defaultdict(None, {1: 2}), protocol)) == {1: 2}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1: defaultdict}, [list], defaultdict(Counter), Counter("ab"), defaultdict(print)],
+    ids=["a class as value", "a class", "a factory", "another dict", "a function"],
+)
+def test_no_other_class_is_accepted(value: object) -> None:
+    with pytest.raises(PickleRefused, match=r"class|import"):
+        load_plain(pickle.dumps(value))
+
+
+def test_calls_are_refused_unless_they_make_an_empty_dict() -> None:
+    named = b"\x80\x04\x8c\x0bcollections\x8c\x0bOrderedDict\x93"
+    assert load_plain(named + b")R.") == {}
+    for arguments in (b"]\x85R", b"K\x01\x85R", b"\x8c\x01a\x85R", b"]R"):
+        with pytest.raises(PickleRefused):
+            load_plain(named + arguments + b".")
+    with pytest.raises(PickleRefused, match=r"wants to call builtins\.list"):
+        load_plain(b"\x80\x04\x8c\x08builtins\x8c\x04list\x93)R.")

@@ -5,27 +5,35 @@ path of more than `MOST_LEVELS` names is shortened in the middle: it has the `KE
 the number of levels left out, and the `KEPT_LEVELS` innermost names, as in
 ``a/b/[99,968 levels left out]/y/z``. If several shortened paths would have the same text, all but the first
 of them are numbered: ``[99,968 levels left out, 2]``.
+
+The text of a path repeats the names around it, so a few long names around many ranges can make texts of thousands
+of times the trace's size. If the texts of a trace exceed `MAX_TEXT`, its longest names are shortened (with ``…#2``
+at their end, numbered so that they stay different), and fewer levels are kept, until they do not.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from thence.model.fitted_names import narrowed
 from thence.model.forest import ancestors, depths, trie
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
 __all__ = [
     "KEPT_LEVELS",
     "MOST_LEVELS",
     "SEPARATOR",
+    "Form",
     "PathTree",
     "left_out",
     "path_names",
@@ -37,6 +45,28 @@ MOST_LEVELS = 256
 """Levels of the deepest path that is written in full; stacks of Python programs stay below."""
 KEPT_LEVELS = 16
 """Levels kept at either end of a shortened path."""
+MAX_TEXT, MAX_TEXT_PER_ROW = 1_000_000, 64
+"""Characters of the distinct paths of a trace, and more for each host row, which takes some 100 bytes or more in a
+file. Real recordings have at most 100,000."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How paths are written.
+
+    Attributes:
+        most_levels: of a path that is written in full.
+        kept_levels: at either end of a shortened path.
+        name_width: characters of the longest name; 0: names are written in full.
+    """
+
+    most_levels: int
+    kept_levels: int
+    name_width: int = 0
+
+
+_SHORTER = (Form(64, 16, 1000), Form(32, 16, 100), Form(8, 4, 40))
+"""What is tried, in this order, if the texts are too long."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +78,7 @@ class PathTree:
         name: last name of each path, Categorical or String. Nodes with the same parent have different names.
         dotted: whether names can be whole paths: a name that begins with its parent's name and a dot, such as
             ``model.layers.3`` in ``model``, then replaces the parent's name in the text.
+        max_text: characters that the texts of distinct paths may have together before they are shortened.
 
     Nodes are sorted by depth, so that parents come before children.
     """
@@ -55,32 +86,62 @@ class PathTree:
     parent: npt.NDArray[np.int64]
     name: pl.Series
     dotted: bool = False
+    max_text: int = MAX_TEXT
 
-    def texts(self, nodes: npt.NDArray[np.int64], separator: str = SEPARATOR) -> pl.Series:
+    def texts(
+        self,
+        nodes: npt.NDArray[np.int64],
+        separator: str = SEPARATOR,
+        shorter: Sequence[Form] = _SHORTER,
+        form: Form | None = None,
+    ) -> pl.Series:
         """The paths as text, shortened where they are very deep; see the docstring of this module.
 
         Args:
             nodes: distinct nodes, in any order, shape (m,).
             separator: text between two names.
+            shorter: forms to use instead, the first that suffices, if the texts are too long.
+            form: of the texts; by default, in full up to `MOST_LEVELS`.
 
         Returns:
             String Series, one value per node. The text of a shortened path differs from all others.
         """
         depth = depths(self.parent)
-        deep = depth[nodes] > MOST_LEVELS
-        full = np.where(deep, chain_to(self.parent, nodes, depth <= KEPT_LEVELS), nodes)
+        form = form or Form(MOST_LEVELS, KEPT_LEVELS)
+        if shorter and self._characters(nodes, depth, form) > self.max_text:
+            following, *rest = shorter
+            narrow = replace(self, name=narrowed(self.name, following.name_width))
+            return narrow.texts(nodes, separator, rest, following)
+        deep = depth[nodes] > form.most_levels
+        full = np.where(deep, chain_to(self.parent, nodes, depth <= form.kept_levels), nodes)
         heads = self._full_texts(full, depth, separator)
         if not deep.any():
             return heads
-        tails = self._tails(nodes[deep], separator)
-        short = _shortened(
-            heads.filter(pl.Series(deep)),
-            depth[nodes[deep]],
-            tails,
-            heads.filter(pl.Series(~deep)),
-            separator,
-        )
+        tails = self._tails(nodes[deep], form.kept_levels, separator)
+        lacking = depth[nodes[deep]] - 2 * form.kept_levels
+        others = heads.filter(pl.Series(~deep))
+        short = _shortened(heads.filter(pl.Series(deep)), lacking, tails, others, separator)
         return heads.scatter(np.flatnonzero(deep), short)
+
+    def _characters(
+        self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], form: Form
+    ) -> int:
+        """The number of characters of the texts of nodes, give or take some for each level left out."""
+        names = (self.name.cast(pl.String).str.len_chars().fill_null(0) + 1).to_numpy()
+        names = names.astype(np.int64)
+        sums = names.copy()  # of a node and all around it, where it is not too deep
+        bounds = np.searchsorted(depth, np.arange(2, form.most_levels + 2))
+        for low, high in itertools.pairwise(bounds.tolist()):
+            sums[low:high] += sums[self.parent[low:high]]
+        deep = nodes[depth[nodes] > form.most_levels]
+        total = int(sums[nodes[depth[nodes] <= form.most_levels]].sum())
+        if len(deep):
+            kept = np.arange(len(depth)) < np.searchsorted(depth, form.kept_levels + 1)
+            total += int(sums[chain_to(self.parent, deep, kept)].sum())
+        for _ in range(form.kept_levels):
+            total += int(names[deep].sum())
+            deep = self.parent[deep]
+        return total
 
     def _full_texts(
         self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], separator: str
@@ -123,11 +184,11 @@ class PathTree:
             pl.when(extends).then(head + pl.col("name")).otherwise("joined").alias("")
         ).to_series()
 
-    def _tails(self, nodes: npt.NDArray[np.int64], separator: str) -> pl.Series:
-        """The `KEPT_LEVELS` innermost names of deep paths, as text."""
+    def _tails(self, nodes: npt.NDArray[np.int64], levels: int, separator: str) -> pl.Series:
+        """The innermost names of deep paths, as text."""
         names = self.name.cast(pl.String).fill_null("")
         text, ancestor = names.gather(nodes), nodes
-        for _ in range(KEPT_LEVELS - 1):
+        for _ in range(levels - 1):
             ancestor = self.parent[ancestor]
             text = names.gather(ancestor) + separator + text
         return text
@@ -140,14 +201,14 @@ def left_out(levels: int) -> str:
 
 def _shortened(
     heads: pl.Series,
-    depth: npt.NDArray[np.int64],
+    levels: npt.NDArray[np.int64],
     tails: pl.Series,
     others: pl.Series,
     separator: str,
 ) -> pl.Series:
     """Shortened paths that are distinct from each other and from all of ``others``."""
-    lacking, position = np.unique(depth - 2 * KEPT_LEVELS, return_inverse=True)
-    gap = pl.Series([left_out(levels)[:-1] for levels in lacking.tolist()]).gather(position)
+    lacking, position = np.unique(levels, return_inverse=True)
+    gap = pl.Series([left_out(count)[:-1] for count in lacking.tolist()]).gather(position)
     parts = pl.DataFrame({"head": heads, "gap": gap, "tail": tails})
     number = pl.int_range(1, pl.len() + 1).over("head", "gap", "tail")
     parts = parts.with_columns(number=number)
@@ -226,5 +287,6 @@ def path_tree(
     node, first = trie(around, codes)
     above = around[first]
     tree_parent = np.where(above == NO_ROW, NO_ROW, node[above]) if len(node) else above
-    tree = PathTree(tree_parent, names.gather(on_path[first]), dotted)
+    max_text = MAX_TEXT + MAX_TEXT_PER_ROW * len(parent)
+    tree = PathTree(tree_parent, names.gather(on_path[first]), dotted, max_text)
     return tree, np.append(node, NO_ROW)[number[rows]]

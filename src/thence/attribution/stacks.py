@@ -9,9 +9,9 @@ label    ranges that the user named
 stack    all Python frames, ``file.py(12): function``
 ops      operators, and the ranges that libraries named
 
-Frames come from host ranges and from the stacks in the HLO, so a name may contain any character,
-including separators. Only paths that exist solely as text are split: op_names and labels of XLA work at
-each ``/`` outside of brackets, labels from a library's ranges at each ``/``.
+Frames come from host ranges and from the HLO, so a name may contain any character, including separators.
+Only paths that exist solely as text are split: op_names and labels of XLA work at each ``/`` outside of brackets,
+labels from a library's ranges at each ``/``, and stacks in the HLO at each ``;``, which names of frames lack there.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.launch_places import paths_of
-from thence.attribution.paths import SEPARATOR, PathTree
+from thence.attribution.paths import SEPARATOR, PathTree, path_tree
 from thence.attribution.xla.op_names import segments_of
 from thence.model.forest import trie
 from thence.model.graph_labels import FRAME_SEPARATOR
-from thence.model.intervals import NO_ROW
+from thence.model.intervals import NO_ROW, chain_to
 from thence.model.own_code import OwnCode
 from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
     from thence.model.attributed import Attributed
-    from thence.model.hlo import Frame
 
 __all__ = ["Stacks", "stacks_of"]
 
@@ -83,10 +82,9 @@ def stacks_of(
     distinct = rows.unique(maintain_order=True)
     place, rule = (distinct[name].cast(pl.String) for name in ("place", "rule"))
     spelt = _known_from_host_ranges(by, host, distinct["host"].to_numpy(), place)
-    of_hlo = _hlo_stacks(trace) if by == "stack" else {}
     given = frames or {}
     paths = [
-        (f"[{text_of(reason)}]",) if text is None else given.get(text) or _frames(by, text, of_hlo)
+        (f"[{text_of(reason)}]",) if text is None else given.get(text) or _frames(by, text)
         for text, reason in zip(place.filter(~spelt), rule.filter(~spelt), strict=True)
     ]
     tree, attributed, ends = _with_paths(host, paths, place.filter(~spelt).is_not_null().to_numpy())
@@ -146,53 +144,93 @@ def _with_paths(
     return new, is_frame[first], np.concatenate([node[:old], np.append(node, NO_ROW)[last]])
 
 
-def _frames(by: str, place: str, of_hlo: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _frames(by: str, place: str) -> tuple[str, ...]:
     """Splits the text of a place into frames."""
     if by == "source":
         return (place,)
     if by == "stack":
-        return of_hlo.get(place) or tuple(place.split(FRAME_SEPARATOR))
+        return tuple(place.split(FRAME_SEPARATOR))
     parts = segments_of(place) if by in ("op_name", "label") else place.split(SEPARATOR)
     return tuple(part for part in parts if part) or (place,)
 
 
-def _used_frames(trace: Attributed) -> Iterable[tuple[int, int]]:
-    return ((m, f) for m, module in enumerate(trace.hlo) for f in module.frames["frame"].to_list())
-
-
-def _hlo_stacks(trace: Attributed) -> dict[str, tuple[str, ...]]:
-    """Stacks of the HLO by their text in the place column."""
-    if not trace.hlo:
-        return {}
-    from thence.attribution.xla.hlo_places import frame_names
-
-    stacks = {frame_names(trace.hlo[module], frame) for module, frame in _used_frames(trace)}
-    return {";".join(stack): stack for stack in stacks}
-
-
-def _lines(stack: Sequence[Frame], own: OwnCode) -> tuple[str, ...]:
-    """The lines of the user's own code in a stack; if there are none, the innermost line."""
-    users = [frame for frame in stack if own(frame.file)]
-    named = [frame for frame in stack if frame.file]
-    return tuple(frame.place for frame in users or named[-1:])
-
-
 def _weighted_source_stacks(trace: Attributed) -> Stacks:
-    """Source stacks of XLA work, each weighted by its share of the time."""
+    """Source stacks of XLA work, each weighted by its share of the time.
+
+    A stack has the lines of the user's own code; if there are none, the innermost line.
+    """
     from thence.attribution.xla.hlo_places import stack_shares
 
     rows = stack_shares(trace)
-    own = OwnCode.of(trace.own, trace.installed)
     keys = ["module", "frame", "rule"]
     reason = pl.when(pl.col("frame").is_null()).then("rule").alias("rule")
     rows = rows.with_columns(reason)  # equal stacks found by different rules count as one
     distinct = rows.select(keys).unique(maintain_order=True)
-    frames = [
-        (f"[{text_of(rule)}]",) if frame is None else _lines(trace.hlo[module].stack(frame), own)
-        for module, frame, rule in distinct.iter_rows()
+    frames = _Frames.of(trace, distinct["module"].drop_nulls().unique().sort().to_list())
+    row = frames.rows(distinct)
+    of_user = chain_to(frames.parent, row, frames.own)
+    innermost = chain_to(frames.parent, row, frames.named)
+    tree, node = path_tree(frames.parent, frames.places, of_user, frames.own)
+    others = np.flatnonzero(of_user == NO_ROW)
+    texts = frames.places.gather(innermost[others][innermost[others] != NO_ROW]).cast(pl.String)
+    places = iter(texts.to_list())
+    known = distinct["frame"].is_not_null().to_numpy()
+    rules = distinct["rule"].to_list()
+    paths = [
+        ((next(places),) if innermost[i] != NO_ROW else ())
+        if known[i]
+        else (f"[{text_of(rules[i])}]",)
+        for i in others.tolist()
     ]
-    none = PathTree(np.empty(0, np.int64), pl.Series([], dtype=pl.String))
-    tree, attributed, ends = _with_paths(none, frames, distinct["frame"].is_not_null().to_numpy())
-    distinct = distinct.with_columns(node=ends)
+    tree, attributed, ends = _with_paths(tree, paths, known[others])
+    node[others] = len(ends) - len(others) + np.arange(len(others))
+    distinct = distinct.with_columns(node=ends[node])
     claims = rows.join(distinct, on=keys, how="left", maintain_order="left", nulls_equal=True)
     return Stacks(claims.select("gpu", "node", "weight"), tree, attributed, shared=True)
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """The frames of several HLO modules.
+
+    Attributes:
+        first: row of the first frame of each module.
+        parent: row of the parent of each frame, `NO_ROW` for outermost ones.
+        places: of each frame, Categorical.
+        own: whether each frame is in the user's own code.
+        named: whether the file of each frame is known.
+    """
+
+    first: dict[int, int]
+    parent: npt.NDArray[np.int64]
+    places: pl.Series
+    own: npt.NDArray[np.bool_]
+    named: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, trace: Attributed, modules: Sequence[int]) -> _Frames:
+        from thence.attribution.xla.user_frames import frame_places, frames_with_file
+
+        own = OwnCode.of(trace.own, trace.installed)
+        tables = [trace.hlo[module] for module in modules]
+        heights = [table.frames.height for table in tables]
+        first = np.concatenate([[0], np.cumsum(heights)])[: len(heights)].tolist()
+        parents = [table.frames["parent"].cast(pl.Int64).to_numpy() for table in tables]
+        above = [
+            np.where(parent > 0, parent - 1 + begin, NO_ROW)
+            for parent, begin in zip(parents, first, strict=True)
+        ]
+        none = np.zeros(0, np.bool_)
+        return cls(
+            dict(zip(modules, first, strict=True)),
+            np.concatenate([np.zeros(0, np.int64), *above]),
+            pl.concat([pl.Series([], dtype=pl.Categorical()), *map(frame_places, tables)]),
+            np.concatenate([none, *(frames_with_file(table, own) for table in tables)]),
+            np.concatenate([none, *(frames_with_file(table, bool) for table in tables)]),
+        )
+
+    def rows(self, stacks: pl.DataFrame) -> npt.NDArray[np.int64]:
+        """The row of the innermost frame of each stack, by its module and frame; `NO_ROW` without one."""
+        first = stacks["module"].cast(pl.Int64).replace_strict(self.first, default=None)
+        row = first + stacks["frame"].cast(pl.Int64) - 1
+        return row.fill_null(NO_ROW).to_numpy().copy()

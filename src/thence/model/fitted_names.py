@@ -13,16 +13,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import polars as pl
 
 from thence.model.own_code import SOURCE_PLACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["fitted"]
+    import numpy.typing as npt
+
+__all__ = ["affordable", "fitted", "narrowed"]
 
 _WORDS = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
 _LONGEST = 4096
@@ -61,6 +64,44 @@ def fitted(names: Sequence[str], width: int, lines: int = 1) -> list[str]:
     return [numbered[name] for numbered in (_numbered(short, width),) for name in names]
 
 
+def narrowed(names: pl.Series, width: int) -> pl.Series:
+    """Names of at most so many characters; different names stay different."""
+    text = names.cast(pl.String)
+    long = text.filter(text.str.len_chars() > width).unique(maintain_order=True)
+    ending = pl.format("…#{}", pl.int_range(1, pl.len() + 1))
+    short = long.to_frame("long").select(
+        "long",
+        short=pl.concat_str(pl.col("long").str.head(width - ending.str.len_chars()), ending),
+    )
+    return text.replace(short["long"], short["short"])
+
+
+def affordable(
+    names: pl.Series, uses: npt.NDArray[np.int64], max_text: int, max_text_per_use: int
+) -> pl.Series:
+    """Distinct names, narrowed as far as is needed to write each of them once for each of its uses.
+
+    Formats store a name once and refer to it from any number of rows, so a few long names can make texts of
+    thousands of times the input's size.
+
+    Args:
+        names: distinct texts.
+        uses: of each name, shape (n,).
+        max_text: characters of all names together, each written out for each use.
+        max_text_per_use: characters allowed in addition for each use: more than real names have on average.
+
+    Returns:
+        ``names`` itself, or narrowed names.
+    """
+    for width in (0, 4000, 1000, 100, 40):
+        short = narrowed(names, width) if width else names
+        characters = short.str.len_chars().fill_null(0).to_numpy().astype(np.int64)
+        written = int((characters * uses).sum())
+        if written <= max(max_text + max_text_per_use * int(uses.sum()), int(characters.sum())):
+            break
+    return short
+
+
 def _shortened(names: Sequence[str], width: int, line: int) -> dict[str, str]:
     """Each name with one run left out, if it is too long."""
     if max(map(len, names), default=0) <= line:
@@ -69,7 +110,12 @@ def _shortened(names: Sequence[str], width: int, line: int) -> dict[str, str]:
     places = {name: text for name in long if (text := _short_place(name, width, line)) is not None}
     uses = Counter(places.values())  # equal ones differ in what is left out
     places = {name: text for name, text in places.items() if uses[text] == 1}
-    words = {name: _WORDS.findall(name[:_LONGEST]) for name in names if name not in places}
+    once = cast("dict[str, str]", {}).setdefault  # names share most words: each is kept once
+    words = {
+        name: [once(word, word) for word in _WORDS.findall(name[:_LONGEST])]
+        for name in names
+        if name not in places
+    }
     uses = Counter(word for of_name in words.values() for word in set(of_name))
     cut = {name: _cut(parts, uses, len(words), width) for name, parts in words.items()}
     return places | cut

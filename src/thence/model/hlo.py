@@ -14,7 +14,7 @@ INSTRUCTIONS = {
     "id": pl.Int64(),  # unique in the module; newer ones pack (computation << 32 | number)
     "opcode": pl.String(),
     "op_name": pl.String(),  # framework scope, such as jit(f)/jvp(layer)/dot_general; null: none
-    "source_file": pl.String(),  # of the innermost frame; null: none
+    "source_file": pl.Categorical(),  # of the innermost frame; null: none
     "source_line": pl.Int32(),  # of the innermost frame; null: none
     "frame": pl.Int32(),  # number in `HloModule.frames`; 0: none
     "called": pl.List(pl.Int64()),  # ids of computations
@@ -61,10 +61,10 @@ LOOPS = {
 FRAMES = {
     "frame": pl.Int32(),
     "parent": pl.Int32(),
-    "file": pl.String(),
+    "file": pl.Categorical(),
     "line": pl.Int32(),
     "column": pl.Int32(),
-    "function": pl.String(),
+    "function": pl.Categorical(),
     "stack": pl.Int32(),
 }
 """Schema of the frames of a module. frame counts from 1; parent 0 is none (outermost frames); line

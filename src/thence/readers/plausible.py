@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.fitted_names import affordable
 from thence.model.losses import Loss
 from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, THREADS, WAITS
 from thence.model.times import LATEST_NS, LONGEST_NS
@@ -20,6 +22,9 @@ __all__ = ["plausible"]
 
 _Tables = TypeVar("_Tables", bound="Tables")
 _MOST_TOTAL_NS = 1 << 62
+MAX_TEXT, MAX_TEXT_PER_ROW = 16_000_000, 1000
+"""Characters of a column of names, written out for all rows: of any table, and more for each row. The longest real
+names of kernels, those of CUTLASS, have some thousands."""
 
 
 def plausible(tables: _Tables, name: str) -> _Tables:
@@ -48,8 +53,13 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
         if late:
             raise DamagedInput(name, f"has {several(late, what)} with an impossible time")
+    gpu, host = _with_affordable_names(gpu), _with_affordable_names(tables.host)
+    if gpu is not tables.gpu or host is not tables.host:
+        text = f"{name}: its longest names are shortened, because rows refer to them too often"
+        meta = dataclasses.replace(tables.meta, warnings=(*tables.meta.warnings, text))
+        tables = dataclasses.replace(tables, gpu=gpu, host=host, meta=meta)
     gpu, repaired = _with_possible_durations(gpu)
-    host, on_host = _with_possible_durations(tables.host)
+    host, on_host = _with_possible_durations(host)
     if float(gpu["duration"].cast(pl.Float64).sum()) > _MOST_TOTAL_NS:
         raise DamagedInput(name, "has durations that add up to more than a century")
     if not repaired + on_host:
@@ -61,6 +71,27 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     losses = (*tables.meta.losses, *([Loss("repaired", name, repaired, text)] if repaired else []))
     meta = dataclasses.replace(tables.meta, warnings=(*tables.meta.warnings, text), losses=losses)
     return dataclasses.replace(tables, gpu=gpu, host=host, meta=meta)
+
+
+def _with_affordable_names(table: pl.DataFrame) -> pl.DataFrame:
+    """The table; analyses write out names of many rows, so names are shortened if that takes far too much memory."""
+    for column in table.select(pl.selectors.categorical()).iter_columns():
+        written = int(column.cat.len_chars().cast(pl.Int64).sum())
+        if written <= MAX_TEXT + MAX_TEXT_PER_ROW * len(column):
+            continue
+        uses = column.value_counts()
+        names = uses[column.name].cast(pl.String)
+        count = uses["count"].to_numpy().astype(np.int64)
+        short = affordable(names, count, MAX_TEXT, MAX_TEXT_PER_ROW)
+        if short is names:
+            continue
+        numbers = uses.select(column.name).with_row_index("number")
+        of_row = column.to_frame().join(
+            numbers, on=column.name, how="left", maintain_order="left", nulls_equal=True
+        )["number"]
+        narrow = short.cast(pl.Categorical()).gather(of_row).alias(column.name)
+        table = table.with_columns(narrow)
+    return table
 
 
 def _with_possible_durations(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:

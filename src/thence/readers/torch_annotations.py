@@ -33,6 +33,8 @@ from thence.model.graph_labels import (
 from thence.readers.plain_pickle import PickleRefused, load_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from numpy.typing import NDArray
 
 __all__ = [
@@ -47,6 +49,14 @@ __all__ = [
 _MOST_NODES = 20_000_000
 _MEMORY_SNAPSHOT = {"segments", "device_traces"}
 """Keys of what ``torch.cuda.memory._dump_snapshot`` pickles."""
+_IS_SNAPSHOT = (
+    "is a snapshot of PyTorch's memory allocator (torch.cuda.memory), which holds no times of kernels; "
+    "record the program with thence record or torch.profiler"
+)
+_MAX_TEXT, _MAX_TEXT_PER_BYTE = 20_000_000, 20
+"""Characters of annotations that are compared: of a file of any size, and more for each of its bytes."""
+_FIELD = 30  # characters that looking at a field costs as much time as
+_LARGE = 1000  # characters of a value whose key is kept
 _LOW, _HIGH = (1 << 32) - 1, 32
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _JSON = re.compile(rb'\s*\{\s*"[0-9]{1,20}"\s*:')
@@ -106,24 +116,15 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
     if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
         raise UnknownFormat(name, "holds no annotations: expected a dict with node ids as keys")
     if annotations.keys() >= _MEMORY_SNAPSHOT:
-        raise UnknownFormat(
-            name,
-            "is a snapshot of PyTorch's memory allocator (torch.cuda.memory), which holds no times of kernels; "
-            "record the program with thence record or torch.profiler",
-        )
-    labels: list[Label] = []
-    by_text: dict[str, int] = {}
+        raise UnknownFormat(name, _IS_SNAPSHOT)
+    distinct = _DistinctLabels(name, len(content))
     ids = np.zeros(len(annotations), np.uint64)
     numbers = np.zeros(len(annotations), np.int32)
     for i, (node, value) in enumerate(annotations.items()):
-        text = repr(value)
-        if text not in by_text:
-            by_text[text] = len(labels)
-            labels.append(_checked_label(value, name))
-        ids[i], numbers[i] = _node_id(node, name), by_text[text]
+        ids[i], numbers[i] = _node_id(node, name), distinct.number(value)
     match = _NAME.fullmatch(Path(name).name)
     process = Process(rank=int(match[1]) if match else None)
-    return GraphLabels(name, process, tuple(labels), graphs=_graphs(ids, numbers))
+    return GraphLabels(name, process, tuple(distinct.labels), graphs=_graphs(ids, numbers))
 
 
 def _loaded(content: bytes, name: str) -> object:
@@ -137,6 +138,9 @@ def _loaded(content: bytes, name: str) -> object:
                     "holds no annotations, only the name of PyTorch's view of them; save them with "
                     "pickle.dump(dict(get_kernel_annotations()), file)",
                 ) from error
+            # The objects of a snapshot refer to each other so often that it is refused like hostile files.
+            if all(key.encode() in content for key in _MEMORY_SNAPSHOT):
+                raise UnknownFormat(name, _IS_SNAPSHOT) from error
             raise DamagedInput(
                 name, f"{error}; expected a pickled annotation file of PyTorch"
             ) from error
@@ -144,6 +148,61 @@ def _loaded(content: bytes, name: str) -> object:
         return msgspec.json.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedInput(name, f"is cut or not valid JSON ({error})") from error
+
+
+class _DistinctLabels:
+    """The distinct labels among those of all nodes.
+
+    A pickle may refer to one object from many annotations, as PyTorch's do, and hostile ones so often that what
+    they describe is a million times the file. So a large object is looked into once, and the work on annotations
+    and the text of the distinct ones are limited.
+
+    Attributes:
+        labels: the distinct labels so far.
+    """
+
+    def __init__(self, file: str, file_bytes: int) -> None:
+        self.labels: list[Label] = []
+        self._file = file
+        self._left = _MAX_TEXT + _MAX_TEXT_PER_BYTE * file_bytes
+        self._numbers: dict[Hashable, int] = {}
+        self._large: dict[int, Hashable] = {}
+
+    def number(self, value: object) -> int:
+        """The number of the label of a node with these annotations; they must live as long as this object."""
+        key = self._key(value, 0)
+        if key not in self._numbers:
+            self._charge(len(repr(value)))
+            self._numbers[key] = len(self.labels)
+            self.labels.append(_checked_label(value, self._file))
+        return self._numbers[key]
+
+    def _key(self, value: object, level: int) -> Hashable:
+        """A key that is equal for equal values; level 0: annotations, 1: one of them, 2: a field of it."""
+        if isinstance(value, str):
+            return value
+        key = self._large.get(id(value))
+        if key is not None:
+            return key
+        if level == 0 and isinstance(value, list | tuple):
+            key, size = tuple([self._key(x, 1) for x in value]), _FIELD * len(value)
+        elif level < 2 and isinstance(value, dict):
+            key = tuple([(str(name), self._key(field, 2)) for name, field in value.items()])
+            size = _FIELD * len(value)
+        else:
+            key = (repr(value),)
+            size = len(key[0])
+        self._charge(size)
+        if size > _LARGE:
+            self._large[id(value)] = key
+        return key
+
+    def _charge(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise DamagedInput(
+                self._file, "repeats its values so often that its annotations are too long"
+            )
 
 
 def _node_id(node: object, name: str) -> int:

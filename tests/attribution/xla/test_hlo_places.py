@@ -11,12 +11,16 @@ import polars as pl
 import pytest
 
 from helpers import DATA
+from hlo_building import at, build, computation
+from hlo_building import instruction as hlo_instruction
+from hlo_building import shape as hlo_shape
 from protowire import every, first, message, pack
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.attribution.xla.hlo_places import (
     PLACES,
     HloRows,
+    frame_stacks,
     hlo_places,
     hlo_rows,
     instructions,
@@ -388,3 +392,25 @@ def test_a_common_beginning_is_a_scope_and_a_leaf_is_a_primitive() -> None:
     """XLA shortens merged op_names to the part they share."""
     found = labels(["jit(f)/a/b", "jit(f)/a/b/add", "jit(f)/a/mul"])
     assert [label for label, _ in found.values()] == ["a/b", "a/b", "a"]
+
+
+def test_stacks_share_the_frames_around_them() -> None:
+    """2,000 frames in each other, each in a file with a name of 3,000 characters: 6 GB of text in all stacks."""
+    count = 2000
+    frames = message(
+        (1, "x" * 3000 + ";.py"), (2, "f"),
+        *((3, message((1, 1), (2, 1), (3, i + 1))) for i in range(count)),
+        *((4, message((1, i + 1), (2, i))) for i in range(count)),
+    )  # fmt: skip
+    parts = [
+        hlo_instruction(f"i{i}", "add", i + 1, hlo_shape(11), (), (), at(i + 1))
+        for i in range(count)
+    ]
+    module = build(computation(1, *parts), more=((17, frames),))
+    stacks = frame_stacks(module, [None, 0, 5, *range(1, count + 1), count + 1])
+    assert sorted(stacks) == list(range(1, count + 1))
+    assert sum(map(len, stacks.values())) < 6_000_000
+    assert len(set(stacks.values())) == count
+    assert stacks[5].count(";") == 4
+    assert "levels left out" in stacks[count]
+    assert set(module.frames["file"].cast(pl.String).str.len_chars()) == {1000}

@@ -156,3 +156,16 @@ def test_computations_that_call_each_other_are_refused(hlo: Callable[..., HloMod
     schedule = schedule_of(hlo({0: [around[0]], 1: [around[1]]}))
     with pytest.raises(TooManyNodes):
         planned(schedule, schedule.bodies[0])
+
+
+@pytest.mark.parametrize("opcode", ["call", "conditional", "while", "async-start"])
+def test_computations_that_share_what_they_call_are_planned_once(
+    hlo: Callable[..., HloModule], opcode: str
+) -> None:
+    """Forty computations, each of which calls the next one twice: 2 ** 40 paths."""
+    computations = {
+        n: [{"name": f"c{n}", "opcode": opcode, "called": [n + 1, n + 1]}] for n in range(40)
+    }
+    schedule = schedule_of(hlo({**computations, 40: [leaf("a")]}))
+    with pytest.raises(TooManyNodes, match="more nodes than any CUDA graph"):
+        slots_of(schedule, planned(schedule, schedule.bodies[0]))

@@ -15,12 +15,14 @@ A fusion does the work of many source lines; `source_shares` divides its time am
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
+from thence.attribution.paths import path_tree
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.command_buffers import derived_instructions
 from thence.attribution.xla.constituents import constituents_by_cost
@@ -28,11 +30,12 @@ from thence.attribution.xla.hlo_phases import instruction_phases
 from thence.attribution.xla.op_names import labels
 from thence.attribution.xla.origins import origins
 from thence.model.attributed import RULE, SHARES
+from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.own_code import OwnCode
 from thence.model.places import HLO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from thence.model.attributed import Attributed
     from thence.model.hlo import HloModule
@@ -42,7 +45,7 @@ __all__ = [
     "PLACES",
     "HloRows",
     "ModuleFacts",
-    "frame_names",
+    "frame_stacks",
     "hlo_places",
     "hlo_rows",
     "instructions",
@@ -53,6 +56,8 @@ __all__ = [
 PLACES = tuple(kind.name for kind in HLO if kind.name not in ("program", "hlo"))
 """Kinds of places that follow from the instruction; `hlo_places` has a column for each, and one for its rule."""
 
+MAX_STACK_TEXT, MAX_STACK_TEXT_PER_INSTRUCTION = 4_000_000, 500
+"""Characters of the distinct stacks of a module, and more for each of its instructions."""
 _KEY = ["module", "hlo"]
 
 
@@ -224,9 +229,33 @@ def stack_shares(trace: Attributed) -> pl.DataFrame:
     )
 
 
-def frame_names(module: HloModule, frame: int) -> tuple[str, ...]:
-    """The stack that ends in a frame as ``file.py(12): function``, outermost first."""
-    return tuple(f"{f.file}({f.line}): {f.function}" for f in module.stack(frame))
+def frame_stacks(module: HloModule, frames: Iterable[int | None]) -> dict[int, str]:
+    """The stacks that end in some frames of a module, as text.
+
+    Args:
+        module: with the frames.
+        frames: numbers of frames; None and 0 have no stack.
+
+    Returns:
+        For each frame, the frames of its stack as ``file.py(12): function``, outermost first, separated by ``;``,
+        which names of frames have as U+FF1B; very deep stacks are shortened as other paths are.
+    """
+    table = module.frames
+    if not table.height:
+        return {}
+    parent = table["parent"].cast(pl.Int64).to_numpy() - 1
+    names = table.select(
+        pl.format("{}({}): {}", "file", "line", "function").str.replace_all(
+            ";", "\uff1b", literal=True
+        )
+    ).to_series()
+    numbers = np.unique([f for f in frames if f and f <= table.height]).astype(np.int64)
+    everywhere = np.ones(len(parent), np.bool_)
+    tree, node = path_tree(parent, names.cast(pl.Categorical()), numbers - 1, everywhere)
+    limit = MAX_STACK_TEXT + MAX_STACK_TEXT_PER_INSTRUCTION * module.instructions.height
+    used, of_frame = np.unique(node, return_inverse=True)
+    texts = replace(tree, max_text=limit).texts(used, FRAME_SEPARATOR).to_list()
+    return {f: texts[i] for f, i in zip(numbers.tolist(), of_frame.tolist(), strict=True)}
 
 
 def _keys(tables: Tables, hlo_rule: pl.Series, trying: pl.Series) -> pl.DataFrame:
@@ -270,7 +299,7 @@ def _places(facts: ModuleFacts, instructions: pl.DataFrame) -> pl.DataFrame:
     phase, origin = phases[instructions["row"]], facts.origins[instructions["row"]]
     names = labels([name for name in origin["op_name"].to_list() if name is not None])
     frames = origin["frame"].to_list()
-    stacks = {frame: ";".join(frame_names(module, frame)) for frame in set(frames)}
+    stacks = frame_stacks(module, frames)
     op_names = origin["op_name"].to_list()
     lacking = (None, "no_op_name")
     label = [names[name] if name else lacking for name in op_names]
@@ -282,7 +311,7 @@ def _places(facts: ModuleFacts, instructions: pl.DataFrame) -> pl.DataFrame:
         op_name_rule=origin["op_name_rule"],
         source=origin["source"],
         source_rule=origin["source_rule"],
-        stack=pl.Series([stacks[frame] or None for frame in frames], dtype=text),
+        stack=pl.Series([stacks.get(frame) for frame in frames], dtype=text),
         stack_rule=origin["source_rule"],
         label=pl.Series([path for path, _ in label], dtype=text),
         label_rule=pl.Series([rule for _, rule in label], dtype=text),

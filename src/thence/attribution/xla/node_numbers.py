@@ -137,35 +137,59 @@ class Slots:
         return found
 
 
-def planned(schedule: Schedule, numbers: Sequence[int], depth: int = 0) -> tuple[Command, ...]:
+def planned(schedule: Schedule, numbers: Sequence[int]) -> tuple[Command, ...]:
     """The commands that XLA records for a part of a program's schedule, with their bodies.
 
     Args:
         schedule: of the program.
         numbers: commands of one computation, in order.
-        depth: of the computation; for the recursion.
 
     Raises:
         TooManyNodes: the module is damaged.
     """
-    if depth > _DEEPEST:
-        raise TooManyNodes("the computations of an HLO module call each other in a cycle")
-    commands: list[Command] = []
-    for number in numbers:
-        opcode, called = schedule.opcodes[number], schedule.called[number]
-        if opcode in ("conditional", "while"):
-            # The proto of a while lists the body first.
-            backwards = opcode == "while" or schedule.by_flag[number]
-            order = called[::-1] if backwards else called
-            bodies = tuple(planned(schedule, schedule.bodies.get(c, ()), depth + 1) for c in order)
-            branches = 1 if opcode == "while" else len(order)
-            commands.append(Command(number, bodies, branches))
-        elif opcode in ("async-start", "call") and called:
-            for computation in called:
-                commands += planned(schedule, schedule.bodies.get(computation, ()), depth + 1)
-        elif not _adds_nothing(schedule, number):
-            commands.append(Command(number))
-    return tuple(commands)
+    return _Planning(schedule).commands(numbers, 0)
+
+
+class _Planning:
+    """Plans each computation once, however often a module calls it."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._bodies: dict[int, tuple[Command, ...]] = {}
+
+    def commands(self, numbers: Sequence[int], depth: int) -> tuple[Command, ...]:
+        """The commands of a computation; depth: of the calls that led to it."""
+        if depth > _DEEPEST:
+            raise TooManyNodes("the computations of an HLO module call each other in a cycle")
+        schedule = self._schedule
+        commands: list[Command] = []
+        for number in numbers:
+            opcode, called = schedule.opcodes[number], schedule.called[number]
+            if opcode in ("conditional", "while"):
+                # The proto of a while lists the body first.
+                backwards = opcode == "while" or schedule.by_flag[number]
+                order = called[::-1] if backwards else called
+                bodies = tuple([self._body(computation, depth) for computation in order])
+                branches = 1 if opcode == "while" else len(order)
+                commands.append(Command(number, bodies, branches))
+            elif opcode in ("async-start", "call") and called:
+                for computation in called:
+                    commands += self._body(computation, depth)
+            elif not _adds_nothing(schedule, number):
+                commands.append(Command(number))
+            if len(commands) > _MOST_SLOTS:
+                raise _too_many()
+        return tuple(commands)
+
+    def _body(self, computation: int, depth: int) -> tuple[Command, ...]:
+        if computation not in self._bodies:
+            numbers = self._schedule.bodies.get(computation, ())
+            self._bodies[computation] = self.commands(numbers, depth + 1)
+        return self._bodies[computation]
+
+
+def _too_many() -> TooManyNodes:
+    return TooManyNodes("the commands of an HLO module have more nodes than any CUDA graph")
 
 
 def _adds_nothing(schedule: Schedule, number: int) -> bool:
@@ -200,8 +224,6 @@ class _Numbering:
             self.rows += roles
             if not roles:
                 self.add([c for c in contents if isinstance(c, Command)], of_level)
-        if len(self.rows) > _MOST_SLOTS:
-            raise TooManyNodes("the commands of an HLO module have more nodes than any CUDA graph")
 
     def _sequence(
         self,
@@ -219,6 +241,8 @@ class _Numbering:
                 self.rows.append((command.number, role, level))
                 if held:
                     inside.append((held, command.number, level))
+            if len(self.rows) > _MOST_SLOTS:
+                raise _too_many()
 
     def _conditional(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.own_code import OwnCode
 
-__all__ = ["frames_in_optimizers", "source_frames"]
+__all__ = ["frame_places", "frames_in_optimizers", "frames_with_file", "source_frames"]
 
 
 def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
@@ -34,29 +34,38 @@ def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
         user's own code in the stack that ends in this frame, else of the innermost frame with a file, else 0;
         ``source`` (as `Frame.place`) of that frame, null if there is none; ``own``, whether it is the user's.
     """
-    frames = module.frames
-    users, named = _with_file(module, own), _with_file(module, bool)
-    by_user, by_name = _nearest(module, users), _nearest(module, named)
+    by_user = _nearest(module, frames_with_file(module, own))
+    by_name = _nearest(module, frames_with_file(module, bool))
     shown = np.where(by_user == NO_ROW, by_name, by_user)
-    columns = frames.select("file", "line", "column", "function").rows()
-    text = pl.Series([Frame(*row).place for row in columns], dtype=pl.String)
     at = pl.Series(shown).replace(NO_ROW, None).cast(pl.UInt32)
-    return pl.DataFrame({"shown": shown + 1, "source": text.gather(at), "own": by_user != NO_ROW})
+    source = frame_places(module).gather(at).cast(pl.String)
+    return pl.DataFrame({"shown": shown + 1, "source": source, "own": by_user != NO_ROW})
+
+
+def frame_places(module: HloModule) -> pl.Series:
+    """Each frame of a module as a place (`Frame.place`), Categorical."""
+    columns = ["file", "line", "column", "function"]
+    places = [Frame(*row).place for row in module.frames.select(columns).iter_rows()]
+    return pl.Series(places, dtype=pl.Categorical())
 
 
 def frames_in_optimizers(module: HloModule) -> npt.NDArray[np.bool_]:
     """Which stacks hold a frame of a library's optimizers, by number of their innermost frame; False for 0."""
     inside: npt.NDArray[np.bool_] = (
-        _nearest(module, _with_file(module, is_optimizer_file)) != NO_ROW
+        _nearest(module, frames_with_file(module, is_optimizer_file)) != NO_ROW
     )
     return np.append([False], inside)
 
 
-def _with_file(module: HloModule, wanted: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+def frames_with_file(module: HloModule, wanted: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
     """Which frames have a file for which ``wanted`` returns true."""
-    files = module.frames["file"].fill_null("")
-    chosen = [file for file in files.unique() if wanted(file)]
-    return files.is_in(chosen).to_numpy()
+    files = module.frames["file"]
+    chosen = [file for file in files.unique() if wanted(file or "")]
+    return (
+        files.is_in(pl.Series(chosen, dtype=pl.Categorical()).implode())
+        .fill_null(value=False)
+        .to_numpy()
+    )
 
 
 def _nearest(module: HloModule, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

@@ -26,7 +26,7 @@ from thence.readers.jax.protos.hlo_pb2 import (
     WhileLoopBackendConfig,
 )
 from thence.readers.jax.shapes import memory_space, replica_groups
-from thence.readers.jax.source_frames import FrameTable
+from thence.readers.jax.source_frames import FrameTable, shared_texts
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -282,6 +282,6 @@ def _source_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
     return distinct.columns(
         op_name=[m.op_name or None for m in metadata],
         frame=numbers,
-        source_file=[place.file or None for place in places],
+        source_file=shared_texts([place.file or None for place in places]),
         source_line=[place.line if place.line > 0 else None for place in places],
     )

@@ -233,7 +233,7 @@ class Distinct(Generic[_T]):
             map(places.__getitem__, column), np.int64, len(column)
         )
 
-    def columns(self, **values_of_distinct: Sequence[Any]) -> list[pl.Series]:
+    def columns(self, **values_of_distinct: Sequence[Any] | pl.Series) -> list[pl.Series]:
         """Columns of `INSTRUCTIONS`, given their values for each distinct value."""
         schema = {name: INSTRUCTIONS[name] for name in values_of_distinct}
         return pl.DataFrame(values_of_distinct, schema=schema)[self.of_row].get_columns()

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
+from thence.model.fitted_names import affordable
 from thence.model.hlo import FRAMES, Frame
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from thence.readers.jax.protos.hlo_pb2 import OpMetadata, StackFrameIndexProto
 
-__all__ = ["FRAMES", "Frame", "FrameTable"]
+__all__ = ["FRAMES", "Frame", "FrameTable", "shared_texts"]
 
+MAX_TEXT, MAX_TEXT_PER_FRAME = 4_000_000, 500
+"""Characters of the files, or of the functions, of all frames of a module: of any number, and more for each frame."""
 _NOWHERE = Frame("", 0, 0, "")
 
 
@@ -26,26 +34,29 @@ class FrameTable:
     """
 
     def __init__(self, index: StackFrameIndexProto) -> None:
-        files, functions, locations = index.file_names, index.function_names, index.file_locations
-        places = [
+        locations = index.file_locations
+        used = np.fromiter((frame.file_location_id for frame in index.stack_frames), np.int64)
+        uses = np.bincount(
+            used[(used > 0) & (used <= len(locations))], minlength=len(locations) + 1
+        )
+        files = _names(index.file_names, [place.file_name_id for place in locations], uses)
+        functions = _names(index.function_names, [p.function_name_id for p in locations], uses)
+        places = [_NOWHERE] + [
             Frame(
-                files[place.file_name_id - 1] if 0 < place.file_name_id <= len(files) else "",
+                files[_within(place.file_name_id, files)],
                 place.line,
                 place.column,
-                functions[place.function_name_id - 1]
-                if 0 < place.function_name_id <= len(functions)
-                else "",
+                functions[_within(place.function_name_id, functions)],
             )
             for place in locations
         ]
-        self.frames: list[Frame] = []
-        self.parents: list[int] = []
-        count = len(index.stack_frames)
-        for frame in index.stack_frames:
-            location = frame.file_location_id
-            self.frames.append(places[location - 1] if 0 < location <= len(places) else _NOWHERE)
-            self.parents.append(frame.parent_frame_id if 0 < frame.parent_frame_id <= count else 0)
-        self._recorded = count
+        self.frames = [places[_within(location, places)] for location in used.tolist()]
+        # A frame is stored after its parent. Others would be cycles, or may be, and are cut.
+        self.parents = [
+            parent if 0 < parent < frame else 0
+            for frame, parent in enumerate((f.parent_frame_id for f in index.stack_frames), 1)
+        ]
+        self._recorded = len(self.frames)
         self._lines: dict[tuple[str, int], int] = {}
 
     def of(self, metadata: OpMetadata) -> int:
@@ -71,10 +82,10 @@ class FrameTable:
             {
                 "frame": range(1, len(self.frames) + 1),
                 "parent": self.parents,
-                "file": [f.file for f in self.frames],
+                "file": shared_texts([f.file for f in self.frames]),
                 "line": [f.line for f in self.frames],
                 "column": [f.column for f in self.frames],
-                "function": [f.function for f in self.frames],
+                "function": shared_texts([f.function for f in self.frames]),
                 "stack": self._equal_stacks(),
             },
             schema=FRAMES,
@@ -83,15 +94,29 @@ class FrameTable:
     def _equal_stacks(self) -> list[int]:
         """For each frame, the number of the first frame with an equal stack."""
         first: dict[tuple[Frame, int], int] = {}
-        result = [0] * len(self.frames)
-        for start in range(len(self.frames)):
-            chain: list[int] = []
-            number = start + 1
-            while number and not result[number - 1] and len(chain) <= len(self.frames):
-                chain.append(number)
-                number = self.parents[number - 1]
-            for number in reversed(chain):
-                parent = self.parents[number - 1]
-                key = (self.frames[number - 1], result[parent - 1] if parent else 0)
-                result[number - 1] = first.setdefault(key, number)
+        result: list[int] = []
+        for number, (frame, parent) in enumerate(zip(self.frames, self.parents, strict=True), 1):
+            key = (frame, result[parent - 1] if parent else 0)
+            result.append(first.setdefault(key, number))
         return result
+
+
+def shared_texts(texts: Sequence[str | None]) -> pl.Series:
+    """A Categorical column in which each distinct text is stored once."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    distinct = pl.Series(list(places), dtype=pl.String).cast(pl.Categorical())
+    return distinct.gather(pl.Series([places[text] for text in texts], dtype=pl.UInt32))
+
+
+def _names(names: Sequence[str], of_location: Sequence[int], uses: NDArray[np.int64]) -> list[str]:
+    """The names that locations refer to by numbers from 1, as long as their number of uses permits."""
+    number = np.array([0, *of_location], np.int64)
+    number[(number < 0) | (number > len(names))] = 0
+    written = np.bincount(number, uses + 1, len(names) + 1).astype(np.int64)
+    distinct = pl.Series(["", *names], dtype=pl.String)
+    return affordable(distinct, written, MAX_TEXT, MAX_TEXT_PER_FRAME).to_list()
+
+
+def _within(number: int, values: Sequence[object]) -> int:
+    """The number, or 0 if there is no such value."""
+    return number if 0 < number < len(values) else 0
