@@ -296,3 +296,37 @@ def test_metadata_that_json_cannot_say_become_text_and_spare_the_others() -> Non
     circle.append(circle)
     said = metadata_text({"loss": math.nan, "layer": 3, "sizes": [1, 2], "self": circle})
     assert json.loads(said) == {"loss": "nan", "layer": 3, "sizes": [1, 2], "self": str(circle)}
+
+
+def numbers_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The places of all integers in a document, but those of the user's metadata."""
+    if type(value) is int:
+        return [path]
+    if not isinstance(value, dict | list):
+        return []
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    inside = ((key, inner) for key, inner in items if key != "metadata")
+    return [found for key, inner in inside for found in numbers_in(inner, (*path, key))]
+
+
+def test_no_number_of_a_label_file_may_be_larger_than_a_column(tmp_path: Path) -> None:
+    """Such as rank 2 ** 64 - 1, which was accepted, and was an error that should not happen with --edges."""
+    document = with_places(0, 1)
+    document["process"] = {"pid": 5, "rank": 3, "boot": "x", "started_ns": 7}
+    document["graphs"][0]["nodes"] |= {
+        "grid": [[1, 1, 1], None], "block": [None, [2, 2, 2]], "shared_memory": [4, None], "parent": [-1, 0],
+    }  # fmt: skip
+    assert read_labels(written(tmp_path / "labels.json", document)).process.rank == 3
+    places = numbers_in(document)
+    assert len(places) == 26
+    for *around, last in places:
+        for wrong in (1 << 64, (1 << 64) - 1, -2):
+            changed = json.loads(json.dumps(document))
+            inside = changed
+            for key in around:
+                inside = inside[key]
+            inside[last] = wrong
+            with pytest.raises(
+                InputError, match=r"labels\.json: (does not hold|is cut|has version)"
+            ):
+                read_labels(written(tmp_path / "labels.json", changed))

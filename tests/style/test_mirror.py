@@ -146,6 +146,7 @@ ELSEWHERE = {
     "boundaries/log.py": "boundaries/test_probe.py",
     "hooks/torch/following.py": "hooks/torch/test_stack_following.py",
     "hooks/jax/programs.py": "readers/recording/test_xla.py",
+    "store/facts.py": "store/test_parts.py",
     "store/layout.py": "store/test_ingest.py",
     "store/store.py": "store/test_stored_trace.py",
     "store/task.py": "store/test_workers.py",

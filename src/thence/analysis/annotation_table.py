@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
+from thence.model.json_fields import decoded
+
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
@@ -34,9 +36,7 @@ def annotation_table(trace: Attributed) -> pl.DataFrame:
     rows = said.is_not_null().arg_true()
     texts = said.gather(rows)
     distinct = texts.unique(maintain_order=True)
-    fields: list[dict[str, Any]] = [
-        msgspec.json.decode(text, type=dict[str, Any]) for text in distinct.to_list()
-    ]
+    fields: list[dict[str, Any]] = [decoded(text, dict[str, Any]) for text in distinct.to_list()]
     of_row = texts.replace_strict(
         distinct, pl.int_range(len(distinct), dtype=pl.UInt32, eager=True), return_dtype=pl.UInt32
     )

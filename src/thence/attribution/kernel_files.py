@@ -12,9 +12,9 @@ import re
 import stat
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+from thence.model.json_fields import decoded, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,8 +38,8 @@ def kernel_places(launches: Iterable[tuple[str, str]]) -> dict[tuple[str, str], 
     """
     places = {}
     for kernel, metadata in launches:
-        file = msgspec.json.decode(metadata).get("kernel_file")
-        if isinstance(file, str) and file:
+        file = field(decoded(metadata, dict[str, Any]), "kernel_file", str)
+        if file:
             line = _line_of(file, kernel)
             where = file if line is None else f"{file}:{line}"
             places[kernel, metadata] = f"{where} {kernel}", ABSENT if line is None else FOUND

@@ -16,6 +16,7 @@ import polars as pl
 
 from thence.attribution.paths import path_tree
 from thence.model.intervals import NO_ROW
+from thence.model.json_fields import decoded
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -85,7 +86,7 @@ def _merged(outer: str | None, inner: str | None) -> str | None:
 def _members(text: str | None) -> dict[str, msgspec.Raw]:
     if text is None:
         return {}
-    return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    return decoded(text, dict[str, msgspec.Raw])
 
 
 def _bounded(text: str | None) -> dict[str, msgspec.Raw]:

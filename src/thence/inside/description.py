@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from thence.errors import DamagedInput, UsageError
+from thence.model.json_fields import Int64, NotAsWritten, decoded
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -215,19 +216,17 @@ class Description:
         try:
             if isinstance(values, dict) and "format" not in values and "entries" in values:
                 return _of_profiler_spec(msgspec.convert(values, _ProfilerSpec))
-            decoded = msgspec.convert(values, _Fields)
-            if (decoded.format, decoded.version) != (_FORMAT, _VERSION):
+            given = msgspec.convert(values, _Fields)
+            if (given.format, given.version) != (_FORMAT, _VERSION):
                 raise DamagedInput(
                     path,
-                    f"describes {decoded.format!r}, version {decoded.version}; this thence reads"
+                    f"describes {given.format!r}, version {given.version}; this thence reads"
                     f" {_FORMAT!r}, version {_VERSION}",
                 )
             fields = {
-                f.name: getattr(decoded, f.name)
-                for f in dataclasses.fields(cls)
-                if f.name != "names"
+                f.name: getattr(given, f.name) for f in dataclasses.fields(cls) if f.name != "names"
             }
-            return cls(names=tuple(decoded.names), **fields)
+            return cls(names=tuple(given.names), **fields)
         except (msgspec.ValidationError, UsageError) as error:
             raise DamagedInput(
                 path, f"is not a description of in-kernel events: {error}{_mixed(values)}"
@@ -241,8 +240,8 @@ class Description:
             DamagedInput: the text is not JSON, or not a description.
         """
         try:
-            values = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError) as error:
+            values = decoded(text, object)
+        except NotAsWritten as error:
             raise DamagedInput(path, f"is not valid JSON: {error}") from error
         return cls.from_json(values, path)
 
@@ -267,7 +266,7 @@ class _Fields(msgspec.Struct):
     """The fields of the JSON that are read; other fields are ignored."""
 
     format: str
-    version: int
+    version: Int64
     flavour: str
     names: list[str] = []
     grid: _Counts = (1, 1, 1)

@@ -32,6 +32,7 @@ from thence.model.graph_labels import (
     Label,
     Process,
 )
+from thence.model.json_fields import Count, Index, Int64, NotAsWritten, Rank, UInt32, decoded
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
 from thence.readers.expansion import DEFAULT, Expansion
@@ -59,10 +60,10 @@ _MOST_BYTES = 1 << 30
 _MOST_NODES = 20_000_000
 _FEW_OBJECTS = 100_000
 _LEAST_BYTES = 20  # that a file must have for each object beyond _FEW_OBJECTS
-_LOW = (1 << 32) - 1
 _HOW = "call thence.save_labels() at the end of the program to write the file again"
-_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-_Triple = tuple[_Size, _Size, _Size]
+_Triple = tuple[UInt32, UInt32, UInt32]
+_Parent = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 32)]  # the number of a node; -1: none
+_Share = Annotated[float, msgspec.Meta(ge=0, lt=1.001)]  # rounded
 
 
 def sniff(head: bytes) -> bool:
@@ -94,8 +95,8 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
     if source.damage:
         raise DamagedInput(name, f"{source.damage}; {_HOW}")
     try:
-        head = msgspec.json.decode(content, type=_Head)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        head = decoded(content, _Head)
+    except NotAsWritten as error:
         if sniff(content[:4096]):
             raise DamagedInput(name, f"is cut or not valid JSON ({error}); {_HOW}") from error
         raise UnknownFormat(name, _not_labels("is not JSON")) from error
@@ -107,7 +108,7 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
             f"has version {head.version}, but this thence reads versions 1 to {GRAPH_LABELS_VERSION}: update thence",
         )
     try:
-        file = msgspec.json.decode(content, type=_File)
+        file = decoded(content, _File)
         if sum(len(graph.nodes.number) for graph in file.graphs) > _MOST_NODES:
             raise DamagedInput(
                 name, f"lists more than {_MOST_NODES:,} nodes, the limit for one file"
@@ -122,17 +123,15 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
             graphs,
             file.notes,
         )
-    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
+    except ValueError as error:
         raise DamagedInput(
             name, f"does not hold labels as thence writes them: {error}; {_HOW}"
         ) from error
-    except pl.exceptions.PolarsError as error:
-        raise DamagedInput(name, f"holds a number out of range: {error}; {_HOW}") from error
 
 
 class _Head(msgspec.Struct):
     format: str = ""
-    version: int = 0
+    version: Int64 = 0
 
 
 def _not_labels(what: str) -> str:
@@ -140,15 +139,15 @@ def _not_labels(what: str) -> str:
 
 
 class _Process(msgspec.Struct):
-    pid: int | None = None
-    rank: int | None = None
+    pid: Count | None = None
+    rank: Rank | None = None
     boot: str | None = None
-    started_ns: int | None = None
+    started_ns: Count | None = None
 
 
 class _File(msgspec.Struct):
     format: str
-    version: int
+    version: Int64
     process: _Process = msgspec.field(default_factory=_Process)
     labels: tuple[_Label, ...] = ()
     places: tuple[_Place, ...] = ()
@@ -160,7 +159,7 @@ class _File(msgspec.Struct):
 class _Label(msgspec.Struct):
     path: tuple[str, ...]
     phase: str | None = None
-    lane: str | int | None = None
+    lane: str | Int64 | None = None
     metadata: dict[str, Any] = {}
 
 
@@ -169,7 +168,7 @@ class _Place(msgspec.Struct):
     stack: tuple[str, ...] = ()
     phase: str | None = None
     op: str | None = None
-    parts: tuple[tuple[str | None, str | None, str, str, float], ...] = ()
+    parts: tuple[tuple[str | None, str | None, str, str, _Share], ...] = ()
 
 
 class _Kernel(msgspec.Struct):
@@ -178,23 +177,23 @@ class _Kernel(msgspec.Struct):
 
 
 class _Graph(msgspec.Struct):
-    id: int
+    id: UInt32
     nodes: _Nodes
-    executables: tuple[int, ...] = ()
-    device: int | None = None
-    edges: list[tuple[int, int]] | None = None
+    executables: tuple[UInt32, ...] = ()
+    device: Rank | None = None
+    edges: list[tuple[UInt32, UInt32]] | None = None
 
 
 class _Nodes(msgspec.Struct):
-    number: list[int]
+    number: list[UInt32]
     type: list[str]
-    label: list[int]
-    place: list[int] | None = None
-    kernel: list[int] | None = None
+    label: list[Index]
+    place: list[Index] | None = None
+    kernel: list[Index] | None = None
     grid: list[_Triple | None] | None = None
     block: list[_Triple | None] | None = None
-    shared_memory: list[_Size | None] | None = None
-    parent: list[int] | None = None
+    shared_memory: list[UInt32 | None] | None = None
+    parent: list[_Parent] | None = None
 
 
 def _label(stored: _Label) -> Label:
@@ -265,23 +264,20 @@ def _graph(graph: _Graph, file: _File, labels: _Labels) -> CapturedGraph:
         if values is not None and len(values) != count:
             raise ValueError(f"{where}: {len(values)} values of {name} for {count} nodes")
     numbers = np.array(nodes.number, np.int64)
-    if len(np.unique(numbers)) != count or ((numbers < 0) | (numbers > _LOW)).any():
-        raise ValueError(f"{where}: node numbers occur twice or are not 32-bit numbers")
+    if len(np.unique(numbers)) != count:
+        raise ValueError(f"{where}: node numbers occur twice")
     parents = np.array([p for p in columns["parent"] or () if p is not None], np.int64)
     edges = None if graph.edges is None else np.array(graph.edges, np.int64).reshape(-1, 2)
     for what, named in (("parent", parents), ("edge", edges)):
         if named is not None and not np.isin(named, numbers).all():
             raise ValueError(f"{where}: a {what} refers to a node that does not exist")
-    ids = (graph.id, *graph.executables)
-    if min(ids) < 0 or max(ids) > _LOW:
-        raise ValueError(f"{where}: graph ids must be 32-bit numbers")
     return CapturedGraph(graph.id, graph.executables, graph.device, _frame(columns, count), edges)
 
 
 def _references(values: Sequence[int] | None, count: int, what: str) -> list[int | None] | None:
     if values is None:
         return None
-    if values and (min(values) < -1 or max(values) >= count):
+    if values and max(values) >= count:
         raise ValueError(f"{what} has an index outside the list of {count}")
     return [None if value == -1 else value for value in values]
 

@@ -16,7 +16,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import polars as pl
 
@@ -30,6 +29,7 @@ from thence.model.graph_labels import (
     Label,
     Process,
 )
+from thence.model.json_fields import NotAsWritten, decoded
 from thence.readers.plain_pickle import PickleRefused, load_plain
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def _loaded(content: bytes, name: str) -> object:
                 name, f"{error}; expected a pickled annotation file of PyTorch"
             ) from error
     try:
-        return msgspec.json.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return decoded(content, object)
+    except NotAsWritten as error:
         raise DamagedInput(name, f"is cut or not valid JSON ({error})") from error
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from thence.analysis.soundness.findings import MISSING_RANKS, Finding, NotChecked, Soundness
 from thence.errors import DamagedInput
+from thence.model.json_fields import Count, Int64, NotAsWritten, Rank, decoded
 from thence.model.losses import Loss
 from thence.model.tables import Device, Meta
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Facts", "decode_facts", "encode_facts", "merged_meta", "merged_soundness"]
 
-_Kind = TypeVar("_Kind")
+_Value = str | Int64 | float | bool | None
+_Fact = _Value | dict[str, _Value] | list[_Value]
 _RULES_OF_SEVERAL_RANKS = frozenset({"windows_apart", MISSING_RANKS})
 """Rules and notes about several ranks, which therefore cannot be judged from a single rank."""
 
@@ -38,6 +40,63 @@ class Facts:
     installed: tuple[str, ...] = ()
 
 
+class _Device(msgspec.Struct):
+    rank: Rank
+    device: Rank
+    name: str | None
+    memory_bytes: Count | None
+    multiprocessors: Count | None
+    compute_capability: str | None
+
+
+class _Loss(msgspec.Struct):
+    code: str
+    input: str
+    count: Count
+    text: str
+
+
+class _Meta(msgspec.Struct):
+    inputs: tuple[str, ...]
+    formats: tuple[str, ...]
+    epoch_ns: Int64 | None
+    facts: tuple[dict[str, _Fact], ...]
+    devices: tuple[_Device, ...]
+    process_groups: tuple[dict[str, _Fact], ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    losses: tuple[_Loss, ...]
+    ranks_stated: bool
+
+
+class _Finding(msgspec.Struct):
+    code: str
+    rank: Rank | None
+    device: Rank | None
+    count: Count
+    span_ns: Int64
+    span_share: float
+    text: str
+
+
+class _NotChecked(msgspec.Struct):
+    code: str
+    text: str
+
+
+class _Soundness(msgspec.Struct):
+    findings: tuple[_Finding, ...]
+    notes: tuple[_Finding, ...]
+    not_checked: tuple[_NotChecked, ...]
+
+
+class _Facts(msgspec.Struct):
+    meta: _Meta
+    soundness: _Soundness
+    own: tuple[str, ...]
+    installed: tuple[str, ...]
+
+
 def encode_facts(facts: Facts) -> bytes:
     """The facts as JSON."""
     return msgspec.json.encode(dataclasses.asdict(facts))
@@ -54,47 +113,32 @@ def decode_facts(content: bytes | str, path: str) -> Facts:
         DamagedInput: they are not as written.
     """
     try:
-        value = msgspec.json.decode(content, type=dict[str, Any])
-        return Facts(
-            _meta(value["meta"]),
-            _soundness(value["soundness"]),
-            tuple(map(str, value["own"])),
-            tuple(map(str, value["installed"])),
-        )
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
+        stored = decoded(content, _Facts)
+    except NotAsWritten as error:
         raise DamagedInput(
             path, f"its facts do not have the structure that thence writes ({error})"
         ) from error
-
-
-def _meta(value: dict[str, Any]) -> Meta:
-    plain = {
-        name: tuple(map(str, value[name])) for name in ("inputs", "formats", "warnings", "notes")
-    }
-    epoch = value["epoch_ns"]
-    return Meta(
-        **plain,
-        epoch_ns=None if epoch is None else int(epoch),
-        facts=tuple(dict(fact) for fact in value["facts"]),
-        devices=_each(value["devices"], Device),
-        process_groups=tuple(dict(group) for group in value["process_groups"]),
-        losses=_each(value["losses"], Loss),
-        ranks_stated=bool(value["ranks_stated"]),
+    meta, soundness = stored.meta, stored.soundness
+    return Facts(
+        Meta(
+            **_fields(meta)
+            | {
+                "devices": tuple(Device(**_fields(device)) for device in meta.devices),
+                "losses": tuple(Loss(**_fields(loss)) for loss in meta.losses),
+            }
+        ),
+        Soundness(
+            tuple(Finding(**_fields(finding)) for finding in soundness.findings),
+            tuple(Finding(**_fields(note)) for note in soundness.notes),
+            tuple(NotChecked(**_fields(one)) for one in soundness.not_checked),
+        ),
+        stored.own,
+        stored.installed,
     )
 
 
-def _soundness(value: dict[str, Any]) -> Soundness:
-    return Soundness(
-        _each(value["findings"], Finding),
-        _each(value["notes"], Finding),
-        _each(value["not_checked"], NotChecked),
-    )
-
-
-def _each(values: Any, kind: type[_Kind]) -> tuple[_Kind, ...]:
-    """JSON objects as instances of a dataclass whose fields hold strings, numbers or None."""
-    plain = msgspec.convert(values, list[dict[str, str | int | float | None]])
-    return tuple(kind(**fields) for fields in plain)
+def _fields(stored: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(stored, name) for name in stored.__struct_fields__}
 
 
 def merged_meta(parts: Sequence[Meta]) -> Meta:

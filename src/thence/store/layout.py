@@ -27,6 +27,7 @@ import msgspec
 from thence.atomic_files import atomic_write
 from thence.credentials import without_credentials
 from thence.errors import DamagedInput, InputError
+from thence.model.json_fields import Count, Int64, NotAsWritten, Rank, decoded
 from thence.store.files import content_of, is_there
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     own: tuple[str, ...] = ()
     hlo: tuple[str, ...] = ()
     host: bool = False
-    max_expansion: int
+    max_expansion: Count
     thence: str
 
 
@@ -106,9 +107,9 @@ class Fingerprint(msgspec.Struct, frozen=True):
         files: number of these files.
     """
 
-    bytes: int
+    bytes: Count
     changed: str
-    files: int = 1
+    files: Count = 1
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,13 +131,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     fingerprint: Fingerprint
     settings: Settings
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     stated: bool
-    window: tuple[int, int] | None
-    rows: dict[str, int]
-    memory_bytes: int
+    window: tuple[Int64, Int64] | None
+    rows: dict[str, Count]
+    memory_bytes: Count
     cpu_seconds: float = 0.0
-    peak_bytes: int = 0
+    peak_bytes: Count = 0
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,12 +156,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     source: str
-    ranks: tuple[int, ...]
-    written: tuple[int, ...]
-    rows: int
-    memory_bytes: int
+    ranks: tuple[Rank, ...]
+    written: tuple[Rank, ...]
+    rows: Count
+    memory_bytes: Count
     cpu_seconds: float = 0.0
-    peak_bytes: int = 0
+    peak_bytes: Count = 0
 
     @property
     def renumbered(self) -> dict[int, int]:
@@ -197,7 +198,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format: str = FORMAT
-    version: int = VERSION
+    version: Count = VERSION
     settings: Settings
     complete: bool = False
     entries: tuple[Entry, ...] = ()
@@ -260,19 +261,16 @@ def _check_ranks(store: Path, manifest: Manifest) -> None:
     """Checks that every part has ranks, as many as its tables have, and that no rank is listed twice.
 
     Raises:
-        DamagedInput: one of these does not hold, or a rank is out of range.
+        DamagedInput: one of these does not hold.
     """
     ranks = [rank for entry in manifest.entries for rank in entry.ranks]
-    written = [rank for entry in manifest.entries for rank in entry.written]
     paired = all(
         0 < len(entry.ranks) == len(set(entry.written)) == len(entry.written)
         for entry in manifest.entries
     )
-    numbers = all(0 <= rank < MOST_RANKS for rank in (*ranks, *written))
-    if not paired or not numbers or len(set(ranks)) < len(ranks):
+    if not paired or len(set(ranks)) < len(ranks):
         raise DamagedInput(
-            str(store),
-            f"{MANIFEST} lists ranks that are out of range, listed twice or without a part",
+            str(store), f"{MANIFEST} lists ranks that are listed twice or without a part"
         )
 
 
@@ -288,8 +286,8 @@ def read_part(folder: Path) -> Part:
 def _read(path: Path, kind: type[_Struct]) -> _Struct:
     content = content_of(path, _MOST_BYTES)
     try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return decoded(content, kind)
+    except NotAsWritten as error:
         raise DamagedInput(
             str(path), f"does not have the structure that thence writes ({error})"
         ) from error

@@ -9,7 +9,10 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from thence.errors import UsageError
+from thence.model.json_fields import Count, NotAsWritten, decoded
 from thence.store.layout import LOCK
 
 if sys.platform != "win32":
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["locked"]
 
 _MOST_BYTES = 500
+
+
+class _Holder(msgspec.Struct):
+    process: Count
+    host: str
 
 
 @contextmanager
@@ -76,8 +84,8 @@ def locked(store: Path) -> Iterator[str | None]:
 def _holder(handle: int) -> str:
     """The process and host that a lock file names; of the host only letters, digits and ``.-_`` are kept."""
     try:
-        told = json.loads(os.pread(handle, _MOST_BYTES, 0))
-        host = "".join(sign for sign in str(told["host"]) if sign.isalnum() or sign in ".-_")
-        return f"process {int(told['process'])} on {host}"
-    except (ValueError, KeyError, TypeError, OSError):
+        told = decoded(os.pread(handle, _MOST_BYTES, 0), _Holder)
+    except (NotAsWritten, OSError):
         return "process unknown"
+    host = "".join(sign for sign in told.host if sign.isalnum() or sign in ".-_")
+    return f"process {told.process} on {host}"

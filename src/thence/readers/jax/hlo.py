@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from thence.errors import DamagedInput
 from thence.model.hlo import COMPUTATIONS, INSTRUCTIONS, LOOPS, HloModule
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.jax.instruction_costs import json_config, work_columns
+from thence.readers.jax.instruction_costs import backend_config, work_columns
 from thence.readers.jax.instruction_table import Body, Distinct
 from thence.readers.jax.protobuf import unpacked
 from thence.readers.jax.protos.hlo_pb2 import (
@@ -145,9 +145,8 @@ def _placement(body: Body, entry: int) -> tuple[_Placed, list[_Loop]]:
 def _trip_count(config: bytes) -> int | None:
     """known_trip_count of a while: in JSON on GPUs, in a WhileLoopBackendConfig elsewhere."""
     if config.startswith(b"{"):
-        trip_count = json_config(config).get("known_trip_count")
-        count = str(trip_count.get("n", 0)) if isinstance(trip_count, dict) else ""
-        return int(count) if count.isdecimal() and len(count) < 19 else None
+        trip_count = backend_config(config).trip_count
+        return None if trip_count is None else int(trip_count.n)
     parsed = WhileLoopBackendConfig()
     try:
         parsed.ParseFromString(config)

@@ -8,12 +8,13 @@ data 0.
 
 from __future__ import annotations
 
-import json
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
 
+from thence.model.json_fields import Count, NotAsWritten, decoded
 from thence.readers.jax.instruction_table import IntegerLists
 from thence.readers.jax.protos.hlo_pb2 import ShapeProto
 from thence.readers.jax.shapes import MAX_INT64, MAX_RANK, elements, shape_bytes
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from thence.readers.jax.protos.hlo_pb2 import HloInstructionProto
-__all__ = ["json_config", "work_columns"]
+__all__ = ["BackendConfig", "backend_config", "work_columns"]
 
 _MOVING = """
 add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done all-to-all
@@ -51,6 +52,12 @@ _COUNTED_BY_SHAPE = frozenset(
     )
 )
 """Opcodes that do not count one operation for each element of the result."""
+# Protobuf writes 64-bit integers as text in JSON.
+_Dimension = (
+    Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,2}$")]
+    | Annotated[int, msgspec.Meta(ge=0, lt=100)]
+)
+_Times = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}$")] | Count
 _NOWHERE = -1  # row of an operand that does not exist
 _NO_SHAPE = ShapeProto()
 _SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
@@ -206,12 +213,8 @@ def _custom_call(
         return _convolution(instruction, result, operands)
     if not target.startswith(_GEMM_TARGETS):
         return 0
-    gemm = json_config(config).get("gemm_backend_config")
-    numbers = gemm.get("dot_dimension_numbers") if isinstance(gemm, dict) else None
-    listed = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
-    digits = [str(d) for d in listed] if isinstance(listed, list) else []
-    contracting = [int(d) for d in digits if d.isdecimal() and len(d) < 3]
-    return _dot(result, operands, contracting) if contracting else 0
+    contracting = backend_config(config).gemm.numbers.lhs_contracting
+    return _dot(result, operands, map(int, contracting)) if contracting else 0
 
 
 def _result_elements(shape: ShapeProto) -> int:
@@ -219,12 +222,37 @@ def _result_elements(shape: ShapeProto) -> int:
     return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
 
 
-def json_config(config: bytes) -> dict[str, Any]:
-    """A backend config that is a JSON object; empty for other configs, which can be arbitrary bytes."""
+class _DotNumbers(msgspec.Struct, frozen=True):
+    lhs_contracting: tuple[_Dimension, ...] = msgspec.field(
+        default=(), name="lhs_contracting_dimensions"
+    )
+
+
+class _Gemm(msgspec.Struct, frozen=True):
+    numbers: _DotNumbers = msgspec.field(default=_DotNumbers(), name="dot_dimension_numbers")
+
+
+class _TripCount(msgspec.Struct, frozen=True):
+    n: _Times = 0
+
+
+class BackendConfig(msgspec.Struct, frozen=True):
+    """The fields of a backend config in JSON that are read.
+
+    Attributes:
+        gemm: of a call of cuBLAS: its dimension numbers.
+        trip_count: of a while; None if it is not known.
+    """
+
+    gemm: _Gemm = msgspec.field(default=_Gemm(), name="gemm_backend_config")
+    trip_count: _TripCount | None = msgspec.field(default=None, name="known_trip_count")
+
+
+def backend_config(config: bytes) -> BackendConfig:
+    """A backend config that is a JSON object; an empty one for others, which can be arbitrary bytes."""
     if not config.startswith(b"{") or len(config) > _MAX_CONFIG:
-        return {}
+        return BackendConfig()
     try:
-        parsed = json.loads(config)
-    except (ValueError, RecursionError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+        return decoded(config, BackendConfig)
+    except NotAsWritten:
+        return BackendConfig()

@@ -29,6 +29,7 @@ import polars as pl
 from thence.model.collective_columns import described_structs
 from thence.model.collectives import KINETO_KEYS
 from thence.model.graph_labels import MODULE_KEYS
+from thence.model.json_fields import Int64, NotAsWritten, decoded
 from thence.model.tables import GRAPH_PLACES
 from thence.readers.torch_annotations import label_of
 
@@ -150,7 +151,7 @@ def _asked(text: str, missing: int) -> int:
 
 def _typed(text: str) -> dict[str, Any]:
     """An annotation, with values that PyTorch wrote as text converted back to their types."""
-    return {key: _value(value) for key, value in msgspec.json.decode(text).items()}
+    return {key: _value(value) for key, value in decoded(text, dict[str, Any]).items()}
 
 
 def _value(value: object) -> object:
@@ -162,8 +163,8 @@ def _value(value: object) -> object:
     elif _REAL.fullmatch(value):
         result = float(value)
     elif value[:1] == "[" and value[-1:] == "]":
-        with suppress(msgspec.MsgspecError):
-            result = msgspec.json.decode(value, type=list[int])
+        with suppress(NotAsWritten):
+            result = decoded(value, list[Int64])
     return result
 
 

@@ -15,10 +15,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from thence.errors import DamagedInput
+from thence.model.json_fields import NotAsWritten, decoded
 from thence.readers.kineto.processes import PIECE_BYTES
 
 if TYPE_CHECKING:
@@ -218,14 +218,12 @@ class Envelope:
         if text.strip() in (b"{}", b"{", b"{ }"):
             return
         try:
-            self.metadata |= msgspec.json.decode(text, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self.metadata |= decoded(text, dict[str, Any])
+        except NotAsWritten:
             try:
                 lenient = text.decode("utf-8", "replace").encode()
-                self.metadata |= msgspec.json.decode(
-                    _CONTROL.sub(b" ", lenient), type=dict[str, Any]
-                )
-            except (msgspec.MsgspecError, RecursionError):
+                self.metadata |= decoded(_CONTROL.sub(b" ", lenient), dict[str, Any])
+            except NotAsWritten:
                 self.warnings.append(
                     f"{self.source.name}: the metadata {where} the events is not valid JSON; left out"
                 )

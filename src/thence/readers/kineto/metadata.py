@@ -6,6 +6,7 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from thence.model.json_fields import Count, Int64, Rank, field
 from thence.model.tables import Device
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ _FACTS = (
     "hip_runtime_version", "hip_driver_version", "record_shapes", "with_stack", "profile_memory",
     "with_modules", "with_flops", "traceName",
 )  # fmt: skip
+_DISTRIBUTED_FACTS = ("backend", "world_size", "nccl_version")
+_Fact = str | Int64 | float | bool
 _HIP_CALL = re.compile(r"hip[A-Z]\w*")
 _BY_CATEGORY = ("mtia", "xpu", "privateuse1", "cuda")
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
@@ -27,14 +30,10 @@ _RANK_AS_WORKER = re.compile(r"(\d{1,9})\.[\w-]+\.pt\.trace\.json")
 
 def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Versions and settings; host names and job variables are left out."""
-    result = {
-        key: metadata[key] for key in _FACTS if isinstance(metadata.get(key), str | int | float)
-    }
-    distributed = _mapping(metadata.get("distributedInfo"))
-    for key in ("backend", "world_size", "nccl_version"):
-        if isinstance(distributed.get(key), str | int):
-            result[key] = distributed[key]
-    return result
+    distributed = field(metadata, "distributedInfo", dict[str, Any]) or {}
+    given = {key: field(metadata, key, _Fact) for key in _FACTS}
+    given |= {key: field(distributed, key, _Fact) for key in _DISTRIBUTED_FACTS}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def accelerator(
@@ -60,8 +59,9 @@ def accelerator(
 
 def rank_of(metadata: Mapping[str, Any], file_name: str) -> int | None:
     """The rank stated in the trace, or else in its file name; None if neither states one."""
-    rank = _mapping(metadata.get("distributedInfo")).get("rank")
-    if isinstance(rank, int) and 0 <= rank < 1 << 31:
+    distributed = field(metadata, "distributedInfo", dict[str, Any]) or {}
+    rank: int | None = field(distributed, "rank", Rank)
+    if rank is not None:
         return rank
     name = PurePath(file_name).name
     match = _RANK_IN_NAME.search(name) or _RANK_AS_WORKER.match(name)
@@ -74,8 +74,8 @@ def epoch_ns(metadata: Mapping[str, Any], earliest: int | None) -> int | None:
     Kineto since April 2024 writes times relative to ``baseTimeNanoseconds``; before, they were Unix
     times.
     """
-    base = metadata.get("baseTimeNanoseconds")
-    if isinstance(base, int) and 0 <= base < 1 << 63:
+    base: int | None = field(metadata, "baseTimeNanoseconds", Count)
+    if base is not None:
         return base
     year_2001 = 10**18
     return 0 if earliest is not None and earliest > year_2001 else None
@@ -90,49 +90,41 @@ def described_devices(
         metadata: of the file.
         used: (rank, device) pairs that have activities.
     """
-    listed = metadata.get("deviceProperties")
-    properties_of = (
-        {d["id"]: d for d in listed if isinstance(d, dict) and isinstance(d.get("id"), int)}
-        if isinstance(listed, list)
-        else {}
-    )
+    listed = field(metadata, "deviceProperties", list[Any]) or []
+    described = [d for d in listed if isinstance(d, dict)]
+    properties_of = {field(d, "id", Rank): d for d in described}
     return tuple(
         _device(rank, device, properties_of.get(device, {})) for rank, device in sorted(used)
     )
 
 
 def _device(rank: int, device: int, properties: Mapping[str, Any]) -> Device:
-    def number(key: str) -> int | None:
-        value = properties.get(key)
-        return value if isinstance(value, int) else None
-
-    name, major, minor = properties.get("name"), number("computeMajor"), number("computeMinor")
+    major, minor = (field(properties, f"compute{part}", Count) for part in ("Major", "Minor"))
     return Device(
         rank,
         device,
-        name if isinstance(name, str) else None,
-        number("totalGlobalMem"),
-        number("numSms"),
+        field(properties, "name", str),
+        field(properties, "totalGlobalMem", Count),
+        field(properties, "numSms", Count),
         None if major is None or minor is None else f"{major}.{minor}",
     )
 
 
 def process_groups(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """Name, description and ranks of each process group."""
-    groups = _mapping(metadata.get("distributedInfo")).get("pg_config")
-    if not isinstance(groups, list):
-        return ()
+    distributed = field(metadata, "distributedInfo", dict[str, Any]) or {}
     return tuple(
         {
-            "name": str(group.get("pg_name", "")),
-            "description": str(group.get("pg_desc", "")),
-            "size": group.get("pg_size"),
-            "ranks": group.get("ranks"),
+            "name": _text(group, "pg_name"),
+            "description": _text(group, "pg_desc"),
+            "size": field(group, "pg_size", Count),
+            "ranks": field(group, "ranks", list[Rank]),
         }
-        for group in groups
+        for group in field(distributed, "pg_config", list[Any]) or []
         if isinstance(group, dict)
     )
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _text(values: Mapping[str, Any], name: str) -> str:
+    value = field(values, name, str | Int64)
+    return "" if value is None else str(value)

@@ -7,7 +7,7 @@ their numbers and by the counts in `DESCRIPTION`, a warning states how many rows
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from thence.model.formats import (
     RECORDING_VERSION,
     TABLES,
 )
+from thence.model.json_fields import Count, Int64, NotAsWritten, Rank, decoded
 from thence.model.losses import Loss
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.parquet_probe import unreadable
@@ -65,15 +66,11 @@ def _frame(columns: Mapping[str, npt.NDArray[Any] | list[str | None]]) -> pl.Dat
     )
 
 
-_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""An integer that a column of Int64 can hold; a description with another number is refused."""
-
-
 class _Device(msgspec.Struct):
-    device: _Number
+    device: Rank
     name: str | None = None
-    memory_bytes: _Number | None = None
-    multiprocessors: _Number | None = None
+    memory_bytes: Count | None = None
+    multiprocessors: Count | None = None
     compute_capability: str | None = None
 
 
@@ -98,21 +95,21 @@ class Description(msgspec.Struct):
     """
 
     format: str = RECORDING
-    version: _Number = RECORDING_VERSION
-    rank: _Number | None = None
-    pid: _Number = 0
+    version: Int64 = RECORDING_VERSION
+    rank: Rank | None = None
+    pid: Count = 0
     host: str | None = None
     program: str | None = None
-    began_ns: _Number | None = None
-    stopped_ns: _Number | None = None
+    began_ns: Count | None = None
+    stopped_ns: Count | None = None
     finished: bool = False
-    counts: dict[str, _Number] = {}
-    lost: dict[str, _Number] = {}
-    parts: dict[str, _Number] = {}
-    written_ns: _Number | None = None
+    counts: dict[str, Count] = {}
+    lost: dict[str, Count] = {}
+    parts: dict[str, Count] = {}
+    written_ns: Count | None = None
     flush_seconds: float | None = None
-    dropped: _Number = 0
-    unknown_kinds: dict[str, _Number] = {}
+    dropped: Count = 0
+    unknown_kinds: dict[str, Count] = {}
     warnings: list[str] = []
     devices: list[_Device] = []
     thence: str | None = None
@@ -233,8 +230,8 @@ class Folder:
     def _description(self) -> Description:
         try:
             content = (self.path / DESCRIPTION).read_bytes()
-            description = msgspec.json.decode(content, type=Description)
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            description = decoded(content, Description)
+        except (OSError, NotAsWritten) as error:
             self.warnings.append(
                 f"{DESCRIPTION} cannot be read ({error}): rank and facts are unknown"
             )

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_MOST_RANK = 1 << 30
-
 
 def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of a recording: of one process, or of every process of a job.
@@ -63,7 +61,7 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
 
 def _tables(folder: Folder) -> Tables:
     about = folder.description
-    rank = about.rank if about.rank is not None and 0 <= about.rank < _MOST_RANK else 0
+    rank = about.rank or 0
     table = folder.table("names").drop_nulls("number").unique("number", keep="first")
     names = table.select("number", text=pl.coalesce("demangled", "name").cast(pl.Categorical()))
     zero = about.began_ns or 0

@@ -25,6 +25,7 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.formats import COMPILED_INDEX, HLO_ENDING, HLO_FOLDER
 from thence.model.intervals import NO_ROW
+from thence.model.json_fields import Count, Int64, NotAsWritten, decoded
 from thence.model.launches import IDENTIFIED, matched_rows
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.hlo_dump import attach_hlo
@@ -119,8 +120,8 @@ def _compiled_modules(folder: Path) -> tuple[list[_ModuleFile], list[str]]:
     # The index is written after the files: a program that was killed can leave a file without an entry.
     files = {file.name: file for file in sorted(place.glob(f"*{HLO_ENDING}")) if file.is_file()}
     try:
-        index = msgspec.json.decode((place / COMPILED_INDEX).read_bytes(), type=_Index)
-    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        index = decoded((place / COMPILED_INDEX).read_bytes(), _Index)
+    except (OSError, NotAsWritten) as error:
         if not files:
             return [], []
         listed, warnings = {}, [f"{HLO_FOLDER}/{COMPILED_INDEX} cannot be read ({error})"]
@@ -141,8 +142,8 @@ class _Index(msgspec.Struct):
 class _Listed(msgspec.Struct):
     file: str
     name: str
-    thread: int | None = None
-    ended_ns: int | None = None
+    thread: Int64 | None = None
+    ended_ns: Count | None = None
 
 
 def _numbered_modules(
