@@ -100,7 +100,9 @@ def test_every_layout_in_pieces_of_any_size_holds_the_events(
     text = f'{{"schemaVersion": 1, "traceEvents": {text}, "traceName": "x"}}' if wrapped else text
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         small_pieces(patch, piece)
-        path = Path(folder) / "trace.json"
+        # Label files are looked for in the folder of a trace and in its parent.
+        path = Path(folder) / "alone" / "trace.json"
+        path.parent.mkdir()
         path.write_text(text, "utf-8")
         trace = thence.open(path)
     assert found_rows(trace) == expected_rows(document)
