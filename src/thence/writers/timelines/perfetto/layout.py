@@ -326,7 +326,10 @@ def _add_counters(made: Layout, timeline: Timeline, devices: dict[tuple[int, int
     frame = timeline.counters
     if frame.is_empty():
         return
-    number, keys = _numbered(frame, ["rank", "device", "counter"])
+    # The frame is sorted by these columns, and can be longer than the trace: no join is needed.
+    key = ("rank", "device", "counter")
+    number = frame.select(pl.struct(key).rle_id().cast(pl.Int64)).to_series().to_numpy()
+    keys = frame[np.flatnonzero(np.diff(number, prepend=-1))].select(key).rows()
     uuids = np.array(
         [
             made.tracks.add(counter, devices[rank, device], unit=COUNTERS[counter])
