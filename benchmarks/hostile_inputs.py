@@ -173,9 +173,25 @@ def large_collisions(folder: Path) -> Made:
     return pickled_dict(folder / "kernel_annotations_rank0.pkl", keys)
 
 
+def annotations_of_aliases(folder: Path) -> Made:
+    """A list of 7,000 references to a list of 7,000 references to an empty list."""
+    content = b"\x80\x02]q\x00"
+    for number in range(2):
+        content += b"](" + b"h%c" % number * 7000 + b"eq%c" % (number + 1)
+    path = folder / "kernel_annotations_rank0.pkl"
+    path.write_bytes(content + b".")
+    return whole(path)
+
+
 def many_streams(folder: Path) -> Made:
     made = kineto_events(folder / "trace.json", kernels(100_000, lambda _: "k", lambda i: i))
     return Made(("streams", *made.arguments[1:]), made.stored, made.decompressed)
+
+
+def timeline_of_many_streams(folder: Path) -> Made:
+    made = kineto_events(folder / "trace.json", kernels(200_000, lambda _: "k", lambda i: i))
+    target = str(folder / "timeline.pftrace")
+    return Made(("convert", made.arguments[1], "-o", target), made.stored, made.decompressed)
 
 
 def many_streams_together(folder: Path) -> Made:
@@ -321,7 +337,8 @@ def sqlite_of_expressions(folder: Path) -> Made:
 
 CASES: tuple[Callable[[Path], Made], ...] = (
     csv_of_one_line, csv_of_empty_rows, nsys_jax_rows, nsys_jax_zeros, hlo_of_zeros, labels_beside, labels_of_objects,
-    annotations_of_objects, collisions, large_collisions, many_streams, many_streams_together, many_devices,
+    annotations_of_objects, annotations_of_aliases, collisions, large_collisions, many_streams, timeline_of_many_streams,
+    many_streams_together, many_devices,
     steps_of_many_devices, ranks_of_many_devices, diff_of_many_devices, many_names, many_templates,
     one_long_name, kineto_of_spaces, kineto_of_empty_events, kineto_of_brackets, kineto_of_backslashes,
     xplane_of_zeros, xplane_of_empty_planes, sqlite_of_zeros, sqlite_of_expressions,

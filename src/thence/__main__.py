@@ -9,6 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thence.errors import MissingRequirement
+from thence.memory_limits import check_memory
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -34,10 +37,16 @@ def run() -> None:
         # NumPy's OpenBLAS would start a thread for each core, but thence does no linear algebra.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
+        if sys.argv[1:2] != ["record"]:
+            check_memory()
         with reading_ahead(sys.argv[1:]):
             from thence.cli import main
 
             main()
+    except (
+        MissingRequirement
+    ) as error:  # before the command line, which prints errors, could be imported
+        sys.exit(_refused(error))
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
@@ -65,7 +74,20 @@ def _large_trace(arguments: Sequence[str]) -> str | None:
     if not arguments or (arguments[0] not in _READING and not arguments[0].endswith(_ENDINGS)):
         return None
     large = [n for n in arguments if n.endswith(_ENDINGS) and _size(n) >= _LEAST_BYTES]
-    return large[0] if len(large) == 1 else None
+    if len(large) != 1:
+        return None
+    try:
+        check_memory(large[0], _size(large[0]))
+    except MissingRequirement:  # the reader says so
+        return None
+    return large[0]
+
+
+def _refused(error: MissingRequirement) -> int:
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"thence: {error}\n")
+    return error.exit_code
 
 
 def _size(name: str) -> int:

@@ -177,7 +177,7 @@ def test_a_file_with_several_ranks_is_one_part(tmp_path: Path) -> None:
 def test_all_ranks_are_not_read_where_they_do_not_fit(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_free_bytes", lambda: 10_000)
+    monkeypatch.setattr(reading, "free_bytes", lambda: 10_000)
     trace = thence.open(job)
     with pytest.raises(UsageError, match="select ranks with --rank"):
         trace.flame()

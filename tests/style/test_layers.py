@@ -19,6 +19,7 @@ LAYERS = (
         "credentials",
         "errors",
         "importing",
+        "memory_limits",
         "notebook",
         "parallel",
         "units",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
+from thence.memory_limits import check_memory
 from thence.model.joined_tables import concat
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
@@ -298,6 +299,7 @@ def _read_file(
     name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None
 ) -> Tables:
     with Source.open(name, expansion, cores) as source:
+        check_memory(name, source.expected_bytes if source.plain else source.stored_bytes)
         head = source.head()
         reader = _file_reader(head)
         if reader is not None:

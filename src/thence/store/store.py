@@ -15,6 +15,7 @@ from thence.analysis.soundness.evidence import Evidence
 from thence.analysis.soundness.findings import Soundness
 from thence.analysis.soundness.window_rules import missing_ranks_note, windows_apart
 from thence.errors import InputError, UsageError
+from thence.memory_limits import free_bytes
 from thence.model.losses import Loss
 from thence.model.tables import GPU, Meta, Tables
 from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundness
@@ -98,7 +99,7 @@ class Store:
         Raises:
             UsageError: they do not.
         """
-        needed, free = sum(entry.memory_bytes for entry in self.entries), _free_bytes()
+        needed, free = sum(entry.memory_bytes for entry in self.entries), free_bytes()
         if free is not None and needed > _MOST_OF_MEMORY * free:
             raise UsageError(
                 f"{self.root}: this needs the tables of all {several(len(self.ranks), 'rank')} at once, about "
@@ -285,14 +286,3 @@ def _with_entries(manifest: Manifest, entries: tuple[Entry, ...]) -> Manifest:
     import msgspec
 
     return msgspec.structs.replace(manifest, entries=entries)
-
-
-def _free_bytes() -> int | None:
-    """Bytes of memory that are available without swapping; None if the system does not report it."""
-    try:
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-    except OSError:
-        return None
-    of_kind = dict(line.split(":", 1) for line in lines if ":" in line)
-    available = of_kind.get("MemAvailable", "").split()
-    return int(available[0]) * 1024 if available and available[0].isdigit() else None

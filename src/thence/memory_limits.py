@@ -1,0 +1,106 @@
+"""Whether the memory that this process may use suffices for an input, told before it is read.
+
+If the system refuses memory, Polars aborts the process; and a machine that runs out of memory kills processes, not
+always the right one. This module imports only the standard library, so that the command line can ask it first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thence.errors import MissingRequirement
+
+if TYPE_CHECKING:
+    from thence.units import Bytes
+
+__all__ = ["check_memory", "free_bytes"]
+
+MAX_RATIO = 5
+"""Bytes of memory for each decompressed byte of an input, at most: the promise of docs/security.md. An address space
+that is smaller than that is refused, because Polars aborts where it ends."""
+MIN_RATIO = 1
+"""Bytes of memory for each decompressed byte, at least: real traces of torch.profiler take 1.8."""
+_LIBRARIES: Bytes = 800_000_000
+_THREAD: Bytes = 300_000_000
+_MAX_THREADS: Bytes = 1_600_000_000
+_STACK: Bytes = 10_000_000
+"""Address space of thence and its libraries before they read anything, most of which is never used: 1.05, 1.34, 1.51
+and 1.53 GB with 1, 2, 4 and 8 threads of Polars on Linux."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def check_memory(name: str = "", decompressed: Bytes = 0) -> None:
+    """Refuses an input for which the memory does not suffice.
+
+    Args:
+        name: the input as the user named it; empty: only thence itself is considered.
+        decompressed: its size, or a lower bound.
+
+    Raises:
+        MissingRequirement: the address space is limited to less than the input can take, or the memory that is free
+            is less than it takes at least. The message says how much is needed.
+    """
+    subject = f"{name}: " if name else ""
+    limit, needed = _address_space(), _libraries(_threads()) + MAX_RATIO * decompressed
+    if limit is not None and limit < needed:
+        fewer = _libraries(1) + MAX_RATIO * decompressed
+        way_out = f"; with POLARS_MAX_THREADS=1 {_mb(fewer)}" if fewer < needed else ""
+        raise MissingRequirement(
+            f"{subject}the address space of this process is limited to {_mb(limit)} (ulimit -v), and {_mb(needed)} "
+            f"are needed{way_out}"
+        )
+    free = free_bytes() if decompressed else None
+    if free is not None and free < MIN_RATIO * decompressed:
+        raise MissingRequirement(
+            f"{subject}needs more than {_mb(MIN_RATIO * decompressed)} of memory, and {_mb(free)} are free; read it "
+            "on a larger machine, record fewer steps, or read one rank at a time (thence ingest)"
+        )
+
+
+def free_bytes() -> Bytes | None:
+    """Memory that this process can still use without swapping; None if the system does not report it."""
+    of_kind = _numbers("/proc/meminfo")
+    free = [1024 * of_kind["MemAvailable:"]] if "MemAvailable:" in of_kind else []
+    with suppress(
+        OSError, ValueError
+    ):  # a container, whose limit cgroup v2 states; "max" is no number
+        allowed = int((_CGROUP / "memory.max").read_text("ascii"))
+        used = int((_CGROUP / "memory.current").read_text("ascii"))
+        free.append(allowed - used + _numbers(_CGROUP / "memory.stat").get("inactive_file", 0))
+    return max(0, min(free)) if free else None
+
+
+def _numbers(path: str | Path) -> dict[str, int]:
+    """The first number of each line by the word before it; empty if the file cannot be read."""
+    with suppress(OSError, ValueError):
+        lines = (line.split() for line in Path(path).read_text("ascii").splitlines())
+        return {word: int(number) for word, number, *_ in lines}
+    return {}
+
+
+def _address_space() -> Bytes | None:
+    """The limit of this process's address space; None if there is none, or the system does not enforce one."""
+    if sys.platform != "linux":
+        return None
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _threads() -> int:
+    with suppress(KeyError, ValueError):
+        return max(1, int(os.environ["POLARS_MAX_THREADS"]))
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _libraries(threads: int) -> Bytes:
+    return min(_LIBRARIES + _THREAD * threads, _MAX_THREADS) + _STACK * threads
+
+
+def _mb(size: Bytes) -> str:
+    return f"{size / 1e6:,.0f} MB"
