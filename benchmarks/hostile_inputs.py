@@ -337,8 +337,8 @@ def sqlite_of_expressions(folder: Path) -> Made:
 
 CASES: tuple[Callable[[Path], Made], ...] = (
     csv_of_one_line, csv_of_empty_rows, nsys_jax_rows, nsys_jax_zeros, hlo_of_zeros, labels_beside, labels_of_objects,
-    annotations_of_objects, annotations_of_aliases, collisions, large_collisions, many_streams, timeline_of_many_streams,
-    many_streams_together, many_devices,
+    annotations_of_objects, annotations_of_aliases, collisions, large_collisions, many_streams,
+    timeline_of_many_streams, many_streams_together, many_devices,
     steps_of_many_devices, ranks_of_many_devices, diff_of_many_devices, many_names, many_templates,
     one_long_name, kineto_of_spaces, kineto_of_empty_events, kineto_of_brackets, kineto_of_backslashes,
     xplane_of_zeros, xplane_of_empty_planes, sqlite_of_zeros, sqlite_of_expressions,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import re
 import secrets
 import shutil
 from contextlib import contextmanager, suppress
@@ -14,11 +17,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["atomic_folder", "atomic_open", "atomic_open_text", "atomic_write", "temporary_path"]
+__all__ = [
+    "atomic_folder",
+    "atomic_open",
+    "atomic_open_text",
+    "atomic_write",
+    "not_written",
+    "os_error",
+    "temporary_path",
+]
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def not_written(target: Path, error: Exception) -> str:
+    """The sentence about an output that could not be written: the path, the reason, and what is there now.
+
+    Args:
+        target: the file or folder, which is written as `atomic_open` and `atomic_folder` do.
+        error: of the system, or of a library that has the number of such an error in its message.
+    """
+    cause = os_error(error, target)
+    known = isinstance(error, OSError) or _OS_ERROR.search(str(error))
+    reason = (known and cause.strerror) or str(error)
+    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        with suppress(OSError):
+            free = shutil.disk_usage(target.parent).free
+            reason += f" ({free / 1e6:,.1f} MB are free in {target.parent})"
+    left = "what was there is unchanged" if os.path.lexists(target) else "nothing is left there"
+    return f"{target}: cannot be written: {reason}; {left}"
+
+
+def os_error(error: Exception, path: Path) -> OSError:
+    """The error of the system that an exception is, or that it has in its message, as those of Polars do."""
+    if isinstance(error, OSError):
+        return error
+    told = _OS_ERROR.search(str(error))
+    number = int(told[1]) if told else errno.EIO
+    return OSError(number, os.strerror(number), str(path))
 
 
 def temporary_path(target: Path) -> Path:
-    """A hidden, random name in the target's folder."""
+    """A hidden name in the target's folder that nobody can guess; what is made there fails if it exists."""
     return target.parent / f".{target.name}.{secrets.token_hex(4)}"
 
 
@@ -57,7 +97,7 @@ def atomic_open_text(target: Path) -> Iterator[TextIO]:
             text.flush()
             text.detach()
     except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+        raise UsageError(not_written(target, error)) from error
 
 
 def atomic_write(target: Path, content: bytes | memoryview) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -106,13 +107,32 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "write_perfetto", full)
-    with pytest.raises(thence.ThenceError, match=r"out\.pftrace: cannot be written: No space left"):
+    with pytest.raises(thence.ThenceError) as told:
         trace.write(target)
+    sentence = rf"{re.escape(str(target))}: cannot be written: No space left on device"
+    free = rf" \([\d,]+\.\d MB are free in {re.escape(str(tmp_path))}\)"
+    assert re.fullmatch(f"{sentence}{free}; what was there is unchanged", str(told.value))
     assert target.read_bytes() == b"before"
     monkeypatch.setattr(files, "write_parquet", full)
-    with pytest.raises(thence.ThenceError, match="No space left"):
+    with pytest.raises(thence.ThenceError, match=f"No space left on device{free}; nothing is left"):
         trace.write(tmp_path / "t.parquet")
     assert names(tmp_path) == ["out.pftrace", "trace.json"]
+
+
+def test_a_link_to_nothing_as_output_is_told_and_replaced_only_if_asked(tmp_path: Path) -> None:
+    written(tmp_path / "trace.json", PAIR)
+    link = tmp_path / "out.json"
+    link.symlink_to("gone.json")
+    done = run_thence("convert", tmp_path / "trace.json", "-o", link)
+    assert done.returncode == 2
+    assert (
+        b"out.json: is a symbolic link to gone.json, which does not exist; --force replaces the link"
+        in done.stderr
+    )
+    done = run_thence("convert", tmp_path / "trace.json", "-o", link, "--force")
+    assert done.returncode == 0
+    assert not link.is_symlink()
+    assert names(tmp_path) == ["out.json", "trace.json"]
 
 
 def test_a_table_folder_does_not_replace_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -149,7 +150,10 @@ def test_a_timeline_on_a_full_disk_is_one_sentence_and_leaves_nothing(
 ) -> None:
     done = thence("convert", STACK, "-o", tmp_path / name, before=limited_files(512))
     assert done.returncode == 2
-    assert f"{name}: cannot be written" in one_sentence(done.stderr)
+    # Polars loses the reason where a short write ends in the middle of a header.
+    reason = "File (too large|out of specification.*)" if name == "t.parquet" else "File too large"
+    sentence = rf"{name}: cannot be written: .*{reason}; nothing is left there"
+    assert re.search(sentence, one_sentence(done.stderr))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -135,7 +135,7 @@ def test_ranks_that_no_job_has(
     edited(store / MANIFEST, lambda manifest: manifest["entries"][0].update(ranks=ranks))
     told = output(capsys, "report", store, code=2)[1]
     where = f"{store / MANIFEST}: does not have the structure that thence writes (Expected `int` "
-    out_of_range = told.startswith(f"thence: {where}") and "`$.entries[0].ranks[...]`" in told
+    out_of_range = told.startswith(f"thence: {where}") and "`$.entries[0].ranks[" in told
     listed = f"thence: {store}: manifest.json lists ranks that are listed twice or without a part\n"
     assert out_of_range if any(not 0 <= rank < 1 << 31 for rank in ranks) else told == listed
 

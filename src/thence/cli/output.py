@@ -145,6 +145,11 @@ def check_output(output: str, *, force: bool) -> None:
     """
     if "\0" in output:
         raise UsageError(f"{output}: is not a valid file name")
+    target = Path(output)
+    if target.is_symlink() and not target.exists() and not force:
+        raise UsageError(
+            f"{output}: is a symbolic link to {target.readlink()}, which does not exist; --force replaces the link"
+        )
     if os.path.lexists(output) and not force:
         raise UsageError(f"{output}: exists already; --force replaces it")
     if not Path(output).absolute().parent.is_dir():

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from thence.atomic_files import atomic_write
+from thence.atomic_files import atomic_write, not_written
 from thence.errors import MissingData, UsageError
 from thence.marks.graph_nodes import CapturedGraph, KernelNames, read_graph
 from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
@@ -237,4 +237,4 @@ def write_whole(path: str | os.PathLike[str], document: Mapping[str, Any]) -> No
     try:
         atomic_write(target, text.encode(errors="replace"))  # a lone surrogate cannot be encoded
     except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+        raise UsageError(not_written(target, error)) from error

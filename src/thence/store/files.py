@@ -6,14 +6,12 @@ anything is read.
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.atomic_files import os_error
 from thence.errors import DamagedInput, InputError
 from thence.readers.expansion import DEFAULT, decoded_bytes
 from thence.readers.source import check_regular
@@ -126,9 +124,6 @@ def _depth(dtype: object) -> int:
     return depth
 
 
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
-
-
 def write_table(frame: pl.DataFrame, path: Path) -> None:
     """Writes a table as Parquet.
 
@@ -138,6 +133,4 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
     try:
         frame.write_parquet(path, compression="lz4")
     except pl.exceptions.ComputeError as error:
-        told = _OS_ERROR.search(str(error))
-        number = int(told[1]) if told else errno.EIO
-        raise OSError(number, os.strerror(number), str(path)) from error
+        raise os_error(error, path) from error

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from thence.atomic_files import atomic_open
+from thence.atomic_files import atomic_open, not_written
 from thence.errors import ThenceError
 from thence.readers.kineto.device_events import DeviceEvent
 from thence.readers.kineto.envelope import Envelope
@@ -22,6 +22,7 @@ from thence.readers.kineto.times import nanoseconds
 from thence.readers.label_files import NAME as LABELS
 from thence.readers.source import Source
 from thence.writers.timelines.label_arguments import graph_arguments
+from thence.writers.timelines.write import gzipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Unmatched", "can_relabel", "write_relabelled"]
 
-_GZIP_LEVEL = 2
 _KEY = ("device", "stream", "start", "duration", "correlation")
 _Waiting = defaultdict[tuple[int, ...], deque[bytes]]
 
@@ -66,10 +66,7 @@ def write_relabelled(trace: Attributed, source: str, target: str) -> None:
     try:
         with Source.open(source) as opened, atomic_open(Path(target)) as stream:
             if target.lower().endswith(".gz"):
-                from isal import igzip
-
-                compressed: Any = igzip.IGzipFile  # isal comes without types
-                with compressed(fileobj=stream, mode="wb", compresslevel=_GZIP_LEVEL) as zipped:
+                with gzipped(stream) as zipped:
                     _copy(opened, zipped, waiting)
             else:
                 _copy(opened, stream, waiting)
@@ -77,7 +74,7 @@ def write_relabelled(trace: Attributed, source: str, target: str) -> None:
             if left:
                 raise Unmatched(f"{source}: {left:,} labelled activities were not found again")
     except OSError as error:
-        raise ThenceError(f"{target}: cannot be written: {error.strerror or error}") from error
+        raise ThenceError(not_written(Path(target), error)) from error
 
 
 def _waiting(trace: Attributed) -> _Waiting:

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.atomic_files import atomic_folder, atomic_open
+from thence.atomic_files import atomic_folder, atomic_open, not_written
 from thence.errors import ThenceError, UsageError
 from thence.writers.timelines.chrome import write_chrome
 from thence.writers.timelines.parquet import FILES, write_parquet
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from thence.model.timeline import Timeline
 
-__all__ = ["PERFETTO", "ending_of", "write_timeline", "write_timeline_to"]
+__all__ = ["PERFETTO", "ending_of", "gzipped", "write_timeline", "write_timeline_to"]
 
 PERFETTO = (".pftrace", ".perfetto-trace")
 """Endings of Perfetto traces."""
@@ -27,6 +27,14 @@ _ENDINGS = (*PERFETTO, ".json", ".json.gz", ".parquet")
 """Allowed endings of an output's name."""
 
 _GZIP_LEVEL = 2
+
+
+def gzipped(stream: IO[bytes]) -> Any:
+    """A stream that compresses into another one; equal contents give equal bytes: no time and no name."""
+    from isal import igzip
+
+    made: Any = igzip.IGzipFile  # isal comes without types
+    return made("", fileobj=stream, mode="wb", compresslevel=_GZIP_LEVEL, mtime=0)
 
 
 def ending_of(path: str | os.PathLike[str]) -> str:
@@ -73,10 +81,8 @@ def write_timeline(
         else:
             with atomic_open(target) as stream:
                 write_timeline_to(timeline, stream, ending, progress)
-    except OSError as error:
-        raise ThenceError(f"{target}: cannot be written: {error.strerror or error}") from error
-    except pl.exceptions.ComputeError as error:  # Polars' error for a failed system call
-        raise ThenceError(f"{target}: cannot be written: {error}") from error
+    except (OSError, pl.exceptions.ComputeError) as error:  # Polars' error for a failed system call
+        raise ThenceError(not_written(target, error)) from error
 
 
 def write_timeline_to(
@@ -97,11 +103,7 @@ def write_timeline_to(
         UsageError: a stream cannot hold the format of ``ending``.
     """
     if ending == ".json.gz":
-        from isal import igzip
-
-        compressed: Any = igzip.IGzipFile  # isal comes without types
-        zipped = compressed(fileobj=stream, mode="wb", compresslevel=_GZIP_LEVEL)
-        with zipped:
+        with gzipped(stream) as zipped:
             write_chrome(timeline, zipped, progress)
     elif ending == ".json":
         write_chrome(timeline, stream, progress)

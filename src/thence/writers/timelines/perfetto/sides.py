@@ -10,7 +10,7 @@ import polars as pl
 
 from thence.analysis.diff.aligned_steps import SIDES
 from thence.analysis.timelines.track_packing import nested_sequence, split_lanes
-from thence.atomic_files import atomic_open
+from thence.atomic_files import atomic_open, not_written
 from thence.errors import ThenceError
 from thence.writers.timelines.perfetto.arguments import columns_as_arguments
 from thence.writers.timelines.perfetto.interning import Interned
@@ -45,7 +45,7 @@ def write_sides_file(aligned: AlignedSteps, path: str | os.PathLike[str]) -> Non
         with atomic_open(Path(path)) as stream:
             write_sides(aligned, stream)
     except OSError as error:
-        raise ThenceError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise ThenceError(not_written(Path(path), error)) from error
 
 
 def write_sides(aligned: AlignedSteps, stream: IO[bytes]) -> None:
