@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from thence.atomic_files import atomic_folder
+import thence
+from thence.atomic_files import atomic_folder, atomic_open, temporary_path
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -71,3 +75,29 @@ def test_a_symbolic_link_keeps_pointing_to_its_folder(target: Path, tmp_path: Pa
         (folder / "new").write_text("new")
     assert link.is_symlink()
     assert content(target) == {"new": "new"}
+
+
+def test_temporary_names_cannot_be_guessed_and_what_is_planted_there_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {temporary_path(tmp_path / "out.json") for _ in range(100)}
+    assert len(names) == 100
+    planted = tmp_path / ".out.json.planted"
+    elsewhere = tmp_path / "elsewhere"
+    planted.symlink_to(elsewhere)
+    monkeypatch.setattr("thence.atomic_files.temporary_path", lambda _target: planted)
+    with pytest.raises(FileExistsError), atomic_open(tmp_path / "out.json"):
+        pass
+    assert not elsewhere.exists()
+
+
+def test_temporary_files_are_of_their_user_alone() -> None:
+    """All of them are made by tempfile, which makes them so; no module names a file in a shared folder itself."""
+    package = Path(thence.__file__).parent
+    texts = {path: path.read_text() for path in package.rglob("*.py")}
+    assert [
+        p.name for p, text in texts.items() if re.search(r"mktemp\(|[\"']/(?:var/)?tmp/", text)
+    ] == []
+    with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryDirectory() as folder:
+        modes = [stat.S_IMODE(Path(name).stat().st_mode) for name in (file.name, folder)]
+    assert modes == [0o600, 0o700]

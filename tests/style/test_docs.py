@@ -12,7 +12,12 @@ import pytest
 import thence
 
 ROOT = Path(thence.__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
 OF_EXAMPLES = {
     *("readers/kernel_list.py", "analysis/longest.py", "cli/longest.py"),
     *("writers/timelines/lines.py", "traces/"),
@@ -45,3 +50,12 @@ def test_the_index_of_benchmarks_is_complete() -> None:
     index = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     for script in sorted((ROOT / "benchmarks").glob("*.py")):
         assert f"`{script.name}`" in index
+
+
+def test_every_promise_about_security_names_tests_that_there_are() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    promises = [row for row in text.splitlines() if row.startswith("| ") and "held by" not in row]
+    assert len(promises) > 20
+    assert [row for row in promises if "::test_" not in row] == []
+    for file, test in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text):
+        assert f"\ndef {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{test}"
