@@ -18,8 +18,8 @@ test-fast: $(VENV)/installed-dev  ## without those that run a slow, obvious impl
 
 MINUTES ?= 60
 PROCESSES ?= $(shell getconf _NPROCESSORS_ONLN)
-fuzz: $(VENV)/installed-dev  ## mutated inputs of every format for MINUTES on all cores (or PROCESSES=), other ones for every SEED; keeps what fails
-	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --processes $(PROCESSES) --seed $(or $(SEED),$(shell date +%s)) --keep fuzz-failures
+fuzz: $(VENV)/installed-dev  ## mutated inputs of every format for MINUTES on all cores (or PROCESSES=), other ones for every SEED; keeps what reaches new code and what fails
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --processes $(PROCESSES) --seed $(or $(SEED),$(shell date +%s)) --keep fuzz-failures --corpus fuzz-corpus
 
 test-thorough: $(VENV)/installed-dev  ## with four times as many examples of each property
 	THENCE_THOROUGH=1 $(BIN)/python -m pytest -n auto --maxprocesses 8

@@ -67,12 +67,14 @@ class Plan:
         every: one of so many cases goes through verbs.
         seed: of the first batch of each format; the next ones count on.
         keep: folder for inputs that fail.
+        corpus: folder for mutants that reach new lines.
     """
 
     cases: int
     every: int
     seed: int
     keep: Path | None = None
+    corpus: Path | None = None
 
 
 @dataclass
@@ -178,6 +180,8 @@ def _started(name: str, plan: Plan, number: int, place: Path, end: float | None)
     command += ["--every", str(plan.every)]
     if plan.keep is not None:
         command += ["--keep", str(plan.keep)]
+    if plan.corpus is not None:
+        command += ["--corpus", str(plan.corpus)]
     if end is not None:
         command += ["--stop-after", str(max(1.0, end - time.monotonic()))]
     # Threads that wait for each other take a sixth of the CPU time; one batch of four has two all the same.

@@ -3,11 +3,12 @@
     python tests/fuzz/run.py FORMAT --cases 200                 one format, as the tests do it
     python tests/fuzz/run.py --minutes 60 [--processes 8] [--seed N]     all formats, each the same CPU time
     python tests/fuzz/run.py FORMAT --cases 1 --seed N --first I     one case again
+    python tests/fuzz/run.py FORMAT --cases 9999 --corpus DIR   guided by the lines of code that mutants reach
     python tests/fuzz/run.py --add LOG...                       one table of what several runs with --minutes printed
 
-Every case is told by format, seed and number alone. It fails where thence ends in anything but a result or one
-sentence, takes longer than `MOST_SECONDS` of CPU time, or more memory than `MOST_BYTES` beside what it had before.
-Inputs that fail are kept in --keep.
+Every case is told by format, seed and number, and with a corpus by the dice of its generations. It fails where thence
+ends in anything but a result or one sentence, takes longer than `MOST_SECONDS` of CPU time, or more memory than
+`MOST_BYTES` beside what it had before. Inputs that fail are kept in --keep, beside the smallest that fails alike.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import polars as pl
 
 import thence
 from fuzz.batches import Plan, Totals, run_all
+from fuzz.corpus import Corpus, kind_of, of_bytes, smallest
 from fuzz.formats import FORMATS, Format
 from fuzz.mutations import damaged, mutated
 from fuzz.verbs import VERBS, drawn
@@ -68,18 +70,19 @@ class TooLong(BaseException):
     """A case took too long; no Exception, which thence would tell as an error of its own."""
 
 
-def made(of: Format, tree: Any, dice: random.Random, folder: Path) -> Path:
-    """A mutated input of a format."""
-    of_bytes = dice.random() < (0.05 if of.probed else 0.3)
-    path = of.write(tree if of_bytes else mutated(tree, dice), folder)
-    if of_bytes:
+def made(of: Format, tree: Any, dice: random.Random, folder: Path) -> tuple[Path, Any]:
+    """A mutated input of a format, and its tree; None for one whose bytes are damaged."""
+    bytes_change = of_bytes(dice, probed=of.probed)
+    tree = tree if bytes_change else mutated(tree, dice)
+    path = of.write(tree, folder)
+    if bytes_change:
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         file = dice.choice(files)
         content = damaged(file.read_bytes(), dice)
         file.write_bytes(
             gzip.compress(content, 1) if path.is_file() and dice.random() < 0.2 else content
         )
-    return path
+    return path, None if bytes_change else tree
 
 
 @contextlib.contextmanager
@@ -234,6 +237,15 @@ def _api(inputs: list[str], hlo: list[str]) -> None:
 def run(of: Format, cases: range, options: argparse.Namespace) -> int:
     """Runs cases of one format; the number of those that failed."""
     tree = of.seed()
+    corpus = None
+    if options.corpus is not None:
+        corpus = Corpus.of(options.corpus, of.name, probed=of.probed)
+        if not corpus.watch():
+            corpus = None
+            print(
+                "a corpus needs Python 3.12 or newer: all mutants are made from the seed",
+                flush=True,
+            )
     begun = failed = 0
     began = time.monotonic()
     pl.DataFrame({"a": [1]}).lazy().sort(
@@ -245,7 +257,7 @@ def run(of: Format, cases: range, options: argparse.Namespace) -> int:
         if options.stop_after is not None and time.monotonic() - began > options.stop_after:
             break
         begun += 1
-        failed += not _passes(of, tree, number, options)
+        failed += not _passes(of, tree, number, options, corpus)
     seconds = time.monotonic() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     what = f"{of.name}: {begun} cases from {cases[0]}, seed {options.seed}, {failed} failed"
@@ -267,27 +279,63 @@ def _limit_memory() -> None:
 _probe_started = parquet_probe._started
 
 
-def _passes(of: Format, tree: Any, number: int, options: argparse.Namespace) -> bool:
+def _passes(
+    of: Format, tree: Any, number: int, options: argparse.Namespace, corpus: Corpus | None
+) -> bool:
     """Whether a case ends as it should; what fails is told and kept."""
-    dice = random.Random(f"{of.name} {options.seed} {number}")
+    text = f"{of.name} {options.seed} {number}"
+    dice = random.Random(text)
+    chain: tuple[str, ...] = (text,)
+    if corpus is not None:
+        parent = corpus.parent(random.Random(f"parent of {text}"))
+        tree, chain = corpus.grown(tree, parent), (*parent, text)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         folder = Path(name)
-        path = made(of, tree, dice, folder)
+        path, changed = made(of, tree, dice, folder)
         # What Polars has written itself cannot end Polars: nothing needs to try it first.
         whole = of.probed and random.Random(f"{of.name} {options.seed} {number}").random() >= 0.05
         parquet_probe._started = PassingChild if whole else _probe_started
         _limit_memory()
         print(f"at {number}", file=sys.stderr, flush=True)  # where an abort happened
+        state, verbs = dice.getstate(), number % options.every == 0
         try:
-            try_one(of, path, dice, through_verbs=number % options.every == 0)
+            try_one(of, path, dice, through_verbs=verbs)
         except Failure as failure:
             print(f"{of.name} seed {options.seed} case {number} failed: {failure}", flush=True)
             if options.keep is not None:
                 place = options.keep / f"{of.name}-{options.seed}-{number}"
                 shutil.copytree(folder, place, dirs_exist_ok=True)
-                (place / "failure.txt").write_text(str(failure), errors="replace")
+                told = f"{' > '.join(chain)}\n{failure}"
+                (place / "failure.txt").write_text(told, errors="replace")
+                if changed is not None:
+                    _keep_smallest(of, changed, str(failure), (state, verbs), place / "smallest")
             return False
+        if corpus is not None:
+            corpus.ended(chain, tree=changed is not None)
     return True
+
+
+def _keep_smallest(of: Format, tree: Any, failure: str, how: tuple[Any, bool], place: Path) -> None:
+    """Writes the smallest input that fails like this one, with the same state of the dice and the same verb."""
+    state, verbs = how
+
+    def fails_alike(candidate: Any) -> bool:
+        dice = random.Random()
+        dice.setstate(state)
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+            try:
+                path = of.write(candidate, Path(name))
+            except Exception:  # noqa: BLE001 - what cannot be written in this format is no input
+                return False
+            try:
+                try_one(of, path, dice, through_verbs=verbs)
+            except Failure as other:
+                return kind_of(str(other)) == kind_of(failure)
+        return False
+
+    least = smallest(tree, fails_alike)
+    place.mkdir(parents=True, exist_ok=True)
+    of.write(least, place)
 
 
 def main() -> int:
@@ -307,6 +355,7 @@ def main() -> int:
         "--every", type=int, default=1, metavar="N", help="one of N cases goes through verbs"
     )
     parser.add_argument("--keep", type=Path, help="folder for inputs that fail")
+    parser.add_argument("--corpus", type=Path, help="folder for mutants that reach new lines")
     parser.add_argument(
         "--processes", type=int, default=1, help="with --minutes: so many at a time"
     )
@@ -322,7 +371,7 @@ def main() -> int:
     if options.minutes is None and len(chosen) == 1:
         of, cases = chosen[0], range(options.first, options.first + options.cases)
         return min(1, run(of, cases, options))
-    plan = Plan(options.cases, options.every, options.seed, options.keep)
+    plan = Plan(options.cases, options.every, options.seed, options.keep, options.corpus)
     seconds = None if options.minutes is None else 60 * options.minutes
     totals = Totals()
     names = [of.name for of in chosen]
