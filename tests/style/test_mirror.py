@@ -22,7 +22,6 @@ GRAPHS = "attribution/cuda_graphs/test_alignment.py"
 CONSTITUENTS = "attribution/xla/test_constituents.py"
 COMMAND_BUFFERS = "attribution/xla/test_command_buffers.py"
 DIFF = "analysis/diff/test_compare.py"
-LABEL = "cli/test_label.py"
 SOUNDNESS = "analysis/soundness"
 PROFILERS = f"{SOUNDNESS}/test_profiler_rules.py"
 NSIGHT = "readers/nsight/test_read.py"
@@ -161,7 +160,6 @@ ELSEWHERE = {
     "writers/text/summary.py": "end_to_end/test_cli.py::test_top_limits_the_rows_and_says_what_is_hidden",
     "writers/timelines/perfetto/layout.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
     "writers/timelines/perfetto/packets.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
-    "writers/timelines/relabelled.py": f"{LABEL}::test_every_event_stays_as_it_was_but_for_the_labels[.json-compact]",
 }  # fmt: skip
 """Modules without a test file of their name: the test file that imports the module, or a test that runs it."""
 

@@ -147,6 +147,18 @@ class Source:
         return self._ahead
 
     @property
+    def path(self) -> str:
+        """Where the file can be opened again while this source is open.
+
+        On Linux this is the same file even if it was renamed, replaced or deleted since.
+        """
+        if self.plain and self._raw is not None:
+            opened = f"/proc/{os.getpid()}/fd/{self._raw.fileno()}"
+            if os.access(opened, os.R_OK):
+                return opened
+        return self.name
+
+    @property
     def expected_bytes(self) -> int:
         """Estimated size of the decompressed content, 0 if unknown; gzip makes JSON some 12 times smaller."""
         return self.stored_bytes if self.plain else 12 * self.stored_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +12,12 @@ import pytest
 from helpers import assert_same_tables, recording, unzipped
 from thence.__main__ import reading_ahead
 from thence.readers import registry
-from thence.readers.kineto import ahead, decoding, processes
+from thence.readers.kineto import ahead, decoding, envelope, processes
 from thence.readers.kineto.processes import Processes
+from thence.readers.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -54,6 +55,42 @@ def test_the_reader_goes_on_with_what_has_begun(trace: Path, started: list[Proce
     assert len(started) == 1
     assert_same_tables(registry.read([trace]), expected)  # what has begun is read once
     assert len(started) == 2
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux opens a file again after it was replaced"
+)
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_a_file_that_is_replaced_or_deleted_while_it_is_read_is_read_as_it_was(
+    trace: Path, started: list[Processes], change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pieces were read from whatever had its name by then, and mixed without a word."""
+    expected = registry.read([trace], cores=1)
+    content = trace.read_bytes()
+    for name, size in (
+        ("PIECE_BYTES", 100_000),
+        ("_WINDOW_BYTES", 50_000),
+        ("_READ_BYTES", 25_000),
+    ):
+        monkeypatch.setattr(envelope, name, size)
+
+    def changed(*_progress: object) -> None:
+        trace.unlink(missing_ok=True)
+        if change == "replaced":
+            trace.write_bytes(content.replace(b'"dur": ', b'"dur": 1'))
+
+    with Source.open(str(trace)) as source:
+        begun = ahead.Begun.of(source)
+        changed()
+        assert Path(source.path).read_bytes() == content
+        pieces = list(begun.columns)
+    assert len(pieces) > 10
+    assert sum(piece["damaged"] for piece in pieces) == 0
+    trace.write_bytes(content)
+    started.clear()
+    whole = registry.read([trace], changed)
+    assert started
+    assert_same_tables(whole, expected)
 
 
 def test_a_file_that_changed_meanwhile_is_read_as_it_is_now(

@@ -53,7 +53,7 @@ class Begun:
 
         envelope = Envelope(source)
         columns = decoded(
-            envelope.pieces(), source.name, source.expected_bytes, source.cores, processes
+            envelope.pieces(), source.path, source.expected_bytes, source.cores, processes
         )
         return cls(source, envelope, columns)
 

@@ -113,7 +113,7 @@ def _write_head(stream: IO[bytes], metadata: Mapping[str, Any]) -> None:
 def _bytes(piece: Piece, source: Source) -> bytes:
     if piece.events is not None:
         return piece.events
-    with Path(source.name).open("rb") as file:
+    with Path(source.path).open("rb") as file:
         file.seek(piece.offset)
         return file.read(piece.size)
 
