@@ -37,7 +37,7 @@ _REFERENCE = (
     "reference/json.md",
     "reference/exit_codes.md",
 )
-_PROJECT = ("architecture.md", "contributing.md", "changelog.md")
+_PROJECT = ("architecture.md", "security.md", "contributing.md", "changelog.md")
 _ROOT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 """Pages of the repository's root that are pages of the site, too."""
 
