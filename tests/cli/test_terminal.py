@@ -123,7 +123,9 @@ def test_no_verb_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) 
 
 
 ALLOWED = {
-    "__main__.py": {"sys.stderr.write"},  # two numbers, where there is no memory to import the command line
+    "__main__.py": {
+        "sys.stderr.write"
+    },  # two numbers, where there is no memory to import the command line
     "cli/messages.py": {"sys.stderr.write", "sys.stdout.write"},
     "doctor/probe.py": {"sys.stdout.write"},  # answers of a child to its parent
     "launcher/first_use.py": {"sys.stderr.write"},  # in a program that is recorded, of itself
