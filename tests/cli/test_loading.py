@@ -65,7 +65,8 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
     [
         (("report", _GRAPHS), {"glance", "idle.table", "soundness.check", "summary"}),
         (("check", _GRAPHS), {"soundness.check"}),
-        (("collectives", FSDP[0]), {"collectives.communication", "soundness.check"}),
+        # collectives repeats who is late, as ranks says it
+        (("collectives", FSDP[0]), {"collectives.communication", "ranks.job", "soundness.check"}),
         (("diff", *FSDP[:2]), {"diff.compare", "soundness.check", "steps.table"}),
         (("idle", _GRAPHS), {"idle.table", "soundness.check"}),
         (("programs", _XSPACE), {"programs.programs", "soundness.check"}),
