@@ -86,12 +86,20 @@ def numbered(frame: pl.DataFrame, *columns: str) -> tuple[Int64, pl.DataFrame]:
     Returns:
         The number of each row, and a frame with one row of values per number.
     """
-    distinct = frame.select(columns).unique().sort(*columns)
-    number = frame.select(columns).join(
+    keys = frame.select(columns)
+    changes = keys.select(
+        pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in columns)
+    ).to_series()
+    # Rows come in runs, mostly; only the first of each run is looked up.
+    first = np.flatnonzero(changes.to_numpy() | (np.arange(len(changes)) == 0))
+    runs = keys[first]
+    distinct = runs.unique().sort(*columns)
+    number = runs.join(
         distinct.with_row_index("number"),
         on=list(columns),
         how="left",
         nulls_equal=True,
         maintain_order="left",
-    )
-    return number["number"].cast(pl.Int64).to_numpy(), distinct
+    )["number"]
+    length = np.diff(np.append(first, frame.height))
+    return np.repeat(number.cast(pl.Int64).to_numpy(), length), distinct
