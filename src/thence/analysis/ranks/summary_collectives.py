@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
-from thence.analysis.collectives.first_calls import first_calls
+from thence.analysis.collectives.first_calls import first_calls_of_ranks
 from thence.analysis.collectives.instances import collective_instances
 from thence.analysis.ranks.summary_tables import COLLECTIVES, GROUPS, PARTS
 from thence.model.intervals import covered_lengths, reached_before, union
@@ -86,10 +86,10 @@ def collective_tables(
         step: step of each activity, -1 for none.
     """
     described = trace.collectives.with_row_index("of").filter(pl.col("gpu").is_not_null())
-    parts = trace.collective_parts.join(
-        described.select("gpu", number=pl.int_range(pl.len(), dtype=pl.Int32)), on="gpu"
-    )
     rank = trace.gpu["rank"]
+    of_rank = described.select("gpu", rank=rank.gather(described["gpu"].cast(pl.UInt32)))
+    numbers = of_rank.select("gpu", number=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"))
+    parts = trace.collective_parts.join(numbers, on="gpu")
     keys = list(_GROUP.values())
     # In large jobs a group lists thousands of ranks, so each group is stored once.
     used = pl.concat(
@@ -137,7 +137,7 @@ def _kernels(
     gpu = trace.gpu[at]
     program = gpu["program"]
     replayed = described["gpu"].is_in(trace.graph_places["gpu"].implode())
-    first = first_calls(trace, collective_instances(trace).rows).row
+    first = first_calls_of_ranks(trace, collective_instances(trace).rows)
     rows = described.with_columns(
         gpu.select(
             "rank", "device", "start", "duration", "correlation", pl.col("hlo").cast(pl.String)
