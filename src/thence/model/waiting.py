@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
-from thence.model.tables import API_CALLS, EVENTS, WAITS
+from thence.model.tables import API_CALLS, EVENTS, HOST_CATEGORIES, WAITS
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from thence.model.tables import Tables
 
 __all__ = ["SAID", "names_of_calls", "said_of_calls", "waiting_tables", "with_waiting"]
@@ -30,6 +33,11 @@ _CALLS = (
 _SUFFIX = r"(?:_ptsz|_ptds|_spt)*"  # per-thread default stream
 _PATTERNS = [(kind, re.compile(f"(?:{pattern}){_SUFFIX}")) for kind, pattern in _CALLS]
 _EVENT_CALLS = ("record", "wait")
+_WHOLE = ("device", "copy", "free")
+"""Kinds of waits whose name states what they wait for."""
+_CATEGORIES_OF_CALLS = [HOST_CATEGORIES.index(category) for category in API_CALLS]
+_NO_NAME = (1 << 32) - 1
+"""Number of no Categorical."""
 
 SAID = {
     "rank": pl.Int32(),
@@ -44,6 +52,9 @@ SAID = {
 """Columns of what a producer states about a call, which rank and correlation identify. device, stream: those on which
 it acts. event: id. recorded_by: for waits, correlation of the call that made the record; recorded_on: stream of the
 record. never_recorded: whether the producer lists all records, and none is of this event. Null if not stated."""
+
+
+_NOTHING_SAID = pl.DataFrame(schema=SAID)
 
 
 def names_of_calls(names: pl.Series) -> pl.DataFrame:
@@ -62,7 +73,9 @@ def names_of_calls(names: pl.Series) -> pl.DataFrame:
 
 def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
     """A frame with the columns of `SAID`; columns that are not given are null."""
-    given = pl.DataFrame(columns or {})
+    if columns is None:
+        return _NOTHING_SAID
+    given = pl.DataFrame(columns)
     return given.select(
         (pl.col(name) if name in given.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SAID.items()
@@ -88,18 +101,19 @@ def waiting_tables(
         said: as `SAID`, at most one row for each call.
     """
     names = names_of_calls(host["name"])
+    if names.is_empty():
+        return EVENTS.empty(), WAITS.empty()
+    rows, kinds = _calls(host, names)
+    if not len(rows):
+        return EVENTS.empty(), WAITS.empty()
+    if said is None or said.is_empty():
+        return _tables_of_names(host["rank"][rows], rows, kinds)
     calls = (
         host.select("rank", "category", "name", "start", "correlation")
-        .with_row_index("host")
-        .filter(pl.col("name").is_in(names["name"].implode()))
-        .filter(pl.col("category").is_in(API_CALLS))
-        .join(names, on="name", how="left", maintain_order="left")
-        .sort("rank", "start", "host")
+        .with_row_index("host")[rows]
+        .with_columns(kind=pl.Series(kinds, dtype=pl.String))
     )
-    if calls.is_empty():
-        return EVENTS.empty(), WAITS.empty()
-    told = said_of_calls() if said is None else said
-    once = told.filter(pl.col("correlation").is_not_null()).unique(
+    once = said.filter(pl.col("correlation").is_not_null()).unique(
         ["rank", "correlation"], keep="first", maintain_order=True
     )
     calls = calls.join(once, on=["rank", "correlation"], how="left", maintain_order="left")
@@ -133,6 +147,36 @@ def waiting_tables(
     )
 
 
+def _calls(
+    host: pl.DataFrame, names: pl.DataFrame
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.object_]]:
+    """The rows of host that are calls with one of the names, in order of rank and start, and the kind of each."""
+    used = names["name"].to_physical().to_numpy()
+    code = host["name"].to_physical().fill_null(_NO_NAME).to_numpy()
+    category = host["category"].to_physical().to_numpy()
+    rows = np.flatnonzero(np.isin(code, used) & np.isin(category, _CATEGORIES_OF_CALLS))
+    order = np.lexsort((rows, host["start"].to_numpy()[rows], host["rank"].to_numpy()[rows]))
+    rows = rows[order]
+    kind = dict(zip(used.tolist(), names["kind"], strict=True))
+    return rows, np.array([kind[number] for number in code[rows].tolist()], np.object_)
+
+
+def _tables_of_names(
+    rank: pl.Series, rows: npt.NDArray[np.int64], kinds: npt.NDArray[np.object_]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """As `waiting_tables`, if the producer states nothing but the names of the calls."""
+    of_events = np.isin(kinds.astype(str), _EVENT_CALLS)
+
+    def columns(chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
+        kind = pl.Series(kinds[chosen].tolist(), dtype=pl.String)
+        return {"rank": rank.filter(pl.Series(chosen)), "kind": kind, "host": rows[chosen]}
+
+    waits = columns(~of_events)
+    known = ["recorded" if kind in _WHOLE else None for kind in waits["kind"]]
+    waits["known"] = pl.Series(known, dtype=pl.String)
+    return EVENTS.frame(columns(of_events)), WAITS.frame(waits)
+
+
 def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     """Adds the columns record and known to calls."""
     joined = calls.join(
@@ -144,7 +188,7 @@ def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     certain = record.is_not_null() | (
         kind.is_in(("stream", "device")) & pl.col("stream").is_not_null()
     )
-    whole = kind.is_in(("device", "copy", "free"))
+    whole = kind.is_in(_WHOLE)
     known = (
         pl.when(certain | whole)
         .then(pl.lit("recorded"))

@@ -45,8 +45,8 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         (tables.programs, "start", "program execution"),
         (tables.programs, "launch", "program launch"),
     ):
-        late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
-        if late:
+        if not _between(frame[column], -LATEST_NS, LATEST_NS):
+            late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
             raise DamagedInput(name, f"has {several(late, what)} with an impossible time")
     gpu, repaired = _with_possible_durations(gpu)
     host, on_host = _with_possible_durations(tables.host)
@@ -63,10 +63,18 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     return dataclasses.replace(tables, gpu=gpu, host=host, meta=meta)
 
 
+def _between(column: pl.Series, low: int, high: int) -> bool:
+    """Whether all values of a column, of which there may be none, are from ``low`` to ``high``."""
+    if not len(column):
+        return True
+    least, most = int(column.min()), int(column.max())  # type: ignore[arg-type] # of integers
+    return low <= least and most <= high
+
+
 def _with_possible_durations(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    if _between(frame["duration"], 0, LONGEST_NS):
+        return frame, 0
     possible = pl.col("duration").is_between(0, LONGEST_NS)
     count = frame.filter(~possible).height
-    if not count:
-        return frame, 0
     kept = pl.when(possible).then("duration").otherwise(pl.lit(0, pl.Int64))
     return frame.with_columns(kept.alias("duration")), count

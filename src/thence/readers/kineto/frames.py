@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,8 @@ __all__ = [
 
 _SELDOM = ("kernel", "metadata")
 """Text columns that are empty in most files."""
+_LAST = np.iinfo(np.int64).max
+"""Sorts after all rows."""
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -47,12 +50,12 @@ Arrays = dict[str, Any]
 
 def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     """Rows of `GPU` in the given order."""
-    sorted_gpu = dict(zip(gpu, in_threads(lambda key: gpu[key][order], gpu), strict=True))
+    sorted_gpu = dict(
+        zip(gpu, in_threads(lambda key: gpu[key][order], gpu, len(order)), strict=True)
+    )
     # Kineto writes graph 0 and node 0 for activities outside of graphs. Other exporters leave the graph out
     # of the node's id, so the first node of a graph is 0 as well.
-    graph = pl.Series(sorted_gpu["graph"])
-    node = pl.Series(sorted_gpu["node"])
-    node = node.set((node == 0) & (graph == 0), None)
+    graph, node = sorted_gpu["graph"], sorted_gpu["node"]
     columns = {
         "rank": sorted_gpu["rank"],
         "device": _integers(sorted_gpu["device"], 0, (1 << 31) - 1).fill_null(0),
@@ -63,8 +66,8 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
         "duration": sorted_gpu["duration"],
         "correlation": _integers(sorted_gpu["correlation"]),
         "external": _integers(sorted_gpu["external"]),
-        "graph": graph.replace(0, None),
-        "node": node,
+        "graph": _without(graph, graph == 0),
+        "node": _without(node, (node == 0) & (graph == 0)),
         "grid": _triples(sorted_gpu["grid"]),
         "block": _triples(sorted_gpu["block"]),
         "registers": _integers(sorted_gpu["registers"], 0, (1 << 31) - 1),
@@ -79,14 +82,22 @@ def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) 
     known = values >= low
     if high < np.iinfo(values.dtype).max:
         known &= values <= high
+    return _without(values, ~known)
+
+
+def _without(values: Array, missing: Array) -> pl.Series:
+    """The values, with null where a value is missing."""
     column = pl.Series(values)
-    if known.all():
-        return column
-    return pl.select(pl.when(pl.lit(pl.Series(known))).then(pl.lit(column))).to_series()
+    return column.set(pl.Series(missing), None) if missing.any() else column
 
 
 def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
-    return _gathered(pl.Series(values, dtype=pl.Enum(values)), numbers)
+    return _gathered(_enumerated(values), numbers)
+
+
+@functools.cache
+def _enumerated(values: tuple[str, ...]) -> pl.Series:
+    return pl.Series(values, dtype=pl.Enum(values))
 
 
 def _gathered(values: pl.Series, numbers: Array) -> pl.Series:
@@ -94,12 +105,14 @@ def _gathered(values: pl.Series, numbers: Array) -> pl.Series:
 
     The indices are converted to uint32, the type of Polars' own row numbers; Polars would convert others to int64.
     """
-    return values.gather(pl.Series(numbers.astype(np.uint32)))
+    return values[pl.Series(numbers.astype(np.uint32))]
 
 
 def _triples(values: Array) -> pl.Series:
     valid = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
     array = pl.Series(np.where(valid, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
+    if valid.all():
+        return array
     return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
 
 
@@ -112,7 +125,7 @@ def host_frame(
         if key not in _SELDOM or (host[key] >= 0).any():
             host[key] = host[key][order]
 
-    in_threads(sort, list(host))
+    in_threads(sort, list(host), len(order))
     lane = host["lane"]
     rank = np.where(lanes.rank < 0, max(0, int(lanes.rank.min(initial=0))), lanes.rank).astype(
         np.int32
@@ -122,7 +135,7 @@ def host_frame(
     ops, arrows = _numbered_ops(host, rank, track), _placed_flows(flows, rank, lane, track)
     forward = forward_rows(ops, arrows, parent).astype(np.int32)
     del host["forward_thread"], host["lane"]
-    shown = names.map_elements(shown_name, pl.String) if len(names) else names
+    shown = pl.Series([shown_name(name) for name in names], dtype=pl.String)
     columns = {
         "rank": rank[lane],
         "process": lanes.process[lane],
@@ -164,22 +177,30 @@ def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arra
 
 def collective_frame(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
     """Rows of `COLLECTIVES` from the arguments of kernels, or of the host ops that launched them."""
+    if not len(moved["gpu"]):
+        return COLLECTIVES.empty()
     rows = {
-        "gpu": _row_after(moved["gpu"], gpu_order),
-        "host": _row_after(moved["host"], host_order),
+        "gpu": _places_after(moved["gpu"], gpu_order),
+        "host": _places_after(moved["host"], host_order),
     }
-    frame = COLLECTIVES.frame({**described(moved).to_dict(), **rows})
-    return frame.sort("gpu", "host", nulls_last=True)
+    order = np.lexsort([np.where(rows[name] < 0, _LAST, rows[name]) for name in ("host", "gpu")])
+    columns = described(moved).to_dict() | {name: _integers(rows[name], 0) for name in rows}
+    frame = COLLECTIVES.frame(columns)
+    return frame[order] if (np.diff(order) != 1).any() else frame
+
+
+def _places_after(file_rows: Array, order: Array) -> Array:
+    """Rows of the sorted table for rows in file order; negative for negative rows."""
+    position = np.empty(len(order) + 1, np.int64)
+    position[order] = np.arange(len(order))
+    position[-1] = MISSING  # the place of negative rows
+    places: Array = position[np.where(file_rows >= 0, file_rows, -1)]
+    return places
 
 
 def _row_after(file_rows: Array, order: Array) -> pl.Series:
-    """Rows of the sorted table for rows in file order; null for negative rows."""
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    has_row = file_rows >= 0
-    return pl.Series(
-        np.where(has_row, position[np.where(has_row, file_rows, 0)] if len(order) else 0, MISSING)
-    ).replace(MISSING, None)
+    """As `_places_after`, null for negative rows."""
+    return _integers(_places_after(file_rows, order), 0)
 
 
 def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
