@@ -43,10 +43,11 @@ from thence.analysis.idle.host_threads import (
 )
 from thence.analysis.idle.host_time import HostTime
 from thence.analysis.idle.late_starts import Gaps, Starts, device_gaps, held_until
-from thence.analysis.idle.pieces import IDLE, NO_REASON, IdlePieces
+from thence.analysis.idle.pieces import IDLE, NO_REASON, IdlePieces, idle_frame
 from thence.analysis.idle.rules import NUMBER, REASONS, host_causes
 from thence.analysis.idle.silence import says_what_runs
 from thence.model.intervals import NEVER, NO_ROW, last_begun
+from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,14 +94,13 @@ def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.Da
         return _undivided(parts)
     facts = _Facts.of(trace)
     most = _MOST_PIECES + _MOST_OF_A_ROW * (trace.host.height + trace.gpu.height)
-    frames: list[pl.DataFrame] = []
+    pieces = []
     for of, wait in zip(parts, _emptied(facts, parts), strict=True):
-        frame = _of_device(facts, of).frame((of.rank, of.device), of.gpu, wait)
-        most -= frame.height
+        pieces.append(_of_device(facts, of).joined(of.gpu, wait))
+        most -= len(pieces[-1].start)
         if most < 0:
             return _undivided(parts)
-        frames.append(frame)
-    return pl.concat(frames) if frames else pl.DataFrame(schema=IDLE)
+    return idle_frame([(of.rank, of.device) for of in parts], pieces)
 
 
 def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
@@ -219,10 +219,13 @@ def _emptied(facts: _Facts, parts: Sequence[Gaps]) -> list[Int64]:
     for of in reversed(parts):
         ending = np.flatnonzero(of.gpu != NO_ROW)[::-1]
         begins[of.gpu[ending]] = of.start[ending]
+    number, ranks = numbered(waits, "rank")
+    of_waits = dict(zip(ranks["rank"], rows_of_groups(number, ranks.height), strict=True))
+    host = waits["host"].to_numpy().astype(np.int64)
     results = []
     for of in parts:
         result = np.full(len(of.gpu), NO_ROW)
-        rows = waits.filter(pl.col("rank") == of.rank)["host"].to_numpy().astype(np.int64)
+        rows = host[of_waits.get(of.rank, [])]
         act = np.maximum(of.gpu, 0)
         ours = np.flatnonzero((of.gpu != NO_ROW) & (facts.starts.launched[act] >= 0))
         if len(rows) and len(ours):

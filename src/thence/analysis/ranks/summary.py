@@ -248,20 +248,16 @@ def _devices(trace: Attributed, work: pl.DataFrame, kind: str | None) -> pl.Data
 
 
 def _step_rows(trace: Attributed, frame: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
-    parts = []
-    for (rank, device), ours in frame.group_by(*_DEVICE, maintain_order=True):
-        start = ours["start"].to_numpy()
-        end = start + ours["duration"].to_numpy()
-        of = coverage.device(rank, device)
-        compute = covered_lengths(start, end, *of.compute)
-        parts.append(
-            ours.with_columns(
-                compute_ns=compute,
-                copy_ns=covered_lengths(start, end, *of.compute_or_copy) - compute,
-                exposed_ns=covered_lengths(start, end, *of.compute_or_communication) - compute,
-            )
-        )
-    every = pl.concat(parts).rename({"step": "name", "row": "step"})
+    start = frame["start"].to_numpy()
+    end = start + frame["duration"].to_numpy()
+    compute, copy, exposed = (np.zeros(frame.height, np.int64) for _ in range(3))
+    for rows, device in coverage.of_rows(frame):
+        span = start[rows], end[rows]
+        compute[rows] = covered_lengths(*span, *device.compute)
+        copy[rows] = covered_lengths(*span, *device.compute_or_copy) - compute[rows]
+        exposed[rows] = covered_lengths(*span, *device.compute_or_communication) - compute[rows]
+    every = frame.with_columns(compute_ns=compute, copy_ns=copy, exposed_ns=exposed)
+    every = every.rename({"step": "name", "row": "step"})
     every = every.with_columns(host_work(trace, every))
     return every.select(column.name for column in STEPS.columns)
 

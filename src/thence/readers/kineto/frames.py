@@ -55,10 +55,10 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     )
     # Kineto writes graph 0 and node 0 for activities outside of graphs. Other exporters leave the graph out
     # of the node's id, so the first node of a graph is 0 as well.
-    graph, node = sorted_gpu["graph"], sorted_gpu["node"]
+    graph, node, device = (sorted_gpu[name] for name in ("graph", "node", "device"))
     columns = {
         "rank": sorted_gpu["rank"],
-        "device": _integers(sorted_gpu["device"], 0, (1 << 31) - 1).fill_null(0),
+        "device": np.where(_between(device, 0, (1 << 31) - 1), device, 0),
         "stream": sorted_gpu["stream"],
         "kind": _chosen(KINDS, sorted_gpu["kind"]),
         "name": _gathered(names.cast(pl.Categorical()), sorted_gpu["name"]),
@@ -79,16 +79,23 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
 
 def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
     """The values, with null for values that are missing or outside the possible range."""
-    known = values >= low
+    return _without(values, ~_between(values, low, high))
+
+
+def _between(values: Array, low: int, high: int) -> Array:
+    known: Array = values >= low
     if high < np.iinfo(values.dtype).max:
         known &= values <= high
-    return _without(values, ~known)
+    return known
 
 
 def _without(values: Array, missing: Array) -> pl.Series:
     """The values, with null where a value is missing."""
-    column = pl.Series(values)
-    return column.set(pl.Series(missing), None) if missing.any() else column
+    if not missing.any():
+        return pl.Series(values)
+    if missing.all():
+        return pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
+    return pl.Series(values).set(pl.Series(missing), None)
 
 
 def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
@@ -234,15 +241,14 @@ def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
 def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
     """The last name of each host thread: Kineto writes the process name first and the thread's own name later."""
     lane = threads["lane"][on_host]
-    frame = THREADS.frame(
-        {
-            "rank": np.maximum(lanes.rank[lane], 0),
-            "process": lanes.process[lane],
-            "thread": lanes.thread[lane],
-            "name": pl.Series(threads["name"], dtype=pl.String).filter(pl.Series(on_host)),
-        }
-    )
-    return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
+    keys = np.maximum(lanes.rank[lane], 0), lanes.process[lane], lanes.thread[lane]
+    places = {key: row for row, key in enumerate(zip(*(key.tolist() for key in keys), strict=True))}
+    last = np.sort(np.fromiter(places.values(), np.int64, len(places)))
+    names = [threads["name"][row] for row in np.flatnonzero(on_host)[last].tolist()]
+    return THREADS.frame({
+        **{name: key[last] for name, key in zip(("rank", "process", "thread"), keys, strict=True)},
+        "name": pl.Series(names, dtype=pl.String),
+    })  # fmt: skip
 
 
 def graph_places(
