@@ -6,20 +6,22 @@ A runtime call makes the driver call of the same meaning; producers list one of 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from thence.model.tables import API_CALLS, EVENTS, HOST_CATEGORIES, WAITS
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.model.tables import Tables
 
-__all__ = ["SAID", "names_of_calls", "said_of_calls", "waiting_tables", "with_waiting"]
+__all__ = [
+    "SAID", "Calls", "kind_of_call", "names_of_calls", "said_of_calls", "waiting_tables", "with_waiting",
+]  # fmt: skip
 
 _CALLS = (
     ("record", r"(?:cuda|cu|hip)EventRecord(?:WithFlags)?"),
@@ -38,6 +40,8 @@ _WHOLE = ("device", "copy", "free")
 _CATEGORIES_OF_CALLS = [HOST_CATEGORIES.index(category) for category in API_CALLS]
 _NO_NAME = (1 << 32) - 1
 """Number of no Categorical."""
+_MAX_NAMES = 4096
+"""Names whose kind is remembered: thousands of small files have the same."""
 
 SAID = {
     "rank": pl.Int32(),
@@ -63,12 +67,17 @@ def names_of_calls(names: pl.Series) -> pl.DataFrame:
     found = [
         (number, kind)
         for number, text in enumerate(used.cast(pl.String))
-        for kind, pattern in _PATTERNS
-        if pattern.fullmatch(text)
+        if (kind := kind_of_call(text))
     ]
     rows = pl.Series([number for number, _ in found], dtype=pl.UInt32)
     kinds = pl.Series("kind", [kind for _, kind in found], dtype=pl.String)
     return pl.DataFrame([used.gather(rows).alias("name"), kinds])
+
+
+@functools.lru_cache(maxsize=_MAX_NAMES)
+def kind_of_call(name: str) -> str | None:
+    """The kind of a waiting or event call (`EVENT_KINDS`, `WAIT_KINDS`) by its name; None for other names."""
+    return next((kind for kind, pattern in _PATTERNS if pattern.fullmatch(name)), None)
 
 
 def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
@@ -82,14 +91,21 @@ def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
     )
 
 
-def with_waiting(tables: Tables, said: pl.DataFrame) -> Tables:
+class Calls(NamedTuple):
+    """Host rows of waiting and event calls, in any order, and the kind of each (`EVENT_KINDS`, `WAIT_KINDS`)."""
+
+    rows: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.object_]
+
+
+def with_waiting(tables: Tables, said: pl.DataFrame, calls: Calls | None = None) -> Tables:
     """The tables of a reader with events and waits, made from host rows and from what the producer states of calls."""
-    events, waits = waiting_tables(tables.host, said)
+    events, waits = waiting_tables(tables.host, said, calls)
     return dataclasses.replace(tables, events=events, waits=waits)
 
 
 def waiting_tables(
-    host: pl.DataFrame, said: pl.DataFrame | None = None
+    host: pl.DataFrame, said: pl.DataFrame | None = None, calls: Calls | None = None
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The tables events and waits of the calls in a host table; ``known`` is null if the producer states nothing.
 
@@ -99,16 +115,17 @@ def waiting_tables(
     Args:
         host: as `thence.model.tables.HOST`.
         said: as `SAID`, at most one row for each call.
+        calls: the calls, if the reader knows them; otherwise they are found by category and name.
     """
-    names = names_of_calls(host["name"])
-    if names.is_empty():
-        return EVENTS.empty(), WAITS.empty()
-    rows, kinds = _calls(host, names)
+    rows, kinds = _calls(host) if calls is None else calls
     if not len(rows):
         return EVENTS.empty(), WAITS.empty()
+    rank = host["rank"].to_numpy()[rows]
+    order = np.lexsort((rows, host["start"].to_numpy()[rows], rank))
+    rows, kinds = rows[order], kinds[order]
     if said is None or said.is_empty():
-        return _tables_of_names(host["rank"][rows], rows, kinds)
-    calls = (
+        return _tables_of_names(rank[order], rows, kinds)
+    every = (
         host.select("rank", "category", "name", "start", "correlation")
         .with_row_index("host")[rows]
         .with_columns(kind=pl.Series(kinds, dtype=pl.String))
@@ -116,9 +133,9 @@ def waiting_tables(
     once = said.filter(pl.col("correlation").is_not_null()).unique(
         ["rank", "correlation"], keep="first", maintain_order=True
     )
-    calls = calls.join(once, on=["rank", "correlation"], how="left", maintain_order="left")
+    every = every.join(once, on=["rank", "correlation"], how="left", maintain_order="left")
     of_events = pl.col("kind").is_in(_EVENT_CALLS)
-    events = calls.filter(of_events).with_row_index("row")
+    events = every.filter(of_events).with_row_index("row")
     records = events.filter(pl.col("kind") == "record").select(
         "rank", recorded_by="correlation", record=pl.col("row").cast(pl.Int32), made="start",
         on="stream",
@@ -127,7 +144,7 @@ def waiting_tables(
         ["rank", "recorded_by"], keep="none", maintain_order=True
     )
     events = _with_records(events, records)
-    waits = _with_records(calls.filter(~of_events), records)
+    waits = _with_records(every.filter(~of_events), records)
     streams = _streams_named_by_waits(
         pl.concat([f.select("record", "recorded_on") for f in (events, waits)])
     )
@@ -147,29 +164,26 @@ def waiting_tables(
     )
 
 
-def _calls(
-    host: pl.DataFrame, names: pl.DataFrame
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.object_]]:
-    """The rows of host that are calls with one of the names, in order of rank and start, and the kind of each."""
+def _calls(host: pl.DataFrame) -> Calls:
+    """The rows of host that are waiting or event calls."""
+    names = names_of_calls(host["name"])
     used = names["name"].to_physical().to_numpy()
     code = host["name"].to_physical().fill_null(_NO_NAME).to_numpy()
     category = host["category"].to_physical().to_numpy()
     rows = np.flatnonzero(np.isin(code, used) & np.isin(category, _CATEGORIES_OF_CALLS))
-    order = np.lexsort((rows, host["start"].to_numpy()[rows], host["rank"].to_numpy()[rows]))
-    rows = rows[order]
     kind = dict(zip(used.tolist(), names["kind"], strict=True))
-    return rows, np.array([kind[number] for number in code[rows].tolist()], np.object_)
+    return Calls(rows, np.array([kind[number] for number in code[rows].tolist()], np.object_))
 
 
 def _tables_of_names(
-    rank: pl.Series, rows: npt.NDArray[np.int64], kinds: npt.NDArray[np.object_]
+    rank: npt.NDArray[np.int32], rows: npt.NDArray[np.int64], kinds: npt.NDArray[np.object_]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """As `waiting_tables`, if the producer states nothing but the names of the calls."""
-    of_events = np.isin(kinds.astype(str), _EVENT_CALLS)
+    of_events = np.array([kind in _EVENT_CALLS for kind in kinds], np.bool_)
 
     def columns(chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
         kind = pl.Series(kinds[chosen].tolist(), dtype=pl.String)
-        return {"rank": rank.filter(pl.Series(chosen)), "kind": kind, "host": rows[chosen]}
+        return {"rank": rank[chosen], "kind": kind, "host": rows[chosen]}
 
     waits = columns(~of_events)
     known = ["recorded" if kind in _WHOLE else None for kind in waits["kind"]]

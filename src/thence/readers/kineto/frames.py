@@ -19,13 +19,13 @@ from thence.model.tables import (
     KINDS,
     THREADS,
 )
-from thence.model.waiting import said_of_calls
+from thence.model.waiting import Calls, kind_of_call, said_of_calls
 from thence.parallel import in_threads
 from thence.readers.categories import positions_of_functions, shown_name
 from thence.readers.kineto.annotations import Written, annotated_places
 from thence.readers.kineto.events import MISSING
 from thence.readers.kineto.forward_backward import forward_rows
-from thence.readers.nesting import host_parents, parent_column
+from thence.readers.nesting import IS_API_CALL, host_parents, parent_column
 
 if TYPE_CHECKING:
     from thence.readers.kineto.ranks import Lanes
@@ -37,6 +37,7 @@ __all__ = [
     "host_frame",
     "said_of_waiting",
     "threads_frame",
+    "waiting_calls",
 ]
 
 _SELDOM = ("kernel", "metadata")
@@ -208,6 +209,16 @@ def _places_after(file_rows: Array, order: Array) -> Array:
 def _row_after(file_rows: Array, order: Array) -> pl.Series:
     """As `_places_after`, null for negative rows."""
     return _integers(_places_after(file_rows, order), 0)
+
+
+def waiting_calls(host: Arrays, order: Array, names: list[str]) -> Calls:
+    """The calls that wait or are about CUDA events, as rows in the given order."""
+    kinds = {number: kind for number, name in enumerate(names) if (kind := kind_of_call(name))}
+    if not kinds:
+        return Calls(np.empty(0, np.int64), np.empty(0, np.object_))
+    rows = np.flatnonzero(np.isin(host["name"], list(kinds)) & IS_API_CALL[host["category"]])
+    found = [kinds[number] for number in host["name"][rows].tolist()]
+    return Calls(_places_after(rows, order), np.array(found, np.object_))
 
 
 def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
