@@ -10,32 +10,32 @@ from thence.errors import MissingData
 from thence.model.reasons import advice
 
 if TYPE_CHECKING:
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
 __all__ = ["no_device_work"]
 
 
-def no_device_work(tables: Tables) -> MissingData:
+def no_device_work(trace: Attributed) -> MissingData:
     """The error for a trace without device work: what the trace is, and what to do."""
-    inputs = ", ".join(tables.meta.inputs)
-    if tables.meta.warnings:  # a file that is cut short may have lost its GPU rows
+    inputs = ", ".join(trace.meta.inputs)
+    if trace.meta.warnings:  # a file that is cut short may have lost its GPU rows
         return MissingData(
-            f"{inputs}: no GPU activity could be read; {'; '.join(tables.meta.warnings)}"
+            f"{inputs}: no GPU activity could be read; {'; '.join(trace.meta.warnings)}"
         )
-    if tables.host.is_empty():
+    if trace.host.is_empty():
         return MissingData(f"{inputs}: the trace is empty")
-    captured = only_captured(Evidence(tables))
-    if captured and set(captured) == set(tables.ranks):
+    captured = only_captured(Evidence(trace))
+    if captured and set(captured) == set(trace.ranks):
         return MissingData(
             f"{inputs}: the trace of a capture: its {sum(captured.values()):,} launches were captured into CUDA graphs,"
             " and no graph was launched, so there is no GPU activity; thence label REPLAY --eager CAPTURE takes it to"
             " label a trace in which the graphs are launched"
         )
-    accelerators = tables.meta.accelerators
-    cures = [advice("no_gpu", tables.meta.formats, accelerators=accelerators)]
+    accelerators = trace.meta.accelerators
+    cures = [advice("no_gpu", trace.meta.formats, accelerators=accelerators)]
     if accelerators <= {"cuda"}:
         cures.append("make sure that no other profiler held the GPU's counters (CUPTI) meanwhile")
     return MissingData(
-        f"{inputs}: the trace holds {tables.host.height:,} host ranges but no GPU activity; "
+        f"{inputs}: the trace holds {trace.host.height:,} host ranges but no GPU activity; "
         f"{', and '.join(cure for cure in cures if cure)}"
     )

@@ -276,7 +276,7 @@ def _sample(inputs: Inputs, run: str, given: _Options) -> Sample:
     if trace.gpu.is_empty():
         from thence.analysis.no_device_work import no_device_work
 
-        raise no_device_work(trace.tables)
+        raise no_device_work(trace.attributed)
     return trace.sample(outliers=given.outliers, causes=given.causes)
 
 
