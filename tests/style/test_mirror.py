@@ -37,7 +37,6 @@ ELSEWHERE = {
     "analysis/whatif/critical_path.py": "analysis/whatif/test_prediction.py",
     "analysis/expectations.py": "analysis/test_streams.py",
     "analysis/flame/tree.py": "analysis/flame/test_flame.py",
-    "analysis/idle/late_starts.py": f"{SOUNDNESS}/test_clock_rules.py",
     "analysis/idle/places.py": "analysis/idle/test_causes.py::test_a_piece_has_the_place_of_its_own_host_row",
     "analysis/idle/rules.py": "analysis/idle/test_causes.py",
     "analysis/idle/table.py": "analysis/idle/test_causes.py::test_idle_by_each_kind_adds_up",
