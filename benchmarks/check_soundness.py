@@ -1,12 +1,17 @@
-"""How long the check of a trace takes beside its attribution, on a made trace or on real ones.
+"""How long the check of a trace takes beside its attribution, and which planted defects it finds in real traces.
 
-python benchmarks/check_soundness.py 2000000
-python benchmarks/check_soundness.py trace.json.gz
+    python benchmarks/check_soundness.py 2000000
+    python benchmarks/check_soundness.py trace.json.gz
+    python benchmarks/check_soundness.py --planted
+
+The defects and the traces are those of tests/support/planted_defects.py; the traces are sound before.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -15,7 +20,12 @@ import thence
 from command_line import documented_parser
 from thence.analysis.soundness.check import check
 from thence.model.tables import GPU, HOST, Meta, Tables
+from thence.readers.registry import read
 from thence.trace import Trace
+
+sys.path += [str(Path(__file__).parents[1] / "tests" / name) for name in ("", "support")]
+
+from planted_defects import DEFECTS, TRACES
 
 KERNELS = 300
 GRAPH_NODES = 100
@@ -70,10 +80,29 @@ def names(texts: object) -> pl.Series:
     return pl.Series(list(texts), dtype=pl.Categorical())  # type: ignore[call-overload]
 
 
+def planted() -> None:
+    """Prints for each defect in how many traces it is found, and for each trace by which rules."""
+    whole = {name: read(paths) for name, paths in TRACES.items()}
+    for plant in DEFECTS:
+        damaged = {name: plant(tables) for name, tables in whole.items()}
+        codes = {
+            name: sorted({finding.code for finding in check(tables).findings})
+            for name, tables in damaged.items()
+            if tables is not None
+        }
+        print(f"{plant.__name__}: found in {sum(map(bool, codes.values()))} of {len(codes)} traces")
+        for name, found in codes.items():
+            print(f"    {name}: {', '.join(found) or 'not found'}")
+
+
 def main() -> None:
     options = documented_parser(__doc__)
-    options.add_argument("what", nargs="+", help="number of activities of a made trace, or a trace")
-    what = options.parse_args().what
+    options.add_argument("what", nargs="*", help="number of activities of a made trace, or a trace")
+    options.add_argument("--planted", action="store_true", help="which planted defects are found")
+    given = options.parse_args()
+    if given.planted:
+        planted()
+    what = given.what
     numbers = [int(text) for text in what if text.isdigit()]
     paths = [text for text in what if not text.isdigit()]
     tables = [*(made(n) for n in numbers), *(thence.open(path).tables for path in paths)]

@@ -245,6 +245,83 @@ def ranks_of_many_devices(folder: Path) -> Made:
     return Made(("ranks", *made.arguments[1:]), made.stored, made.decompressed)
 
 
+def rank_files(folder: Path, ranks: int) -> int:
+    """A trace of 18.8 kB for each rank: four steps of eight operators with their kernels, and one all_reduce each."""
+    (folder / "ranks").mkdir()
+    size = 0
+    for rank in range(ranks):
+        events, now = [], 1000
+        for i in range(4 * 9):
+            step, k = divmod(i, 9)
+            if k == 0:
+                events.append(
+                    complete("user_annotation", f"ProfilerStep#{step}", rank, 1, now, 259)
+                )
+            call = {"correlation": i + 1, "External id": i + 1}
+            events.append(complete("cuda_runtime", "cudaLaunchKernel", rank, 1, now + 2, 5, call))
+            of_kernel = call | {"device": 0, "grid": [8, 1, 1], "block": [128, 1, 1]}
+            if k < 8:
+                events.append(
+                    complete("cpu_op", f"aten::op{k}", rank, 1, now, 9, {"External id": i + 1})
+                )
+                events.append(
+                    complete(
+                        "kernel",
+                        f"void gemm_{k}(float*)",
+                        0,
+                        7,
+                        now + 10,
+                        8 + (rank + i) % 3,
+                        of_kernel | {"stream": 7},
+                    )
+                )
+                now += 20
+                continue
+            described = {
+                "stream": 20, "Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024,
+                "Group size": ranks, "dtype": "Float", "Process Group Name": "0",
+                "Process Group Description": "default_pg", "Process Group Ranks": "[]", "Seq": step,
+            }  # fmt: skip
+            name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+            events.append(
+                complete("kernel", name, 0, 20, now + 10 + rank % 3, 60, of_kernel | described)
+            )
+            now += 100
+        events.append(
+            complete("cuda_runtime", "cudaDeviceSynchronize", rank, 1, now, 50, {"correlation": 99})
+        )
+        trace = {
+            "schemaVersion": 1, "baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": events,
+            "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": ranks},
+        }  # fmt: skip
+        size += (folder / "ranks" / f"rank{rank}.json").write_text(json.dumps(trace))
+    return size
+
+
+def complete(
+    category: str,
+    name: str,
+    pid: int,
+    tid: int,
+    ts: int,
+    dur: int,
+    args: dict[str, object] | None = None,
+) -> dict[str, object]:
+    """A complete event of Kineto; times in us."""
+    event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}
+    return event | {"args": args or {}}
+
+
+def ranks_of_many_files(folder: Path) -> Made:
+    size = rank_files(folder, 5000)
+    return Made(("ranks", str(folder / "ranks")), size, size)
+
+
+def report_of_many_files(folder: Path) -> Made:
+    size = rank_files(folder, 5000)
+    return Made(("report", "--by", "rank", str(folder / "ranks")), size, size)
+
+
 def diff_of_many_devices(folder: Path) -> Made:
     made = stepping_devices(folder / "trace.json", 20_000)
     path = made.arguments[1]
@@ -339,7 +416,8 @@ CASES: tuple[Callable[[Path], Made], ...] = (
     csv_of_one_line, csv_of_empty_rows, nsys_jax_rows, nsys_jax_zeros, hlo_of_zeros, labels_beside, labels_of_objects,
     annotations_of_objects, annotations_of_aliases, collisions, large_collisions, many_streams,
     timeline_of_many_streams, many_streams_together, many_devices,
-    steps_of_many_devices, ranks_of_many_devices, diff_of_many_devices, many_names, many_templates,
+    steps_of_many_devices, ranks_of_many_devices, ranks_of_many_files, report_of_many_files, diff_of_many_devices,
+    many_names, many_templates,
     one_long_name, kineto_of_spaces, kineto_of_empty_events, kineto_of_brackets, kineto_of_backslashes,
     xplane_of_zeros, xplane_of_empty_planes, sqlite_of_zeros, sqlite_of_expressions,
 )  # fmt: skip

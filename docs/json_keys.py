@@ -85,7 +85,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "selection": "which part of the trace this is, in words; empty for the whole",
         "ranks": "how many ranks have device activities",
         "devices": "how many devices have activities",
-        "idle_is": "`exact`, or `at most`: work is missing in the trace, so the GPU was idle for less than idle_ns",
+        "idle_is": "`exact`, or `at most`: the trace lacks work, or work started late for no recorded reason, so the "
+        "GPU was idle for less than idle_ns",
         "sum_ns": "ns: plain sum of all durations, which the rows add up to",
         "counts": "activities by kind",
         "counts.*": "how many activities of the kind",

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 import polars as pl
 
-from thence.errors import MissingData
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -142,8 +140,9 @@ class Explanations(ABC):
             MissingData: the trace holds no device activity.
         """
         if self.attributed.gpu.is_empty():
-            inputs = ", ".join(self.attributed.meta.inputs)
-            raise MissingData(f"{inputs}: holds no device activity")
+            from thence.analysis.no_device_work import no_device_work
+
+            raise no_device_work(self.attributed)
         from thence.analysis.ranks.job import job_of
         from thence.analysis.ranks.summary import summarise_ranks
 
@@ -269,11 +268,12 @@ class Explanations(ABC):
         """
         if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
             return []
+        from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
         from thence.analysis.whatif.critical_path import critical_path, path_track
-        from thence.analysis.whatif.health import MOST_UNEXPLAINED, health
+        from thence.analysis.whatif.health import health
 
         program = self._program
-        if health(self.whole, program).unexplained > MOST_UNEXPLAINED:
+        if health(self.whole, program).unexplained > MAX_UNEXPLAINED:
             return []
         tiles = critical_path(self.whole, program)
         tiles = tiles.with_columns(start=pl.col("start") + program.origin_ns)

@@ -10,23 +10,35 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["both", "in_threads"]
+__all__ = ["MIN_ROWS", "both", "in_threads"]
 
 _MOST = 4
 """Most threads at once: each needs memory of its own, and more threads gain little."""
+
+MIN_ROWS = 10_000
+"""Minimum number of rows of each item for which threads are started."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Other = TypeVar("Other")
 
 
-def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+def in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], rows: int = MIN_ROWS
+) -> list[Result]:
     """The results of the function for all items, in their order; raises the exception of the first item that fails.
 
     It uses no more threads than Polars has, so ``POLARS_MAX_THREADS`` applies here, too. If the process cannot start
     another thread, the items are computed one after the other; the function may then be called twice for an item.
+
+    Args:
+        function: called with each item.
+        items: what it is called with.
+        rows: how many rows each item has; with fewer than `MIN_ROWS`, starting threads takes longer than the work.
     """
     every = list(items)
+    if rows < MIN_ROWS:
+        return [function(item) for item in every]
     threads = min(pl.thread_pool_size(), len(every), _MOST)
     if threads < 2:
         return [function(item) for item in every]

@@ -7,10 +7,12 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
+from capture_data import Recorder, layers
 from faults import KinetoFile, drop_every_second_graph, drop_every_tenth_kernel
-from helpers import DATA, FSDP, output, recording
+from helpers import DATA, FSDP, kernel, launch, output, recording, shared, written
 from thence.analysis.soundness.findings import MISSING_WORK, RULES
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def test_a_sound_trace_exits_with_0_and_says_what_was_not_checked(
     assert found["findings"] == []
     assert {entry["code"] for entry in found["not_checked"]} == {"windows_apart"}
     text = output(capsys, "check", EAGER)[0]
-    assert text.startswith(f"sound: {len(RULES)} rules checked, nothing found")
+    assert text.startswith("sound: nothing was found that makes its figures wrong\n")
     assert "windows_apart: the trace has device work of only one rank" in text
 
 
@@ -65,6 +67,69 @@ def test_what_cannot_be_checked_is_no_failure(capsys: pytest.CaptureFixture[str]
     assert {"launch_without_work", "work_without_launch"} <= {
         entry["code"] for entry in found["not_checked"]
     }
+    assert set(found["not_checked"][0]) == {"code", "text"}
+
+
+def test_the_verdict_says_what_cannot_be_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """The CSV of a graph trace has no calls, no overhead and one process, of which nothing is left to know."""
+    path = DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz"
+    text = " ".join(output(capsys, "check", path)[0].split())
+    assert text.startswith(
+        "nothing wrong was found, but this trace cannot show whether device work is missing, which launch each kernel"
+        " is from, whether the clocks of host and device agree and how much idle time the profiler caused "
+    )
+    screen = output(capsys, "report", path)[0]
+    assert "but the trace cannot show whether device work is missing" in screen
+    assert "rules found nothing wrong" not in screen
+
+
+def test_a_trace_of_a_capture_is_named_as_such(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As inference servers record: launches between the begin and the end of a capture, and no launch of a graph."""
+    recorder = Recorder(amd=False)
+    recorder.capture(layers(2))
+    path = written(tmp_path / "capture.json", recorder.events)
+    launches = sum(e["name"] == "cudaLaunchKernel" for e in recorder.events)
+    (finding,) = checked(capsys, path, code=1)["findings"]
+    assert (finding["code"], finding["count"]) == ("no_device_work", launches)
+    assert f"the trace of a capture, whose {launches} launches were captured" in finding["text"]
+    for verb in ("report", "idle", "streams", "ranks", "whatif"):
+        message = output(capsys, verb, path, code=2)[1]
+        assert f"the trace of a capture: its {launches} launches were captured" in message
+        assert "thence label REPLAY --eager CAPTURE" in message
+    recorder.replay(layers(2))
+    replayed = written(tmp_path / "replayed.json", recorder.events)
+    assert checked(capsys, replayed)["sound"] is True
+
+
+def test_launches_outside_of_captures_make_no_trace_of_a_capture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recorder = Recorder(amd=False)
+    recorder.capture(layers(2))
+    path = written(tmp_path / "lost.json", [*recorder.events, launch(999, 5000)])
+    message = output(capsys, "report", path, code=2)[1]
+    assert "of a capture" not in message
+    assert "ProfilerActivity.CUDA" in message
+
+
+def test_no_message_denies_launches_that_are_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    """The xplane file without command buffers has 1,000 launches, each of which is named by its kernel."""
+    tables = shared(DATA / "jax" / "jax_single_nocb.xplane.pb.gz").tables
+    calls = tables.host.filter(pl.col("correlation") > 0, pl.col("category") == "driver")
+    assert calls.height == 1000
+    path = DATA / "jax" / "jax_single_nocb.xplane.pb.gz"
+    assert "no launches are recorded" not in output(capsys, "check", path)[0]
+
+
+def test_launches_whose_ids_fit_nothing_are_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    events = [x for i in range(1, 6) for x in (launch(i, 10 * i), kernel(1000 + i, 10 * i + 4))]
+    text = output(capsys, "check", written(tmp_path / "trace.json", events))[0]
+    assert "none of the 5 recorded launches has the id of any device work" in text
+    assert "no launches are recorded" not in text
 
 
 def test_lost_graphs_are_found_and_idle_is_a_bound(

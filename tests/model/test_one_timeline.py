@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from thence.model.intervals import union
-from thence.model.one_timeline import OneTimeline, numbered
+from thence.model.one_timeline import OneTimeline, numbered, rows_of_groups
 from thence.model.times import LATEST_NS
 
 GROUPS = 3
@@ -46,3 +46,12 @@ def test_numbers_of_values_ascend_and_null_comes_first() -> None:
     number, distinct = numbered(frame, "a", "b")
     assert number.tolist() == [2, 0, 2, 1]
     assert distinct.rows() == [(1, None), (1, 3), (2, 7)]
+
+
+@given(st.lists(st.integers(0, GROUPS - 1), max_size=20))
+def test_each_row_is_in_its_group_and_groups_without_rows_are_empty(number: list[int]) -> None:
+    found = rows_of_groups(np.array(number, np.int64), GROUPS)
+    assert [rows.tolist() for rows in found] == [
+        [row for row, of in enumerate(number) if of == group] for group in range(GROUPS)
+    ]
+    assert rows_of_groups(np.empty(0, np.int64), 0) == []

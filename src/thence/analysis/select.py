@@ -71,7 +71,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
 
 def _check_present(trace: Attributed, column: str, wanted: tuple[int, ...]) -> None:
     present = sorted(
-        {*trace.gpu[column].unique(), *(trace.host[column] if column == "rank" else ())}
+        {*trace.gpu[column].unique(), *(trace.host[column].unique() if column == "rank" else ())}
     )
     absent = sorted(set(wanted) - set(present))
     if absent:

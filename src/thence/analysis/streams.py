@@ -20,7 +20,7 @@ import polars as pl
 from thence.analysis.collectives.exposure import exposure
 from thence.analysis.expectations import Check, judge, parse_expectation
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
-from thence.errors import MissingData
+from thence.analysis.no_device_work import no_device_work
 from thence.model.intervals import covered_lengths, levels, union, unions
 from thence.model.one_timeline import OneTimeline, numbered
 from thence.notebook import Form, Shown
@@ -178,8 +178,7 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
         MissingData: the trace holds no device activity.
     """
     if trace.gpu.is_empty():
-        reasons = "; ".join(["holds no GPU activity", *trace.meta.warnings])
-        raise MissingData(f"{trace.meta.named}: {reasons}")
+        raise no_device_work(trace)
     # A thunk stands for kernels whose streams its producer did not record.
     recorded_stream = pl.when(pl.col("kind") != "thunk").then("stream")
     activities = trace.gpu.select(

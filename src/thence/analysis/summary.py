@@ -17,6 +17,7 @@ import polars as pl
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
 from thence.analysis.idle.gaps import idle_inside_programs
 from thence.analysis.layers import folded_rows, tree_rows
+from thence.analysis.no_device_work import no_device_work
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData, UsageError
 from thence.model.intervals import union_lengths
@@ -24,7 +25,7 @@ from thence.model.kernel_names import short_names
 from thence.model.own_code import short_places
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
-from thence.model.reasons import APART, REASONS, Reason, advice, reason_of, text_of
+from thence.model.reasons import APART, REASONS, Reason, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
@@ -250,7 +251,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     """
     gpu = trace.gpu
     if gpu.is_empty():
-        raise MissingData(_no_activity(trace))
+        raise no_device_work(trace)
     total = int(gpu["duration"].sum())
     span, busy = _span_and_busy(gpu)
     kinds = gpu.group_by("kind").agg(pl.len(), ns=pl.col("duration").sum())
@@ -285,22 +286,6 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         rows=table,
         idle_inside_ns=idle_inside_programs(trace) if by in _OF_HLO else None,
         folded=folded_rows(table, total) if by in LAYERED else None,
-    )
-
-
-def _no_activity(trace: Attributed) -> str:
-    inputs = ", ".join(trace.meta.inputs)
-    if trace.meta.warnings:  # a file that is cut short may have lost its GPU rows
-        return f"{inputs}: no GPU activity could be read; {'; '.join(trace.meta.warnings)}"
-    if trace.host.is_empty():
-        return f"{inputs}: the trace is empty"
-    accelerators = trace.meta.accelerators
-    cures = [advice("no_gpu", trace.meta.formats, accelerators=accelerators)]
-    if accelerators <= {"cuda"}:
-        cures.append("make sure that no other profiler held the GPU's counters (CUPTI) meanwhile")
-    return (
-        f"{inputs}: the trace holds {trace.host.height:,} host ranges but no GPU activity; "
-        f"{', and '.join(cure for cure in cures if cure)}"
     )
 
 

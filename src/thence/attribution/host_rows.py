@@ -13,6 +13,7 @@ import polars as pl
 from thence.attribution.sources import parse_frames
 from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.launches import UNCERTAIN
+from thence.model.one_timeline import numbered, rows_of_groups
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -82,20 +83,28 @@ class HostRows:
         Of nested steps, such as a server's step inside a profiler's, this is the outermost.
         """
         table = self.tables.host
-        start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
-        launch_row = np.where(self.launch == NO_ROW, 0, self.launch)
-        step_row = np.full(len(launch_row), NO_ROW, np.int64)
+        step_row = np.full(len(self.launch), NO_ROW, np.int64)
         of_step = self.of("step")
-        steps_at = np.flatnonzero(of_step)
-        outermost = steps_at[self.climb(self.parent[steps_at], of_step) == NO_ROW]
-        steps = table[outermost].with_columns(row=pl.Series(outermost))
-        for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
-            rows = rank_steps["row"].to_numpy()
-            ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()
-            last = last_begun(rank_steps["start"].to_numpy(), start[launch_row])
-            inside = (last != NO_ROW) & (start[launch_row] < ends[last]) & (self.launch != NO_ROW)
-            inside &= (rank[launch_row] == of_rank) & (process[launch_row] == of_process)
-            step_row[inside] = rows[last[inside]]
+        steps = np.flatnonzero(of_step)
+        steps = steps[self.climb(self.parent[steps], of_step) == NO_ROW]
+        launched = np.flatnonzero(self.launch != NO_ROW)
+        if not len(steps) or not len(launched):
+            return gathered(self.names, step_row)
+        start = table["start"].to_numpy()
+        end = start + table["duration"].to_numpy()
+        number, processes = numbered(table, "rank", "process")
+        steps_of, launched_of = (
+            rows_of_groups(number[rows], processes.height)
+            for rows in (steps, self.launch[launched])
+        )
+        for ours, found in zip(steps_of, launched_of, strict=True):
+            if not len(ours):
+                continue
+            rows, activities = steps[ours], launched[found]
+            time = start[self.launch[activities]]
+            last = last_begun(start[rows], time)
+            inside = (last != NO_ROW) & (time < end[rows[last]])
+            step_row[activities[inside]] = rows[last[inside]]
         return gathered(self.names, step_row)
 
     def of(self, *categories: str) -> Mask:

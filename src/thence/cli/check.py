@@ -56,7 +56,7 @@ def _show(soundness: Soundness, top: int | None) -> None:
     def line(text: str, style: str = "") -> None:
         print_table(output, Text(printable(text), style))
 
-    line(_verdict(soundness), "bold green" if soundness.sound else "bold red")
+    line(soundness.verdict, "bold green" if soundness.sound else "bold red")
     for text in _texts(soundness.findings, top):
         line(f"  {text}", "red")
     if soundness.notes:
@@ -67,16 +67,6 @@ def _show(soundness: Soundness, top: int | None) -> None:
         line("not checked:", "bold")
     for text, codes in soundness.not_checked_reasons().items():
         line(f"  {', '.join(codes)}: {text}", "dim")
-
-
-def _verdict(soundness: Soundness) -> str:
-    if soundness.sound:
-        verdicts = list(soundness.verdicts().values())
-        missing = verdicts.count("not checked")
-        unknown = f"; {missing} could not be checked in full" if missing else ""
-        return f"sound: {len(verdicts)} rules checked, nothing found{unknown}"
-    bound = "; idle time is at most what is shown" if soundness.work_missing else ""
-    return f"not sound: figures of this trace can be wrong{bound}"
 
 
 def _texts(findings: Sequence[Finding], top: int | None) -> Iterator[str]:

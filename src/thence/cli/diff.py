@@ -11,7 +11,7 @@ import click
 from thence.cli.inputs import SELECTING, Inputs, check_inputs, trace_options
 from thence.cli.messages import put, say, wrote
 from thence.cli.output import Result, choice_option, console, print_table, result_options
-from thence.errors import MissingData, UsageError
+from thence.errors import UsageError
 from thence.model.places import COMPARED
 
 if TYPE_CHECKING:
@@ -274,8 +274,9 @@ def _sample(inputs: Inputs, run: str, given: _Options) -> Sample:
     """Reads one run and sums it up; its activities are released then."""
     trace = dataclasses.replace(inputs, paths=(run,)).open()
     if trace.gpu.is_empty():
-        trace.summary()  # raises with what the trace lacks
-        raise MissingData(f"{run}: holds no device activity")
+        from thence.analysis.no_device_work import no_device_work
+
+        raise no_device_work(trace.attributed)
     return trace.sample(outliers=given.outliers, causes=given.causes)
 
 

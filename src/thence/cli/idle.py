@@ -36,7 +36,7 @@ Every idle nanosecond between the first and the last activity of a device has on
 \b
   launch      from the beginning of the launch to that of its kernel
   queued      between two kernels that were both queued, up to 5 us
-  event_wait  queued, but behind an event of another stream
+  event_wait  queued, but behind an event of another stream, or a host function
   sync        a call that waits returned: item(), synchronize()
   allocation  memory was allocated, freed or pinned
   loader      the host loaded data (a DataLoader, or ranges and functions so named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from thence.model.collectives import NUMBERS, TEXTS
@@ -12,12 +13,15 @@ from thence.model.tables import COLLECTIVES, DESCRIBED, GRAPH_PLACES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy.typing as npt
+
     from thence.model.collectives import Collective
 
 __all__ = ["described", "described_structs"]
 
 _INT32 = ("group_size", "source_rank", "destination_rank")
 _MOST_ELEMENTS = 1 << 50
+_UNKNOWN = -1
 # Bytes per element, by the names that c10::ScalarType prints (c10/core/ScalarType.h).
 _ELEMENT_BYTES = {
     "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "Half": 2, "Float": 4, "Double": 8,
@@ -42,28 +46,42 @@ def described(raw: Mapping[str, Any]) -> pl.DataFrame:
         raw: the columns `TEXTS` and `NUMBERS` by name, each a sequence with one value per row. Empty text, negative
             numbers and impossibly large numbers become null.
     """
-    frame = pl.DataFrame(
-        [pl.Series(name, raw[name], pl.String) for name in TEXTS]
-        + [pl.Series(name, raw[name]).cast(pl.Int64) for name in NUMBERS]
+    texts = {
+        name: pl.Series([text or None for text in raw[name]], dtype=pl.String) for name in TEXTS
+    }
+    numbers = {name: _known_numbers(raw[name], name) for name in NUMBERS}
+    for name in ("in_elements", "out_elements"):
+        numbers[name] = np.minimum(numbers[name], _MOST_ELEMENTS)
+    scatters = np.array(
+        ["reduce_scatter" in (text or "") for text in texts["collective"]], np.bool_
     )
-    elements = ("in_elements", "out_elements")
-    frame = frame.with_columns(
-        pl.col(*TEXTS).replace("", None), *(_known_number(name) for name in NUMBERS)
-    ).with_columns(pl.col(*elements).clip(None, _MOST_ELEMENTS))
-    sizes = (
-        pl.col("element_type")
-        .str.strip_prefix("torch.")
-        .replace_strict(_ELEMENT_BYTES, default=None, return_dtype=pl.Int64)
+    size = [
+        _ELEMENT_BYTES.get((t or "").removeprefix("torch."), _UNKNOWN)
+        for t in texts["element_type"]
+    ]
+    element, moved = np.array(size, np.int64), np.where(scatters, *(
+        numbers[name] for name in ("out_elements", "in_elements")
+    ))  # fmt: skip
+    numbers["bytes"] = np.where((element < 0) | (moved < 0), _UNKNOWN, moved * element)
+    columns = texts | {name: _nullable(values) for name, values in numbers.items()}
+    return pl.DataFrame(
+        [columns[name].alias(name).cast(COLLECTIVES.schema[name]) for name in DESCRIBED]
     )
-    scatters = pl.col("collective").str.contains("reduce_scatter", literal=True)
-    moved = pl.when(scatters).then("out_elements").otherwise("in_elements")
-    frame = frame.with_columns(bytes=moved * sizes)
-    return frame.select(pl.col(name).cast(COLLECTIVES.schema[name]) for name in DESCRIBED)
 
 
-def _known_number(name: str) -> pl.Expr:
+def _known_numbers(values: Any, name: str) -> npt.NDArray[np.int64]:
+    """The numbers of a column of `NUMBERS`, `_UNKNOWN` for those that are missing, negative or impossibly large."""
+    column = pl.Series(values, strict=False).cast(pl.Int64)
+    known = (column.fill_null(_UNKNOWN) if column.null_count() else column).to_numpy()
     most = 1 << 31 if name in _INT32 else 1 << 62
-    return pl.when(pl.col(name).is_between(0, most, closed="left")).then(pl.col(name))
+    return np.where((known >= 0) & (known < most), known, _UNKNOWN)
+
+
+def _nullable(values: npt.NDArray[np.int64]) -> pl.Series:
+    """The numbers as a column, null where they are `_UNKNOWN`."""
+    unknown = values == _UNKNOWN
+    column = pl.Series(values)
+    return column.set(pl.Series(unknown), None) if unknown.any() else column
 
 
 def described_structs(collectives: Sequence[Collective | None]) -> pl.Series:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import polars as pl
 
 from thence.model.losses import Loss
@@ -32,6 +33,10 @@ _ROW_REFERENCES = {
     "graph_places": {"gpu": "gpu"},
 }
 """Columns that hold row numbers, by table, and the table that they point into."""
+_TIMES = ("start", "launch")
+"""Columns that hold times."""
+_FEW_PARTS = 16
+"""Of more parts, the columns are made contiguous: each part of a column costs time in every query."""
 
 
 def concat(parts: Sequence[Tables]) -> Tables:
@@ -55,15 +60,10 @@ def concat(parts: Sequence[Tables]) -> Tables:
     shifts = [0 if epoch is None or e is None else e - epoch for e in epochs]
     offsets = row_offsets(parts)
     frames = {
-        name: pl.concat(
-            [
-                moved(
-                    getattr(part, name),
-                    shift,
-                    {c: offsets[table][i] for c, table in references.items()},
-                )
-                for i, (part, shift) in enumerate(zip(parts, shifts, strict=True))
-            ]
+        name: _joined(
+            [getattr(part, name) for part in parts],
+            shifts,
+            {column: offsets[table] for column, table in references.items()},
         )
         for name, references in _ROW_REFERENCES.items()
     }
@@ -92,13 +92,32 @@ def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:
     return {name: [0, *itertools.accumulate(counts)][:-1] for name, counts in heights.items()}
 
 
+def _joined(
+    frames: Sequence[pl.DataFrame], shifts: Sequence[int], offsets: Mapping[str, Sequence[int]]
+) -> pl.DataFrame:
+    """One table of all inputs; see `moved`, which would take a query for each of thousands of inputs.
+
+    Args:
+        frames: the table of each input.
+        shifts: ns that are added to the times of each input.
+        offsets: number that is added to a column of row numbers, for each input.
+    """
+    heights = [frame.height for frame in frames]
+    joined = pl.concat(frames, rechunk=len(frames) > _FEW_PARTS)
+    added = {column: np.array(values, np.int32) for column, values in offsets.items()}
+    added |= {column: np.array(shifts) for column in _TIMES if column in joined.columns}
+    return joined.with_columns(
+        pl.col(column) + pl.Series(np.repeat(values, heights))
+        for column, values in added.items()
+        if values.any() and joined[column].null_count() < joined.height
+    )
+
+
 def moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.DataFrame:
     """A table with ``shift_ns`` added to its times, and an offset added to each column of row numbers."""
     changes = [pl.col(column) + offset for column, offset in offsets.items() if offset]
     if shift_ns:
-        changes += [
-            pl.col(column) + shift_ns for column in ("start", "launch") if column in frame.columns
-        ]
+        changes += [pl.col(column) + shift_ns for column in _TIMES if column in frame.columns]
     return frame.with_columns(changes)
 
 
@@ -107,14 +126,12 @@ def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
     result, warnings = [], []
     for part in parts:
         ranks = part.ranks
-        new = dict.fromkeys(ranks, 0)
-        free = (number for number in range(len(taken) + len(ranks) + max([*taken, *ranks, 0]) + 1))
-        for rank in ranks:
-            new[rank] = (
-                rank if rank not in taken else next(f for f in free if f not in {*taken, *ranks})
-            )
-        clashes = [rank for rank in ranks if new[rank] != rank]
+        clashes = [rank for rank in ranks if rank in taken]
+        new = {rank: rank for rank in ranks}
         if clashes:
+            used = taken.union(ranks)
+            free = (number for number in itertools.count() if number not in used)
+            new |= {rank: next(free) for rank in clashes}
             numbers = ", ".join(f"rank {rank} is shown as rank {new[rank]}" for rank in clashes)
             warnings.append(f"{part.meta.named}: rank already taken by another input; {numbers}")
             part = renumbered(part, new)  # noqa: PLW2901 - the renumbered part takes its place

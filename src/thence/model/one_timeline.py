@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["OneTimeline", "numbered"]
+__all__ = ["OneTimeline", "numbered", "rows_of_groups"]
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,31 @@ def numbered(frame: pl.DataFrame, *columns: str) -> tuple[Int64, pl.DataFrame]:
     Returns:
         The number of each row, and a frame with one row of values per number.
     """
-    distinct = frame.select(columns).unique().sort(*columns)
-    number = frame.select(columns).join(
+    keys = frame.select(columns)
+    changes = keys.select(
+        pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in columns)
+    ).to_series()
+    # Rows come in runs, mostly; only the first of each run is looked up.
+    first = np.flatnonzero(changes.to_numpy() | (np.arange(len(changes)) == 0))
+    runs = keys[first]
+    distinct = runs.unique().sort(*columns)
+    number = runs.join(
         distinct.with_row_index("number"),
         on=list(columns),
         how="left",
         nulls_equal=True,
         maintain_order="left",
-    )
-    return number["number"].cast(pl.Int64).to_numpy(), distinct
+    )["number"]
+    length = np.diff(np.append(first, frame.height))
+    return np.repeat(number.cast(pl.Int64).to_numpy(), length), distinct
+
+
+def rows_of_groups(number: Int64, groups: int) -> list[Int64]:
+    """The rows of each group, ascending: for loops over ranks or devices that would else filter once for each.
+
+    Args:
+        number: of the group of each row, from 0 to ``groups`` - 1, as `numbered` returns it.
+        groups: how many groups there are.
+    """
+    order = np.argsort(number, kind="stable")
+    return np.split(order, np.searchsorted(number[order], np.arange(1, groups)))[:groups]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -37,12 +37,15 @@ class Table:
         meaning: what one row is.
         columns: in order.
         required: names of columns that are never null.
+        nothing: the frame without rows, and one null of each column, made when they are first used: thousands of small
+            inputs need them.
     """
 
     name: str
     meaning: str
     columns: tuple[Column, ...]
     required: tuple[str, ...] = ()
+    nothing: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -56,14 +59,23 @@ class Table:
             columns: column name to Series, array or list, all of one length.
         """
         rows = max((len(values) for values in columns.values()), default=0)
+        if not rows:
+            return self.empty()
         return pl.DataFrame(
             [
-                pl.Series(name, columns[name]).cast(dtype)
+                _column(name, columns[name], dtype)
                 if name in columns
-                else pl.Series(name, [None], dtype=dtype).new_from_index(0, rows)
+                else self._null(name, dtype).new_from_index(0, rows)
                 for name, dtype in self.schema.items()
             ]
         )
+
+    def _null(self, name: str, dtype: Any) -> pl.Series:
+        """A column of one null."""
+        if name not in self.nothing:
+            self.nothing[name] = pl.Series(name, [None], dtype=dtype)
+        null: pl.Series = self.nothing[name]
+        return null
 
     def lacking(self, frame: pl.DataFrame) -> list[str]:
         """The required columns that are null in some row of a frame with this schema."""
@@ -81,4 +93,12 @@ class Table:
 
     def empty(self) -> pl.DataFrame:
         """A frame with this schema and no rows."""
-        return pl.DataFrame(schema=self.schema)
+        if "" not in self.nothing:
+            self.nothing[""] = pl.DataFrame(schema=self.schema)
+        frame: pl.DataFrame = self.nothing[""]
+        return frame
+
+
+def _column(name: str, values: Any, dtype: Any) -> pl.Series:
+    column = values.alias(name) if isinstance(values, pl.Series) else pl.Series(name, values)
+    return column if column.dtype == dtype else column.cast(dtype)

@@ -397,8 +397,11 @@ class Tables:
     @property
     def ranks(self) -> list[int]:
         """Ranks that have at least one row, ascending."""
-        columns = (self.gpu["rank"], self.host["rank"])
-        return sorted({rank for column in columns for rank in column.unique()})
+        ranks: set[int] = set()
+        for column in (self.gpu["rank"], self.host["rank"]):
+            low, high = column.min(), column.max()  # mostly the same
+            ranks.update({low, high} - {None} if low == high else column.unique())  # type: ignore[arg-type]
+        return sorted(ranks)
 
     def with_losses(self, losses: Iterable[Loss]) -> Tables:
         """The same tables with more losses."""

@@ -6,17 +6,22 @@ A runtime call makes the driver call of the same meaning; producers list one of 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from thence.model.tables import API_CALLS, EVENTS, WAITS
+from thence.model.tables import API_CALLS, EVENTS, HOST_CATEGORIES, WAITS
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
-__all__ = ["SAID", "names_of_calls", "said_of_calls", "waiting_tables", "with_waiting"]
+__all__ = [
+    "SAID", "Calls", "kind_of_call", "names_of_calls", "said_of_calls", "waiting_tables", "with_waiting",
+]  # fmt: skip
 
 _CALLS = (
     ("record", r"(?:cuda|cu|hip)EventRecord(?:WithFlags)?"),
@@ -30,6 +35,13 @@ _CALLS = (
 _SUFFIX = r"(?:_ptsz|_ptds|_spt)*"  # per-thread default stream
 _PATTERNS = [(kind, re.compile(f"(?:{pattern}){_SUFFIX}")) for kind, pattern in _CALLS]
 _EVENT_CALLS = ("record", "wait")
+_WHOLE = ("device", "copy", "free")
+"""Kinds of waits whose name states what they wait for."""
+_CATEGORIES_OF_CALLS = [HOST_CATEGORIES.index(category) for category in API_CALLS]
+_NO_NAME = (1 << 32) - 1
+"""Number of no Categorical."""
+_MAX_NAMES = 4096
+"""Names whose kind is remembered: thousands of small files have the same."""
 
 SAID = {
     "rank": pl.Int32(),
@@ -46,37 +58,54 @@ it acts. event: id. recorded_by: for waits, correlation of the call that made th
 record. never_recorded: whether the producer lists all records, and none is of this event. Null if not stated."""
 
 
+_NOTHING_SAID = pl.DataFrame(schema=SAID)
+
+
 def names_of_calls(names: pl.Series) -> pl.DataFrame:
     """The distinct names of waiting and event calls: columns name (as given) and kind (`EVENT_KINDS`, `WAIT_KINDS`)."""
     used = names.unique().drop_nulls()
     found = [
         (number, kind)
         for number, text in enumerate(used.cast(pl.String))
-        for kind, pattern in _PATTERNS
-        if pattern.fullmatch(text)
+        if (kind := kind_of_call(text))
     ]
     rows = pl.Series([number for number, _ in found], dtype=pl.UInt32)
     kinds = pl.Series("kind", [kind for _, kind in found], dtype=pl.String)
     return pl.DataFrame([used.gather(rows).alias("name"), kinds])
 
 
+@functools.lru_cache(maxsize=_MAX_NAMES)
+def kind_of_call(name: str) -> str | None:
+    """The kind of a waiting or event call (`EVENT_KINDS`, `WAIT_KINDS`) by its name; None for other names."""
+    return next((kind for kind, pattern in _PATTERNS if pattern.fullmatch(name)), None)
+
+
 def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
     """A frame with the columns of `SAID`; columns that are not given are null."""
-    given = pl.DataFrame(columns or {})
+    if columns is None:
+        return _NOTHING_SAID
+    given = pl.DataFrame(columns)
     return given.select(
         (pl.col(name) if name in given.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SAID.items()
     )
 
 
-def with_waiting(tables: Tables, said: pl.DataFrame) -> Tables:
+class Calls(NamedTuple):
+    """Host rows of waiting and event calls, in any order, and the kind of each (`EVENT_KINDS`, `WAIT_KINDS`)."""
+
+    rows: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.object_]
+
+
+def with_waiting(tables: Tables, said: pl.DataFrame, calls: Calls | None = None) -> Tables:
     """The tables of a reader with events and waits, made from host rows and from what the producer states of calls."""
-    events, waits = waiting_tables(tables.host, said)
+    events, waits = waiting_tables(tables.host, said, calls)
     return dataclasses.replace(tables, events=events, waits=waits)
 
 
 def waiting_tables(
-    host: pl.DataFrame, said: pl.DataFrame | None = None
+    host: pl.DataFrame, said: pl.DataFrame | None = None, calls: Calls | None = None
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The tables events and waits of the calls in a host table; ``known`` is null if the producer states nothing.
 
@@ -86,25 +115,27 @@ def waiting_tables(
     Args:
         host: as `thence.model.tables.HOST`.
         said: as `SAID`, at most one row for each call.
+        calls: the calls, if the reader knows them; otherwise they are found by category and name.
     """
-    names = names_of_calls(host["name"])
-    calls = (
-        host.select("rank", "category", "name", "start", "correlation")
-        .with_row_index("host")
-        .filter(pl.col("name").is_in(names["name"].implode()))
-        .filter(pl.col("category").is_in(API_CALLS))
-        .join(names, on="name", how="left", maintain_order="left")
-        .sort("rank", "start", "host")
-    )
-    if calls.is_empty():
+    rows, kinds = _calls(host) if calls is None else calls
+    if not len(rows):
         return EVENTS.empty(), WAITS.empty()
-    told = said_of_calls() if said is None else said
-    once = told.filter(pl.col("correlation").is_not_null()).unique(
+    rank = host["rank"].to_numpy()[rows]
+    order = np.lexsort((rows, host["start"].to_numpy()[rows], rank))
+    rows, kinds = rows[order], kinds[order]
+    if said is None or said.is_empty():
+        return _tables_of_names(rank[order], rows, kinds)
+    every = (
+        host.select("rank", "category", "name", "start", "correlation")
+        .with_row_index("host")[rows]
+        .with_columns(kind=pl.Series(kinds, dtype=pl.String))
+    )
+    once = said.filter(pl.col("correlation").is_not_null()).unique(
         ["rank", "correlation"], keep="first", maintain_order=True
     )
-    calls = calls.join(once, on=["rank", "correlation"], how="left", maintain_order="left")
+    every = every.join(once, on=["rank", "correlation"], how="left", maintain_order="left")
     of_events = pl.col("kind").is_in(_EVENT_CALLS)
-    events = calls.filter(of_events).with_row_index("row")
+    events = every.filter(of_events).with_row_index("row")
     records = events.filter(pl.col("kind") == "record").select(
         "rank", recorded_by="correlation", record=pl.col("row").cast(pl.Int32), made="start",
         on="stream",
@@ -113,7 +144,7 @@ def waiting_tables(
         ["rank", "recorded_by"], keep="none", maintain_order=True
     )
     events = _with_records(events, records)
-    waits = _with_records(calls.filter(~of_events), records)
+    waits = _with_records(every.filter(~of_events), records)
     streams = _streams_named_by_waits(
         pl.concat([f.select("record", "recorded_on") for f in (events, waits)])
     )
@@ -133,6 +164,33 @@ def waiting_tables(
     )
 
 
+def _calls(host: pl.DataFrame) -> Calls:
+    """The rows of host that are waiting or event calls."""
+    names = names_of_calls(host["name"])
+    used = names["name"].to_physical().to_numpy()
+    code = host["name"].to_physical().fill_null(_NO_NAME).to_numpy()
+    category = host["category"].to_physical().to_numpy()
+    rows = np.flatnonzero(np.isin(code, used) & np.isin(category, _CATEGORIES_OF_CALLS))
+    kind = dict(zip(used.tolist(), names["kind"], strict=True))
+    return Calls(rows, np.array([kind[number] for number in code[rows].tolist()], np.object_))
+
+
+def _tables_of_names(
+    rank: npt.NDArray[np.int32], rows: npt.NDArray[np.int64], kinds: npt.NDArray[np.object_]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """As `waiting_tables`, if the producer states nothing but the names of the calls."""
+    of_events = np.array([kind in _EVENT_CALLS for kind in kinds], np.bool_)
+
+    def columns(chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
+        kind = pl.Series(kinds[chosen].tolist(), dtype=pl.String)
+        return {"rank": rank[chosen], "kind": kind, "host": rows[chosen]}
+
+    waits = columns(~of_events)
+    known = ["recorded" if kind in _WHOLE else None for kind in waits["kind"]]
+    waits["known"] = pl.Series(known, dtype=pl.String)
+    return EVENTS.frame(columns(of_events)), WAITS.frame(waits)
+
+
 def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     """Adds the columns record and known to calls."""
     joined = calls.join(
@@ -144,7 +202,7 @@ def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     certain = record.is_not_null() | (
         kind.is_in(("stream", "device")) & pl.col("stream").is_not_null()
     )
-    whole = kind.is_in(("device", "copy", "free"))
+    whole = kind.is_in(_WHOLE)
     known = (
         pl.when(certain | whole)
         .then(pl.lit("recorded"))

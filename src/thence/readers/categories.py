@@ -67,9 +67,11 @@ def positions_of_functions(category: pl.Series) -> pl.Series:
     Args:
         category: of the host rows.
     """
+    python = category == "python"
+    if not python.any():
+        return pl.Series([None], dtype=pl.Enum(POSITIONS)).new_from_index(0, len(category))
     function = pl.lit(Position.FUNCTION.value, pl.Enum(POSITIONS))
-    rows = pl.DataFrame({"category": category})
-    return rows.select(position=pl.when(pl.col("category") == "python").then(function)).to_series()
+    return pl.select(pl.when(pl.lit(python)).then(function)).to_series()
 
 
 def ranges_among_ops(

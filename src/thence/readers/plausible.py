@@ -50,8 +50,8 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         (tables.programs, "start", "program execution"),
         (tables.programs, "launch", "program launch"),
     ):
-        late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
-        if late:
+        if not _between(frame[column], -LATEST_NS, LATEST_NS):
+            late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
             raise DamagedInput(name, f"has {several(late, what)} with an impossible time")
     gpu, host = _with_affordable_names(gpu), _with_affordable_names(tables.host)
     if gpu is not tables.gpu or host is not tables.host:
@@ -94,10 +94,18 @@ def _with_affordable_names(table: pl.DataFrame) -> pl.DataFrame:
     return table
 
 
+def _between(column: pl.Series, low: int, high: int) -> bool:
+    """Whether all values of a column, of which there may be none, are from ``low`` to ``high``."""
+    if not len(column):
+        return True
+    least, most = int(column.min()), int(column.max())  # type: ignore[arg-type] # of integers
+    return low <= least and most <= high
+
+
 def _with_possible_durations(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    if _between(frame["duration"], 0, LONGEST_NS):
+        return frame, 0
     possible = pl.col("duration").is_between(0, LONGEST_NS)
     count = frame.filter(~possible).height
-    if not count:
-        return frame, 0
     kept = pl.when(possible).then("duration").otherwise(pl.lit(0, pl.Int64))
     return frame.with_columns(kept.alias("duration")), count

@@ -10,7 +10,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import thence
-from helpers import FSDP, kernel, launch, opened, shared, unzipped
+from helpers import FSDP, event, kernel, launch, opened, shared, unzipped, written
 from thence.analysis.ranks.summary import concatenated, summarise_rank, summarise_ranks
 from thence.analysis.ranks.summary_tables import MOST_ROWS, SUMMARY
 
@@ -37,10 +37,10 @@ def activities(path: Path) -> list[dict[str, Any]]:
     """Kernels, copies and sets as the file lists them, in ns."""
     events = json.loads(unzipped(path))["traceEvents"]
     chosen = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    for event in chosen:
-        event["start"] = round(event["ts"] * 1000)
-        event["end"] = event["start"] + round(event["dur"] * 1000)
-        event["talks"] = "nccl" in event["name"].lower()
+    for activity in chosen:
+        activity["start"] = round(activity["ts"] * 1000)
+        activity["end"] = activity["start"] + round(activity["dur"] * 1000)
+        activity["talks"] = "nccl" in activity["name"].lower()
     return chosen
 
 
@@ -56,6 +56,40 @@ def test_a_rank_among_others_is_summarised_as_alone(both: thence.Trace) -> None:
         assert dict(together[name].schema) == table.schema
         assert_frame_equal(together[name], alone[name])
     assert all(frame.height for name, frame in alone.items() if name != "parts")
+
+
+def rank_of_steps(folder: Path, rank: int, *steps: int) -> Path:
+    """Two all_reduces with a kernel before each, in steps that begin at the given times (us); no steps without."""
+    events = [
+        event("user_annotation", f"ProfilerStep#{i}", start, 400, pid=rank)
+        for i, start in enumerate(steps)
+    ]
+    for i, start in enumerate((100, 600)):
+        talking = kernel(2 * i + 2, start + 80 + rank, 50)
+        talking["name"] = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+        talking["args"] |= {"Collective name": "allreduce", "In msg nelems": 64, "dtype": "Float",
+                            "Process Group Name": "0", "Seq": i}  # fmt: skip
+        calls = [launch(2 * i + n, start + 10 * n, pid=rank) for n in (1, 2)]
+        events += [*calls, kernel(2 * i + 1, start + 40, 30 + rank), talking]
+    return written(folder / f"rank{rank}.json", events, distributedInfo={"rank": rank})
+
+
+@pytest.mark.parametrize("rows", [1, 40, 200_000])
+def test_ranks_with_and_without_steps_are_summarised_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Of six ranks, the second and fifth have no step, and the steps of the third launched nothing."""
+    monkeypatch.setattr("thence.analysis.ranks.summary._MAX_ROWS", rows)
+    steps = {0: (50, 550), 1: (), 2: (5000, 6000), 3: (50, 550), 4: (), 5: (50, 550)}
+    files = [rank_of_steps(tmp_path, rank, *starts) for rank, starts in steps.items()]
+    alone = concatenated(summarise_rank(thence.open(path).attributed) for path in files)
+    together = summarise_ranks(thence.open(*files).attributed)
+    for name, frame in alone.items():
+        assert_frame_equal(together[name], frame)
+    assert together["steps"].group_by("rank").len().sort("rank").rows() == [
+        (0, 2), (1, 1), (2, 1), (3, 2), (4, 1), (5, 2),
+    ]  # fmt: skip
+    assert together["collectives"]["rank"].to_list() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
 def test_what_lies_between_collectives_is_what_the_file_says() -> None:

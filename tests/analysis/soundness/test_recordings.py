@@ -24,9 +24,14 @@ NSIGHT = [
 GRAPHS = sorted((TORCH / "graphs").glob("*_re*y*.json.gz")) + sorted(
     (TORCH / "graphs").glob("*eager*.json.gz")
 )
+OTHERS = [
+    path
+    for name in ("waits", "events", "checkpoints")
+    for path in sorted((TORCH / name).glob("*.json.gz"))
+]
 RECORDED = [DATA / "recording" / "two_ranks", DATA / "jax" / "recording"]
 SOUND: list[Sequence[Path]] = [
-    *([path] for path in (*RECORDINGS, *GRAPHS, *JAX, *NSIGHT, *RECORDED)),
+    *([path] for path in (*RECORDINGS, *GRAPHS, *OTHERS, *JAX, *NSIGHT, *RECORDED)),
     FSDP,
     sorted((TORCH / "graphs").glob("comm_replay*")),
     sorted((TORCH / "graphs").glob("comm_eager*")),
@@ -45,6 +50,7 @@ def test_there_are_recordings_of_every_producer() -> None:
     assert len(NSIGHT) >= 5
     assert len(RECORDINGS) >= 8
     assert len(GRAPHS) >= 5
+    assert len(OTHERS) >= 12
 
 
 def planted(

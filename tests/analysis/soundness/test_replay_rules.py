@@ -72,6 +72,52 @@ def test_of_graphs_without_ids_a_single_part_is_found(tmp_path: Path) -> None:
     assert (finding.code, finding.count) == ("partial_replay", 1)
 
 
+def lossy(lost: list[list[str]], **rest: Any) -> list[dict[str, Any]]:
+    """Launches of one graph of 20 kernels, each without the kernels with these names."""
+    every = [f"k{i}" for i in range(20)]
+    events = [x for i in range(len(lost)) for x in replay(i + 1, 1000 * i, every, **rest)]
+    if rest:  # the ids of nodes
+        for one in events:
+            if one["cat"] == "kernel":
+                node = (4 << 32) + int(one["name"][1:])
+                one["args"] = one["args"] | {"graph id": 4, "graph node id": node}
+    return [
+        e
+        for e in events
+        if not (e["cat"] == "kernel" and e["name"] in lost[e["args"]["correlation"] - 1])
+    ]
+
+
+@pytest.mark.parametrize("rest", [{}, {"graph id": 4}], ids=["without ids", "with ids"])
+@pytest.mark.parametrize("whole", [1, 0])
+def test_what_all_launches_ran_together_is_the_graph(
+    tmp_path: Path, rest: dict[str, Any], whole: int
+) -> None:
+    """Four or five of five launches lost other kernels: no launch, or only one, is whole."""
+    lost = [["k3"], ["k7", "k8"], ["k11"], ["k2", "k15"], ["k19"]]
+    if whole:
+        lost[2] = []
+    wait = event("cuda_runtime", "cudaDeviceSynchronize", 4200, 60, args={"correlation": 90})
+    (finding,) = opened(tmp_path, [*lossy(lost, **rest), wait]).soundness.findings
+    assert (finding.code, finding.count) == ("partial_replay", 5 - whole)
+    assert f"{5 - whole} of 5 launches" in finding.text
+    assert "ran 18 to 19 of the 20 activities of the graph" in finding.text
+
+
+def test_graphs_for_other_batch_sizes_are_no_parts_of_each_other(tmp_path: Path) -> None:
+    """Six graphs without ids, each launched once: half of their kernels have grids that follow the batch."""
+    events = []
+    for batch in range(1, 7):
+        launches = replay(batch, 1000 * batch, [f"k{i}" for i in range(12)])
+        for one in launches:
+            if one["cat"] == "kernel" and int(one["name"][1:]) % 2:
+                one["args"] = one["args"] | {"grid": [batch, 7, 1]}
+        events += launches[: len(launches) - batch % 3]  # some of them need one or two kernels less
+    soundness = opened(tmp_path, events).soundness
+    assert soundness.sound
+    assert soundness.notes == ()
+
+
 def test_a_recording_may_end_within_the_last_replay(tmp_path: Path) -> None:
     events = [x for i in range(5) for x in replay(i + 1, 100 * i, LAYERS[:4] if i == 4 else LAYERS)]
     soundness = opened(tmp_path, events).soundness

@@ -29,7 +29,7 @@ from thence.units import format_ns
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["NONE", "FirstCalls", "first_calls"]
+__all__ = ["NONE", "FirstCalls", "first_calls", "first_calls_of_ranks"]
 
 _TIMES = 10
 _MAKING_NS = 10_000_000
@@ -97,6 +97,22 @@ def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
     )
 
 
+def first_calls_of_ranks(trace: Attributed, rows: pl.DataFrame) -> pl.Series:
+    """Rows in ``trace.collectives`` that `first_calls` of each rank alone would leave out.
+
+    Args:
+        trace: as for `first_calls`.
+        rows: as for `first_calls`.
+    """
+    instance = pl.struct("instance", "rank").rank("dense").alias("instance")
+    alone = rows.with_columns(instance)
+    found = alone.filter(pl.col("row").is_in(first_calls(trace, alone).row.implode()))
+    every = alone.group_by("rank").len("every")
+    left_out = found.group_by("rank").len("left_out").join(every, on="rank")
+    kept = left_out.filter(pl.col("left_out") < pl.col("every"))["rank"]
+    return found.filter(pl.col("rank").is_in(kept.implode()))["row"]
+
+
 def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     """First calls whose host op took so long that it must have created the communicator."""
     wanted = matching(trace.host["name"], _OPS)
@@ -118,11 +134,10 @@ def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _after_initialising(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     """The first collective that each rank launched after the start of each range that creates a communicator."""
-    made = trace.host.filter(matching(trace.host["name"], _INITIALISED))
-    launched = rows.drop_nulls("launch").sort("rank", "launch")
-    parts = [rows.clear()]
-    for (rank,), ranges in made.group_by("rank"):
-        ours = launched.filter(pl.col("rank") == rank)
-        at = np.searchsorted(ours["launch"].to_numpy(), ranges["start"].to_numpy(), side="left")
-        parts.append(ours[np.unique(at[at < ours.height])])
-    return pl.concat(parts)
+    made = trace.host.filter(matching(trace.host["name"], _INITIALISED)).select("rank", "start")
+    launched = rows.drop_nulls("launch").sort("rank", "launch").with_row_index("number")
+    following = made.sort("start").join_asof(
+        launched.select("rank", "number", "launch").sort("launch"),
+        left_on="start", right_on="launch", by="rank", strategy="forward", check_sortedness=False,
+    )  # fmt: skip
+    return launched[following["number"].drop_nulls().unique().sort()].drop("number")

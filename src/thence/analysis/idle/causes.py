@@ -12,8 +12,8 @@ launch call lasting from ``b`` to ``e``, the cause of a part of the gap is the f
     b to e                      launch; first_use if the call takes over 200 us and the kernel is the first of its name
     launched before the gap     queued for the first 5 us, and to the end of the gap if the same call launched an
                                 activity that began before the gap (nodes of a CUDA graph wait for each other and for
-                                the graph's conditions); then event_wait if the stream waited for an event of another
-                                stream, else unknown
+                                the graph's conditions); then event_wait while work runs that its stream waited for,
+                                or if its stream waited for the host, else unknown
     from e to the start         launch for 100 us, then event_wait or unknown
 
 If no thread is in a recorded row, the cause is host if the main thread is known to run the program at that time
@@ -42,12 +42,12 @@ from thence.analysis.idle.host_threads import (
     together,
 )
 from thence.analysis.idle.host_time import HostTime
-from thence.analysis.idle.pieces import IDLE, NO_REASON, IdlePieces
+from thence.analysis.idle.late_starts import Gaps, Starts, device_gaps, held_until
+from thence.analysis.idle.pieces import IDLE, NO_REASON, IdlePieces, idle_frame
 from thence.analysis.idle.rules import NUMBER, REASONS, host_causes
 from thence.analysis.idle.silence import says_what_runs
-from thence.attribution.waiting import event_edges
-from thence.model.intervals import NEVER, NO_ROW, gaps, last_begun
-from thence.model.one_timeline import numbered
+from thence.model.intervals import NEVER, NO_ROW, last_begun
+from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,54 +60,17 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
     Codes = npt.NDArray[np.uint8]
 
-__all__ = ["IDLE", "REASONS", "Gaps", "device_gaps", "idle_causes"]
+__all__ = ["IDLE", "REASONS", "idle_causes"]
 
-_QUEUED_NS = 5_000
-_LATENCY_NS = 100_000  # from the return of the launch call to the start, with an empty queue
 _LONG_CALL_NS = 200_000  # a launch that loads its kernel takes longer; others take 2 to 30 us
 _LONG_OPERATOR_NS = 1_000_000  # without any call, until it launches a kernel of a new name
 _EMPTIED_NS = 2_000  # a wait that emptied the queue may return this early: clocks differ
 _MOST_DEVICES = 1_000  # of one rank; real ranks have at most 16, and each device takes 10 ms
 _MOST_PIECES = 1_000_000  # in addition to
 _MOST_OF_A_ROW = 16  # pieces per row of the trace: a host row may be in a gap of every device
-_LATEST = int(np.iinfo(np.int64).max)
 _OF_NAMES = 32  # bits for the number of a kernel's name
 _UNKNOWN = NUMBER["unknown"]
 _REASON = {reason: number for number, reason in enumerate(REASONS)}
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """Times in which a device is idle.
-
-    Attributes:
-        rank, device: of the device.
-        start, end: ns, in order of time.
-        gpu: row of the activity that starts at the end of each gap, `NO_ROW` if there is none.
-    """
-
-    rank: int
-    device: int
-    start: Int64
-    end: Int64
-    gpu: Int64
-
-
-def device_gaps(trace: Attributed) -> list[Gaps]:
-    """The gaps between the first start and the last end of every device, as `Summary.idle_ns` counts them."""
-    number, devices = numbered(trace.gpu, "rank", "device")
-    start = trace.gpu["start"].to_numpy()
-    order = np.lexsort((start, number))
-    edges = np.searchsorted(number[order], np.arange(devices.height + 1))
-    start, row = start[order], order.astype(np.int64)
-    end = start + trace.gpu["duration"].to_numpy()[order]
-    result = []
-    for (rank, device), low, high in zip(devices.rows(), edges[:-1], edges[1:], strict=True):
-        starts = start[low:high]
-        begin, finish = gaps(starts, end[low:high])
-        ending = row[low:high][np.searchsorted(starts, finish)]
-        result.append(Gaps(rank, device, begin, finish, ending))
-    return result
 
 
 def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.DataFrame:
@@ -131,14 +94,13 @@ def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.Da
         return _undivided(parts)
     facts = _Facts.of(trace)
     most = _MOST_PIECES + _MOST_OF_A_ROW * (trace.host.height + trace.gpu.height)
-    frames: list[pl.DataFrame] = []
+    pieces = []
     for of, wait in zip(parts, _emptied(facts, parts), strict=True):
-        frame = _of_device(facts, of).frame((of.rank, of.device), of.gpu, wait)
-        most -= frame.height
+        pieces.append(_of_device(facts, of).joined(of.gpu, wait))
+        most -= len(pieces[-1].start)
         if most < 0:
             return _undivided(parts)
-        frames.append(frame)
-    return pl.concat(frames) if frames else pl.DataFrame(schema=IDLE)
+    return idle_frame([(of.rank, of.device) for of in parts], pieces)
 
 
 def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
@@ -179,11 +141,9 @@ class _Facts:
         thread: number of the thread of each host row.
         hosts: the rows of all threads over time.
         launch: host row that launched each activity, `NO_ROW` where unknown.
-        launch_start, launch_end: ns, -1 where unknown, by activity.
+        starts: when each activity was launched, and until when it was held.
         kernel: number of the name of each activity.
         first_of_name: whether an activity is the first of its name in its rank.
-        behind_event: whether an activity waited for an event of another stream.
-        begun: when the first activity of the same launch call began, ns, by activity.
         said: by rank, whether the trace holds operators, compilations, modules or Python frames.
     """
 
@@ -194,12 +154,9 @@ class _Facts:
     thread: Int64
     hosts: HostTime
     launch: Int64
-    launch_start: Int64
-    launch_end: Int64
+    starts: Starts
     kernel: npt.NDArray[np.uint32]
     first_of_name: Mask
-    behind_event: Mask
-    begun: Int64
     said: dict[int, bool]
 
     @classmethod
@@ -216,27 +173,15 @@ class _Facts:
         cause[calls] = NUMBER["launch"]
         end = start + host["duration"].to_numpy()
         begins, ends = _launch_times(trace, launch, start, end, is_call)
-        edges = event_edges(trace, launch)
-        behind = np.zeros(trace.gpu.height, np.bool_)
-        behind[edges["waiting"].to_numpy()] = True
+        by_call = (launch != NO_ROW) & is_call[launch] if len(is_call) else launch != NO_ROW
+        call = np.where(by_call, launch, NO_ROW)
+        held = held_until(trace, launch)
+        starts = Starts.of(trace.gpu["start"].to_numpy(), call, begins, ends, held)
         return cls(
-            trace, start, end, cause, thread, hosts,
-            launch, begins, ends, trace.gpu["name"].to_physical().to_numpy(),
-            trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(), behind,
-            _begun(trace, launch, is_call), says_what_runs(trace, hosts.first),
+            trace, start, end, cause, thread, hosts, launch, starts, trace.gpu["name"].to_physical().to_numpy(),
+            trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(),
+            says_what_runs(trace, hosts.first),
         )  # fmt: skip
-
-
-def _begun(trace: Attributed, launch: Int64, is_call: Mask) -> Int64:
-    """For each activity, the start of the first activity of the same launch call: a CUDA graph has several."""
-    start = trace.gpu["start"].to_numpy()
-    result = start.copy()
-    known = np.flatnonzero(launch != NO_ROW)
-    known = known[is_call[launch[known]]]
-    first = np.full(len(is_call), _LATEST)
-    np.minimum.at(first, launch[known], start[known])
-    result[known] = first[launch[known]]
-    return result
 
 
 def _launch_times(
@@ -274,15 +219,18 @@ def _emptied(facts: _Facts, parts: Sequence[Gaps]) -> list[Int64]:
     for of in reversed(parts):
         ending = np.flatnonzero(of.gpu != NO_ROW)[::-1]
         begins[of.gpu[ending]] = of.start[ending]
+    number, ranks = numbered(waits, "rank")
+    of_waits = dict(zip(ranks["rank"], rows_of_groups(number, ranks.height), strict=True))
+    host = waits["host"].to_numpy().astype(np.int64)
     results = []
     for of in parts:
         result = np.full(len(of.gpu), NO_ROW)
-        rows = waits.filter(pl.col("rank") == of.rank)["host"].to_numpy().astype(np.int64)
+        rows = host[of_waits.get(of.rank, [])]
         act = np.maximum(of.gpu, 0)
-        ours = np.flatnonzero((of.gpu != NO_ROW) & (facts.launch_start[act] >= 0))
+        ours = np.flatnonzero((of.gpu != NO_ROW) & (facts.starts.launched[act] >= 0))
         if len(rows) and len(ours):
             act = act[ours]
-            last = last_begun(facts.start[rows], facts.launch_start[act])
+            last = last_begun(facts.start[rows], facts.starts.launched[act])
             row = np.where(last == NO_ROW, NO_ROW, rows[last])
             emptied = (row != NO_ROW) & (facts.end[row] >= begins[act] - _EMPTIED_NS)
             result[ours] = np.where(emptied, row, NO_ROW)
@@ -292,32 +240,24 @@ def _emptied(facts: _Facts, parts: Sequence[Gaps]) -> list[Int64]:
 
 def _of_device(facts: _Facts, of: Gaps) -> IdlePieces:
     """The pieces of the gaps of one device."""
-    parts = IdlePieces()
+    pieces = IdlePieces()
     gpu, begin, end = of.gpu, of.start, of.end
     act, every = np.maximum(gpu, 0), np.arange(len(gpu))
-    launched, returned = facts.launch_start[act], np.maximum(facts.launch_end[act], 0)
-    known = (gpu != NO_ROW) & (launched >= 0)
-    parts.add(every, (np.where(known, end, begin), end), _UNKNOWN, NO_ROW, _REASON["no_launch"])
-    launched = np.where(known, np.clip(launched, begin, end), begin)
-    in_call = np.clip(returned, launched, end)
+    parts = facts.starts.parts(of)
+    known = parts.known
+    pieces.add(every, (np.where(known, end, begin), end), _UNKNOWN, NO_ROW, _REASON["no_launch"])
     row = np.where(known, facts.launch[act], NO_ROW)
-    loads = facts.first_of_name[act] & (returned - facts.launch_start[act] > _LONG_CALL_NS)
-    _before_launch(facts, of, launched, parts)
+    took = facts.starts.returned[act] - facts.starts.launched[act]
+    loads = facts.first_of_name[act] & (took > _LONG_CALL_NS)
+    _before_launch(facts, of, parts.launched, pieces)
     codes = np.where(loads, NUMBER["first_use"], NUMBER["launch"]).astype(np.uint8)
-    parts.add(every, (np.where(known, launched, end), in_call), codes, row)
-    queued = known & (facts.launch_start[act] <= begin)
-    patience = np.where(queued, _QUEUED_NS, _LATENCY_NS)
-    patience[queued & (facts.begun[act] < begin)] = _LATEST >> 1
-    since = np.where(queued, in_call, np.maximum(in_call, launched))
-    until = np.minimum(end, since + patience)
-    codes = np.where(queued, NUMBER["queued"], NUMBER["launch"]).astype(np.uint8)
-    parts.add(every, (np.where(known, since, end), until), codes, row)
-    behind = facts.behind_event[act]
-    rest = np.where(known, until, end)
-    parts.add(every, (np.where(behind, rest, end), end), NUMBER["event_wait"], row)
-    late = (np.where(behind, end, rest), end)
-    parts.add(every, late, _UNKNOWN, row, _REASON["started_late"])
-    return parts
+    pieces.add(every, (parts.launched, parts.returned), codes, row)
+    codes = np.where(parts.queued, NUMBER["queued"], NUMBER["launch"]).astype(np.uint8)
+    pieces.add(every, (parts.returned, parts.patience), codes, row)
+    held = np.where(known, parts.held, parts.patience)
+    pieces.add(every, (parts.patience, held), NUMBER["event_wait"], row)
+    pieces.add(every, (parts.held, end), _UNKNOWN, row, _REASON["started_late"])
+    return pieces
 
 
 def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: IdlePieces) -> None:
@@ -360,7 +300,7 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
     long = np.flatnonzero(pieces.end - pieces.start > _LONG_OPERATOR_NS)
     long = long[(codes[long] == NUMBER["operator"]) & (gpu[long] != NO_ROW)]
     gpu = gpu[long]
-    ended = facts.end[pieces.row[long]] > facts.launch_start[gpu]
+    ended = facts.end[pieces.row[long]] > facts.starts.launched[gpu]
     long, gpu = long[ended], gpu[ended]
     launch, first = facts.launch[gpu], facts.first_of_name[gpu]
     # If a later kernel of the name also takes that long on the same thread, it is not a first use.

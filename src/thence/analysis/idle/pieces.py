@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -11,13 +11,15 @@ from thence.analysis.idle.rules import CAUSES, REASONS
 from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     Int64 = npt.NDArray[np.int64]
     Rows = npt.NDArray[np.int32] | Int64
     Codes = npt.NDArray[np.uint8]
 
-__all__ = ["IDLE", "NO_REASON", "IdlePieces"]
+__all__ = ["IDLE", "NO_REASON", "IdlePieces", "Joined", "idle_frame"]
 
 IDLE = {
     "rank": pl.Int32(),
@@ -71,8 +73,17 @@ class IdlePieces:
         )
         self.columns.append(tuple(columns))  # type: ignore[arg-type]
 
-    def joined(self) -> tuple[Rows, Int64, Int64, Codes, Codes, Rows]:
-        """The columns in order of time; adjacent pieces with the same gap, cause, reason and row are merged."""
+    def joined(self, gpu: Int64, wait: Int64) -> Joined:
+        """The pieces in order of time; adjacent pieces with the same gap, cause, reason and row are merged.
+
+        Args:
+            gpu: the activity at the end of each gap, `NO_ROW` for none.
+            wait: host row of the wait that emptied the queue before each gap, `NO_ROW` for none.
+        """
+        if not self.columns:
+            nothing = np.empty(0, np.int64)
+            codes = np.empty(0, np.uint8)
+            return Joined(nothing, nothing, codes, codes, nothing, nothing, nothing)
         columns = [np.concatenate(column) for column in zip(*self.columns, strict=True)]
         self.columns.clear()
         order = np.argsort(columns[1], kind="stable")
@@ -81,31 +92,46 @@ class IdlePieces:
         first[1:] = start[1:] != end[:-1]
         for column in (gap, cause, reason, row):
             first[1:] |= column[1:] != column[:-1]
-        if first.all():
-            return gap, start, end, cause, reason, row
         last = np.append(first[1:], True)
-        return gap[first], start[first], end[last], cause[first], reason[first], row[first]
+        gap = gap[first]
+        ended, emptied = gpu.astype(np.int32)[gap], wait.astype(np.int32)[gap]
+        duration = end[last] - start[first]
+        return Joined(
+            start[first], duration, cause[first], reason[first], row[first], ended, emptied
+        )
 
-    def frame(self, device: tuple[int, int], gpu: Int64, wait: Int64) -> pl.DataFrame:
-        """The pieces in order of time, with the columns of `IDLE`.
 
-        Args:
-            device: rank and number of the device.
-            gpu: the activity at the end of each gap, `NO_ROW` for none.
-            wait: host row of the wait that emptied the queue before each gap, `NO_ROW` for none.
-        """
-        if not self.columns:
-            return pl.DataFrame(schema=IDLE)
-        gap, start, end, cause, reason, row = self.joined()
-        rank, number = (pl.lit(value, pl.Int32()) for value in device)
-        rows = pl.DataFrame({
-            "host": row, "gpu": gpu.astype(np.int32)[gap], "wait": wait.astype(np.int32)[gap],
-        })  # fmt: skip
-        return pl.DataFrame({
-            "start": start, "duration": end - start, "cause": _CAUSES.gather(cause), "reason": _REASONS.gather(reason),
-        }).select(
-            rank.alias("rank"), number.alias("device"), "start", "duration", "cause", "reason",
-        ).hstack(rows.select(pl.when(pl.all() != NO_ROW).then(pl.all())))  # fmt: skip
+class Joined(NamedTuple):
+    """The pieces of one device, as columns of `IDLE`: codes for cause and reason, `NO_ROW` for null."""
+
+    start: Int64
+    duration: Int64
+    cause: Codes
+    reason: Codes
+    host: Rows
+    gpu: Rows
+    wait: Rows
+
+
+def idle_frame(devices: Sequence[tuple[int, int]], pieces: Sequence[Joined]) -> pl.DataFrame:
+    """The pieces of all devices, with the columns of `IDLE`.
+
+    Args:
+        devices: rank and number of each device.
+        pieces: of each device.
+    """
+    if not pieces:
+        return pl.DataFrame(schema=IDLE)
+    columns = Joined(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+    counts = [len(part.start) for part in pieces]
+    rank, device = (np.repeat(np.array(of, np.int32), counts) for of in zip(*devices, strict=True))
+    rows = pl.DataFrame(
+        {name: getattr(columns, name).astype(np.int32) for name in ("host", "gpu", "wait")}
+    )
+    return pl.DataFrame({
+        "rank": rank, "device": device, "start": columns.start, "duration": columns.duration,
+        "cause": _CAUSES.gather(columns.cause), "reason": _REASONS.gather(columns.reason),
+    }).hstack(rows.select(pl.when(pl.all() != NO_ROW).then(pl.all())))  # fmt: skip
 
 
 _CAUSES = pl.Series(CAUSES, dtype=IDLE["cause"])

@@ -50,7 +50,7 @@ __all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "REASON_TITLES", "host_cau
 MEANINGS = {
     "launch": "from the beginning of the launch to the beginning of its kernel, or another launch before it",
     "queued": "between two kernels that were both queued, up to 5 us, or inside one launch of a CUDA graph",
-    "event_wait": "queued, but behind an event of another stream",
+    "event_wait": "queued, but behind an event of another stream, a host function or a value in memory",
     "sync": "a call that waits returned to the program: item(), synchronize() and the like",
     "allocation": "memory was allocated, freed, pinned or queried",
     "loader": "the host loaded data",

@@ -13,7 +13,8 @@ from thence.analysis.collectives.waits import participants
 from thence.analysis.idle.causes import REASONS, idle_causes
 from thence.analysis.idle.places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
 from thence.analysis.idle.rules import CAUSES, MEANINGS, REASON_TITLES
-from thence.errors import MissingData, UsageError
+from thence.analysis.no_device_work import no_device_work
+from thence.errors import UsageError
 from thence.model.questions import IDLE_BY
 from thence.notebook import Form, Shown
 from thence.parallel import both
@@ -181,7 +182,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
             f"idle time cannot be divided by {by!r}; choose one of {', '.join(IDLE_BY)}"
         )
     if trace.gpu.is_empty():
-        raise MissingData(f"{trace.meta.named}: holds no device activity")
+        raise no_device_work(trace)
     pieces, contexts = both(lambda: idle_causes(trace), lambda: Contexts.of(trace.host))
     total = int(pieces["duration"].sum())
     after = pieces.drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum())

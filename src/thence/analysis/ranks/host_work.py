@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.intervals import covered_lengths
+from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,17 +39,20 @@ def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
     work = np.zeros(rows.height, np.int64)
     known = np.zeros(rows.height, np.bool_)
     waited = _waited(trace)
-    for (rank,), ours in rows.drop_nulls().group_by("rank"):
-        of_rank = waited.filter(pl.col("rank") == rank)
-        if of_rank.is_empty():
+    rows = rows.drop_nulls()
+    number, ranks = numbered(pl.concat([rows.select("rank"), waited.select("rank")]), "rank")
+    steps_of = rows_of_groups(number[: rows.height], ranks.height)
+    waited_of = rows_of_groups(number[rows.height :], ranks.height)
+    at, begin, length = (rows[name].to_numpy() for name in ("at", "host_start", "host_ns"))
+    start, end, waits = (waited[name].to_numpy() for name in ("start", "end", "waits"))
+    for ours, of_rank in zip(steps_of, waited_of, strict=True):
+        if not len(of_rank):
             continue
-        waits = of_rank.filter("waits")
-        begin, length = ours["host_start"].to_numpy(), ours["host_ns"].to_numpy()
+        waiting = of_rank[waits[of_rank]]
         covered = covered_lengths(
-            begin, begin + length, waits["start"].to_numpy(), waits["end"].to_numpy()
+            begin[ours], begin[ours] + length[ours], start[waiting], end[waiting]
         )
-        at = ours["at"].to_numpy()
-        work[at], known[at] = length - covered, True
+        work[at[ours]], known[at[ours]] = length[ours] - covered, True
     return pl.Series("host_ns", work).set(pl.Series(~known), None)
 
 

@@ -37,7 +37,7 @@ from thence.model.places import PLACES as PLACES_OF_LAUNCHES
 from thence.model.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["concatenated", "summarise_rank", "summarise_ranks"]
 
+_MAX_ROWS = 200_000  # activities and host ranges of ranks that are summarised together
+_MAX_RANKS = 256
 _BY = (*(kind for kind in COMPARED if kind in PLACES_OF_LAUNCHES), "phase")
 _IDLE_BY = ("line", "module", "label", "op", "call")
 _DEVICE = ("rank", "device")
@@ -57,8 +59,8 @@ def summarise_rank(trace: Attributed, *, explain: bool = True) -> dict[str, pl.D
     """The summary of one rank.
 
     Args:
-        trace: the attributed trace of one rank. Several ranks are summarised as if each were alone, but numbers
-            within a rank are then numbers within the trace.
+        trace: the attributed trace of one rank, or of several, which are summarised as if each were alone. Of
+            several, either all must have steps or none.
         explain: whether kernels, places and idle are wanted, from which the reasons of late ranks are found; without
             them the summary takes a fraction of the time.
 
@@ -99,11 +101,54 @@ def summarise_rank(trace: Attributed, *, explain: bool = True) -> dict[str, pl.D
 
 
 def summarise_ranks(trace: Attributed, *, explain: bool = True) -> dict[str, pl.DataFrame]:
-    """The summaries of all ranks of a trace, each made from its rank alone by `summarise_rank`, concatenated."""
+    """The summaries of all ranks of a trace, concatenated; that of a rank does not depend on the other ranks.
+
+    Small ranks are summarised together: a summary takes hundreds of array operations, however few its rows are.
+    """
     if len(trace.ranks) < 2:
         return summarise_rank(trace, explain=explain)
-    parts = (select(trace, Selection(ranks=(rank,))) for rank in trace.gpu["rank"].unique().sort())
-    return concatenated(summarise_rank(part, explain=explain) for part in parts)
+    parts = (
+        part for batch in _batches(trace) for part in _summarised(trace, batch, explain=explain)
+    )
+    return {
+        name: frame.sort("rank", maintain_order=True) for name, frame in concatenated(parts).items()
+    }
+
+
+def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
+    """The ranks with device work, in batches of limited size; in a batch, all ranks have steps, or none has."""
+    stepping = trace.host.filter(pl.col("category") == "step")["rank"].unique()
+    host = trace.host.group_by("rank").len("ranges")
+    rows = trace.gpu.group_by("rank").len("rows").join(host, on="rank", how="left").sort("rank")
+    rows = rows.select(
+        "rank",
+        rows=pl.col("rows") + pl.col("ranges").fill_null(0),
+        steps=pl.col("rank").is_in(stepping.implode()),
+    )
+    for part in rows.partition_by("steps", maintain_order=True):
+        batch: list[int] = []
+        size = 0
+        for rank, count, _ in part.rows():
+            if batch and (size + count > _MAX_ROWS or len(batch) == _MAX_RANKS):
+                yield tuple(batch)
+                batch, size = [], 0
+            batch.append(rank)
+            size += count
+        yield tuple(batch)
+
+
+def _summarised(
+    trace: Attributed, ranks: tuple[int, ...], *, explain: bool
+) -> Iterator[dict[str, pl.DataFrame]]:
+    """The summary of a batch of ranks; a rank of which others have steps and it has none has one of its own."""
+    found = summarise_rank(select(trace, Selection(ranks=ranks)), explain=explain)
+    without = sorted(set(ranks) - set(found["steps"]["rank"]))
+    if not without or len(ranks) == 1:
+        yield found
+        return
+    yield {name: frame.filter(~pl.col("rank").is_in(without)) for name, frame in found.items()}
+    for rank in without:
+        yield summarise_rank(select(trace, Selection(ranks=(rank,))), explain=explain)
 
 
 def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
@@ -203,20 +248,16 @@ def _devices(trace: Attributed, work: pl.DataFrame, kind: str | None) -> pl.Data
 
 
 def _step_rows(trace: Attributed, frame: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
-    parts = []
-    for (rank, device), ours in frame.group_by(*_DEVICE, maintain_order=True):
-        start = ours["start"].to_numpy()
-        end = start + ours["duration"].to_numpy()
-        of = coverage.device(rank, device)
-        compute = covered_lengths(start, end, *of.compute)
-        parts.append(
-            ours.with_columns(
-                compute_ns=compute,
-                copy_ns=covered_lengths(start, end, *of.compute_or_copy) - compute,
-                exposed_ns=covered_lengths(start, end, *of.compute_or_communication) - compute,
-            )
-        )
-    every = pl.concat(parts).rename({"step": "name", "row": "step"})
+    start = frame["start"].to_numpy()
+    end = start + frame["duration"].to_numpy()
+    compute, copy, exposed = (np.zeros(frame.height, np.int64) for _ in range(3))
+    for rows, device in coverage.of_rows(frame):
+        span = start[rows], end[rows]
+        compute[rows] = covered_lengths(*span, *device.compute)
+        copy[rows] = covered_lengths(*span, *device.compute_or_copy) - compute[rows]
+        exposed[rows] = covered_lengths(*span, *device.compute_or_communication) - compute[rows]
+    every = frame.with_columns(compute_ns=compute, copy_ns=copy, exposed_ns=exposed)
+    every = every.rename({"step": "name", "row": "step"})
     every = every.with_columns(host_work(trace, every))
     return every.select(column.name for column in STEPS.columns)
 
@@ -289,9 +330,10 @@ def _places(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame:
     rows = _worked(work, step)
     parts = [PLACES.empty()]
     for by in _BY:
-        places = trace.places[by].gather(rows["gpu"])
-        if places.null_count() < len(places):
-            found = _largest(rows.with_columns(name=places), [], ["name"])
+        named = rows.with_columns(name=trace.places[by].gather(rows["gpu"]))
+        named = named.filter(pl.col("name").is_not_null().any().over("rank"))
+        if named.height:
+            found = _largest(named, [], ["name"])
             parts.append(found.with_columns(by=pl.lit(by)).select(list(PLACES.schema)))
     return pl.concat(parts)
 

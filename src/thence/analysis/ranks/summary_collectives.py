@@ -14,10 +14,11 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
-from thence.analysis.collectives.first_calls import first_calls
+from thence.analysis.collectives.first_calls import first_calls_of_ranks
 from thence.analysis.collectives.instances import collective_instances
 from thence.analysis.ranks.summary_tables import COLLECTIVES, GROUPS, PARTS
 from thence.model.intervals import covered_lengths, reached_before, union
+from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,25 +54,23 @@ class Coverage:
     @classmethod
     def of(cls, work: pl.DataFrame) -> Coverage:
         """The unions of activities with columns rank, device, start, end, communicates and computes."""
+        start, end, talks, computes = (
+            work[name].to_numpy() for name in ("start", "end", "communicates", "computes")
+        )
+        kinds = np.ones(len(start), np.bool_), computes, ~talks, talks | computes
+        number, devices = numbered(work, "rank", "device")
         found = {}
-        talks, computes = pl.col("communicates"), pl.col("computes")
-        for key, rows in work.group_by("rank", "device"):
-            found[key] = _DeviceCoverage(
-                int(rows["start"].min()),  # type: ignore[arg-type] # there are rows
-                *(
-                    _union(rows.filter(chosen))
-                    for chosen in (pl.lit(value=True), computes, ~talks, talks | computes)
-                ),
-            )
+        for key, rows in zip(devices.rows(), rows_of_groups(number, devices.height), strict=True):
+            chosen = [rows[kind[rows]] for kind in kinds]
+            unions = [union(start[ours], end[ours]) for ours in chosen]
+            found[key] = _DeviceCoverage(int(start[rows].min()), *unions)
         return cls(found)
 
-    def device(self, rank: object, device: object) -> _DeviceCoverage:
-        """The unions of one device."""
-        return self.devices[rank, device]
-
-
-def _union(rows: pl.DataFrame) -> Intervals:
-    return union(rows["start"].to_numpy(), rows["end"].to_numpy())
+    def of_rows(self, frame: pl.DataFrame) -> list[tuple[Int64, _DeviceCoverage]]:
+        """The row numbers of each device in a frame with the columns rank and device, and the unions of the device."""
+        number, devices = numbered(frame, "rank", "device")
+        rows = rows_of_groups(number, devices.height)
+        return [(ours, self.devices[key]) for ours, key in zip(rows, devices.rows(), strict=True)]
 
 
 def collective_tables(
@@ -86,10 +85,10 @@ def collective_tables(
         step: step of each activity, -1 for none.
     """
     described = trace.collectives.with_row_index("of").filter(pl.col("gpu").is_not_null())
-    parts = trace.collective_parts.join(
-        described.select("gpu", number=pl.int_range(pl.len(), dtype=pl.Int32)), on="gpu"
-    )
     rank = trace.gpu["rank"]
+    of_rank = described.select("gpu", rank=rank.gather(described["gpu"].cast(pl.UInt32)))
+    numbers = of_rank.select("gpu", number=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"))
+    parts = trace.collective_parts.join(numbers, on="gpu")
     keys = list(_GROUP.values())
     # In large jobs a group lists thousands of ranks, so each group is stored once.
     used = pl.concat(
@@ -137,7 +136,7 @@ def _kernels(
     gpu = trace.gpu[at]
     program = gpu["program"]
     replayed = described["gpu"].is_in(trace.graph_places["gpu"].implode())
-    first = first_calls(trace, collective_instances(trace).rows).row
+    first = first_calls_of_ranks(trace, collective_instances(trace).rows)
     rows = described.with_columns(
         gpu.select(
             "rank", "device", "start", "duration", "correlation", pl.col("hlo").cast(pl.String)
@@ -161,58 +160,47 @@ def _between(
 ) -> pl.DataFrame:
     """Adds exposed time, and the times that the device had computed, copied and been idle at start and end."""
     charged = exposure(trace).rows.select("gpu", "exposed_ns")
-    numbered = rows.with_row_index("at").with_columns(pl.col("gpu").cast(pl.UInt32))
-    numbered = numbered.join(charged, on="gpu", how="left", maintain_order="left")
+    charged_rows = rows.with_row_index("at").with_columns(pl.col("gpu").cast(pl.UInt32))
+    charged_rows = charged_rows.join(charged, on="gpu", how="left", maintain_order="left")
     pieces = _longest_exposed(work, coverage)
-    numbered = numbered.with_columns(
-        exposed_start=pieces["exposed_start"].gather(numbered["gpu"]),
-        exposed_end=pieces["exposed_end"].gather(numbered["gpu"]),
+    charged_rows = charged_rows.with_columns(
+        exposed_start=pieces["exposed_start"].gather(charged_rows["gpu"]),
+        exposed_end=pieces["exposed_end"].gather(charged_rows["gpu"]),
     )
-    parts = [
-        numbered.clear().with_columns(_since(np.empty(0, np.int64), np.empty(0, np.int64), None))
-    ]
-    for (rank, device), ours in numbered.group_by("rank", "device", maintain_order=True):
-        start = ours["start"].to_numpy()
-        parts.append(
-            ours.with_columns(
-                _since(start, start + ours["duration"].to_numpy(), coverage.device(rank, device))
-            )
-        )
-    return pl.concat(parts).sort("at")
+    start = charged_rows["start"].to_numpy()
+    times = {"start": start, "end": start + charged_rows["duration"].to_numpy()}
+    columns = {
+        f"{what}_{when}_ns": np.zeros(len(start), np.int64)
+        for when in times
+        for what in ("compute", "copy", "idle")
+    }
+    for ours, device in coverage.of_rows(charged_rows):
+        for when, time in times.items():
+            since = _since(time[ours], device)
+            for what, values in zip(("compute", "copy", "idle"), since, strict=True):
+                columns[f"{what}_{when}_ns"][ours] = values
+    return charged_rows.with_columns(**{name: pl.Series(v) for name, v in columns.items()})
 
 
-def _since(start: Int64, end: Int64, of: _DeviceCoverage | None) -> list[pl.Series]:
-    """Compute, copy and idle time of the device from its first activity to each start and each end.
-
-    Without a device, there are no times, and the columns are empty.
-    """
-    columns = []
-    for when, time in (("start", start), ("end", end)):
-        if of is None:
-            compute = copy = idle = np.zeros(len(time), np.int64)
-        else:
-            begin = np.full(len(time), of.start)
-            compute = covered_lengths(begin, time, *of.compute)
-            copy = covered_lengths(begin, time, *of.compute_or_copy) - compute
-            idle = time - begin - covered_lengths(begin, time, *of.all)
-        columns += [
-            pl.Series(f"{what}_{when}_ns", values)
-            for what, values in (("compute", compute), ("copy", copy), ("idle", idle))
-        ]
-    return columns
+def _since(time: Int64, device: _DeviceCoverage) -> tuple[Int64, Int64, Int64]:
+    """Compute, copy and idle time of a device from its first activity to each time."""
+    begin = np.full(len(time), device.start)
+    compute = covered_lengths(begin, time, *device.compute)
+    copy = covered_lengths(begin, time, *device.compute_or_copy) - compute
+    idle = time - begin - covered_lengths(begin, time, *device.all)
+    return compute, copy, idle
 
 
 def _longest_exposed(work: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
     """For every activity that communicates, the longest piece of exposed time that is charged to it."""
     begin, finish = np.zeros(work.height, np.int64), np.zeros(work.height, np.int64)
-    talking = work.with_row_index("gpu").filter("communicates")
-    for (rank, device), ours in talking.group_by("rank", "device"):
-        ours = ours.sort("start", "gpu")  # noqa: PLW2901 - the same in order
-        end = ours["end"].to_numpy()
-        start = np.minimum(np.maximum(ours["start"].to_numpy(), reached_before(end)), end)
-        free = _outside(coverage.device(rank, device).compute)
-        piece = _longest_overlap(start, end, free)
-        begin[ours["gpu"].to_numpy()], finish[ours["gpu"].to_numpy()] = piece
+    talking = work.with_row_index("gpu").filter("communicates").sort("start", "gpu")
+    gpu, starts, ends = (talking[name].to_numpy() for name in ("gpu", "start", "end"))
+    for ours, device in coverage.of_rows(talking):
+        end = ends[ours]
+        start = np.minimum(np.maximum(starts[ours], reached_before(end)), end)
+        piece = _longest_overlap(start, end, _outside(device.compute))
+        begin[gpu[ours]], finish[gpu[ours]] = piece
     return pl.DataFrame({"exposed_start": begin, "exposed_end": finish})
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from thence.analysis.soundness.clock_rules import clocks
+from thence.analysis.soundness.copy_rules import listed_twice
 from thence.analysis.soundness.evidence import Evidence
-from thence.analysis.soundness.findings import Soundness
+from thence.analysis.soundness.findings import MISSING_WORK, Soundness
 from thence.analysis.soundness.launch_rules import launch_without_work, work_without_launch
 from thence.analysis.soundness.profiler_rules import (
     damaged_input,
@@ -13,12 +15,7 @@ from thence.analysis.soundness.profiler_rules import (
     profiler_overhead,
 )
 from thence.analysis.soundness.replay_rules import partial_replay
-from thence.analysis.soundness.time_rules import (
-    broken_order,
-    impossible_time,
-    outlier,
-    work_before_launch,
-)
+from thence.analysis.soundness.time_rules import broken_order, impossible_time, outlier
 from thence.analysis.soundness.window_rules import (
     empty_steps,
     missing_ranks,
@@ -34,9 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
+_LATE = "started_late"
 _RULES: tuple[Callable[[Evidence], Judgement], ...] = (
     launch_without_work,
     partial_replay,
+    listed_twice,
     work_without_launch,
     no_device_work,
     empty_steps,
@@ -44,7 +43,7 @@ _RULES: tuple[Callable[[Evidence], Judgement], ...] = (
     outlier,
     impossible_time,
     broken_order,
-    work_before_launch,
+    clocks,
     profiler_overhead,
     damaged_input,
     lost_records,
@@ -61,6 +60,13 @@ def check(tables: Tables) -> Soundness:
     evidence = Evidence(tables)
     judgements = [rule(evidence) for rule in _RULES]
     findings = [finding for judgement in judgements for finding in judgement.findings]
+    # What is known to be missing explains why other work started late.
+    known = {finding.rank for finding in findings if finding.code in MISSING_WORK - {_LATE}}
+    findings = [
+        finding
+        for finding in findings
+        if finding.code != _LATE or not (finding.rank in known or None in known)
+    ]
     return Soundness(
         tuple(sorted(findings, key=lambda finding: -finding.span_share)),
         tuple(note for judgement in judgements for note in judgement.notes),

@@ -11,12 +11,15 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.model.intervals import NO_ROW
-from thence.model.launches import CALLS, IDENTIFIED
+from thence.model.launches import CALLS, COUNTED, IDENTIFIED, UNCERTAIN
 from thence.model.names import matching
+from thence.model.one_timeline import numbered
 from thence.model.row_groups import rows_by_number
 from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thence.analysis.soundness.findings import Finding, NotChecked
     from thence.model.tables import Tables
     from thence.units import Ns
@@ -29,6 +32,8 @@ Mask = npt.NDArray[np.bool_]
 _KERNEL_LAUNCH = r"^(?:cuda|cu|hip)\w*Launch\w*Kernel"
 _GRAPH_LAUNCH = r"^(?:cuda|cu|hip)GraphLaunch"
 _WAIT = r"^(?:cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)"
+_WITHOUT_A_TIME = (*COUNTED, *(name for names in UNCERTAIN.values() for name in names))
+"""Names of launches that were identified by their CUPTI number; they lie between two times, which may be far apart."""
 
 
 @dataclass
@@ -88,13 +93,15 @@ def called(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
 class Launches:
     """The launches of kernels and CUDA graphs, in order of rank, process, thread and time.
 
-    A runtime call and the driver call that it makes are one launch.
+    A runtime call and the driver call that it makes are one launch. jax.profiler names a launch by its kernel.
 
     Attributes:
-        table: rank, process, thread, start (ns), end (ns), graph (whether it launches a CUDA graph), work
-            (number of device activities that it launched), first (start of the first of these, ns) and last (end of
-            the last one, ns); both are null if there are none.
-        of_work: for each device activity, the row of its launch in ``table``, or `NO_ROW`.
+        table: rank, process, thread, name, start (ns), end (ns), correlation, graph (whether it launches a CUDA
+            graph), shared (whether other launches of its rank have the same correlation id), work (number of device
+            activities with this id), first (start of the first of these, ns) and last (end of the last one, ns); both
+            are null if there are none.
+        of_work: for each device activity, the row of its launch in ``table``, or `NO_ROW`; the first of several
+            launches with the same id.
         ambiguous: mask of the device activities whose correlation id belongs to several launches.
     """
 
@@ -134,37 +141,83 @@ class Evidence:
 
     @cached_property
     def calls(self) -> pl.DataFrame:
-        """The API calls: rank, process, thread, category, name, start, end (ns) and correlation, as in host."""
+        """The API calls: host (row), rank, process, thread, category, name, start, end (ns), correlation."""
         return (
             self.tables.host.lazy()
+            .with_row_index("host")
             .filter(CALLS)
             .select(
-                *("rank", "process", "thread", "category", "name", "start", "correlation"),
+                *("host", "rank", "process", "thread", "category", "name", "start", "correlation"),
                 end=pl.col("start") + pl.col("duration"),
             )
             .collect()
         )
 
     @cached_property
+    def kernel_names(self) -> pl.Series:
+        """The distinct names of the kernels."""
+        return self.tables.gpu.filter(pl.col("kind") == "kernel")["name"].unique()
+
+    def _launching(self, calls: pl.DataFrame) -> Mask:
+        """Mask of the calls that launch kernels or CUDA graphs."""
+        named = matching(calls["name"], f"{_KERNEL_LAUNCH}|{_GRAPH_LAUNCH}")
+        by_kernel = calls["name"].is_in(self.kernel_names.implode()).fill_null(value=False)
+        mask: Mask = (named | by_kernel).to_numpy()
+        return mask
+
+    @cached_property
     def launches(self) -> Launches:
         """Every launch that has a correlation id, with its device work."""
-        calls = called(self.calls, f"{_KERNEL_LAUNCH}|{_GRAPH_LAUNCH}").filter(
-            pl.col("correlation").is_not_null() & IDENTIFIED
+        calls, number, found, several = self._matched
+        row = np.where(found == NO_ROW, NO_ROW, number[found]) if len(number) else found
+        ambiguous = (
+            (row != NO_ROW) & several[found] if len(number) else np.zeros(len(row), np.bool_)
         )
-        graph_names = called(calls, _GRAPH_LAUNCH)["name"].unique()
-        calls = calls.with_columns(
-            graph=pl.col("name").is_in(graph_names.implode()), launch=_outermost(calls)
-        )
-        row, ambiguous = self._matched(calls)
-        table = _merged(calls).select(
-            *("rank", "process", "thread", "start", "end", "graph", "correlation")
-        )
+        launch = number != NO_ROW
+        table = calls.with_columns(launch=pl.Series(number), shared=pl.Series(several))
+        table = _merged(table.filter(pl.Series(launch, dtype=pl.Boolean)))
+        table = table.drop("launch", "host", "category")
         first, last = self._times_of_work(row, table.height)
         work = np.bincount(row[row != NO_ROW], minlength=table.height)
         table = table.with_columns(
             work=pl.Series(work, dtype=pl.Int64), first=pl.Series(first), last=pl.Series(last)
         ).with_columns(pl.when(pl.col("work") > 0).then(pl.col("first", "last")))
+        if several.any():
+            of_id = ("rank", "correlation")
+            table = table.with_columns(
+                work=pl.when("shared").then(pl.col("work").max().over(of_id)).otherwise("work"),
+                first=pl.when("shared").then(pl.col("first").min().over(of_id)).otherwise("first"),
+                last=pl.when("shared").then(pl.col("last").max().over(of_id)).otherwise("last"),
+            )
         return Launches(table, row, ambiguous)
+
+    @cached_property
+    def by_stream(self) -> tuple[Int64, Int64]:
+        """The rows of gpu in order of stream and start, and the number of the stream of each of these."""
+        stream, _ = numbered(self.tables.gpu, "rank", "device", "stream")
+        rows = np.lexsort((self.tables.gpu["start"].to_numpy(), stream))
+        return rows, stream[rows]
+
+    @cached_property
+    def differing_graphs(self) -> pl.DataFrame:
+        """Rank and id of the CUDA graphs whose launches ran different activities, by number or by the sum of hashes."""
+        launched = self.tables.gpu.lazy().filter(
+            pl.col("graph").is_not_null(), pl.col("correlation") > 0
+        )
+        what = pl.coalesce(pl.col("node").hash(), pl.col("name").to_physical().hash())
+        launches = launched.group_by("rank", "graph", "correlation").agg(pl.len(), what=what.sum())
+        differs = pl.struct("len", "what").n_unique() > 1
+        graphs = launches.group_by("rank", "graph").agg(differs=differs)
+        return graphs.filter("differs").drop("differs").collect()
+
+    @cached_property
+    def in_graph(self) -> Mask:
+        """Mask of the activities that a launch of a CUDA graph launched."""
+        result = self.tables.gpu["graph"].is_not_null().to_numpy().copy()
+        row = self.launches.of_work
+        known = np.flatnonzero(row != NO_ROW)
+        result[known] |= self.launches.table["graph"].to_numpy()[row[known]]
+        return result
 
     def _times_of_work(self, row: Int64, rows: int) -> tuple[Int64, Int64]:
         """First start and last end of the work of each launch (ns); arbitrary for a launch without work."""
@@ -176,27 +229,55 @@ class Evidence:
         np.maximum.at(last, row[launched], start + self.tables.gpu["duration"].to_numpy()[launched])
         return first, last
 
-    def _matched(self, calls: pl.DataFrame) -> tuple[Int64, Mask]:
-        """The launch of each activity, and whether several launches have its correlation id."""
+    @cached_property
+    def call_of_work(self) -> Int64:
+        """The row in `calls` of the API call that launched each activity.
+
+        `NO_ROW` if the trace does not contain the call, if several calls have its correlation id, or if only its
+        CUPTI number is known, which does not tell when it was made.
+        """
+        calls, _, found, several = self._matched
+        if not calls.height:
+            return found
+        timed = ~several & ~calls["name"].cast(pl.String).is_in(_WITHOUT_A_TIME).to_numpy()
+        rows = calls["row"].to_numpy().astype(np.int64)
+        return np.where((found != NO_ROW) & timed[found], rows[found], NO_ROW)
+
+    @cached_property
+    def _matched(self) -> tuple[pl.DataFrame, Int64, Int64, Mask]:
+        """The calls with an id, and the device work that has these ids.
+
+        Returns:
+            The calls: as `calls`, row (in it) and graph. For each of them the number of its launch, `NO_ROW` if it
+            launches no kernel or graph. For each activity the first of these calls that has its id, or `NO_ROW`. The
+            mask of the calls whose id other launches, or other calls, have as well.
+        """
+        calls = self.calls.with_row_index("row").filter(
+            pl.col("correlation").is_not_null() & IDENTIFIED
+        )
+        launches = np.flatnonzero(self._launching(calls))
+        calls = calls.with_columns(graph=matching(calls["name"], _GRAPH_LAUNCH))
+        number = np.full(calls.height, NO_ROW, np.int64)
+        number[launches] = _outermost(calls[launches]).to_numpy()
+        own = np.where(number == NO_ROW, np.arange(len(number)) + len(number), number)
         gpu = self.tables.gpu
-        row = np.full(gpu.height, NO_ROW, np.int64)
-        ambiguous = np.zeros(gpu.height, np.bool_)
+        result = np.full(gpu.height, NO_ROW, np.int64)
+        several = np.zeros(calls.height, np.bool_)
         ids = gpu["correlation"].fill_null(0).to_numpy()
+        known = calls["correlation"].to_numpy()
         work = dict(rows_by_number(gpu["rank"].to_numpy()))
         for rank, rows in rows_by_number(calls["rank"].to_numpy()):
-            part = calls[rows]
+            order = rows[np.argsort(known[rows], kind="stable")]
+            sorted_ids, of_id = known[order], own[order]
+            shared = (sorted_ids[1:] == sorted_ids[:-1]) & (of_id[1:] != of_id[:-1])
+            if shared.any():
+                several[order] = np.isin(sorted_ids, sorted_ids[1:][shared])
             wanted = work.get(rank, rows[:0])
             wanted = wanted[ids[wanted] != 0]
-            known, launch = part["correlation"].to_numpy(), part["launch"].to_numpy()
-            order = np.argsort(known, kind="stable")
-            known, launch = known[order], launch[order]
-            shared = (known[1:] == known[:-1]) & (launch[1:] != launch[:-1])
-            several = np.isin(known, known[1:][shared])
-            at = np.minimum(np.searchsorted(known, ids[wanted]), len(known) - 1)
-            found = known[at] == ids[wanted]
-            row[wanted[found]] = launch[at[found]]
-            ambiguous[wanted[found]] = several[at[found]]
-        return row, ambiguous
+            at = np.minimum(np.searchsorted(sorted_ids, ids[wanted]), len(sorted_ids) - 1)
+            found = sorted_ids[at] == ids[wanted]
+            result[wanted[found]] = order[at[found]]
+        return calls, number, result, several
 
     @cached_property
     def launching_ranks(self) -> dict[int, tuple[int, int]]:
@@ -206,13 +287,33 @@ class Evidence:
         )
         return {rank: (n, working) for rank, n, working in counted.rows()}
 
+    def without_launches(self, ranks: Sequence[int] = ()) -> str:
+        """The reason why no launch of some ranks, or of any rank if none are given, has device work.
+
+        A phrase that says what is missing: the calls, their ids, or the device work.
+        """
+        launches = self.calls.filter(pl.Series(self._launching(self.calls), dtype=pl.Boolean))
+        work = self.tables.gpu
+        if ranks:
+            launches, work = (x.filter(pl.col("rank").is_in(ranks)) for x in (launches, work))
+        if work.is_empty():
+            return "there is no device work"
+        if not launches.is_empty():
+            return (
+                f"none of the {launches.height:,} recorded launches has the id of any device work"
+            )
+        names = self.calls["name"].cast(pl.String)
+        if names.is_in(_WITHOUT_A_TIME).any():
+            return "launches are known by their CUPTI numbers alone, which only device work has"
+        return "no launches are recorded"
+
     def waits(self, rank: int) -> pl.DataFrame:
         """The calls in which the host waited for all work of a device; columns as `calls`."""
-        return self._waits.filter(pl.col("rank") == rank)
+        return self._waits.get((rank,), self.calls.clear())
 
     @cached_property
-    def _waits(self) -> pl.DataFrame:
-        return called(self.calls, _WAIT)
+    def _waits(self) -> dict[tuple[object, ...], pl.DataFrame]:
+        return called(self.calls, _WAIT).partition_by("rank", as_dict=True)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -246,10 +347,12 @@ def _merged(calls: pl.DataFrame) -> pl.DataFrame:
     """One row for each launch, from rows for each call; see `_outermost`."""
     if calls.is_empty() or int(calls["launch"][-1]) + 1 == calls.height:
         return calls
+    others = [name for name in calls.columns if name not in ("launch", "end", "graph", "shared")]
     return calls.group_by("launch", maintain_order=True).agg(
-        *(pl.col(c).first() for c in ("rank", "process", "thread", "start", "correlation")),
+        *(pl.col(name).first() for name in others),
         end=pl.col("end").max(),
         graph=pl.col("graph").any(),
+        shared=pl.col("shared").any(),
     )
 
 

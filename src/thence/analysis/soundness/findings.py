@@ -16,12 +16,25 @@ if TYPE_CHECKING:
 
     from thence.units import Ns
 
-__all__ = ["MISSING_RANKS", "MISSING_WORK", "RULES", "Finding", "NotChecked", "Soundness"]
+__all__ = [
+    "CLOCKS",
+    "MISSING",
+    "MISSING_RANKS",
+    "MISSING_WORK",
+    "OVERHEAD",
+    "RULES",
+    "UNKNOWN_LAUNCHES",
+    "WINDOWS",
+    "Finding",
+    "NotChecked",
+    "Soundness",
+]
 
 RULES: Mapping[str, str] = MappingProxyType(
     {
         "launch_without_work": "every launch of a kernel or CUDA graph has its device work",
-        "partial_replay": "every launch of a CUDA graph ran as many kernels as its other launches",
+        "partial_replay": "every launch of a CUDA graph ran all that launches of this graph ran",
+        "listed_twice": "no device work and no launch is listed twice",
         "work_without_launch": "every kernel has the call that launched it, where calls are recorded",
         "no_device_work": "every rank that launched something has device work",
         "empty_steps": "every profiler step has device work, where others have",
@@ -30,6 +43,8 @@ RULES: Mapping[str, str] = MappingProxyType(
         "impossible_time": "no device work has an impossible start or duration",
         "broken_order": "kernels of one stream start in the order of their launches",
         "work_before_launch": "no device work starts before its launch",
+        "late_clock": "no device work ends after a call that had waited for it, nor does all of it start late",
+        "started_late": "device work starts soon after its launch if its device has nothing else to do",
         "profiler_overhead": "the profiler's own work does not make the GPU idle",
         "damaged_input": "the input is whole, and nothing of it had to be repaired",
         "lost_records": "the recorder lost no records",
@@ -54,10 +69,20 @@ _COLUMNS = {
 MISSING_WORK = frozenset(
     {
         *("launch_without_work", "partial_replay", "no_device_work", "empty_steps"),
-        *("damaged_input", "lost_records"),
+        *("started_late", "damaged_input", "lost_records"),
     }
 )
 """Rules whose violation means that the trace lacks device work that ran."""
+
+
+MISSING, UNKNOWN_LAUNCHES, CLOCKS, WINDOWS, OVERHEAD = (
+    "whether device work is missing",
+    "which launch each kernel is from",
+    "whether the clocks of host and device agree",
+    "whether the ranks were recorded at the same time",
+    "how much idle time the profiler caused",
+)
+"""What cannot be known of a trace if rules cannot be applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +127,13 @@ class NotChecked:
     Attributes:
         code: code of the rule, a key of `RULES`.
         text: one sentence: why it could not be applied, and what the trace shows instead.
+        unknown: what therefore cannot be known of the trace, one of the phrases below; empty if there is nothing that
+            the rule could judge, or if it could judge nearly all.
     """
 
     code: str
     text: str
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +159,23 @@ class Soundness(Shown):
     def work_missing(self) -> bool:
         """Whether the trace lacks device work that ran; idle time is then an upper bound."""
         return any(finding.code in MISSING_WORK for finding in self.findings)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What cannot be known because rules could not be applied: phrases such as `MISSING`."""
+        return tuple(dict.fromkeys(entry.unknown for entry in self.not_checked if entry.unknown))
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: whether the trace is sound, as far as it can be known."""
+        if self.findings:
+            bound = "; idle time is at most what is shown" if self.work_missing else ""
+            return f"not sound: figures of this trace can be wrong{bound}"
+        if not self.unknown:
+            return "sound: nothing was found that makes its figures wrong"
+        *most, last = self.unknown
+        phrases = f"{', '.join(most)} and {last}" if most else last
+        return f"nothing wrong was found, but this trace cannot show {phrases}"
 
     @property
     def statement(self) -> str | None:
@@ -179,11 +224,10 @@ class Soundness(Shown):
 
     def form(self) -> Form:
         """How a notebook displays the result."""
-        verdict = "sound" if self.sound else "not sound"
         unchecked = len({entry.code for entry in self.not_checked})
         return Form(
-            f"{verdict}: {len(RULES)} rules, {several(len(self.findings), 'finding')}",
-            self.statement or "nothing was found that makes its figures wrong",
+            f"{len(RULES)} rules, {several(len(self.findings), 'finding')}",
+            self.statement or self.verdict,
             self.frame(),
             {
                 "verdict": "verdict", "code": "rule", "rank": "rank", "device": "GPU", "span_share": "of the span",

@@ -5,7 +5,7 @@ Even in a sound trace, these launches have no device work, so they are left out:
 - launches while a stream is captured: their kernels become nodes of a graph, and run when the graph is launched;
 - the last launches of a recording that ended while the device still worked, unless the host waited for the
   whole device after them: in that case their work had ended before the recording did;
-- in recordings without the calls that begin and end captures, launches that look captured: see
+- in traces without the calls that begin and end captures, launches that look captured: see
   `_probably_captured`.
 
 Copies and sets are not judged: a copy or set of 0 bytes has no device work. Kernels that the device itself
@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.soundness.evidence import Evidence, Judgement, called
-from thence.analysis.soundness.findings import Finding, NotChecked
+from thence.analysis.soundness.findings import MISSING, UNKNOWN_LAUNCHES, Finding, NotChecked
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
 from thence.model.launches import COUNTED
 from thence.model.row_groups import rows_by_number
@@ -29,7 +29,7 @@ from thence.units import listed
 if TYPE_CHECKING:
     from thence.analysis.soundness.evidence import Int64, Mask
 
-__all__ = ["launch_without_work", "work_without_launch"]
+__all__ = ["launch_without_work", "only_captured", "work_without_launch"]
 
 _BEGIN, _END = r"StreamBeginCapture", r"StreamEndCapture"
 _ONLY_LAUNCHES = r"Launch|Memcpy|Memset|Synchronize|StreamWaitEvent"
@@ -42,19 +42,20 @@ def launch_without_work(evidence: Evidence) -> Judgement:
     """Judges launches of kernels and CUDA graphs that have no device work."""
     judgement = Judgement(not_checked=_unknown_launches(evidence))
     table = evidence.launches.table
-    captured = _captured(evidence)
-    blind = _hides_captures(evidence)
+    without = (table["work"] == 0).to_numpy() & ~_captured(evidence)
     maybe_captured = 0
     for rank, rows in rows_by_number(table["rank"].to_numpy()):
         if not _corresponds(evidence, rank):
-            judgement.not_checked.append(_no_correspondence(rank))
+            text = f"rank {rank}: {evidence.without_launches([rank])}"
+            judgement.not_checked.append(NotChecked("launch_without_work", text, MISSING))
+            continue
+        missing = without[rows]
+        if not missing.any():
             continue
         part = table[rows]
-        missing = (part["work"] == 0).to_numpy() & ~captured[rows]
-        if blind:
-            looks = _probably_captured(part, missing)
-            maybe_captured += int(looks.sum())
-            missing &= ~looks
+        looks = _probably_captured(evidence, part, missing)
+        maybe_captured += int(looks.sum())
+        missing &= ~looks
         late = missing & _after_the_end(evidence, rank, part)
         queued = _queued_at_the_end(evidence, rank, part)
         if not (missing & ~late & ~queued).any():
@@ -66,8 +67,8 @@ def launch_without_work(evidence: Evidence) -> Judgement:
         judgement.not_checked.append(
             NotChecked(
                 "launch_without_work",
-                f"{maybe_captured:,} launches without device work are followed by a launch of a CUDA graph that can"
-                " contain them: they were most likely captured; the recording has no calls that begin or end a capture",
+                f"{maybe_captured:,} launches without device work were most likely captured into CUDA graphs that"
+                " are launched later; the trace has no calls that begin or end a capture",
             )
         )
     return judgement
@@ -77,11 +78,15 @@ def _unknown_launches(evidence: Evidence) -> list[NotChecked]:
     ranks = sorted(set(evidence.windows) - set(evidence.launching_ranks))
     if not ranks:
         return _unknown_kernel_launches(evidence)
-    whose = "" if len(ranks) == len(evidence.windows) else f" of ranks {listed(ranks)}"
-    text = f"no launches{whose} are recorded, so missing device work cannot be detected"
-    jumps = [_jump(evidence, rank) for rank in ranks]
-    text = "; ".join([text, *(jump for jump in jumps[:1] if jump)])
-    return [NotChecked(code, text) for code in ("launch_without_work", "work_without_launch")]
+    reason = evidence.without_launches(ranks)
+    whose = "" if len(ranks) == len(evidence.windows) else f"ranks {listed(ranks)}: "
+    text = f"{whose}{reason}, so missing device work cannot be detected"
+    jumps = [_jump(evidence, rank) for rank in ranks[:1]]
+    text = "; ".join([text, *(jump for jump in jumps if jump)])
+    return [
+        NotChecked("launch_without_work", text, MISSING),
+        NotChecked("work_without_launch", text, UNKNOWN_LAUNCHES),
+    ]
 
 
 def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
@@ -96,6 +101,7 @@ def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
         NotChecked(
             "launch_without_work",
             "only launches of CUDA graphs are recorded as calls, so other missing work cannot be detected",
+            MISSING,
         )
     ]
 
@@ -128,13 +134,6 @@ def _corresponds(evidence: Evidence, rank: int) -> bool:
     return evidence.launching_ranks[rank][1] > 0 or rank not in evidence.kernel_ranks
 
 
-def _no_correspondence(rank: int) -> NotChecked:
-    return NotChecked(
-        "launch_without_work",
-        f"rank {rank}: no launch has the correlation id of any device work",
-    )
-
-
 def _captured(evidence: Evidence) -> Mask:
     """Mask of the launches during which any stream of their process was being captured."""
     table = evidence.launches.table
@@ -156,24 +155,45 @@ def _captured(evidence: Evidence) -> Mask:
     return captured
 
 
+def only_captured(evidence: Evidence) -> dict[int, int]:
+    """Ranks whose launches were all captured into CUDA graphs that were not launched, with the number of launches."""
+    table = evidence.launches.table
+    if table.is_empty():
+        return {}
+    captured = table.select("rank", only=pl.Series(_captured(evidence)) & ~pl.col("graph"))
+    ranks = captured.group_by("rank").agg(pl.len(), pl.col("only").all())
+    only = ranks.filter("only", ~pl.col("rank").is_in(list(evidence.windows)))
+    return dict(only.select("rank", "len").sort("rank").rows())
+
+
 def _hides_captures(evidence: Evidence) -> bool:
     """Whether the recorder kept only calls that launch or wait, so that captures cannot be seen."""
     names = evidence.calls["name"].unique().cast(pl.String)
     return len(names) > 0 and bool(names.str.contains(_ONLY_LAUNCHES).all())
 
 
-def _probably_captured(part: pl.DataFrame, missing: Mask) -> Mask:
-    """Mask of launches that were probably captured: runs without work on one thread whose length fits a graph.
+def _probably_captured(evidence: Evidence, part: pl.DataFrame, missing: Mask) -> Mask:
+    """Mask of launches without work that were probably captured, in traces without the calls that capture.
 
-    XLA captures library calls just before it launches the graph that contains them: such a run is followed by
-    a launch of a graph with at least as many activities. torch captures a whole graph: such a run has exactly as
-    many launches as some graph has activities, and the graph is launched at another time.
+    jax.profiler names launches by their kernels, and records the creation of graphs: there, any launch of a rank that
+    uses graphs may have been captured.
+
+    Recorders that keep only calls that launch or wait hide captures, too. There, these were probably captured: runs
+    of launches without work on one thread whose length fits a graph. XLA captures library calls just before it
+    launches the graph that contains them: such a run is followed by a launch of a graph with at least as many
+    activities. torch captures a whole graph: such a run has exactly as many launches as some graph has activities, and
+    the graph is launched at another time.
     """
     result = np.zeros(part.height, np.bool_)
     graph = part["graph"].to_numpy()
     eager = missing & ~graph
+    if not eager.any():
+        return result
+    if graph.any() and part["name"].is_in(evidence.kernel_names.implode()).any():
+        result[eager] = True
+        return result
     sizes = part.filter(pl.col("graph") & (pl.col("work") > 0))["work"].to_numpy()
-    if not len(sizes) or not eager.any():
+    if not len(sizes) or not _hides_captures(evidence):
         return result
     track = part.select(pl.struct("process", "thread").rank("dense")).to_series().to_numpy()
     change = np.flatnonzero((eager[1:] != eager[:-1]) | (track[1:] != track[:-1])) + 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.soundness.evidence import Evidence, Judgement
-from thence.analysis.soundness.findings import Finding, NotChecked
+from thence.analysis.soundness.findings import OVERHEAD, Finding, NotChecked
 from thence.model.intervals import gaps, shared_length, union
 from thence.units import format_ns
 
@@ -29,7 +29,7 @@ def profiler_overhead(evidence: Evidence) -> Judgement:
     overhead = evidence.tables.host.filter(pl.col("category") == "overhead")
     if overhead.is_empty():
         text = "the trace does not record the time of the profiler itself"
-        judgement.not_checked.append(NotChecked("profiler_overhead", text))
+        judgement.not_checked.append(NotChecked("profiler_overhead", text, OVERHEAD))
         return judgement
     for (rank, device), work in evidence.tables.gpu.group_by("rank", "device", maintain_order=True):
         start = work["start"].to_numpy()

@@ -1,32 +1,43 @@
-"""Launches of CUDA graphs that ran fewer kernels than other launches of the same graph.
+"""Launches of CUDA graphs that ran less than their graph contains.
 
-If the trace names the graph of each activity, the launches of a graph are compared with the launch of that graph that
-ran the most activities. Launches of a graph with conditional nodes may differ, so they are a note.
+What a graph contains is known from what all of its launches ran together: each launch may have lost other work.
 
-If it does not, the launches of all graphs are compared with the most frequent set of activities (by name, grid and
-block). A launch that ran a part of this set may be of another graph. So it is a finding only if all other launches ran
-this set or a part of it, and no two launches ran the same part; otherwise it is a note.
+If the trace names the graph of each activity, the launches of a graph are compared, node by node. Launches of a graph
+with conditional nodes may differ, so they are a note.
+
+If it does not, launches are compared that ran mostly the same activities (by name, grid and block). They are launches
+of one graph, or of graphs that are alike: the layers of a model may be graphs of which the last lacks a part, and
+graphs for other batch sizes differ in their grids. So launches are only compared if each activity of each of them
+occurs in at least half of them all. Then launches that ran something else are a finding if three or more of them, and
+at least half, ran what no other launch ran; or if none of them ran what another ran, and the trace has no other
+graphs. Otherwise they are a note.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from thence.analysis.soundness.evidence import Evidence, Judgement, Launches
-from thence.analysis.soundness.findings import Finding
+from thence.analysis.soundness.evidence import Evidence, Judgement
+from thence.analysis.soundness.findings import MISSING, Finding, NotChecked
 from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
-    from thence.analysis.soundness.evidence import Mask
+    from collections.abc import Iterator
+
+    from thence.analysis.soundness.evidence import Int64, Mask
 
 __all__ = ["partial_replay"]
 
-_MOST_SHAPES = 100  # launches with more different sets of activities are not compared
-_LARGEST = 20_000  # if a launch has more activities, launches are not compared
+_MAX_SHAPES = 100  # launches with more different sets of activities are not compared
+_MAX_ACTIVITIES = 20_000  # if a launch has more activities, launches are not compared
+_MIN_LAUNCHES = 3  # of graphs without ids; of two launches either may be of another graph
+_MIN_UNIQUE = (
+    3  # launches that ran what no other did; the first and last layer of a model may be special
+)
+_LAUNCH = ["rank", "graph", "correlation"]
 
 
 def partial_replay(evidence: Evidence) -> Judgement:
@@ -43,29 +54,33 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
     """Compares the launches of each graph that the trace names."""
     activities = evidence.tables.gpu.lazy().filter(pl.col("graph").is_not_null())
     launched = activities.filter(pl.col("correlation") > 0)
-    suspects = _of_different_sizes(launched)
-    if suspects.is_empty():
+    differing = evidence.differing_graphs
+    if differing.is_empty():
         return
+    # Without ids of nodes, activities are told apart by what they run, and of equal ones by their number.
+    part = launched.join(differing.lazy(), on=["rank", "graph"], how="semi")
+    nodes = pl.col("node").drop_nulls().n_unique().over("rank", "graph") > 1
+    token = pl.when(nodes).then(pl.col("node").hash()).otherwise(_identity().hash())
+    part = part.with_columns(nodes=nodes, token=token)
+    part = part.with_columns(
+        token=pl.when("nodes")
+        .then("token")
+        .otherwise(pl.col("token") + pl.int_range(pl.len()).over(*_LAUNCH, "token").cast(pl.UInt64))
+    )
     launches = (
-        launched.join(suspects.lazy(), on=["rank", "graph"], how="semi")
-        .group_by("rank", "graph", "correlation")
+        part.with_columns(fullest=pl.col("token").n_unique().over("rank", "graph"))
+        .group_by(_LAUNCH)
         .agg(
-            pl.len().alias("size"),
-            nodes=pl.col("node").n_unique(),
-            unknown=(pl.col("node").null_count() > 0) | (pl.col("node").n_unique() == 1),
+            ran=pl.col("token").n_unique(),
+            repeated=pl.col("token").n_unique() < pl.len(),
+            fullest=pl.col("fullest").first(),
             start=pl.col("start").min(),
             end=(pl.col("start") + pl.col("duration")).max(),
-            ns=pl.col("duration").sum(),
             device=pl.col("device").first(),
         )
         .with_columns(
-            ran=pl.when("unknown").then("size").otherwise("nodes"),
-            repeated=~pl.col("unknown") & (pl.col("nodes") < pl.col("size")),
-        )
-        .with_columns(
-            fullest=pl.col("ran").max().over("rank", "graph"),
             launches=pl.len().over("rank", "graph"),
-            varies=pl.col("repeated").any().over("rank", "graph"),
+            varies=pl.col("repeated").mean().over("rank", "graph") > 0.5,
         )
         .filter(pl.col("ran") < pl.col("fullest"))
         .collect()
@@ -75,20 +90,13 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
     conditional = activities.filter(pl.col("correlation") == 0).select("rank", "graph").unique()
     bodies = set(conditional.collect().rows())
     cut = {rank: _cut_by_the_recording(evidence, rank) for rank in launches["rank"].unique()}
-    for (rank, graph), part in launches.sort("rank", "graph", "start").group_by(
+    for (rank, graph), of_graph in launches.sort(*_LAUNCH[:2], "start").group_by(
         "rank", "graph", maintain_order=True
     ):
-        finding = _finding(evidence, int(rank), part, f"CUDA graph {graph}")
-        at_edges = set(part["correlation"]) <= cut[int(rank)]
-        doubtful = (rank, graph) in bodies or bool(part["varies"].any()) or at_edges
+        finding = _finding(evidence, int(rank), of_graph, f"CUDA graph {graph}")
+        at_edges = set(of_graph["correlation"]) <= cut[int(rank)]
+        doubtful = (rank, graph) in bodies or bool(of_graph["varies"].any()) or at_edges
         (judgement.notes if doubtful else judgement.findings).append(finding)
-
-
-def _of_different_sizes(launched: pl.LazyFrame) -> pl.DataFrame:
-    """Rank and id of the graphs whose launches ran different numbers of activities."""
-    sizes = launched.group_by("rank", "graph", "correlation").len()
-    graphs = sizes.group_by("rank", "graph").agg(pl.col("len").n_unique())
-    return graphs.filter(pl.col("len") > 1).select("rank", "graph").collect()
 
 
 def _cut_by_the_recording(evidence: Evidence, rank: int) -> set[int]:
@@ -113,12 +121,23 @@ def _cut_by_the_recording(evidence: Evidence, rank: int) -> set[int]:
     return cut if waited.height else cut | {last}
 
 
-def _finding(evidence: Evidence, rank: int, part: pl.DataFrame, graph: str) -> Finding:
-    """The finding about launches of one graph; ``part`` has the columns ran, fullest, launches, start, end, device."""
+def _finding(
+    evidence: Evidence, rank: int, part: pl.DataFrame, graph: str, extra: int = 0
+) -> Finding:
+    """The finding about launches of one graph.
+
+    Args:
+        evidence: the trace.
+        rank: of the launches.
+        part: launches that differ, with the columns ran, fullest, launches, start, end, device.
+        graph: what the launches are of.
+        extra: number of activities that launches ran in addition to those of the graph.
+    """
     window = evidence.window(rank)
     touched = int((part["end"] - part["start"]).sum())
     least, most = int(part["ran"].min()), int(part["ran"].max())  # type: ignore[arg-type]
     ran = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    more = f", and {extra:,} more than once" if extra else ""
     devices = part["device"].unique()
     times = part["start"].to_numpy()
     return Finding(
@@ -129,7 +148,7 @@ def _finding(evidence: Evidence, rank: int, part: pl.DataFrame, graph: str) -> F
         touched,
         window.share(touched),
         f"rank {rank}: {part.height:,} of {int(part['launches'][0]):,} launches of {graph} ran {ran} of the"
-        f" {int(part['fullest'][0]):,} activities of its fullest launch, the first"
+        f" {int(part['fullest'][0]):,} activities of the graph{more}, the first"
         f" {window.at(int(times.min()))}{evidence.steps_at(rank, times)}",
     )
 
@@ -145,23 +164,12 @@ def _unnamed(evidence: Evidence, judgement: Judgement) -> None:
     chosen = np.flatnonzero(unnamed & of_graph[row])
     if not len(chosen):
         return
-    shapes = _shapes(evidence, launches, chosen)
-    for (rank,), part in shapes.group_by("rank", maintain_order=True):
-        _compare(evidence, judgement, int(rank), part, chosen)
-
-
-def _shapes(evidence: Evidence, launches: Launches, chosen: Any) -> pl.DataFrame:
-    """Per launch: rank, launch, shape (hash of its activities), ran (their number), start, end, device."""
-    gpu: pl.DataFrame = evidence.tables.gpu[chosen]
-    return (
-        gpu.lazy()
-        .select(
-            *("rank", "device", "start"),
-            launch=pl.Series(launches.of_work[chosen]),
-            end=pl.col("start") + pl.col("duration"),
-            what=_identity().hash(),
-        )
-        .group_by("rank", "launch")
+    activities = evidence.tables.gpu[chosen].select(
+        "rank", "device", "start", end=pl.col("start") + pl.col("duration"), what=_identity().hash()
+    )
+    activities = activities.with_columns(launch=pl.Series(row[chosen]))
+    shapes = (
+        activities.group_by("rank", "launch")
         .agg(
             ran=pl.len(),
             shape=pl.col("what").sort().implode().hash().first(),
@@ -169,9 +177,17 @@ def _shapes(evidence: Evidence, launches: Launches, chosen: Any) -> pl.DataFrame
             end=pl.col("end").max(),
             device=pl.col("device").first(),
         )
+        .with_columns(differ=pl.col("shape").n_unique().over("rank") > 1)
+        .filter("differ")
         .sort("rank", "start")
-        .collect()
     )
+    for (rank,), part in shapes.group_by("rank", maintain_order=True):
+        number = int(rank)
+        if part["shape"].n_unique() > _MAX_SHAPES or int(part["ran"].max()) > _MAX_ACTIVITIES:  # type: ignore[arg-type]
+            text = f"rank {number}: too many different launches of CUDA graphs without ids to compare them"
+            judgement.not_checked.append(NotChecked("partial_replay", text, MISSING))
+            continue
+        _compare(evidence, judgement, number, part, activities)
 
 
 def _identity() -> pl.Expr:
@@ -181,46 +197,89 @@ def _identity() -> pl.Expr:
 
 
 def _compare(
-    evidence: Evidence, judgement: Judgement, rank: int, part: pl.DataFrame, chosen: Any
+    evidence: Evidence,
+    judgement: Judgement,
+    rank: int,
+    launches: pl.DataFrame,
+    activities: pl.DataFrame,
 ) -> None:
-    shapes = (
-        part.group_by("shape")
-        .agg(pl.len(), pl.col("ran").first(), pl.col("launch").first())
-        .sort("len", "ran", descending=True)
+    """Compares the launches of graphs of one rank.
+
+    Args:
+        evidence: the trace.
+        judgement: to which the result is added.
+        rank: of the launches.
+        launches: launch, shape, ran, start, end and device, in order of time.
+        activities: of all launches: launch and what they run.
+    """
+    shapes = launches.group_by("shape", maintain_order=True).agg(pl.len(), pl.col("launch").first())
+    counted = (
+        activities.join(shapes, on="launch", how="semi")
+        .group_by("launch", "what")
+        .len("count")
+        .with_columns(what=pl.col("what").rank("dense") - 1)
     )
-    if not 2 <= shapes.height <= _MOST_SHAPES or int(part["ran"].max()) > _LARGEST:  # type: ignore[arg-type]
-        return
-    full = shapes.row(0, named=True)
-    if full["len"] < 2:
-        return
-    whole = _activities(evidence, chosen, full["launch"])
-    within = [
-        row["shape"]
-        for row in shapes[1:].iter_rows(named=True)
-        if row["ran"] < full["ran"] and _activities(evidence, chosen, row["launch"]) <= whole
-    ]
-    if not within:
-        return
-    partial = part.filter(pl.col("shape").is_in(within)).with_columns(
-        fullest=pl.lit(full["ran"]), launches=pl.lit(part.height)
-    )
-    finding = _finding(evidence, rank, partial, "CUDA graphs with the same activities")
-    alone = len(within) == shapes.height - 1 and partial.height == len(within)
+    order = {launch: place for place, launch in enumerate(shapes["launch"])}
+    counts = np.zeros((shapes.height, int(counted["what"].max()) + 1), np.int64)  # type: ignore[arg-type]
+    place = counted["launch"].replace_strict(order, return_dtype=pl.Int64).to_numpy()
+    counts[place, counted["what"].to_numpy()] = counted["count"].to_numpy()
+    number = shapes["len"].to_numpy().astype(np.int64)
     waited = evidence.waits(rank).filter(pl.col("end") >= evidence.window(rank).end).height > 0
-    last = partial.height == 1 and partial["start"][0] == part["start"].max() and not waited
-    (judgement.findings if alone and not last else judgement.notes).append(finding)
-
-
-def _activities(evidence: Evidence, chosen: Any, launch: int) -> Counter[Any]:
-    """How often each name, grid and block occurs among the activities of a launch."""
-    of: Mask = evidence.launches.of_work[chosen] == launch
-    gpu = evidence.tables.gpu[chosen[of]]
-    return Counter(
-        (name, tuple(grid or ()), tuple(block or ()))
-        for name, grid, block in zip(
-            gpu["name"].cast(pl.String).to_list(),
-            gpu["grid"].arr.to_list().to_list(),
-            gpu["block"].arr.to_list().to_list(),
-            strict=True,
+    for alike, expected in _alike(counts, number):
+        differ = alike[(counts[alike] != expected).any(axis=1)]
+        if not len(differ):
+            continue
+        part = launches.filter(pl.col("shape").is_in(shapes["shape"][differ.tolist()].implode()))
+        ran = pl.DataFrame(
+            {
+                "shape": shapes["shape"][differ.tolist()],
+                "ran": np.minimum(counts[differ], expected).sum(axis=1),
+            }
         )
-    )
+        part = part.drop("ran").join(ran, on="shape", maintain_order="left").with_columns(
+            fullest=pl.lit(int(expected.sum())), launches=pl.lit(int(number[alike].sum()))
+        )  # fmt: skip
+        extra = int((number[differ] * (counts[differ] - expected).clip(0).sum(axis=1)).sum())
+        graph = "CUDA graphs with the same activities"
+        finding = _finding(evidence, rank, part, graph, extra)
+        unique = int((number[differ] == 1).sum())
+        many = unique >= _MIN_UNIQUE and 2 * unique >= part.height
+        last = part.height == 1 and part["start"][0] == launches["start"].max() and not waited
+        only = unique == part.height and len(alike) == shapes.height and not last
+        (judgement.findings if many or only else judgement.notes).append(finding)
+
+
+def _alike(counts: Int64, number: Int64) -> Iterator[tuple[Int64, Int64]]:
+    """Groups of shapes that differ little: their rows, and how often each activity occurs in at least half of them.
+
+    Every activity of every shape of a group occurs in at least half of its launches.
+
+    Args:
+        counts: how often each activity occurs in each shape, (shapes, activities).
+        number: of launches of each shape.
+    """
+    left = np.argsort(-number * (counts.sum() + 1) - counts.sum(axis=1), kind="stable")
+    while len(left):
+        leader = left[0]
+        shared = np.minimum(counts[left], counts[leader]).sum(axis=1)
+        larger = np.maximum(counts[left].sum(axis=1), counts[leader].sum())
+        near = left[2 * shared >= larger]
+        expected = _usual(counts[near], number[near])
+        near = near[~((counts[near] > 0) & (expected == 0)).any(axis=1)]
+        if int(number[near].sum()) >= _MIN_LAUNCHES:
+            yield near, _usual(counts[near], number[near])
+        done: Mask = np.isin(left, near)
+        done[0] = True
+        left = left[~done]
+
+
+def _usual(counts: Int64, number: Int64) -> Int64:
+    """How often each activity occurs in at least half of the launches."""
+    if not len(number):
+        return np.zeros(counts.shape[1], np.int64)
+    order = np.argsort(-counts, axis=0, kind="stable")
+    enough = 2 * np.cumsum(number[order], axis=0) >= number.sum()
+    usual: Int64 = np.take_along_axis(counts, order, axis=0)[
+        enough.argmax(axis=0), np.arange(counts.shape[1])
+    ]
+    return usual

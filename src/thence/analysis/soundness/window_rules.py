@@ -9,7 +9,8 @@ import polars as pl
 
 from thence.analysis.collectives.missing import ranks_of_job
 from thence.analysis.soundness.evidence import Evidence, Judgement
-from thence.analysis.soundness.findings import MISSING_RANKS, Finding, NotChecked
+from thence.analysis.soundness.findings import MISSING, MISSING_RANKS, WINDOWS, Finding, NotChecked
+from thence.analysis.soundness.launch_rules import only_captured
 from thence.model.intervals import NO_ROW
 from thence.units import format_ns
 
@@ -30,12 +31,19 @@ def no_device_work(evidence: Evidence) -> Judgement:
     silent = [rank for rank in host["rank"].unique() if rank not in evidence.windows]
     working = pl.col("rank").is_in(silent) & pl.col("category").is_in(_WORKING)
     rows = host.select("rank", "category").filter(working) if silent else host.clear()
+    captured = only_captured(evidence) if silent else {}
     for rank, ranges in rows.group_by("rank").len().sort("rank").rows():
         launches = evidence.launching_ranks.get(rank, (0, 0))[0]
-        text = (
-            f"rank {rank} has no device work, though it has {ranges:,} operators and API calls"
-            f"{f', {launches:,} launches among them' if launches else ''}"
-        )
+        if rank in captured:
+            text = (
+                f"rank {rank} has no device work: it is the trace of a capture, whose {launches:,} launches were"
+                " captured into CUDA graphs, and no graph was launched"
+            )
+        else:
+            text = (
+                f"rank {rank} has no device work, though it has {ranges:,} operators and API calls"
+                f"{f', {launches:,} launches among them' if launches else ''}"
+            )
         judgement.findings.append(
             Finding("no_device_work", rank, None, launches or ranges, 0, 1.0, text)
         )
@@ -55,7 +63,7 @@ def windows_apart(evidence: Evidence) -> Judgement:
         return judgement
     unknown = [x for x in evidence.tables.meta.losses if x.code == "no_common_clock"]
     if unknown:
-        judgement.not_checked.append(NotChecked("windows_apart", unknown[0].text))
+        judgement.not_checked.append(NotChecked("windows_apart", unknown[0].text, WINDOWS))
         return judgement
     groups: list[tuple[int, list[int]]] = []  # latest end and ranks
     for rank in sorted(windows, key=lambda rank: windows[rank].start):
@@ -108,21 +116,21 @@ def empty_steps(evidence: Evidence) -> Judgement:
     if steps.is_empty():
         judgement.not_checked.append(NotChecked("empty_steps", "the trace has no profiler steps"))
         return judgement
-    unknown = False
+    unknown: list[int] = []
     moments = _working(evidence), _host(evidence)
     nothing = pl.DataFrame(schema={"start": pl.Int64})
     for (rank,), part in steps.sort("rank", "start").group_by("rank", maintain_order=True):
         number = int(rank)
         if not evidence.launching_ranks.get(number, (0, 0))[1]:
-            unknown = True  # without launches, the step of device work is unknown
+            unknown.append(number)  # without launches, the step of device work is unknown
             continue
         of_rank = tuple(times.get((number,), nothing) for times in moments)
         empty = _empty(part, of_rank[0]["start"], of_rank[1]["start"])
         if empty.any() and not empty.all():
             judgement.findings.append(_finding(evidence, number, part, empty))
     if unknown:
-        text = "no launches are recorded, so the steps of device work are unknown"
-        judgement.not_checked.append(NotChecked("empty_steps", text))
+        text = f"{evidence.without_launches(unknown)}, so the steps of device work are unknown"
+        judgement.not_checked.append(NotChecked("empty_steps", text, MISSING))
     return judgement
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.causes import Gaps, device_gaps, idle_causes
+from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.host_threads import Leaves
+from thence.analysis.idle.late_starts import Gaps, device_gaps
 from thence.analysis.idle.rules import CAUSES
 from thence.analysis.steps.windows import STEP, steps
 from thence.errors import MissingData

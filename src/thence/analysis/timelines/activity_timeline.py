@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.idle.causes import REASONS
+from thence.analysis.no_device_work import no_device_work
 from thence.analysis.timelines.activity_details import LONGEST_TEXT, MOST_TEXTS, activity_details
 from thence.analysis.timelines.overview import (
     clipped,
@@ -22,7 +23,6 @@ from thence.analysis.timelines.overview import (
     numbered_lanes,
     shown_activities,
 )
-from thence.errors import MissingData
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def activity_timeline(
         MissingData: the trace holds no device activity.
     """
     if trace.gpu.is_empty():
-        raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no GPU activity")
+        raise no_device_work(trace)
     details = activity_details(trace)
     activities = shown_activities(trace, alignment).drop("name", "label").hstack(details.columns)
     begin = int(activities.select(pl.col("start").min()).item())

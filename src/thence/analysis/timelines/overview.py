@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.kernel_groups import COMMUNICATION, Patterns, kernel_groups
-from thence.errors import MissingData
+from thence.analysis.no_device_work import no_device_work
 from thence.model.intervals import reached_before
 from thence.model.kernel_names import short_names
 
@@ -116,7 +116,7 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
         MissingData: the trace holds no device activity.
     """
     if trace.gpu.is_empty():
-        raise MissingData(f"{trace.meta.named}: holds no GPU activity")
+        raise no_device_work(trace)
     activities = shown_activities(trace, alignment)
     start = int(activities.select(pl.col("start").min()).item())
     activities = activities.with_columns(pl.col("start") - start)

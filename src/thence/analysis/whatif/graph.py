@@ -28,6 +28,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.idle.host_threads import thread_numbers
+from thence.analysis.no_device_work import no_device_work
 from thence.analysis.whatif.edges import (
     CALL,
     START,
@@ -44,7 +45,6 @@ from thence.analysis.whatif.edges import (
 from thence.analysis.whatif.graph_nodes import graph_nodes
 from thence.analysis.whatif.handovers import handovers
 from thence.analysis.whatif.replay import Graph
-from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
@@ -130,7 +130,7 @@ def program_graph(
         MissingData: the trace holds no device activity.
     """
     if trace.gpu.is_empty():
-        raise MissingData(f"{trace.meta.named}: holds no device activity")
+        raise no_device_work(trace)
     gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
     origin = min([int(x.min()) for x in (gpu[0], host[0]) if len(x)], default=0)
     gpu, host = (gpu[0] - origin, gpu[1] - origin), (host[0] - origin, host[1] - origin)

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = [
     "HOST_NOISE",
     "LEAST_NOISE",
-    "MOST_UNEXPLAINED",
     "PACE_NOISE",
     "Health",
     "at_pace",
@@ -54,8 +53,6 @@ __all__ = [
     "steps_took",
 ]
 
-MOST_UNEXPLAINED = 0.05
-"""Nothing is predicted if activities began later than the graph explains by more than this share of the time."""
 LEAST_NOISE = 0.04
 """Minimum half width of an interval, as a share of the step."""
 HOST_NOISE = 0.08

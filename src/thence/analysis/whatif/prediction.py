@@ -15,10 +15,11 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.kinds import kind_of
+from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
 from thence.analysis.idle.rules import CAUSES, host_causes
 from thence.analysis.whatif.answers import Base, largest_gains, predicted
 from thence.analysis.whatif.changes import Change
-from thence.analysis.whatif.health import MOST_UNEXPLAINED, health
+from thence.analysis.whatif.health import health
 from thence.errors import MissingData
 from thence.notebook import Form, Shown
 from thence.units import format_ns, several
@@ -113,10 +114,10 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change]) -> W
         MissingData: the graph explains too little of the device activity.
     """
     found = health(trace, program)
-    if found.unexplained > MOST_UNEXPLAINED:
+    if found.unexplained > MAX_UNEXPLAINED:
         raise MissingData(
             f"{trace.meta.named}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of "
-            f"the time, more than {100 * MOST_UNEXPLAINED:.0f} %, so a replay would be meaningless; record the waits "
+            f"the time, more than {100 * MAX_UNEXPLAINED:.0f} %, so a replay would be meaningless; record the waits "
             "between streams: nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
             "thence.torch.event_ids(), all ranks of the job"
         )

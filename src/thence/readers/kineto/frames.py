@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from thence.model.tables import (
     KINDS,
     THREADS,
 )
-from thence.model.waiting import said_of_calls
+from thence.model.waiting import Calls, kind_of_call, said_of_calls
 from thence.parallel import in_threads
 from thence.readers.categories import positions_of_functions, shown_name
 from thence.readers.kineto.annotations import Written, annotated_places
 from thence.readers.kineto.events import MISSING
 from thence.readers.kineto.forward_backward import forward_rows
-from thence.readers.nesting import host_parents, parent_column
+from thence.readers.nesting import IS_API_CALL, host_parents, parent_column
 
 if TYPE_CHECKING:
     from thence.readers.kineto.ranks import Lanes
@@ -36,10 +37,13 @@ __all__ = [
     "host_frame",
     "said_of_waiting",
     "threads_frame",
+    "waiting_calls",
 ]
 
 _SELDOM = ("kernel", "metadata")
 """Text columns that are empty in most files."""
+_LAST = np.iinfo(np.int64).max
+"""Sorts after all rows."""
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -47,15 +51,15 @@ Arrays = dict[str, Any]
 
 def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     """Rows of `GPU` in the given order."""
-    sorted_gpu = dict(zip(gpu, in_threads(lambda key: gpu[key][order], gpu), strict=True))
+    sorted_gpu = dict(
+        zip(gpu, in_threads(lambda key: gpu[key][order], gpu, len(order)), strict=True)
+    )
     # Kineto writes graph 0 and node 0 for activities outside of graphs. Other exporters leave the graph out
     # of the node's id, so the first node of a graph is 0 as well.
-    graph = pl.Series(sorted_gpu["graph"])
-    node = pl.Series(sorted_gpu["node"])
-    node = node.set((node == 0) & (graph == 0), None)
+    graph, node, device = (sorted_gpu[name] for name in ("graph", "node", "device"))
     columns = {
         "rank": sorted_gpu["rank"],
-        "device": _integers(sorted_gpu["device"], 0, (1 << 31) - 1).fill_null(0),
+        "device": np.where(_between(device, 0, (1 << 31) - 1), device, 0),
         "stream": sorted_gpu["stream"],
         "kind": _chosen(KINDS, sorted_gpu["kind"]),
         "name": _gathered(names.cast(pl.Categorical()), sorted_gpu["name"]),
@@ -63,8 +67,8 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
         "duration": sorted_gpu["duration"],
         "correlation": _integers(sorted_gpu["correlation"]),
         "external": _integers(sorted_gpu["external"]),
-        "graph": graph.replace(0, None),
-        "node": node,
+        "graph": _without(graph, graph == 0),
+        "node": _without(node, (node == 0) & (graph == 0)),
         "grid": _triples(sorted_gpu["grid"]),
         "block": _triples(sorted_gpu["block"]),
         "registers": _integers(sorted_gpu["registers"], 0, (1 << 31) - 1),
@@ -76,17 +80,32 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
 
 def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
     """The values, with null for values that are missing or outside the possible range."""
-    known = values >= low
+    return _without(values, ~_between(values, low, high))
+
+
+def _between(values: Array, low: int, high: int) -> Array:
+    known: Array = values >= low
     if high < np.iinfo(values.dtype).max:
         known &= values <= high
-    column = pl.Series(values)
-    if known.all():
-        return column
-    return pl.select(pl.when(pl.lit(pl.Series(known))).then(pl.lit(column))).to_series()
+    return known
+
+
+def _without(values: Array, missing: Array) -> pl.Series:
+    """The values, with null where a value is missing."""
+    if not missing.any():
+        return pl.Series(values)
+    if missing.all():
+        return pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
+    return pl.Series(values).set(pl.Series(missing), None)
 
 
 def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
-    return _gathered(pl.Series(values, dtype=pl.Enum(values)), numbers)
+    return _gathered(_enumerated(values), numbers)
+
+
+@functools.cache
+def _enumerated(values: tuple[str, ...]) -> pl.Series:
+    return pl.Series(values, dtype=pl.Enum(values))
 
 
 def _gathered(values: pl.Series, numbers: Array) -> pl.Series:
@@ -94,12 +113,14 @@ def _gathered(values: pl.Series, numbers: Array) -> pl.Series:
 
     The indices are converted to uint32, the type of Polars' own row numbers; Polars would convert others to int64.
     """
-    return values.gather(pl.Series(numbers.astype(np.uint32)))
+    return values[pl.Series(numbers.astype(np.uint32))]
 
 
 def _triples(values: Array) -> pl.Series:
     valid = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
     array = pl.Series(np.where(valid, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
+    if valid.all():
+        return array
     return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
 
 
@@ -112,7 +133,7 @@ def host_frame(
         if key not in _SELDOM or (host[key] >= 0).any():
             host[key] = host[key][order]
 
-    in_threads(sort, list(host))
+    in_threads(sort, list(host), len(order))
     lane = host["lane"]
     rank = np.where(lanes.rank < 0, max(0, int(lanes.rank.min(initial=0))), lanes.rank).astype(
         np.int32
@@ -122,7 +143,7 @@ def host_frame(
     ops, arrows = _numbered_ops(host, rank, track), _placed_flows(flows, rank, lane, track)
     forward = forward_rows(ops, arrows, parent).astype(np.int32)
     del host["forward_thread"], host["lane"]
-    shown = names.map_elements(shown_name, pl.String) if len(names) else names
+    shown = pl.Series([shown_name(name) for name in names], dtype=pl.String)
     columns = {
         "rank": rank[lane],
         "process": lanes.process[lane],
@@ -164,22 +185,40 @@ def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arra
 
 def collective_frame(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
     """Rows of `COLLECTIVES` from the arguments of kernels, or of the host ops that launched them."""
+    if not len(moved["gpu"]):
+        return COLLECTIVES.empty()
     rows = {
-        "gpu": _row_after(moved["gpu"], gpu_order),
-        "host": _row_after(moved["host"], host_order),
+        "gpu": _places_after(moved["gpu"], gpu_order),
+        "host": _places_after(moved["host"], host_order),
     }
-    frame = COLLECTIVES.frame({**described(moved).to_dict(), **rows})
-    return frame.sort("gpu", "host", nulls_last=True)
+    order = np.lexsort([np.where(rows[name] < 0, _LAST, rows[name]) for name in ("host", "gpu")])
+    columns = described(moved).to_dict() | {name: _integers(rows[name], 0) for name in rows}
+    frame = COLLECTIVES.frame(columns)
+    return frame[order] if (np.diff(order) != 1).any() else frame
+
+
+def _places_after(file_rows: Array, order: Array) -> Array:
+    """Rows of the sorted table for rows in file order; negative for negative rows."""
+    position = np.empty(len(order) + 1, np.int64)
+    position[order] = np.arange(len(order))
+    position[-1] = MISSING  # the place of negative rows
+    places: Array = position[np.where(file_rows >= 0, file_rows, -1)]
+    return places
 
 
 def _row_after(file_rows: Array, order: Array) -> pl.Series:
-    """Rows of the sorted table for rows in file order; null for negative rows."""
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    has_row = file_rows >= 0
-    return pl.Series(
-        np.where(has_row, position[np.where(has_row, file_rows, 0)] if len(order) else 0, MISSING)
-    ).replace(MISSING, None)
+    """As `_places_after`, null for negative rows."""
+    return _integers(_places_after(file_rows, order), 0)
+
+
+def waiting_calls(host: Arrays, order: Array, names: list[str]) -> Calls:
+    """The calls that wait or are about CUDA events, as rows in the given order."""
+    kinds = {number: kind for number, name in enumerate(names) if (kind := kind_of_call(name))}
+    if not kinds:
+        return Calls(np.empty(0, np.int64), np.empty(0, np.object_))
+    rows = np.flatnonzero(np.isin(host["name"], list(kinds)) & IS_API_CALL[host["category"]])
+    found = [kinds[number] for number in host["name"][rows].tolist()]
+    return Calls(_places_after(rows, order), np.array(found, np.object_))
 
 
 def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
@@ -213,15 +252,14 @@ def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
 def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
     """The last name of each host thread: Kineto writes the process name first and the thread's own name later."""
     lane = threads["lane"][on_host]
-    frame = THREADS.frame(
-        {
-            "rank": np.maximum(lanes.rank[lane], 0),
-            "process": lanes.process[lane],
-            "thread": lanes.thread[lane],
-            "name": pl.Series(threads["name"], dtype=pl.String).filter(pl.Series(on_host)),
-        }
-    )
-    return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
+    keys = np.maximum(lanes.rank[lane], 0), lanes.process[lane], lanes.thread[lane]
+    places = {key: row for row, key in enumerate(zip(*(key.tolist() for key in keys), strict=True))}
+    last = np.sort(np.fromiter(places.values(), np.int64, len(places)))
+    names = [threads["name"][row] for row in np.flatnonzero(on_host)[last].tolist()]
+    return THREADS.frame({
+        **{name: key[last] for name, key in zip(("rank", "process", "thread"), keys, strict=True)},
+        "name": pl.Series(names, dtype=pl.String),
+    })  # fmt: skip
 
 
 def graph_places(

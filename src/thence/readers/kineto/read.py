@@ -35,6 +35,7 @@ from thence.readers.kineto.frames import (
     host_frame,
     said_of_waiting,
     threads_frame,
+    waiting_calls,
 )
 from thence.readers.kineto.losses import losses
 from thence.readers.kineto.processes import PIECE_BYTES
@@ -91,6 +92,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     places, sentences = graph_places(_table(columns, "joined"), annotated, gpu_order)
     warnings += [f"{source.name}: {text}" for text in sentences]
     on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
+    calls = waiting_calls(host, host_order, columns["names"])
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
@@ -111,7 +113,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         ranks_stated=stated is not None,
     )
     said = said_of_waiting(_table(columns, "waiting"), np.unique(gpu["rank"]).tolist())
-    return with_waiting(dataclasses.replace(tables, meta=meta), said)
+    return with_waiting(dataclasses.replace(tables, meta=meta), said, calls)
 
 
 def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:
