@@ -69,7 +69,7 @@ _SIZES = {
     "group_size": "ranks",
     "count": "count",
     "exposed_ns": "exposed",
-    "wait_ns_mean": "longest waits, mean",
+    "wait_ns_mean": "mean longest wait",
     "wait_ns_max": "longest",
     "transfer_bus_gbps_max": "best bus GB/s",
     "transfer_bus_gbps_median": "median",

@@ -528,7 +528,8 @@ class Recorder:
         """Adds the calls that callbacks noted; called after each buffer, so that few of them wait in memory."""
         if self.counts:
             calls = self._counting.take_calls(self._function_number)
-            self._launching.update(np.unique(calls["thread"]).tolist())
+            threads = np.sort(calls["thread"].astype(np.int64))  # np.unique would import numpy.ma
+            self._launching.update(threads[np.diff(threads, prepend=-1) > 0].tolist())
             self.parts.add("calls", calls)
 
     def _function_number(self, name: str) -> int:

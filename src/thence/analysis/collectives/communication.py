@@ -129,7 +129,7 @@ class Collectives(Shown):
             self.by_size.sort("duration_ns", descending=True),
             {
                 "collective": "collective", "bytes": "size", "group_size": "ranks", "count": "count",
-                "duration_ns": "total", "exposed_ns": "exposed", "wait_ns_mean": "longest waits, mean",
+                "duration_ns": "total", "exposed_ns": "exposed", "wait_ns_mean": "mean longest wait",
                 "transfer_bus_gbps_median": "bus GB/s, median",
             },
             "duration_ns",

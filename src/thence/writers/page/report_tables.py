@@ -108,7 +108,7 @@ SIZE_FIELDS = (
     Field("exposed_ns", "exposed", "ns"),
     Field("hidden_ns", "hidden", "ns"),
     Field("overlapped_ns", "overlapped", "ns"),
-    Field("wait_ns_mean", "longest waits, mean", "ns"),
+    Field("wait_ns_mean", "mean longest wait", "ns"),
     Field("wait_ns_max", "longest", "ns"),
     Field("kernel", "kernel without a description", "text"),
 )
