@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.communication import Collectives
     from thence.analysis.collectives.instances import Instances
     from thence.analysis.glance import Glance
+    from thence.analysis.headline import Headline
     from thence.analysis.idle.table import IdleTime
     from thence.analysis.ranks.job import Job
+    from thence.analysis.report import Part
+    from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.table import StepTable
     from thence.analysis.summary import Summary
     from thence.analysis.whatif.graph import Program
@@ -27,8 +30,13 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
     from thence.model.places import By
+    from thence.model.selection import Selection
 
-__all__ = ["Explanations"]
+__all__ = ["MAX_HOST_RANGES", "Explanations"]
+
+MAX_HOST_RANGES = 1_000_000
+"""Idle time of traces with more host ranges is not divided by cause on the first screen, and late ranks are not looked
+for: that takes some 2 s of CPU time per million."""
 
 
 class Explanations(ABC):
@@ -89,8 +97,71 @@ class Explanations(ABC):
 
         return cast("By", default_kind(self.attributed, TREE_KINDS, TREE_KINDS[0]))
 
+    @property
+    @abstractmethod
+    def soundness(self) -> Soundness:
+        """Whether figures of the whole trace can be trusted."""
+
+    @abstractmethod
+    def selected(self, selection: Selection) -> Explanations:
+        """A part of the trace."""
+
+    @cached_property
+    def typical(self) -> Explanations:
+        """The typical steps of this trace; the trace itself if it has none, or if a part of its work is selected."""
+        from thence.model.selection import TYPICAL
+
+        selection = self.attributed.selection
+        if not selection.of_ranks_and_devices_only or not self.attributed.steps.height:
+            return self
+        try:
+            return self.selected(replace(selection, steps=TYPICAL))
+        except MissingData:
+            return self
+
+    @cached_property
+    def headline(self) -> Headline:
+        """The typical step, what limits it, and where the rest of the recording went.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        from thence.analysis.headline import headline
+
+        if self.attributed.gpu.is_empty():
+            raise MissingData(f"{self.whole.meta.named}: holds no device activity")
+        return headline(self.attributed, self.soundness, self.typical.quick_idle, self._quick_late)
+
+    @property
+    def quick_idle(self) -> Part[IdleTime]:
+        """Idle time by place, if it can be divided in little time."""
+        from thence.analysis.idle.table import why_no_causes
+        from thence.analysis.report import Part
+
+        trace = self.attributed
+        unknown = why_no_causes(trace)
+        if unknown is not None:
+            return Part(None, f"not computed: {unknown}")
+        if trace.host.height > MAX_HOST_RANGES:
+            return Part(None, "not computed here, to save time; thence idle computes it")
+        return Part(self._idle_by_place)
+
+    @property
+    def _quick_late(self) -> Part[Job]:
+        """Late ranks, if there are several devices and they can be found in little time."""
+        from thence.analysis.report import Part, part
+
+        trace = self.attributed
+        if trace.gpu.select("rank", "device").n_unique() < 2 or trace.collectives.is_empty():
+            return Part(None)
+        if not trace.selection.of_ranks_and_devices_only:
+            return Part(None)
+        if trace.host.height > MAX_HOST_RANGES:
+            return Part(None, "late ranks: not looked for here, to save time; thence ranks does")
+        return part(self.late_ranks)
+
     def glance(self, by: By | None = None) -> Glance:
-        """An overview: where the GPU time went, why the GPU was idle, what is unsound, and what to analyse next.
+        """An overview: the typical step and the verdict, where the GPU time went, why it was idle, what to ask next.
 
         Args:
             by: the kind of place that each row of the summary is; None: `default_kind`.
@@ -100,8 +171,27 @@ class Explanations(ABC):
             MissingData: the trace holds no device activity, or nothing of that kind.
         """
         from thence.analysis.glance import glance
+        from thence.analysis.next_steps import advice, next_steps
+        from thence.analysis.summary import totals_of
 
-        return glance(self.attributed, self.summary(by or self.default_kind))
+        shown = self.typical
+        summary = shown.summary(by or shown.default_kind)
+        headline = self.headline
+        return glance(
+            shown.attributed,
+            headline,
+            summary,
+            shown.quick_idle,
+            whole=None if shown is self else totals_of(self.attributed),
+            next_steps=next_steps(self.attributed, headline, summary, self._replays),
+            advice=tuple(advice(self.attributed, summary)),
+        )
+
+    def _replays(self) -> bool:
+        """Whether `what_if` can replay the trace."""
+        from thence.analysis.whatif.health import MOST_UNEXPLAINED, health
+
+        return health(self.whole, self._program).unexplained <= MOST_UNEXPLAINED
 
     def idle(self, by: str = "place") -> IdleTime:
         """Why the devices were idle: every idle nanosecond has exactly one cause.
@@ -162,19 +252,15 @@ class Explanations(ABC):
     def steps(self) -> StepTable:
         """Every step in order of time with its idle time by cause, the spread of step times, and outliers.
 
-        Steps are found in the whole trace. Of the selection, the ranks, devices and steps apply; a time window or
-        a name pattern does not.
+        If a part of the trace is selected, these are the steps in which selected work was launched, each as a whole.
 
         Raises:
             MissingData: the trace holds no steps, or none of the selected ones.
         """
         from thence.analysis.consistency_of_answers import consistent_steps
-        from thence.analysis.select import select
         from thence.analysis.steps.table import step_table
 
-        selection = self.attributed.selection
-        chosen = replace(selection, steps=None, window_ns=None, only=None)
-        found = step_table(select(self.whole, chosen), selection.steps)
+        found = step_table(self.attributed)
         return consistent_steps(found, self.whole.meta)
 
     def what_if(

@@ -87,21 +87,23 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         window: str | None = None,
         only: str | None = None,
         warm_up: str = APART,
+        program: str | None = None,
     ) -> Trace:
         """The part of this trace for which all given conditions hold, as a trace whose totals are those of the part.
 
         Args:
             ranks: ranks to keep; empty: all.
             devices: indices of devices to keep; empty: all.
-            steps: keeps work launched in these steps, such as ``3:6`` for steps 3, 4 and 5.
+            steps: keeps work launched in these steps, such as ``3:6`` for steps 3, 4 and 5, or ``typical``.
             window: keeps work that began in this time after the first device activity, such as ``1.2s:1.4s``.
             only: keeps work whose name, label, module, op, HLO instruction or op_name matches this regex.
             warm_up: how to treat warm-up executions of XLA programs, and XLA's autotuner. ``apart``: in rows of
                 their own in `summary` and `flame`. ``keep``: like other work. ``heuristic`` or
                 ``first-compiled``: left out, by that rule.
+            program: keeps work of the XLA program of this name, or of the ``main`` programs: those of the steps.
 
         Raises:
-            UsageError: a condition cannot be parsed, or there is no such rank or device.
+            UsageError: a condition cannot be parsed, or there is no such rank, device or program.
             MissingData: nothing is left.
         """
         chosen = Selection(
@@ -109,6 +111,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             tuple(devices),
             parse_steps(steps) if steps else None,
             parse_window(window) if window else None,
+            program,
             only,
             warm_up,
         )

@@ -4,6 +4,10 @@ span   from the first start to the last end, per device, summed over devices
 busy   time in which at least one activity ran (union of intervals), per device, summed
 idle   span - busy
 sum    plain sum of durations; larger than busy where streams overlap
+
+If steps, a program or a time are selected, the span is the length of their windows, and busy is the time in them in
+which any work ran, selected or not (`thence.analysis.extent`). If other work is left out, by its name or as warm-up,
+span and busy are those of the selected activities, and idle is unknown.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.extent import extent, span_and_busy
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
 from thence.analysis.idle.gaps import idle_inside_programs
 from thence.analysis.layers import folded_rows, tree_rows
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = ["IDLE_INSIDE", "Summary", "finished_rows", "summarize"]
+__all__ = ["IDLE_INSIDE", "Summary", "Totals", "finished_rows", "summarize", "totals_of"]
 
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` next to a table."""
@@ -53,6 +58,23 @@ _ROW_COLUMNS = (
 )
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """Columns of rows by HLO instruction in addition to the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals of a trace or a part of it. All times are ns.
+
+    Attributes:
+        span_ns, busy_ns, sum_ns: as the module docstring defines them.
+        counts: number of activities of each kind of activity.
+        kind_ns: sum of durations of each kind of activity.
+    """
+
+    span_ns: Ns
+    busy_ns: Ns
+    sum_ns: Ns
+    counts: Mapping[str, int]
+    kind_ns: Mapping[str, Ns]
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,8 @@ class Summary(Shown):
             phase is backward), by source ``position`` (whether the line number is that of a function or a line),
             and by hlo ``program``, ``op_name`` and ``source`` of the instruction (null where several instructions
             of that name differ in it), ordered by total_ns, largest first.
+        idle_unknown: why idle time is unknown, as a part of a sentence; empty if it is known.
+        windows: number of the windows that the span adds up, of steps on devices; None if no steps are selected.
         idle_inside_ns: for rows by parts of XLA programs (program, hlo, opcode, op_name): how long the GPU was idle
             inside the executions that the rows count, in no row and not in sum_ns; None for other rows, and where
             `idle_inside_programs` returns None.
@@ -111,6 +135,8 @@ class Summary(Shown):
     rows: pl.DataFrame
     idle_inside_ns: Ns | None = None
     folded: pl.DataFrame | None = None
+    idle_unknown: str = ""
+    windows: int | None = None
     soundness: Soundness = field(default_factory=Soundness)
 
     def tree(self, depth: int | None = None, *, each: bool = False) -> pl.DataFrame:
@@ -146,9 +172,14 @@ class Summary(Shown):
         return (*self.meta.notes, note)
 
     @property
-    def idle_ns(self) -> Ns:
-        """Time within the span in which nothing ran."""
-        return self.span_ns - self.busy_ns
+    def idle_ns(self) -> Ns | None:
+        """Time within the span in which nothing ran; None if it is unknown."""
+        return None if self.idle_unknown else self.span_ns - self.busy_ns
+
+    @property
+    def idle_is(self) -> str:
+        """How idle_ns is meant: exact, at most (work that ran is missing in the trace) or unknown."""
+        return self.soundness.idle_is(unknown=bool(self.idle_unknown))
 
     def reasons(self) -> list[tuple[list[str], Ns, Reason]]:
         """Merges equal reasons of different kinds of place; largest time first.
@@ -174,16 +205,12 @@ class Summary(Shown):
 
     def form(self) -> Form:
         """What a notebook shows of it."""
-        totals = {
-            "span": self.span_ns,
-            "busy": self.busy_ns,
-            "idle": self.idle_ns,
-            "sum": self.sum_ns,
-        }
+        totals = {"span": self.span_ns, "busy": self.busy_ns, "idle": self.idle_ns, "sum": self.sum_ns}
+        texts = {n: "unknown" if ns is None else format_ns(ns) for n, ns in totals.items()}
         beside = ("op_name",) if "op_name" in self.rows.columns else ()
         return Form(
             ", ".join(self.meta.inputs),
-            ", ".join(f"{name} {format_ns(ns)}" for name, ns in totals.items()),
+            ", ".join(f"{name} {text}" for name, text in texts.items()),
             self.rows,
             {
                 "short_name": f"GPU time by {self.heading}", "count": "count", "total_ns": "total", "mean_ns": "mean",
@@ -196,7 +223,9 @@ class Summary(Shown):
         )  # fmt: skip
 
     def _notes(self) -> Iterator[str]:
-        """Yields the idle time that is in no row, and the reasons why time has no place."""
+        """Yields the idle time that is in no row, why it is unknown, and the reasons why time has no place."""
+        if self.idle_unknown:
+            yield f"idle time is unknown: {self.idle_unknown}"
         if self.idle_inside_ns is not None:
             yield f"{IDLE_INSIDE}: {format_ns(self.idle_inside_ns)}"
         for kinds, _, reason in self.reasons():
@@ -212,7 +241,8 @@ class Summary(Shown):
             "span_ns": self.span_ns,
             "busy_ns": self.busy_ns,
             "idle_ns": self.idle_ns,
-            "idle_is": "at most" if self.soundness.work_missing else "exact",
+            "idle_is": self.idle_is,
+            "idle_unknown": self.idle_unknown,
             "sum_ns": self.sum_ns,
             "counts": dict(self.counts),
             "kind_ns": dict(self.kind_ns),
@@ -251,11 +281,8 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     gpu = trace.gpu
     if gpu.is_empty():
         raise MissingData(_no_activity(trace))
-    total = int(gpu["duration"].sum())
-    span, busy = _span_and_busy(gpu)
-    kinds = gpu.group_by("kind").agg(pl.len(), ns=pl.col("duration").sum())
-    counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}
-    shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
+    totals = totals_of(trace)
+    total = totals.sum_ns
     stated = STATED if trace.programs.is_empty() else STATED_XLA
     reasons = {kind: _reasons(trace, time_by_place(trace, kind), total) for kind in stated}
     rows = time_by_place(trace, by)
@@ -268,12 +295,12 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         selection=str(trace.selection),
         ranks=gpu["rank"].n_unique(),
         devices=gpu.select("rank", "device").n_unique(),
-        span_ns=span,
-        busy_ns=busy,
+        span_ns=totals.span_ns,
+        busy_ns=totals.busy_ns,
         sum_ns=total,
-        counts={kind: counted.get(kind, (0, 0))[0] for kind in shown},
+        counts=totals.counts,
         streams=gpu.select("rank", "device", "stream").n_unique(),
-        kind_ns={kind: counted.get(kind, (0, 0))[1] for kind in shown},
+        kind_ns=totals.kind_ns,
         attributed_ns={
             kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in stated
         },
@@ -285,6 +312,25 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         rows=table,
         idle_inside_ns=idle_inside_programs(trace) if by in _OF_HLO else None,
         folded=folded_rows(table, total) if by in LAYERED else None,
+        idle_unknown=trace.selection.idle_unknown,
+        windows=extent(trace).height if trace.selection.steps is not None else None,
+    )
+
+
+def totals_of(trace: Attributed) -> Totals:
+    """Totals of a trace with device activity."""
+    gpu = trace.gpu
+    known = trace.unselected is not None and not trace.selection.idle_unknown
+    span, busy = span_and_busy(trace) if known else _span_and_busy(gpu)
+    kinds = gpu.group_by("kind").agg(pl.len(), ns=pl.col("duration").sum())
+    counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}
+    shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
+    return Totals(
+        span,
+        busy,
+        int(gpu["duration"].sum()),
+        {kind: counted.get(kind, (0, 0))[0] for kind in shown},
+        {kind: counted.get(kind, (0, 0))[1] for kind in shown},
     )
 
 

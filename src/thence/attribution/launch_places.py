@@ -1,6 +1,6 @@
 """Attributes each device activity by the host ranges around its launch.
 
-For every kind of `thence.model.places.LAUNCH` there is a place column and ``<kind>_rule``: the code of the
+For every kind of `thence.model.places.LAUNCH` but steps (`thence.attribution.steps`) there is a place column and ``<kind>_rule``: the code of the
 rule that found the place or, if the place is null, of the reason why there is none (`thence.model.reasons`).
 The lookup is always activity -> API call that launched it -> ranges around that call on its thread.
 Work of a backward op is attributed to the label, module and source of its forward op.
@@ -73,6 +73,8 @@ def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
     host = host_rows(tables, launch, own)
     columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
     for kind in LAUNCH:
+        if kind.name == "step":
+            continue
         columns |= _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind)
     columns |= _mark_lane_and_metadata(host)
     columns |= _without_launching_operator(host, columns)
@@ -240,8 +242,8 @@ def _column(
 ) -> dict[str, pl.Series]:
     """The columns of a place and its rule; where the place is null, the rule column has the reason."""
     recorded = bool(host.of(*kind.categories).any())
-    # Steps are found by the time of the launch, so activities in a graph have the step of its launch.
-    hidden = host.in_graph & (kind.name not in ("step", "serving"))
+    # What a server computes is told by the time of the launch, also for activities in a graph.
+    hidden = host.in_graph & (kind.name != "serving")
     absent = _number(kind.outside if recorded else kind.missing)
     reason = np.where(hidden, _number("graph"), absent)
     reason = np.where(recorded & (host.launch == NO_ROW), _number("no_launch"), reason)
@@ -372,10 +374,6 @@ def _step_kind(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     }
 
 
-def _step(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    return _column(host, kind, host.step, _number("launch_time"))
-
-
 def _iteration(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """The iteration of the outermost loop of the XLA program around the launch."""
     place = iterations(host.tables, host.launch, host.every_name)
@@ -394,7 +392,6 @@ _SPECIAL = {
     "phase": _phase,
     "serving": _serving,
     "step-kind": _step_kind,
-    "step": _step,
     "iteration": _iteration,
 }
 """The functions of the kinds that need more than `_enclosing_ranges`."""

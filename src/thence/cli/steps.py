@@ -48,7 +48,7 @@ _SPREAD = {
 
 
 @click.command("steps", epilog=_EXAMPLES)
-@trace_options("rank", "device", "steps")
+@trace_options("rank", "device", "steps", "program")
 @result_options()
 def command(inputs: Inputs, result: Result) -> None:
     """Steps in order of time: duration, busy, exposed communication, idle time by cause; outliers."""
@@ -61,8 +61,13 @@ def command(inputs: Inputs, result: Result) -> None:
     ]
     notes = list(notes_of(trace, notes))
     if result.form != "table":
-        document = {"kind": found.steps.kind, **found.json_tables()}
-        result.emit(document_of(trace, document), found.frame, {}, notes)
+        document = {
+            "kind": found.steps.kind,
+            "what": found.steps.what,
+            "idle_is": trace.soundness.idle_is(),
+            **found.json_tables(),
+        }
+        result.emit(document_of(trace, document), found.frame.drop("row"), {}, notes)
         return
 
     output = console()

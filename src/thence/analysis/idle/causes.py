@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.extent import cut, extent
 from thence.analysis.idle.host_threads import (
     NOWHERE,
     Pieces,
@@ -50,7 +51,7 @@ from thence.model.intervals import NEVER, NO_ROW, gaps, last_begun
 from thence.model.one_timeline import numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -93,8 +94,16 @@ class Gaps:
     gpu: Int64
 
 
-def device_gaps(trace: Attributed) -> list[Gaps]:
-    """The gaps between the first start and the last end of every device, as `Summary.idle_ns` counts them."""
+def device_gaps(
+    trace: Attributed, spans: Mapping[tuple[int, int], tuple[int, int]] | None = None
+) -> list[Gaps]:
+    """The gaps between the first start and the last end of every device, as `Summary.idle_ns` counts them.
+
+    Args:
+        trace: attributed.
+        spans: for some ranks and devices, a start and an end (ns): only these devices have gaps, which also reach
+            from the start to the first activity, and from the last activity to the end.
+    """
     number, devices = numbered(trace.gpu, "rank", "device")
     start = trace.gpu["start"].to_numpy()
     order = np.lexsort((start, number))
@@ -103,28 +112,52 @@ def device_gaps(trace: Attributed) -> list[Gaps]:
     end = start + trace.gpu["duration"].to_numpy()[order]
     result = []
     for (rank, device), low, high in zip(devices.rows(), edges[:-1], edges[1:], strict=True):
+        if spans is not None and (rank, device) not in spans:
+            continue
         starts = start[low:high]
         begin, finish = gaps(starts, end[low:high])
         ending = row[low:high][np.searchsorted(starts, finish)]
-        result.append(Gaps(rank, device, begin, finish, ending))
+        if spans is not None:
+            from_time, until = spans[rank, device]
+            first, last = starts[:1], end[low:high].max(keepdims=True)
+            before, after = int(from_time < first[0]), int(until > last[0])
+            begin = np.concatenate([[from_time][:before], begin, last[:after]]).astype(np.int64)
+            finish = np.concatenate([first[:before], finish, [until][:after]]).astype(np.int64)
+            ending = np.concatenate([row[low : low + before], ending, [NO_ROW][:after]])
+        result.append(Gaps(rank, device, begin, finish, ending.astype(np.int64)))
     return result
 
 
-def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.DataFrame:
+def idle_causes(trace: Attributed, windows: pl.DataFrame | None = None) -> pl.DataFrame:
     """Pieces of idle time with their causes, in order of rank, device and time.
 
     Args:
-        trace: attributed.
-        found: the gaps; None for those of `device_gaps`.
+        trace: attributed; its devices are idle while none of their work runs, whether or not it is selected.
+        windows: the windows of time in which idle time counts, as `thence.analysis.extent.extent` returns them; None
+            for those of the trace's selection.
 
     Returns:
         Columns of `IDLE`: rank, device, start and duration (ns) of the piece; cause; reason, if the cause is
         unknown; host, the host row that determined the cause (null if none did); gpu, the activity that ended
-        the gap; wait, the host row of the last call that waited, if it emptied the queue. The pieces of a gap tile it.
-        With more than 1,000 devices in a rank, or more than a million pieces plus 16 for each row of the trace, each
-        gap is one piece with an unknown cause.
+        the gap (row of ``trace.around``); wait, the host row of the last call that waited, if it emptied the queue. The
+        pieces of a gap tile it, as far as it is in a window. With more than 1,000 devices in a rank, or more than a
+        million pieces plus 16 for each row of the trace, each gap is one piece with an unknown cause.
     """
-    parts = device_gaps(trace) if found is None else found
+    if windows is None:
+        if trace.unselected is None:
+            return _causes_of(trace, device_gaps(trace))
+        windows = extent(trace)
+    end = pl.col("start") + pl.col("duration")
+    spans = windows.group_by("rank", "device").agg(pl.col("start").min(), end=end.max())
+    of_device = {(rank, device): (start, last) for rank, device, start, last in spans.rows()}
+    pieces = _causes_of(trace.around, device_gaps(trace.around, of_device))
+    piece, _, begin, finish = cut(pieces, windows)
+    parts = {"start": pl.Series(begin), "duration": pl.Series(finish - begin)}
+    return pieces[piece].with_columns(**parts)
+
+
+def _causes_of(trace: Attributed, parts: Sequence[Gaps]) -> pl.DataFrame:
+    """The pieces of gaps with their causes, as `idle_causes` returns them."""
     parts = sorted(parts, key=lambda of: (of.rank, of.device))
     devices = Counter(of.rank for of in parts)
     if max(devices.values(), default=0) > _MOST_DEVICES:

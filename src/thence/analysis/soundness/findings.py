@@ -132,6 +132,10 @@ class Soundness(Shown):
         """Whether the trace lacks device work that ran; idle time is then an upper bound."""
         return any(finding.code in MISSING_WORK for finding in self.findings)
 
+    def idle_is(self, *, unknown: bool = False) -> str:
+        """How idle time of the trace is meant: ``exact``, or ``at most`` because work is missing; or ``unknown``."""
+        return "unknown" if unknown else "at most" if self.work_missing else "exact"
+
     @property
     def statement(self) -> str | None:
         """One line to be shown with every result of an unsound trace; None if the trace is sound."""
