@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from thence.analysis.glance import Glance
     from thence.analysis.headline import Headline
     from thence.analysis.idle.table import IdleTime
+    from thence.analysis.part import Part
     from thence.analysis.ranks.job import Job
-    from thence.analysis.report import Part
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.table import StepTable
     from thence.analysis.summary import Summary
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
     from thence.model.places import By
-    from thence.model.selection import Selection
 
 __all__ = ["MAX_HOST_RANGES", "Explanations"]
 
@@ -102,26 +100,21 @@ class Explanations(ABC):
     def soundness(self) -> Soundness:
         """Whether figures of the whole trace can be trusted."""
 
+    @property
     @abstractmethod
-    def selected(self, selection: Selection) -> Explanations:
-        """A part of the trace."""
+    def all_work(self) -> Explanations:
+        """All work of the selected ranks, devices and steps."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def typical(self) -> Explanations:
         """The typical steps of this trace; the trace itself if it has none, or if a part of its work is selected."""
-        from thence.model.selection import TYPICAL
-
-        selection = self.attributed.selection
-        if not selection.of_ranks_and_devices_only or not self.attributed.steps.height:
-            return self
-        try:
-            return self.selected(replace(selection, steps=TYPICAL))
-        except MissingData:
-            return self
 
     @cached_property
     def headline(self) -> Headline:
         """The typical step, what limits it, and where the rest of the recording went.
+
+        Of the selection, ranks, devices and steps count: what else is selected does not change how long a step takes.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -130,13 +123,15 @@ class Explanations(ABC):
 
         if self.attributed.gpu.is_empty():
             raise MissingData(f"{self.whole.meta.named}: holds no device activity")
+        if self.all_work is not self:
+            return self.all_work.headline
         return headline(self.attributed, self.soundness, self.typical.quick_idle, self._quick_late)
 
     @property
     def quick_idle(self) -> Part[IdleTime]:
         """Idle time by place, if it can be divided in little time."""
         from thence.analysis.idle.table import why_no_causes
-        from thence.analysis.report import Part
+        from thence.analysis.part import Part
 
         trace = self.attributed
         unknown = why_no_causes(trace)
@@ -149,7 +144,7 @@ class Explanations(ABC):
     @property
     def _quick_late(self) -> Part[Job]:
         """Late ranks, if there are several devices and they can be found in little time."""
-        from thence.analysis.report import Part, part
+        from thence.analysis.part import Part, part
 
         trace = self.attributed
         if trace.gpu.select("rank", "device").n_unique() < 2 or trace.collectives.is_empty():
@@ -334,7 +329,7 @@ class Explanations(ABC):
         if len(self.attributed.ranks) < 2:
             return None
         from thence.analysis.idle.table import waited_in_collectives
-        from thence.analysis.report import part
+        from thence.analysis.part import part
 
         times = part(lambda: self.collective_times("keep", late=False)).result
         if times is None:

@@ -66,9 +66,7 @@ def _windows(gpu: pl.DataFrame) -> pl.DataFrame:
     end = (pl.col("start") + pl.col("duration")).max()
     start = pl.col("start").min()
     return (
-        gpu.group_by("rank", "device")
-        .agg(start=start, duration=end - start)
-        .sort("rank", "device")
+        gpu.group_by("rank", "device").agg(start=start, duration=end - start).sort("rank", "device")
     )
 
 

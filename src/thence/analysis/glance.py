@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from thence.analysis.headline import Headline
     from thence.analysis.idle.table import IdleTime
     from thence.analysis.next_steps import NextStep
-    from thence.analysis.report import Part
+    from thence.analysis.part import Part
     from thence.analysis.summary import Summary, Totals
     from thence.model.attributed import Attributed
     from thence.units import Ns

@@ -29,24 +29,32 @@ import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
 from thence.analysis.extent import covered, cut, span_and_busy
-from thence.analysis.steps.counted import OUTLIER, RULES
-from thence.analysis.steps.windows import selected_steps
+from thence.analysis.steps.counted import OUTLIER, RULES, left_out_of_windows
+from thence.analysis.steps.windows import Steps, basis_of, selected_steps
 from thence.analysis.verdict import Late, Measured, Verdict, verdict
 from thence.errors import MissingData
+from thence.model.steps import ENDLESS, NO_STEPS
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from thence.analysis.idle.table import IdleTime
+    from thence.analysis.part import Part
     from thence.analysis.ranks.job import Job
-    from thence.analysis.report import Part
     from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.steps.windows import Steps
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["PARTS", "Headline", "RunPart", "StepFigures", "headline", "step_figures"]
+__all__ = [
+    "PARTS",
+    "Headline",
+    "RunPart",
+    "StepFigures",
+    "headline",
+    "headline_of_summaries",
+    "step_figures",
+]
 
 PARTS = ("start_up", "steps", *RULES, "between", "after")
 """Parts of a recording, in the order in which they are listed."""
@@ -94,7 +102,9 @@ class StepFigures:
     @property
     def spread(self) -> float:
         """The largest difference of a step from the median, as a share of the median."""
-        return max(self.max_ns - self.median_ns, self.median_ns - self.min_ns) / max(self.median_ns, 1)
+        return max(self.max_ns - self.median_ns, self.median_ns - self.min_ns) / max(
+            self.median_ns, 1
+        )
 
     @property
     def idle_share(self) -> float:
@@ -115,8 +125,7 @@ class StepFigures:
     @property
     def basis(self) -> str:
         """What the steps are, and how many of them the figures leave out."""
-        left = [_LEFT_WORDS[rule].format(count) for rule, count in self.left_out.items()]
-        return "; ".join([self.what, *([f"without {', '.join(left)}"] if left else [])])
+        return basis_of(self.what, self.left_out)
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON values."""
@@ -132,9 +141,6 @@ class StepFigures:
             "typical": self.typical,
             "left_out": dict(self.left_out),
         }
-
-
-_LEFT_WORDS = {"first": "the first", "warm_up": "{} of warm-up", "outlier": "{} outlying", "last": "the last"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,16 +264,18 @@ def headline(
     Raises:
         MissingData: the trace holds no device activity.
     """
+    run: tuple[RunPart, ...] = ()
     try:
         found = selected_steps(trace)
     except MissingData as error:
-        no_steps = str(error).partition(": no steps: ")[2] or str(error)
-        figures, run = None, ()
+        no_steps = str(error).partition(": holds no steps: ")[2] or str(error)
+        figures = None
         busy, exposed = _whole(trace)
     else:
         no_steps = ""
         figures = step_figures(found, soundness)
-        run = tuple(_run(trace, found)) if trace.selection.of_ranks_and_devices_only else ()
+        if trace.selection.of_ranks_and_devices_only:
+            run = tuple(_run(trace, found))
         busy, exposed = figures.busy_share, figures.exposed_share
     causes = None
     if idle.result is not None:
@@ -276,12 +284,70 @@ def headline(
             if figures is None
             else _of_typical(idle.result, found.typical)
         )
+    shares = _Shares(busy, exposed, causes, idle.reason)
+    return _headline(figures, no_steps, shares, soundness, late, run)
+
+
+def headline_of_summaries(
+    summaries: Mapping[str, pl.DataFrame], soundness: Soundness, late: Part[Job]
+) -> Headline:
+    """The first answer about a job, from the summaries of its ranks: without the parts of the recording.
+
+    Args:
+        summaries: the tables devices, steps and idle of `thence.analysis.ranks.summary_tables.SUMMARY`.
+        soundness: of the job.
+        late: late ranks, or why they were not looked for.
+    """
+    kinds = summaries["devices"]["step_kind"].drop_nulls()
+    frame = summaries["steps"].sort("rank", "device", "start")
+    if kinds.is_empty():
+        figures, no_steps, windows = None, NO_STEPS, frame
+        length = max(int(frame["duration"].sum()), 1)
+        busy, exposed = (int(frame[name].sum()) / length for name in ("busy_ns", "exposed_ns"))
+    else:
+        kind = str(kinds.mode().sort()[0])
+        frame = frame.rename({"step": "row", "name": "step"})
+        frame = frame.with_columns(left_out_of_windows(frame, endless=kind in ENDLESS))
+        found = Steps(frame, kind)
+        figures, no_steps = step_figures(found, soundness), ""
+        busy, exposed = figures.busy_share, figures.exposed_share
+        windows = found.typical.rename({"row": "step", "step": "name"})
+    windows = windows.select("rank", "device", "step", "duration").with_row_index("window")
+    sums = (
+        summaries["idle"]
+        .filter(pl.col("by") == "cause")
+        .join(windows, on=["rank", "device", "step"])
+    )
+    sums = sums.group_by(pl.col("cause").cast(pl.String), "window").agg(ns=pl.col("total_ns").sum())
+    causes = _median_shares(sums, windows["duration"]) if figures else None
+    shares = _Shares(busy, exposed, causes, "" if figures else "the ranks' summaries do not tell")
+    return _headline(figures, no_steps, shares, soundness, late, ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Shares of a step or of the whole window, as in `Measured`."""
+
+    busy: float
+    exposed: float
+    causes: Mapping[str, float] | None
+    no_causes: str
+
+
+def _headline(
+    figures: StepFigures | None,
+    no_steps: str,
+    shares: _Shares,
+    soundness: Soundness,
+    late: Part[Job],
+    run: tuple[RunPart, ...],
+) -> Headline:
     measured = Measured(
         figures is not None,
-        busy,
-        exposed,
-        causes,
-        idle.reason,
+        shares.busy,
+        shares.exposed,
+        shares.causes,
+        shares.no_causes,
         () if late.result is None else _late(late.result),
     )
     said = late.reason if late.result is None else late.result.statement
@@ -291,12 +357,6 @@ def headline(
 def step_figures(found: Steps, soundness: Soundness) -> StepFigures:
     """The typical step of a trace."""
     frame, typical = found.frame, found.typical
-    counts = dict(
-        frame.filter(pl.col("left_out").is_not_null())
-        .group_by("left_out")
-        .agg(pl.col("row").n_unique())
-        .rows()
-    )
     length = pl.col("duration").clip(1)
     median, busy, exposed = typical.select(
         pl.col("duration").median(),
@@ -308,7 +368,7 @@ def step_figures(found: Steps, soundness: Soundness) -> StepFigures:
         found.what,
         _steps_of(frame),
         _steps_of(typical),
-        {rule: counts[rule] for rule in RULES if rule in counts},
+        found.left_out,
         median,
         busy,
         exposed,
@@ -352,13 +412,21 @@ def _of_typical(idle: IdleTime, windows: pl.DataFrame) -> dict[str, float]:
     cause = pieces["cause"].cast(pl.String).gather(piece)
     parts = pl.DataFrame({"window": window, "cause": cause, "ns": end - start})
     sums = parts.group_by("cause", "window").agg(pl.col("ns").sum())
-    length = windows["duration"].clip(1).gather(sums["window"])
-    shares = sums.select("cause", share=pl.col("ns") / length)
-    # Windows without the cause count as 0.
-    of_cause = shares.group_by("cause").agg("share").sort("cause")
+    return _median_shares(sums, windows["duration"])
+
+
+def _median_shares(sums: pl.DataFrame, durations: pl.Series) -> dict[str, float]:
+    """The median share of each cause in windows; windows without the cause count as 0.
+
+    Args:
+        sums: cause, window (row in ``durations``), ns.
+        durations: of all windows, ns.
+    """
+    length = durations.clip(1).gather(sums["window"])
+    of_cause = sums.select("cause", share=pl.col("ns") / length).group_by("cause").agg("share")
     return {
-        cause: float(np.median(np.append(np.zeros(windows.height - len(some)), some)))
-        for cause, some in of_cause.rows()
+        cause: float(np.median(np.append(np.zeros(len(durations) - len(some)), some)))
+        for cause, some in of_cause.sort("cause").rows()
     }
 
 
@@ -383,7 +451,10 @@ def _run(trace: Attributed, found: Steps) -> Iterator[RunPart]:
             of_device.select(*device, part=pl.lit("start_up"), start="begun", end="first"),
             frame.select(*device, "start", part=pl.col("left_out").fill_null("steps"), end=end),
             frame.select(
-                *device, part=pl.lit("between"), start=end, end=pl.col("start").shift(-1).over(device)
+                *device,
+                part=pl.lit("between"),
+                start=end,
+                end=pl.col("start").shift(-1).over(device),
             ).drop_nulls(),
             of_device.select(*device, part=pl.lit("after"), start="last", end="ended"),
         ],

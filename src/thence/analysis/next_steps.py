@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.model.attributed import Attributed
 
-__all__ = ["MAX_SHOWN", "MAX_REPLAYED", "NextStep", "advice", "next_steps"]
+__all__ = ["MAX_REPLAYED", "MAX_SHOWN", "NextStep", "advice", "next_steps"]
 
 MAX_SHOWN = 3
 """Most commands that are proposed."""
@@ -89,7 +89,11 @@ def next_steps(
     }[headline.verdict.code]
     order = [leading, *(topic for topic in by_topic if topic != leading)]
     found = [step for topic in order if (step := by_topic[topic]) is not None]
-    if len(found) < MAX_SHOWN and trace.gpu.height + trace.host.height <= MAX_REPLAYED and replays():
+    if (
+        len(found) < MAX_SHOWN
+        and trace.gpu.height + trace.host.height <= MAX_REPLAYED
+        and replays()
+    ):
         found.append(_what_if())
     if len(found) < MAX_SHOWN:
         found.append(_flame())
@@ -157,7 +161,7 @@ def _server_steps(trace: Attributed, summary: Summary) -> NextStep | None:
 
 def _steps(trace: Attributed, headline: Headline) -> NextStep | None:
     steps = headline.steps
-    if steps is None or steps.count < 2 or trace.host.is_empty() and trace.programs.is_empty():
+    if steps is None or steps.count < 2 or (trace.host.is_empty() and trace.programs.is_empty()):
         return None
     if steps.spread < _MIN_SPREAD and "outlier" not in steps.left_out:
         return None

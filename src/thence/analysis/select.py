@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
     executions only together with their rank or device: a launch may lie outside of the window in which its kernel ran.
 
     Args:
-        trace: attributed.
+        trace: attributed; of a part of a trace, ranks and devices can be selected.
         selection: which activities to keep.
 
     Raises:
@@ -56,13 +57,22 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         _after_warm_up(trace, WarmUp(selection.warm_up)) if leaves_out_warm_up else (None, "")
     )
     of_devices = selection.of_ranks_and_devices
+    before = trace
     if of_devices:
         keep = _on_devices(trace, of_devices)
         trace = _filtered(trace, _some(trace, keep, selection), of_devices)
         trace = _drop_other_ranks_and_devices(trace, of_devices)
         after = None if after is None else after[keep]
     if selection.of_ranks_and_devices_only:
-        return dataclasses.replace(trace, selection=selection)
+        if before.unselected is None:
+            return dataclasses.replace(trace, selection=selection)
+        # A rank or device of a part is the same part of that rank or device.
+        ranks, devices = selection.ranks, selection.devices
+        return dataclasses.replace(
+            trace,
+            selection=dataclasses.replace(before.selection, ranks=ranks, devices=devices),
+            unselected=select(before.unselected, of_devices),
+        )
     keep = np.ones(trace.gpu.height, np.bool_)
     if selection.steps is not None:
         keep &= _in_steps(trace, selection.steps)
@@ -153,7 +163,9 @@ def _of_program(trace: Attributed, name: str) -> Mask:
         UsageError: none has that name.
     """
     if trace.programs.is_empty():
-        raise MissingData(f"{trace.meta.named}: holds no XLA programs, so --program selects nothing")
+        raise MissingData(
+            f"{trace.meta.named}: holds no XLA programs, so --program selects nothing"
+        )
     present = trace.places["program"].cast(pl.String)
     names = present.drop_nulls().unique().sort().to_list()
     if name not in names and name != MAIN:
@@ -171,15 +183,15 @@ def main_programs(trace: Attributed) -> list[str]:
 
     Without steps, those with that share of the whole trace.
     """
-    frame = pl.DataFrame({"name": trace.places["program"].cast(pl.String), "ns": trace.gpu["duration"]})
-    try:
+    frame = pl.DataFrame(
+        {"name": trace.places["program"].cast(pl.String), "ns": trace.gpu["duration"]}
+    )
+    with contextlib.suppress(MissingData):  # without steps, the whole trace counts
         frame = frame.filter(pl.Series(_in_steps(trace, TYPICAL)))
-    except MissingData:
-        pass
     spent = frame.drop_nulls().group_by("name").agg(pl.col("ns").sum())
     ordered = spent.sort("ns", "name", descending=[True, False])
     before = ordered["ns"].cum_sum() - ordered["ns"]
-    return ordered.filter(before < MAIN_SHARE * ordered["ns"].sum())["name"].to_list()
+    return ordered.filter(before < MAIN_SHARE * int(ordered["ns"].sum()))["name"].to_list()
 
 
 def _matching(trace: Attributed, expression: str) -> Mask:
@@ -235,7 +247,7 @@ def _filtered(trace: Attributed, keep: Mask, selection: Selection) -> Attributed
         rows = frame.filter(mask.gather(frame["gpu"]))
         return rows.with_columns(place.gather(rows["gpu"]).alias("gpu"))
 
-    selected = dataclasses.replace(
+    return dataclasses.replace(
         trace,
         gpu=trace.gpu.filter(mask),
         places=trace.places.filter(mask),
@@ -245,7 +257,6 @@ def _filtered(trace: Attributed, keep: Mask, selection: Selection) -> Attributed
         shares=None if trace.shares is None else of_gpu(trace.shares),
         selection=selection,
     )
-    return selected
 
 
 def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> Attributed:

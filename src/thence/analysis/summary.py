@@ -65,11 +65,16 @@ class Totals:
     """Totals of a trace or a part of it. All times are ns.
 
     Attributes:
+        ranks, devices: number of ranks and devices that have device activities.
+        streams: number of streams with at least one activity.
         span_ns, busy_ns, sum_ns: as the module docstring defines them.
         counts: number of activities of each kind of activity.
         kind_ns: sum of durations of each kind of activity.
     """
 
+    ranks: int
+    devices: int
+    streams: int
     span_ns: Ns
     busy_ns: Ns
     sum_ns: Ns
@@ -205,7 +210,12 @@ class Summary(Shown):
 
     def form(self) -> Form:
         """What a notebook shows of it."""
-        totals = {"span": self.span_ns, "busy": self.busy_ns, "idle": self.idle_ns, "sum": self.sum_ns}
+        totals = {
+            "span": self.span_ns,
+            "busy": self.busy_ns,
+            "idle": self.idle_ns,
+            "sum": self.sum_ns,
+        }
         texts = {n: "unknown" if ns is None else format_ns(ns) for n, ns in totals.items()}
         beside = ("op_name",) if "op_name" in self.rows.columns else ()
         return Form(
@@ -293,13 +303,13 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     return Summary(
         meta=trace.meta,
         selection=str(trace.selection),
-        ranks=gpu["rank"].n_unique(),
-        devices=gpu.select("rank", "device").n_unique(),
+        ranks=totals.ranks,
+        devices=totals.devices,
         span_ns=totals.span_ns,
         busy_ns=totals.busy_ns,
         sum_ns=total,
         counts=totals.counts,
-        streams=gpu.select("rank", "device", "stream").n_unique(),
+        streams=totals.streams,
         kind_ns=totals.kind_ns,
         attributed_ns={
             kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in stated
@@ -326,6 +336,9 @@ def totals_of(trace: Attributed) -> Totals:
     counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}
     shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
     return Totals(
+        gpu["rank"].n_unique(),
+        gpu.select("rank", "device").n_unique(),
+        gpu.select("rank", "device", "stream").n_unique(),
         span,
         busy,
         int(gpu["duration"].sum()),

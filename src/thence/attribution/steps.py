@@ -6,9 +6,11 @@ one kind (`thence.model.steps.STEP_KINDS`), the first of these that any rank has
 step       ranges that the program or its profiler marks as steps: torch.profiler's step(), thence.step(),
            jax.profiler.StepTraceAnnotation, and the steps that thence's recorder sees. Of ranges inside each other
            on a thread the outermost count; if that is only one, and it is no server's, the ranges inside it
-pass       the same if all of them have a name that an inference server gives (`thence.model.server_steps`)
-range      ranges of the user whose names count steps, iterations or batches ("step 7", "train/iter_7"), if at least
-           `MIN_SHARE` of the device time was launched in them
+pass       the same if they are passes of an inference server (`thence.attribution.server_passes`); if other threads of
+           the rank have other marked steps, those of which there are more count
+range      two or more ranges of the user whose names count steps, iterations or batches ("step 7", "train/iter_7"),
+           if at least `MIN_SHARE` of the device time that was launched from the first to the last of them was
+           launched in them
 program    executions of one XLA program on a device, each from its launch to the next launch: of the programs that
            ran at least twice, the one with most device time, if that is `MIN_PROGRAM_SHARE` of the time of all
            programs or more. A trace of XLA programs has none of the kinds below: loops inside a program repeat, too
@@ -35,13 +37,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.server_passes import server_passes
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW, last_begun
-from thence.model.server_steps import server_step
 from thence.model.tables import STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -131,7 +133,7 @@ def _numbered(found: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _frame(kind: str, columns: dict[str, object], *, numbered: bool = False) -> pl.DataFrame:
+def _frame(kind: str, columns: Mapping[str, object], *, numbered: bool = False) -> pl.DataFrame:
     """Steps of one kind, as `_numbered` takes them."""
     given = {"device": pl.lit(None, pl.Int32())} if "device" not in columns else {}
     return pl.DataFrame(columns).with_columns(
@@ -149,8 +151,7 @@ def _marked(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     if not len(rows):
         return None
     names = tables.host["name"].gather(rows)
-    servers = [n for n in names.unique().drop_nulls().cast(pl.String) if server_step(n)]
-    of_server = names.cast(pl.String).is_in(servers).to_numpy()
+    of_server = server_passes(tables.host, host.parent)[0][rows]
     around = host.climb(host.parent[rows], step)
     outermost = around == NO_ROW
     ranks = tables.host["rank"].to_numpy()[rows]
@@ -158,10 +159,15 @@ def _marked(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     for rank in np.unique(ranks):
         ours = ranks == rank
         alone = np.flatnonzero(ours & outermost)
-        inner = ours & (around == rows[alone[0]]) if len(alone) == 1 else np.zeros(len(rows), np.bool_)
+        inner = (
+            ours & (around == rows[alone[0]]) if len(alone) == 1 else np.zeros(len(rows), np.bool_)
+        )
         if inner.sum() > 1 and not of_server[alone[0]]:
             chosen[alone[0]] = False
             chosen |= inner
+        passing, marked = ours & chosen & of_server, ours & chosen & ~of_server
+        if passing.any() and marked.any():  # on different threads: the finer steps count
+            chosen &= ~(marked if passing.sum() > marked.sum() else passing)
     taken = rows[chosen]
     passes = bool(of_server[chosen].all())
     return _frame(
@@ -183,14 +189,20 @@ def _ranges(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     counting = host.named(_COUNTS, "range")
     rows = np.flatnonzero(counting)
     rows = rows[host.climb(host.parent[rows], counting) == NO_ROW]
-    if len(rows) < MIN_REPEATS:
+    if len(rows) < 2:
         return None
     found = _frame(
         "range", _times_of(tables, rows) | {"name": tables.host["name"].gather(rows)}, numbered=True
     )
+    whole = found.group_by("rank", "device", "kind", "numbered").agg(
+        pl.col("start").min(), pl.col("end").max(), pl.col("name").first()
+    )
     duration = tables.gpu["duration"].to_numpy()
-    row, _ = _launched_in(tables, host, _numbered(found))
-    return found if duration[row != NO_ROW].sum() >= MIN_SHARE * duration.sum() else None
+    inside, between = (
+        duration[_launched_in(tables, host, _numbered(frame))[0] != NO_ROW].sum()
+        for frame in (found, whole)
+    )
+    return found if inside >= max(MIN_SHARE * between, 1) else None
 
 
 # ---- Executions of XLA programs
@@ -395,7 +407,7 @@ def _launched_in(tables: Tables, host: HostRows, steps: pl.DataFrame) -> tuple[I
     executions = bool((steps["kind"] == "program").any())
     by_program = (execution != NO_ROW) & (~known | executions)
     if by_program.any():
-        begun = programs["launch"].fill_null(programs["start"]).to_numpy()
+        begun = programs["launch"].fill_null(programs["start"]).fill_null(0).to_numpy()
         time[by_program] = begun[execution[by_program]]
         known |= by_program
     row = np.full(gpu.height, NO_ROW, np.int64)

@@ -14,7 +14,7 @@ from thence.cli.output import (
     print_table,
     result_options,
 )
-from thence.units import format_ns
+from thence.units import format_ns, several
 
 __all__ = ["command"]
 
@@ -71,6 +71,7 @@ def command(inputs: Inputs, result: Result) -> None:
         return
 
     output = console()
+    print_table(output, f"{several(found.count, 'step')}: {found.basis}")
     causes = [
         name for name in found.frame.columns if name.startswith("idle_") and name != "idle_ns"
     ]

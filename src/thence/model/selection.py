@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from thence.errors import UsageError
 from thence.units import format_ns
@@ -25,7 +25,7 @@ WARM_UP = ("keep", "heuristic", "first-compiled")
 APART = "apart"
 """None are left out; tables show warm-up executions (by the heuristic) and XLA's autotuner in separate rows."""
 
-TYPICAL = "typical"
+TYPICAL: Final = "typical"
 """The steps that no rule of `thence.analysis.steps.counted` leaves out."""
 MAIN = "main"
 """The XLA programs of the steps, see `thence.analysis.select.main_programs`."""
@@ -126,7 +126,9 @@ def parse_steps(text: str) -> StepChoice:
         return TYPICAL
     first, colon, last = text.partition(":")
     if not text.strip(":") or any(part and not _STEP.fullmatch(part) for part in (first, last)):
-        raise UsageError(f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6, 3 or typical")
+        raise UsageError(
+            f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6, 3 or typical"
+        )
     if not colon:
         return int(first), int(first) + 1
     return (int(first) if first else None), (int(last) if last else None)
@@ -157,7 +159,7 @@ def _exact_ns(number: str, unit: str) -> int:
 
 
 def _steps(choice: StepChoice) -> str:
-    return "typical steps" if choice == TYPICAL else f"steps {_range(choice, str)}"
+    return "typical steps" if isinstance(choice, str) else f"steps {_range(choice, str)}"
 
 
 def _range(ends: tuple[int | None, int | None], text: Callable[[int], str]) -> str:

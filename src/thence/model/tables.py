@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import polars as pl
 
@@ -423,6 +423,11 @@ class Tables:
         """Ranks that have at least one row, ascending."""
         columns = (self.gpu["rank"], self.host["rank"])
         return sorted({rank for column in columns for rank in column.unique()})
+
+    @property
+    def around(self) -> Self:
+        """All work of these ranks and devices: of a selected part, the trace that it was selected from."""
+        return self
 
     def with_losses(self, losses: Iterable[Loss]) -> Tables:
         """The same tables with more losses."""

@@ -1,4 +1,4 @@
-"""GPU idle time: the gaps between a device's first and last activity, or inside of what is selected, in which nothing ran.
+"""GPU idle time: the gaps between a device's first and last activity, or in what is selected, in which nothing ran.
 
 Idle time is assigned to XLA programs as in `thence.analysis.programs.programs`: ``inside`` the execution that
 it interrupts, or ``before`` the execution that it delays. The two modules agree to the nanosecond if
@@ -39,7 +39,7 @@ _SCHEMA = {
 
 
 def idle_gaps(trace: Attributed) -> pl.DataFrame:
-    """Lists every idle gap of every device, as far as it is in the windows of `thence.analysis.extent.extent`.
+    """Lists every idle gap of every device, as far as it is in the windows of `thence.analysis.extent`, if known.
 
     Returns:
         columns rank, device, start and duration (ns), where (inside, before or after; null if the
@@ -69,19 +69,19 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
             )
         )
     found = pl.concat(parts)
-    if trace.unselected is None:
+    if trace.unselected is None or trace.selection.idle_unknown:
         return found
     found = found.sort("rank", "device", "start")
-    row, _, start, end = cut(found, extent(trace))
-    return found[row].with_columns(start=pl.Series(start), duration=pl.Series(end - start))
+    cut_row, _, begins, ends = cut(found, extent(trace))
+    return found[cut_row].with_columns(start=pl.Series(begins), duration=pl.Series(ends - begins))
 
 
 def idle_inside_programs(trace: Attributed) -> Ns | None:
     """Idle time inside the executions of XLA programs, without executions that tables keep apart.
 
-    None if no program ran, or if the idle time of the selection is unknown.
+    None if no program ran, or if the activities were filtered by name (``only``), so that executions are incomplete.
     """
-    if trace.programs.is_empty() or trace.selection.idle_unknown:
+    if trace.programs.is_empty() or trace.selection.only is not None:
         return None
     counted = trace.gpu["program"].filter(trace.places["apart"].is_null()).drop_nulls().unique()
     chosen = pl.col("execution").is_in(counted.cast(pl.UInt32).implode())

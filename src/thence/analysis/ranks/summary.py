@@ -29,7 +29,7 @@ from thence.analysis.ranks.summary_tables import (
     SUMMARY,
 )
 from thence.analysis.select import select
-from thence.analysis.steps.windows import STEP, steps
+from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW, covered_lengths, last_begun, union_lengths
 from thence.model.places import COMPARED
@@ -118,7 +118,7 @@ def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, p
 def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
     """The steps with their number on the device (row), and their kind; without steps, the whole trace as one step."""
     try:
-        found = steps(trace)
+        found = selected_steps(trace)
     except MissingData:
         whole = work.group_by(*_DEVICE).agg(
             pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min()

@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     Float = npt.NDArray[np.float64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["FIRST", "LAST", "OUTLIER", "RULES", "WARM_UP", "left_out", "left_out_of_windows", "without_end"]
+__all__ = [
+    "FIRST",
+    "LAST",
+    "OUTLIER",
+    "RULES",
+    "WARM_UP",
+    "left_out",
+    "left_out_of_windows",
+    "without_end",
+]
 
 FIRST, LAST, WARM_UP, OUTLIER = "first", "last", "warm_up", "outlier"
 RULES = {

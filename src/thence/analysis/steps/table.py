@@ -11,7 +11,7 @@ import polars as pl
 from thence.analysis.extent import cut
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.rules import CAUSES
-from thence.analysis.steps.windows import STEP, selected_steps
+from thence.analysis.steps.windows import STEP, selected_steps, steps
 from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 
@@ -50,6 +50,16 @@ class StepTable(Shown):
     frame: pl.DataFrame
     spread: pl.DataFrame
     outliers: pl.DataFrame
+
+    @property
+    def count(self) -> int:
+        """Number of steps: that of the device with most."""
+        return int(str(self.frame.group_by("rank", "device").len()["len"].max() or 0))
+
+    @property
+    def basis(self) -> str:
+        """What the steps are, and which of them are not typical, in words."""
+        return self.steps.basis
 
     def form(self) -> Form:
         """How a notebook displays the result."""
@@ -101,7 +111,10 @@ def step_table(trace: Attributed) -> StepTable:
         MissingData: the trace holds no steps, or none of the selected ones.
     """
     found = selected_steps(trace)
-    frame = _with_causes(trace.around, found.frame)
+    # The columns are those of causes that occur in any step, whichever steps are selected.
+    frame = _with_causes(trace.around, steps(trace).frame).join(
+        found.frame, on=["rank", "device", "row"], how="semi", maintain_order="left"
+    )
     return StepTable(found, frame, _spread(frame), _outliers(frame))
 
 

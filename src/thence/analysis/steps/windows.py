@@ -31,15 +31,16 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.kernel_groups import communicates, computes
-from thence.analysis.steps.counted import left_out_of_windows
+from thence.analysis.steps.counted import RULES, left_out_of_windows
 from thence.attribution.host_rows import row_numbers
 from thence.errors import MissingData
 from thence.model.intervals import NEVER, NO_ROW, covered_lengths, reached_before
 from thence.model.one_timeline import OneTimeline, numbered
-from thence.model.selection import TYPICAL
 from thence.model.steps import ENDLESS, NO_STEPS, STEP_KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from thence.model.attributed import Attributed
@@ -48,7 +49,9 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["STEP", "Steps", "selected_steps", "selected_windows", "steps", "words_of"]
+__all__ = [
+    "STEP", "Steps", "basis_of", "selected_steps", "selected_windows", "steps", "words_of",
+]  # fmt: skip
 
 STEP = {
     "rank": pl.Int32(),
@@ -77,6 +80,12 @@ _NAMED = {
     "module": "calls of {}",
 }
 """What steps are, by their kind, if their names have a common stem."""
+_LEFT = {
+    "first": "the first",
+    "warm_up": "{} of warm-up",
+    "outlier": "{} outlying",
+    "last": "the last",
+}
 
 
 @dataclass(frozen=True)
@@ -108,10 +117,34 @@ class Steps:
         kept = self.frame.filter(pl.col("left_out").is_null())
         return self.frame if kept.is_empty() else kept
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Number of steps that are not typical, by the rule of `RULES`: that of the device with most of them."""
+        left = self.frame.filter(pl.col("left_out").is_not_null())
+        of_device = left.group_by("rank", "device", "left_out").len()
+        counts = dict(of_device.group_by("left_out").agg(pl.col("len").max()).rows())
+        return {rule: counts[rule] for rule in RULES if rule in counts}
+
+    @property
+    def basis(self) -> str:
+        """What the steps are, and which of them are not typical, in words."""
+        return basis_of(self.what, self.left_out)
+
     def to_json(self) -> dict[str, Any]:
         """The steps as JSON values."""
         times = {"start": "start_ns", "duration": "duration_ns", "host_start": "host_start_ns"}
         return {"kind": self.kind, "steps": self.frame.drop("row").rename(times).to_dicts()}
+
+
+def basis_of(what: str, left_out: Mapping[str, int]) -> str:
+    """What steps are, and how many of them figures leave out, in words.
+
+    Args:
+        what: what they are.
+        left_out: number of steps that are left out, by the rule of `RULES`.
+    """
+    left = [_LEFT[rule].format(count) for rule, count in left_out.items()]
+    return f"{what}; without {', '.join(left)}" if left else what
 
 
 def words_of(kind: str, names: pl.Series) -> str:
@@ -139,7 +172,7 @@ def steps(attributed: Attributed) -> Steps:
     trace = attributed.around
     of = row_numbers(trace.places["step_row"])
     if not (of != NO_ROW).any():
-        raise MissingData(f"{trace.meta.named}: no steps: {NO_STEPS}")
+        raise MissingData(f"{trace.meta.named}: holds no steps: {NO_STEPS}")
     device, devices = numbered(trace.gpu, "rank", "device")
     of_device, windows = _windows(trace, of, device)
     kind = str(trace.steps["kind"].gather(windows["row"]).mode().sort()[0])
@@ -174,7 +207,7 @@ def selected_steps(trace: Attributed) -> Steps:
 
 def selected_windows(frame: pl.DataFrame, chosen: StepChoice) -> pl.DataFrame:
     """The rows of `Steps.frame` of the chosen steps."""
-    if chosen == TYPICAL:
+    if isinstance(chosen, str):  # TYPICAL
         return frame.filter(pl.col("left_out").is_null())
     first, last = chosen
     number = pl.col("number")

@@ -85,9 +85,10 @@ class Program:
             duration.
         thread: number of the thread of each node; `NO_ROW` for nodes of devices.
         wait_of: for each node, the row in trace.waits whose end it is, or `NO_ROW`.
-        steps: nodes of the starts of steps of the first rank, in order: from the first typical step to the last one
-            (`thence.analysis.steps.counted`), with the outliers in between. Where the host begins a step without a node,
-            it is the next node of the rank.
+        steps: nodes of the starts of steps of the first rank, in order. Where a step begins without a node, it is the
+            next node of the rank.
+        typical: those from the first typical step to the last one (`thence.analysis.steps.counted`), with the outliers
+            in between.
         before: mask of the nodes of the first rank's devices that were launched before the first of these steps: on a
             device, the step begins when they have ended.
         until: for each rank, the time at which its last typical step ended on the host, in ns after origin_ns.
@@ -116,6 +117,7 @@ class Program:
     host: tuple[Int64, Int64]
     thread_of_row: Int64
     inside: GraphNodes
+    typical: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     before: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
     until: Mapping[int, int] = field(default_factory=dict)
 
@@ -142,10 +144,13 @@ def program_graph(
     gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
     origin = min([int(x.min()) for x in (gpu[0], host[0]) if len(x)], default=0)
     gpu, host = (gpu[0] - origin, gpu[1] - origin), (host[0] - origin, host[1] - origin)
-    steps = _typical(trace, alignment, origin)
+    steps = _steps(trace, alignment, origin)
     found = _found(trace, gpu, host, instances, labels, steps)
-    until = dict(steps.group_by("rank").agg(pl.col("end").max()).rows())
+    typical = steps.filter("typical")
+    until = dict(typical.group_by("rank").agg(pl.col("end").max()).rows())
     program = replace(_program(trace, found), origin_ns=origin, until=until)
+    of_first = steps.filter(rank=min(trace.ranks, default=0))["typical"].to_numpy()
+    program = replace(program, typical=program.steps[of_first[: len(program.steps)]])
     program = replace(program, before=_before(trace, program))
     graph = replace(program.graph, weight=stream_weights(program, gpu[1] - gpu[0], found.moves))
     return replace(program, graph=graph.exact())
@@ -172,26 +177,32 @@ class _Found:
     inside: GraphNodes
 
 
-def _typical(trace: Attributed, alignment: Alignment | None, origin: int) -> pl.DataFrame:
-    """The steps on the host from the first typical one of each rank to the last: rank, start, end (ns after origin)."""
-    schema = {"rank": pl.Int32(), "start": pl.Int64(), "end": pl.Int64()}
+def _steps(trace: Attributed, alignment: Alignment | None, origin: int) -> pl.DataFrame:
+    """The steps on the host in order: rank, start and end (ns after origin); typical, as in `Program.typical`."""
+    schema = {"rank": pl.Int32(), "start": pl.Int64(), "end": pl.Int64(), "typical": pl.Boolean()}
     try:
         rows = steps_of(trace).typical["row"].unique()
     except MissingData:
         return pl.DataFrame(schema=schema)
-    every = trace.steps.with_row_index("row")
-    ends = (
-        every.filter(pl.col("row").is_in(rows.implode()))
-        .group_by("rank")
-        .agg(first=pl.col("start").min(), last=pl.col("start").max())
-    )
-    kept = every.join(ends, on="rank", how="inner", maintain_order="left").filter(
-        pl.col("start") >= pl.col("first"), pl.col("start") <= pl.col("last")
-    )
     # Executions on several devices of a process are one step.
-    one = kept.sort("rank", "start").unique(["rank", "number"], keep="first", maintain_order=True)
-    start, end = _arrays(one, alignment)
-    return one.select("rank", start=pl.Series(start - origin), end=pl.Series(end - origin))
+    every = (
+        trace.steps.with_row_index("row")
+        .with_columns(chosen=pl.col("row").is_in(rows.implode()))
+        .sort("rank", "start", maintain_order=True)
+        .group_by("rank", "number", maintain_order=True)
+        .agg(pl.col("start", "duration").first(), pl.col("chosen").any())
+    )
+    start, end = _arrays(every, alignment)
+    first, last = (
+        pl.col("start").filter("chosen").min().over("rank"),
+        pl.col("start").filter("chosen").max().over("rank"),
+    )
+    return every.select(
+        "rank",
+        start=pl.Series(start - origin),
+        end=pl.Series(end - origin),
+        typical=(pl.col("start") >= first) & (pl.col("start") <= last),
+    )
 
 
 def _found(
@@ -200,7 +211,7 @@ def _found(
     host: tuple[Int64, Int64],
     instances: Instances | None,
     labels: Sequence[GraphLabels],
-    typical: pl.DataFrame,
+    ranges: pl.DataFrame,
 ) -> _Found:
     """Nodes and edges of all kinds."""
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
@@ -233,7 +244,7 @@ def _found(
     marked = nodes.add(host[0][rows], STEP, thread[rows], rows)
     begins = np.concatenate([marked, call_node[calls]]), np.concatenate([rows, calls])
     first = min(trace.ranks, default=0)
-    steps = _starts(trace, host[0], begins, first, typical.filter(rank=first)["start"].to_numpy())
+    steps = _starts(trace, host[0], begins, first, ranges.filter(rank=first)["start"].to_numpy())
     handed = handovers(trace, host, thread, nodes, edges)
     return _Found(
         nodes,
@@ -271,7 +282,8 @@ def _starts(
     node, times = node[ours], time[row[ours]]
     order = np.argsort(times, kind="stable")
     at = np.searchsorted(times[order], starts)
-    return node[order][at[at < len(order)]]
+    result: Int64 = node[order][at[at < len(order)]]
+    return result
 
 
 def _program(trace: Attributed, found: _Found) -> Program:
@@ -323,12 +335,12 @@ def launched_at(trace: Attributed, program: Program) -> Int64:
 def _before(trace: Attributed, program: Program) -> Mask:
     """`Program.before`."""
     on_device = program.thread == NO_ROW
-    if not len(program.steps):
+    if not len(program.typical):
         return np.zeros(len(on_device), np.bool_)
     ranks = trace.gpu["rank"].to_numpy()
     first = np.zeros(len(on_device), np.bool_)
     first[on_device] = ranks[program.row[on_device]] == min(trace.ranks, default=0)
-    begin = program.graph.time[program.steps[0]]
+    begin = program.graph.time[program.typical[0]]
     result: Mask = first & (launched_at(trace, program) < begin)
     return result
 

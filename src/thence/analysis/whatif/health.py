@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from thence.analysis.steps.windows import steps
 from thence.analysis.whatif.graph import launched_at, longer_host_work
@@ -136,7 +135,7 @@ def _counted_nodes(trace: Attributed, program: Program) -> Mask:
     """
     time = program.graph.time
     result = np.ones(len(time), np.bool_)
-    if not len(program.steps):
+    if not len(program.typical):
         return result
     at = launched_at(trace, program)
     of_node = ranks_of_nodes(trace, program)
@@ -162,7 +161,7 @@ def steps_took(program: Program, time: Int64, duration: Int64, counted: Mask) ->
     """
     ends = time.copy()
     ends[program.node_of_activity] += np.where(program.end_of_activity == NO_ROW, duration, 0)
-    begin = time[program.steps[0]] if len(program.steps) else time.min()
-    if len(program.steps):
+    begin = time[program.typical[0]] if len(program.typical) else time.min()
+    if len(program.typical):
         begin = max(begin, ends[program.before].max(initial=int(begin)))
     return int(ends[counted].max(initial=int(begin))) - int(begin)

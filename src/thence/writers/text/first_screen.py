@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.glance import Glance
 
-__all__ = ["first_screen", "next_lines"]
+__all__ = ["first_screen", "heading", "next_lines"]
 
 
 def first_screen(
@@ -45,8 +45,7 @@ def first_screen(
     """
     summary = glance.summary
     return Group(
-        title(summary, selected=glance.whole is None),
-        *_headline(glance),
+        heading(glance),
         "",
         row_table(summary, top, width, depth, each=each),
         "",
@@ -60,8 +59,12 @@ def first_screen(
     )
 
 
+def heading(glance: Glance) -> RenderableType:
+    """The inputs, the typical step, the verdict, and the totals of the whole recording."""
+    return Group(title(glance.summary, glance.whole), *_headline(glance))
+
+
 def _headline(glance: Glance) -> Iterator[RenderableType]:
-    """The typical step, the verdict, and the totals of the whole recording."""
     summary, headline = glance.summary, glance.headline
     if headline.steps is not None:
         basis = (f" ({printable(headline.steps.basis)})", "dim")

@@ -62,30 +62,31 @@ _LEAST_APART = 28
 _LEAST_OP_NAME = 40
 
 
-def title(summary: Summary, *, selected: bool) -> RenderableType:
+def title(summary: Summary, whole: Totals | None = None) -> RenderableType:
     """The inputs and the devices.
 
     Args:
-        summary: of the trace.
-        selected: whether to say which part of the inputs it is of.
+        summary: of the trace, or of a part of it.
+        whole: totals of the whole trace; None if the summary is of all that the user selected.
     """
     inputs = summary.meta.inputs
     first = inputs[0] if len(inputs[0]) <= _LONGEST_PATH else PurePath(inputs[0]).name
     text = first if len(inputs) == 1 else f"{first} and {len(inputs) - 1} more"
     formats = ", ".join(dict.fromkeys(summary.meta.formats))
-    where = f"{several(summary.ranks, 'rank')}, {several(summary.devices, 'GPU')}{_models(summary.meta.devices)}"
+    totals = whole or summary
+    where = f"{several(totals.ranks, 'rank')}, {several(totals.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
         Text.assemble((printable(text), "bold"), (f"   {formats}", "dim"), overflow="fold"),
         *(
             [Text(printable(f"selected: {summary.selection}"), "yellow")]
-            if summary.selection and selected
+            if summary.selection and whole is None
             else []
         ),
-        Text(f"{where}, {several(summary.streams, 'stream')}"),
+        Text(f"{where}, {several(totals.streams, 'stream')}"),
     )
 
 
-def totals_line(totals: Totals | Summary, summary: Summary) -> RenderableType:
+def totals_line(totals: Totals | Summary, summary: Summary) -> Text:
     """Span, busy time, idle time and sum in one line.
 
     Args:
