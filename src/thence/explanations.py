@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.places import By
 
-__all__ = ["MAX_HOST_RANGES", "Explanations"]
-
-MAX_HOST_RANGES = 1_000_000
-"""Idle time of traces with more host ranges is not divided by cause on the first screen, and late ranks are not looked
-for: that takes some 2 s of CPU time per million."""
+__all__ = ["Explanations"]
 
 
 class Explanations(ABC):
@@ -130,6 +126,7 @@ class Explanations(ABC):
     @property
     def quick_idle(self) -> Part[IdleTime]:
         """Idle time by place, if it can be divided in little time."""
+        from thence.analysis.headline import MAX_HOST_RANGES
         from thence.analysis.idle.table import why_no_causes
         from thence.analysis.part import Part
 
@@ -144,6 +141,7 @@ class Explanations(ABC):
     @property
     def _quick_late(self) -> Part[Job]:
         """Late ranks, if there are several devices and they can be found in little time."""
+        from thence.analysis.headline import MAX_HOST_RANGES
         from thence.analysis.part import Part, part
 
         trace = self.attributed

@@ -24,6 +24,12 @@ from helpers import (
     shared,
     unzipped,
 )
+from thence.analysis import headline
+from thence.analysis.consistency import consistent_references
+from thence.analysis.headline import sampled_idle
+from thence.analysis.idle.causes import idle_causes
+from thence.analysis.select import in_time
+from thence.analysis.steps.windows import steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -245,3 +251,41 @@ def test_several_ranks_count_by_the_windows_of_all() -> None:
     assert steps is not None
     assert (steps.count, steps.typical, frame.height) == (2, 1, 4)
     assert steps.median_ns == statistics.median(frame["duration"])
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [(recording("torch_eager_rank0"),), (STACK,), (NSIGHT / "jax_train.sqlite.gz",), FSDP],
+    ids=lambda paths: paths[0].name,
+)
+def test_causes_of_a_part_of_the_steps_are_those_of_the_whole_trace(
+    paths: tuple[Path, ...],
+) -> None:
+    """What a long trace is spared: looking at the host ranges of all other steps but the one before."""
+    trace = shared(*paths).attributed
+    windows = steps(trace).frame.filter(rank=0)
+    for row in range(1, windows.height):
+        one = windows[row]
+        begin, end = windows["start"][row - 1], one["start"][0] + one["duration"][0]
+        part = in_time(trace, begin, end)
+        consistent_references(part)
+        assert part.host.height < trace.host.height
+        whole, less = (
+            dict(idle_causes(t, one).group_by("cause").agg(pl.col("duration").sum()).rows())
+            for t in (trace, part)
+        )
+        for cause in {*whole, *less}:
+            allowed = pytest.approx(whole.get(cause, 0), abs=0.01 * one["idle_ns"][0])
+            assert less.get(cause, 0) == allowed, cause
+
+
+def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = shared(STACK)
+    expected = trace.headline.verdict.code
+    monkeypatch.setattr(headline, "MAX_HOST_RANGES", trace.host.height - 1)
+    again = thence.open(STACK)
+    assert again.quick_idle.result is None
+    assert again.headline.verdict.code == expected == "launch_bound"
+    assert sampled_idle(again.attributed, 10) is None

@@ -165,7 +165,7 @@ def _included(summary: Summary) -> list[str]:
 def _idle_answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
     idle = glance.idle.result
     if idle is None or not idle.idle_ns:
-        if glance.idle.reason:
+        if glance.idle.reason and not glance.summary.idle_unknown:
             yield "idle because of", [glance.idle.reason]
         return
     causes = idle.causes.filter(pl.col("share") >= _LEAST_SHARE).head(_MOST_CAUSES)

@@ -29,6 +29,8 @@ import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
 from thence.analysis.extent import covered, cut, span_and_busy
+from thence.analysis.idle.causes import idle_causes
+from thence.analysis.select import in_time
 from thence.analysis.steps.counted import OUTLIER, RULES, left_out_of_windows
 from thence.analysis.steps.windows import Steps, basis_of, selected_steps
 from thence.analysis.verdict import Late, Measured, Verdict, verdict
@@ -47,12 +49,14 @@ if TYPE_CHECKING:
     from thence.units import Ns
 
 __all__ = [
+    "MAX_HOST_RANGES",
     "PARTS",
     "Headline",
     "RunPart",
     "StepFigures",
     "headline",
     "headline_of_summaries",
+    "sampled_idle",
     "step_figures",
 ]
 
@@ -67,6 +71,9 @@ _PART_WORDS = {
     "between": "between steps",
     "after": "after the steps",
 }
+MAX_HOST_RANGES = 1_000_000
+"""Idle time of traces with more host ranges is divided by cause only for some of the typical steps, and late ranks are
+not looked for on the first screen: that takes some 2 s of CPU time per million."""
 _MIN_SHOWN = 0.01
 """Parts with less than this share of the recording, and what has less than this share of a part, are not named."""
 
@@ -278,13 +285,17 @@ def headline(
             run = tuple(_run(trace, found))
         busy, exposed = figures.busy_share, figures.exposed_share
     causes = None
-    if idle.result is not None:
+    reason = idle.reason
+    if figures is not None and idle.result is None and trace.around.host.height > MAX_HOST_RANGES:
+        causes = sampled_idle(trace, MAX_HOST_RANGES)
+        reason = "" if causes is not None else reason
+    elif idle.result is not None:
         causes = (
             _of_window(idle.result, 1 - busy)
             if figures is None
             else _of_typical(idle.result, found.typical)
         )
-    shares = _Shares(busy, exposed, causes, idle.reason)
+    shares = _Shares(busy, exposed, causes, reason)
     return _headline(figures, no_steps, shares, soundness, late, run)
 
 
@@ -407,12 +418,52 @@ def _of_window(idle: IdleTime, idle_share: float) -> dict[str, float]:
 
 def _of_typical(idle: IdleTime, windows: pl.DataFrame) -> dict[str, float]:
     """The median share of each cause of idle time in the windows of typical steps."""
-    pieces = idle.found
+    return _of_windows(idle.found, windows)
+
+
+def _of_windows(pieces: pl.DataFrame, windows: pl.DataFrame) -> dict[str, float]:
+    """The median share of each cause of pieces of idle time in windows."""
     piece, window, start, end = cut(pieces, windows)
     cause = pieces["cause"].cast(pl.String).gather(piece)
     parts = pl.DataFrame({"window": window, "cause": cause, "ns": end - start})
     sums = parts.group_by("cause", "window").agg(pl.col("ns").sum())
     return _median_shares(sums, windows["duration"])
+
+
+def sampled_idle(trace: Attributed, most_ranges: int) -> dict[str, float] | None:
+    """The median share of each cause of idle time in some typical steps, those in the middle of the recording.
+
+    For traces of so many host ranges that looking at all would take long. Half as many steps are tried until there are
+    few enough ranges.
+
+    Args:
+        trace: attributed, with typical steps.
+        most_ranges: most host ranges that may be looked at.
+
+    Returns:
+        None if there are more host ranges in a single step.
+    """
+    found = selected_steps(trace)
+    every, windows = found.frame, found.typical.sort("start", maintain_order=True)
+    count = windows.height
+    while count:
+        first = (windows.height - count) // 2
+        some = windows.slice(first, count).sort("rank", "device", "start")
+        # With the step before, so that kernels are not taken for the first of their name.
+        begin = int(
+            str(
+                every.filter(pl.col("start") < some["start"].min())["start"].max()
+                or some["start"].min()
+            )
+        )
+        end = int(str(some.select(pl.col("start") + pl.col("duration")).max().item()))
+        host_end = pl.col("start") + pl.col("duration")
+        ranges = trace.around.host.filter(pl.col("start") < end, host_end > begin).height
+        if ranges <= most_ranges:
+            part = in_time(trace.around, begin, end)
+            return _of_windows(idle_causes(part, some), some)
+        count //= 2
+    return None
 
 
 def _median_shares(sums: pl.DataFrame, durations: pl.Series) -> dict[str, float]:

@@ -13,6 +13,7 @@ import polars as pl
 from thence.analysis.programs.warmup import WarmUp, phases, set_apart
 from thence.analysis.steps.windows import selected_windows, steps
 from thence.errors import MissingData, UsageError
+from thence.model.forest import ancestors
 from thence.model.intervals import NO_ROW
 from thence.model.one_timeline import numbered
 from thence.model.places import SEARCHED
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["main_programs", "select"]
+__all__ = ["in_time", "main_programs", "select"]
 
 MAIN_SHARE = 0.9
 """The main programs are the fewest that take this share of the time of XLA programs in the typical steps."""
@@ -260,47 +261,77 @@ def _filtered(trace: Attributed, keep: Mask, selection: Selection) -> Attributed
 
 
 def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> Attributed:
-    """Drops host ranges, threads and programs of other ranks and devices; renumbers row references."""
+    """Drops host ranges, threads, programs and steps of other ranks and devices; renumbers row references."""
     ranks = selection.ranks or tuple(trace.ranks)
-    host = trace.host["rank"].is_in(ranks)
     programs = trace.programs["rank"].is_in(ranks)
     in_steps = trace.steps["rank"].is_in(ranks)
     if selection.devices:
         programs &= trace.programs["device"].is_in(selection.devices)
         in_steps &= trace.steps["device"].is_in(selection.devices).fill_null(value=True)
-    host_at, program_at, step_at = (
-        pl.Series(np.cumsum(mask.to_numpy()) - 1, dtype=pl.Int32)
-        for mask in (host, programs, in_steps)
+    trace = _with_hosts(trace, trace.host["rank"].is_in(ranks))
+    return dataclasses.replace(
+        trace,
+        threads=trace.threads.filter(pl.col("rank").is_in(ranks)),
+        programs=trace.programs.filter(programs),
+        gpu=_moved(trace.gpu, _numbers(programs), "program"),
+        places=_moved(trace.places, _numbers(in_steps), "step_row"),
+        steps=trace.steps.filter(in_steps),
     )
 
-    def moved(frame: pl.DataFrame, at: pl.Series, *columns: str) -> pl.DataFrame:
-        # A rank's rows refer to rows of the same rank, which are kept.
-        return frame.with_columns(
-            at.gather(frame[column].cast(pl.UInt32)).alias(column) for column in columns
-        )
 
-    events = trace.events["rank"].is_in(ranks)
-    event_at = pl.Series(np.cumsum(events.to_numpy()) - 1, dtype=pl.Int32)
+def in_time(trace: Attributed, begin: int, end: int) -> Attributed:
+    """The activities that began in a time, with the host ranges that overlap it, and those around their launches.
 
-    def calls(frame: pl.DataFrame) -> pl.DataFrame:
-        of_ranks = frame.filter(pl.col("rank").is_in(ranks))
-        return moved(moved(of_ranks, host_at, "host"), event_at, "record")
+    For answers about a part of a long trace that need not look at all of its host ranges.
+
+    Args:
+        trace: attributed.
+        begin: ns on the trace's clock.
+        end: the first ns after.
+    """
+    start = trace.gpu["start"].to_numpy()
+    part = _filtered(trace, (start >= begin) & (start < end), trace.selection)
+    host_start = trace.host["start"].to_numpy()
+    overlapping = (host_start < end) & (host_start + trace.host["duration"].to_numpy() > begin)
+    launch = part.places["launch"].drop_nulls().cast(pl.Int64).to_numpy()
+    rows = np.union1d(np.flatnonzero(overlapping), launch)
+    parent = trace.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    return _with_hosts(part, pl.Series(ancestors(parent, rows)))
+
+
+def _with_hosts(trace: Attributed, kept: pl.Series) -> Attributed:
+    """Drops host ranges that are not in the mask, with the rows about them; references to them become null."""
+    host = _numbers(kept)
+    of_events = kept.gather(trace.events["host"])
+    event = _numbers(of_events)
+
+    def calls(frame: pl.DataFrame, mask: pl.Series) -> pl.DataFrame:
+        return _moved(_moved(frame.filter(mask), host, "host"), event, "record")
 
     return dataclasses.replace(
         trace,
-        events=calls(trace.events),
-        waits=calls(trace.waits),
-        host=moved(trace.host.filter(host), host_at, "parent", "forward"),
-        threads=trace.threads.filter(pl.col("rank").is_in(ranks)),
-        programs=trace.programs.filter(programs),
-        gpu=moved(trace.gpu, program_at, "program"),
-        places=moved(moved(trace.places, host_at, "launch"), step_at, "step_row"),
-        steps=trace.steps.filter(in_steps),
-        collectives=moved(trace.collectives, host_at, "host"),
-        collective_parts=moved(trace.collective_parts, host_at, "host"),
-        host_collectives=moved(
-            trace.host_collectives.filter(host.gather(trace.host_collectives["host"])),
-            host_at,
+        events=calls(trace.events, of_events),
+        waits=calls(trace.waits, kept.gather(trace.waits["host"])),
+        host=_moved(trace.host.filter(kept), host, "parent", "forward"),
+        places=_moved(trace.places, host, "launch"),
+        collectives=_moved(trace.collectives, host, "host"),
+        collective_parts=_moved(trace.collective_parts, host, "host"),
+        host_collectives=_moved(
+            trace.host_collectives.filter(kept.gather(trace.host_collectives["host"])),
+            host,
             "host",
         ),
+    )
+
+
+def _numbers(kept: pl.Series) -> pl.Series:
+    """The number of each row among those in a mask; null for other rows."""
+    numbers = pl.Series(np.cumsum(kept.to_numpy()) - 1, dtype=pl.Int32)
+    return numbers.set(~kept, None)
+
+
+def _moved(frame: pl.DataFrame, numbers: pl.Series, *columns: str) -> pl.DataFrame:
+    """A table with new numbers in columns of row references."""
+    return frame.with_columns(
+        numbers.gather(frame[column].cast(pl.UInt32)).alias(column) for column in columns
     )
