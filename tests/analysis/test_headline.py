@@ -26,7 +26,7 @@ from helpers import (
 )
 from thence.analysis import headline
 from thence.analysis.consistency import consistent_references
-from thence.analysis.headline import sampled_idle
+from thence.analysis.headline import around, sampled_idle
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.select import in_time
 from thence.analysis.steps.windows import steps
@@ -266,8 +266,7 @@ def test_causes_of_a_part_of_the_steps_are_those_of_the_whole_trace(
     windows = steps(trace).frame.filter(rank=0)
     for row in range(1, windows.height):
         one = windows[row]
-        begin, end = windows["start"][row - 1], one["start"][0] + one["duration"][0]
-        part = in_time(trace, begin, end)
+        part = in_time(trace, *around(windows, one))
         consistent_references(part)
         assert part.host.height < trace.host.height
         whole, less = (

@@ -449,14 +449,7 @@ def sampled_idle(trace: Attributed, most_ranges: int) -> dict[str, float] | None
     while count:
         first = (windows.height - count) // 2
         some = windows.slice(first, count).sort("rank", "device", "start")
-        # With the step before, so that kernels are not taken for the first of their name.
-        begin = int(
-            str(
-                every.filter(pl.col("start") < some["start"].min())["start"].max()
-                or some["start"].min()
-            )
-        )
-        end = int(str(some.select(pl.col("start") + pl.col("duration")).max().item()))
+        begin, end = around(every, some)
         host_end = pl.col("start") + pl.col("duration")
         ranges = trace.around.host.filter(pl.col("start") < end, host_end > begin).height
         if ranges <= most_ranges:
@@ -464,6 +457,30 @@ def sampled_idle(trace: Attributed, most_ranges: int) -> dict[str, float] | None
             return _of_windows(idle_causes(part, some), some)
         count //= 2
     return None
+
+
+def around(every: pl.DataFrame, some: pl.DataFrame) -> tuple[int, int]:
+    """The time of some steps with the steps before and after them on the same devices.
+
+    The one before has the kernels that are the first of their name, the one after the kernel that ends the last idle
+    time.
+
+    Args:
+        every: the windows of all steps.
+        some: some of them.
+
+    Returns:
+        begin and end, ns on the trace's clock.
+    """
+    device, end = ("rank", "device"), pl.col("start") + pl.col("duration")
+    near = every.sort(*device, "start").select(
+        *device,
+        "start",
+        before=pl.col("start").shift(1).over(device).fill_null(pl.col("start")),
+        after=end.shift(-1).over(device).fill_null(end),
+    )
+    near = near.join(some, on=[*device, "start"], how="semi")
+    return int(near["before"].to_numpy().min()), int(near["after"].to_numpy().max())
 
 
 def _median_shares(sums: pl.DataFrame, durations: pl.Series) -> dict[str, float]:

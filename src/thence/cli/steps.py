@@ -27,9 +27,10 @@ A step begins on a GPU when the host has begun it and the work of earlier steps 
 when the host has ended it and its own work has finished. Its time is busy or idle; exposed is the part
 of the busy time in which it communicates and computes nothing. The causes of idle time are those of
 "thence idle" and add up to it. A step stands out if it takes 5 % and 4 robust standard deviations
-longer than the median of its GPU; the part that grew most is shown next to it. If a trace holds no
-steps, the executions of the XLA program that took most time are the steps. The statistics of a
-GPU leave out its first step if there are others.
+longer than the median of its GPU; the part that grew most is shown next to it. Steps that nothing
+marks are found by what repeats: the passes of a server, the executions of the main XLA program, the
+steps of an optimizer, launches of CUDA graphs, or calls of the outermost module; the first line says
+which. The statistics of a GPU are of its typical steps: without the first, warm-up and outliers.
 """
 
 _STEPS = {
