@@ -139,6 +139,32 @@ def test_a_step_of_an_optimizer_ends_where_its_call_ends(tmp_path: Path) -> None
     assert trace.steps().frame["activities"].to_list() == [2] * 4
 
 
+def fetches(count: int, *, stops: bool = True) -> Events:
+    """An evaluation recorded without stacks: each batch is fetched for 10 us, and launches work for 60 us."""
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    events: Events = []
+    for i in range(count):
+        events += [event("user_annotation", name, 100 * i, 10), *work(1 + 2 * i, 100 * i + 20)]
+        events += work(2 + 2 * i, 100 * i + 70)
+    return [*events, event("user_annotation", name, 100 * count, 3)] if stops else events
+
+
+def test_an_evaluation_without_modules_has_a_step_for_each_batch(tmp_path: Path) -> None:
+    trace = opened(tmp_path, fetches(5))
+    assert found(trace) == [("batch", f"batch#{i}", i) for i in range(5)]
+    assert trace.attributed.steps["duration"].to_list() == [100_000] * 5
+    assert trace.steps().frame["activities"].to_list() == [2] * 5
+    assert found(opened(tmp_path, fetches(5, stops=False))) == [
+        ("batch", f"batch#{i}", i) for i in range(4)
+    ]
+    assert found(opened(tmp_path, fetches(2))) == []
+
+
+def test_batches_are_steps_only_where_nothing_else_repeats(tmp_path: Path) -> None:
+    both = calls("NNNNN") + [e for e in fetches(5) if e["cat"] == "user_annotation"]
+    assert {kind for kind, *_ in found(opened(tmp_path, both))} == {"module"}
+
+
 def test_named_ranges_that_count_steps_are_steps_and_those_around_loading_are_not(
     tmp_path: Path,
 ) -> None:

@@ -32,7 +32,7 @@ from thence.model.places import LAYERED, STATED, STATED_XLA
 from thence.model.reasons import APART, REASONS, Reason, advice, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.notebook import Form, Shown
-from thence.units import format_count, format_ns, format_share
+from thence.units import format_count, format_ns, format_share, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -180,6 +180,14 @@ class Summary(Shown):
     def idle_ns(self) -> Ns | None:
         """Time within the span in which nothing ran; None if it is unknown."""
         return None if self.idle_unknown else self.span_ns - self.busy_ns
+
+    @property
+    def of_steps(self) -> str:
+        """The selected steps in words: ``2 steps``, ``1 step of 4 GPUs``; empty if no steps are selected."""
+        if self.windows is None:
+            return ""
+        count = several(-(-self.windows // max(self.devices, 1)), "step")
+        return count if self.devices == 1 else f"{count} of {several(self.devices, 'GPU')}"
 
     @property
     def idle_is(self) -> str:

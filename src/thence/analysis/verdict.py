@@ -142,8 +142,9 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
         return Verdict("waits_for_rank", _late_text(measured, whole))
     others = f"; {_late_text(measured, whole)}" if measured.late else ""
     if measured.exposed >= MIN_EXPOSED and measured.exposed >= idle:
+        comma = "" if measured.of_steps else ","
         text = (
-            f"communication-bound: for {format_share(measured.exposed, 1)} of {whole} the GPU communicates and "
+            f"communication-bound: for {format_share(measured.exposed, 1)} of {whole}{comma} the GPU communicates and "
             "computes nothing"
         )
         return Verdict("communication_bound", text + others)

@@ -18,6 +18,7 @@ optimizer  from the end of one step of torch.optim to the end of the next; the f
            host row
 graph      launches of CUDA graphs, if at least `MIN_SHARE` of the device time was launched so
 module     calls of modules that are in no other module, and launched work
+batch      from one fetch of a batch from a torch DataLoader to the next; what follows the last fetch is in no step
 
 Graphs and modules are sequences of names on one thread: the main thread if it launched such work, else the one that
 launched most of it. A sequence repeats with the period p if the share of its names that are equal to the name p
@@ -72,6 +73,7 @@ of equal launches favours no period, a first and a last layer that differ from 8
 _NUMBER = r"(\d{1,18})\D*$"
 _COUNTS = r"(?i)(?:^|[\W_])(?:step|iter|iteration|batch)[\W_]{0,3}\d{1,18}$"
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
+_FETCH = r"^enumerate\(DataLoader\)#"
 _SMALLER = 1 << 24
 """Hashes are divided by this, so that the sum of those of a graph's kernels fits into 64 bits."""
 
@@ -101,7 +103,7 @@ def found_steps(
 
 def _first_kind(tables: Tables, host: HostRows) -> pl.DataFrame:
     # Inside an XLA program, loops launch graphs: their rounds are no steps, even if the program ran only once.
-    others = (_optimizer_steps, _graph_launches, _module_calls)
+    others = (_optimizer_steps, _graph_launches, _module_calls, _fetched_batches)
     for find in (_marked, _ranges, _executions, *(others if tables.programs.is_empty() else ())):
         found = find(tables, host)
         if found is not None and found.height:
@@ -270,6 +272,27 @@ def _optimizer_steps(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     return _frame("optimizer", {
         "rank": rank, "start": begin, "end": end, "name": pl.repeat("optimizer step", len(rank), eager=True),
     })  # fmt: skip
+
+
+# ---- Batches
+
+
+def _fetched_batches(tables: Tables, host: HostRows) -> pl.DataFrame | None:
+    """From the start of one fetch of a batch to the start of the next on the same thread."""
+    fetching = host.named(_FETCH, "op", "range", "framework", "phase")
+    rows = np.flatnonzero(fetching)
+    rows = rows[host.climb(host.parent[rows], fetching) == NO_ROW]
+    columns = ("rank", "process", "thread", "start")
+    fetches = tables.host[rows].select(columns).sort(columns)
+    end = pl.col("start").shift(-1).over(columns[:3])
+    batches = fetches.with_columns(end=end).drop_nulls("end")
+    # Several loaders of a rank fetch on one thread, or on threads of which one has the most.
+    threads = batches.group_by(columns[:3]).len().sort("len", *columns[:3]).group_by("rank").last()
+    chosen = batches.join(threads, on=columns[:3], how="semi", nulls_equal=True)
+    chosen = chosen.filter(pl.len().over("rank") >= MIN_REPEATS).sort("rank", "start")
+    if chosen.is_empty():
+        return None
+    return _frame("batch", chosen.select("rank", "start", "end", name=pl.lit("batch")).to_dict())
 
 
 # ---- Sequences that repeat

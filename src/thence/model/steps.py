@@ -22,6 +22,7 @@ STEP_KINDS: Mapping[str, str] = MappingProxyType(
         "optimizer": "from one optimizer step to the next",
         "graph": "launches of CUDA graphs that repeat",
         "module": "calls of the outermost module",
+        "batch": "from one batch of a DataLoader to the next",
     }
 )
 """Every kind of steps, in the order in which they are looked for: the first one that a trace has counts."""
@@ -29,6 +30,6 @@ ENDLESS = frozenset({"program", "graph", "module"})
 """Kinds whose last step ends with its own last work, because nothing marks its end."""
 NO_STEPS = (
     "nothing marks steps (torch.profiler's step(), thence.step() and jax.profiler.StepTraceAnnotation do), and no "
-    "XLA program, step of an optimizer, outermost module or CUDA graph is seen to repeat"
+    "XLA program, step of an optimizer, outermost module, CUDA graph or fetch of a batch is seen to repeat"
 )
 """Why a trace has no steps, as a part of a sentence."""

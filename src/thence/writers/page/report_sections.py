@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from thence.model.kernel_names import short_names
-from thence.units import format_count, format_share, several
+from thence.units import format_count, format_share
 from thence.writers.page import plots, wait_plots
 from thence.writers.page.report_tables import (
     COMPILE_FIELDS,
@@ -89,10 +89,10 @@ def _time(report: Report) -> Section:
 
 def _of_steps(report: Report) -> list[str]:
     """A sentence that a section is about the typical steps, in a list; empty if it is not."""
-    windows = report.summary.windows
-    if windows is None or report.headline.steps is None:
+    steps, of_steps = report.headline.steps, report.summary.of_steps
+    if not of_steps or steps is None:
         return []
-    return [f"of {several(windows, 'typical step')} ({report.headline.steps.basis})"]
+    return [f"in {of_steps} ({steps.basis})"]
 
 
 def _tables_of(summary: Summary) -> dict[str, dict[str, Any]]:

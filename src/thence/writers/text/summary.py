@@ -384,8 +384,7 @@ def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]
 
 
 def _title(summary: Summary) -> str:
-    steps = "" if summary.windows is None else f" in {several(summary.windows, "step")}"
-    return f"GPU time by {summary.heading}{steps}"
+    return f"GPU time by {summary.heading}{summary.of_steps and f' in {summary.of_steps}'}"
 
 
 def _every_column(summary: Summary) -> dict[str, int]:
