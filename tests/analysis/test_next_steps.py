@@ -20,6 +20,8 @@ FILES = (
     *sorted((TORCH / "graphs").glob("*.json.gz")),
     *sorted((TORCH / "checkpoints").glob("*.json.gz")),
     *sorted((TORCH / "events").glob("*.json.gz")),
+    *sorted((TORCH / "layers").glob("*.json.gz")),
+    *sorted((TORCH / "waits").glob("*.json.gz")),
     STACK,
     *sorted((DATA / "jax").glob("*.xplane.pb*")),
     DATA / "jax" / "recording",
@@ -36,6 +38,7 @@ JOBS = (
     FSDP,
     tuple(sorted((TORCH / "waits").glob("pipeline_rank*"))),
     tuple(sorted((TORCH / "waits").glob("group_rank*"))),
+    tuple(sorted((TORCH / "waits").glob("schedule_rank*"))),
 )
 
 

@@ -94,12 +94,12 @@ def totals_line(totals: Totals | Summary, summary: Summary) -> Text:
         summary: says whether idle time is known, and exact.
     """
     at_most = "at most " if summary.soundness.work_missing else ""
-    span, busy = totals.span_ns, totals.busy_ns
+    span, busy, unknown = totals.span_ns, totals.busy_ns, bool(summary.idle_unknown)
     idle = f"{at_most}{format_ns(span - busy)} ({format_share(span - busy, span)})"
     shown = {
         "span": format_ns(span),
-        "busy": f"{format_ns(busy)} ({format_share(busy, span)})",
-        "idle": "unknown" if summary.idle_unknown else idle,
+        "busy": format_ns(busy) if unknown else f"{format_ns(busy)} ({format_share(busy, span)})",
+        "idle": "unknown" if unknown else idle,
         "sum": format_ns(totals.sum_ns),
     }
     texts = (Text.assemble((f"{name} ", "dim"), (text, "bold")) for name, text in shown.items())
