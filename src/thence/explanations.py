@@ -140,18 +140,16 @@ class Explanations(ABC):
 
     @property
     def _quick_late(self) -> Part[Job]:
-        """Late ranks, if there are several devices and they can be found in little time."""
+        """Late ranks, if the trace has collectives and they can be found in little time."""
         from thence.analysis.headline import MAX_HOST_RANGES
-        from thence.analysis.part import Part, part
+        from thence.analysis.part import Part
 
         trace = self.attributed
-        if trace.gpu.select("rank", "device").n_unique() < 2 or trace.collectives.is_empty():
-            return Part(None)
-        if not trace.selection.of_ranks_and_devices_only:
+        if trace.collectives.is_empty() or not trace.selection.of_ranks_and_devices_only:
             return Part(None)
         if trace.host.height > MAX_HOST_RANGES:
             return Part(None, "late ranks: not looked for here, to save time; thence ranks does")
-        return part(self.late_ranks)
+        return Part(self._late_ranks)
 
     def glance(self, by: By | None = None) -> Glance:
         """An overview: the typical step and the verdict, where the GPU time went, why it was idle, what to ask next.
@@ -233,7 +231,7 @@ class Explanations(ABC):
         return job_of(summarise_ranks(self.attributed, explain=explain), explain=explain)
 
     @cached_property
-    def _verdict(self) -> Job | None:
+    def _late_ranks(self) -> Job | None:
         """Which ranks are late, without the reasons; None if only one device is selected and no rank is missing."""
         from thence.analysis.collectives.missing import ranks_of_job
 

@@ -401,7 +401,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
         rule = _choice(WarmUp, warm_up)
-        verdict = self._verdict if late else None
+        verdict = self._late_ranks if late else None
         times = collectives(self.attributed, rule, alignment, self._instances, verdict)
         if times.devices.is_empty():
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import tarfile
 from typing import TYPE_CHECKING, Any
@@ -288,3 +289,20 @@ def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(
     assert again.quick_idle.result is None
     assert again.headline.verdict.code == expected == "launch_bound"
     assert sampled_idle(again.attributed, 10) is None
+
+
+def test_a_rank_alone_names_the_ranks_that_are_missing(tmp_path: Path) -> None:
+    """What looks like communication may be waits for ranks that the file does not show."""
+    run_thence("ingest", FSDP[0], "-o", tmp_path / "store")
+    found = document(FSDP[0])
+    assert "the trace shows 1 of 4 ranks; missing 1-3" in found["late_ranks"]
+    assert document(tmp_path / "store")["late_ranks"] == found["late_ranks"]
+    assert document(recording("torch_eager_rank0"))["late_ranks"] == ""
+
+
+def test_the_verdict_states_the_share_that_ranks_states(tmp_path: Path) -> None:
+    with tarfile.open(DATA / "recording" / "late_in_backward.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    found = document(tmp_path / "late_in_backward")
+    (share,) = re.findall(r"rank 1 GPU 1 \((.* %) of a step\)", found["late_ranks"])
+    assert found["verdict"]["text"] == f"the other ranks wait for rank 1 ({share} of a step)"

@@ -17,7 +17,7 @@ def finding(code: str) -> Soundness:
 
 def code(busy: float, exposed: float = 0.0, late: float = 0.0, **causes: float) -> str:
     """Of a step whose idle time has these causes."""
-    ranks = (Late(3, late),) if late else ()
+    ranks = (Late(3, late, late),) if late else ()
     return verdict(Measured(True, busy, exposed, causes, "", ranks), SOUND).code
 
 
@@ -28,6 +28,7 @@ def code(busy: float, exposed: float = 0.0, late: float = 0.0, **causes: float) 
         ({"launch": 0.15, "operator": 0.15, "loader": 0.2}, "launch_bound"),
         ({"python": 0.2, "sync": 0.1, "operator": 0.2}, "host_bound"),
         ({"gc": 0.5}, "host_bound"),
+        ({"host": 0.2, "lock": 0.1, "sleep": 0.1, "operator": 0.3}, "host_bound"),
         ({"allocation": 0.5}, "host_bound"),
         ({"compile": 0.5}, "host_bound"),
         ({"queued": 0.3, "event_wait": 0.1, "python": 0.1}, "gpu_bound"),
@@ -62,19 +63,19 @@ def test_a_late_rank_comes_before_communication_but_not_before_larger_causes() -
     assert code(0.95, exposed=0.6, late=0.1) == "waits_for_rank"
     assert code(0.60, exposed=0.1, late=0.2, loader=0.4) == "input_bound"
     assert code(0.60, exposed=0.1, late=0.4, loader=0.3, python=0.1) == "waits_for_rank"
-    told = verdict(Measured(True, 0.6, 0.1, {"loader": 0.4}, "", (Late(3, 0.2),)), SOUND)
+    told = verdict(Measured(True, 0.6, 0.1, {"loader": 0.4}, "", (Late(3, 0.2, 0.2),)), SOUND)
     assert told.text.endswith("; the other ranks wait for rank 3 (20.0 % of a step)")
 
 
 def test_two_late_ranks_are_both_named() -> None:
-    late = (Late(3, 0.2), Late(1, 0.15))
+    late = (Late(3, 0.2, 0.2), Late(1, 0.15, 0.15))
     told = verdict(Measured(True, 0.95, 0.5, {}, "", late), SOUND)
     assert told.text == "the other ranks wait for ranks 3 (20.0 % of a step), 1 (15.0 % of a step)"
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_figures_that_are_wrong_come_before_everything(rule: str) -> None:
-    measured = Measured(True, 0.95, 0.5, {"loader": 0.05}, "", (Late(3, 0.3),))
+    measured = Measured(True, 0.95, 0.5, {"loader": 0.05}, "", (Late(3, 0.3, 0.3),))
     expected = "waits_for_rank" if rule in COMPARING else "not_sound"
     assert verdict(measured, finding(rule)).code == expected
 

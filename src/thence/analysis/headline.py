@@ -203,7 +203,7 @@ class Headline:
         no_steps: why there are none, as a part of a sentence; empty if there are.
         verdict: what limits the program.
         measured: the figures of which the verdict is made.
-        late: one sentence on late ranks; empty for one device.
+        late: one sentence on late and missing ranks; empty for one device if no rank is missing.
         run: the parts of the recording; empty without steps.
     """
 
@@ -266,7 +266,7 @@ def headline(
         trace: attributed; if steps are selected, their figures count.
         soundness: of the whole trace.
         idle: idle time of the typical steps, or of the whole trace without steps; or why it was not computed.
-        late: late ranks, or why they were not looked for; neither for one device.
+        late: late ranks, or why they were not looked for; neither without collectives.
 
     Raises:
         MissingData: the trace holds no device activity.
@@ -499,8 +499,8 @@ def _median_shares(sums: pl.DataFrame, durations: pl.Series) -> dict[str, float]
 
 
 def _late(job: Job) -> tuple[Late, ...]:
-    named = job.stragglers.select("rank", "caused_share").sort("caused_share", descending=True)
-    return tuple(Late(rank, share) for rank, share in named.rows())
+    named = job.stragglers.select("rank", "caused_share", "late_share")
+    return tuple(Late(*row) for row in named.sort("caused_share", descending=True).rows())
 
 
 # ---- Parts of the recording

@@ -75,11 +75,13 @@ class Late:
 
     Attributes:
         rank: its number.
-        share: the wait that it caused in a step, as a share of a step.
+        share: the wait that it caused, as a share of all steps that count: this is compared with other causes.
+        since: the same as a share of the steps since it is late: this is what ``ranks`` says.
     """
 
     rank: int
     share: float
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
 
 def _late_text(measured: Measured, whole: str) -> str:
     """A sentence on the late ranks."""
-    named = [f"{late.rank} ({format_share(late.share, 1)} of {whole})" for late in measured.late]
+    named = [f"{late.rank} ({format_share(late.since, 1)} of {whole})" for late in measured.late]
     ranks = f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named)}"
     return f"the other ranks wait for {ranks}"
 

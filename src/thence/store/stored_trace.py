@@ -181,7 +181,9 @@ class StoredTrace(Trace):
         devices = tables["devices"]
         if devices.is_empty():
             raise MissingData(f"{self.store.root}: holds no device activity")
-        late = part(self.late_ranks) if devices.height > 1 else Part(None)
+        late = part(lambda: self.late_ranks(explain=False))
+        if devices.height < 2 and late.result is not None and not late.result.shown.missing:
+            late = Part(None)
         return headline_of_summaries(tables, self.soundness, late)
 
     def sql(self, query: str) -> pl.DataFrame:
