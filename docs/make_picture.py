@@ -20,7 +20,8 @@ from rich.console import Console
 
 import thence
 from thence.cli.demo import RECORDING
-from thence.writers.text.summary import attribution_table, heading, row_table
+from thence.writers.text.first_screen import heading
+from thence.writers.text.summary import attribution_table, row_table
 
 WIDTH = 104
 
@@ -80,13 +81,13 @@ def draw_terminal() -> None:
     with resources.as_file(resources.files("thence") / "data" / RECORDING) as path:
         trace = thence.open(path)
     console.print(f"[green]$ thence report {RECORDING} --by label[/]")
-    console.print(heading(trace.summary()))
+    console.print(heading(trace.glance()))
     console.print()
-    console.print(row_table(trace.summary("label"), 8, WIDTH))
+    console.print(row_table(trace.typical.summary("label"), 8, WIDTH))
     console.print(f"\n[green]$ thence report {RECORDING} --by kernel --top 8[/]")
-    console.print(row_table(trace.summary("kernel"), 8, WIDTH))
+    console.print(row_table(trace.typical.summary("kernel"), 8, WIDTH))
     console.print()
-    console.print(attribution_table(trace.summary(), WIDTH))
+    console.print(attribution_table(trace.typical.summary(), WIDTH))
     svg = console.export_svg(title="thence report", unique_id="thence")
     # Fonts from the network would make the picture depend on it; the reader's own will do.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -16,8 +15,11 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.communication import Collectives
     from thence.analysis.collectives.instances import Instances
     from thence.analysis.glance import Glance
+    from thence.analysis.headline import Headline
     from thence.analysis.idle.table import IdleTime
+    from thence.analysis.part import Part
     from thence.analysis.ranks.job import Job
+    from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.table import StepTable
     from thence.analysis.summary import Summary
     from thence.analysis.whatif.graph import Program
@@ -87,8 +89,69 @@ class Explanations(ABC):
 
         return cast("By", default_kind(self.attributed, TREE_KINDS, TREE_KINDS[0]))
 
+    @property
+    @abstractmethod
+    def soundness(self) -> Soundness:
+        """Whether figures of the whole trace can be trusted."""
+
+    @property
+    @abstractmethod
+    def all_work(self) -> Explanations:
+        """All work of the selected ranks, devices and steps."""
+
+    @property
+    @abstractmethod
+    def typical(self) -> Explanations:
+        """The typical steps of this trace; the trace itself if it has none, or if a part of its work is selected."""
+
+    @cached_property
+    def headline(self) -> Headline:
+        """The typical step, what limits it, and where the rest of the recording went.
+
+        Of the selection, ranks, devices and steps count: what else is selected does not change how long a step takes.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        from thence.analysis.headline import headline
+        from thence.analysis.no_device_work import no_device_work
+
+        if self.attributed.gpu.is_empty():
+            raise no_device_work(self.attributed)
+        if self.all_work is not self:
+            return self.all_work.headline
+        return headline(self.attributed, self.soundness, self.typical.quick_idle, self._quick_late)
+
+    @property
+    def quick_idle(self) -> Part[IdleTime]:
+        """Idle time by place, if it can be divided in little time."""
+        from thence.analysis.headline import MAX_HOST_RANGES
+        from thence.analysis.idle.table import why_no_causes
+        from thence.analysis.part import Part
+
+        trace = self.attributed
+        unknown = why_no_causes(trace)
+        if unknown is not None:
+            return Part(None, f"not computed: {unknown}")
+        if trace.host.height > MAX_HOST_RANGES:
+            return Part(None, "not computed here, to save time; thence idle computes it")
+        return Part(self._idle_by_place)
+
+    @property
+    def _quick_late(self) -> Part[Job]:
+        """Late ranks, if the trace has collectives and they can be found in little time."""
+        from thence.analysis.headline import MAX_HOST_RANGES
+        from thence.analysis.part import Part
+
+        trace = self.attributed
+        if trace.collectives.is_empty() or not trace.selection.of_ranks_and_devices_only:
+            return Part(None)
+        if trace.host.height > MAX_HOST_RANGES:
+            return Part(None, "late ranks: not looked for here, to save time; thence ranks does")
+        return Part(self._late_ranks)
+
     def glance(self, by: By | None = None) -> Glance:
-        """An overview: where the GPU time went, why the GPU was idle, what is unsound, and what to analyse next.
+        """An overview: the typical step and the verdict, where the GPU time went, why it was idle, what to ask next.
 
         Args:
             by: the kind of place that each row of the summary is; None: `default_kind`.
@@ -98,8 +161,28 @@ class Explanations(ABC):
             MissingData: the trace holds no device activity, or nothing of that kind.
         """
         from thence.analysis.glance import glance
+        from thence.analysis.next_steps import advice, next_steps
+        from thence.analysis.summary import totals_of
 
-        return glance(self.attributed, self.summary(by or self.default_kind))
+        shown = self.typical
+        summary = shown.summary(by or shown.default_kind)
+        headline = self.headline
+        return glance(
+            shown.attributed,
+            headline,
+            summary,
+            shown.quick_idle,
+            whole=None if shown is self else totals_of(self.attributed),
+            next_steps=next_steps(self.attributed, headline, summary, self._replays),
+            advice=tuple(advice(self.attributed, summary)),
+        )
+
+    def _replays(self) -> bool:
+        """Whether `what_if` can replay the trace."""
+        from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
+        from thence.analysis.whatif.health import health
+
+        return health(self.whole, self._program).unexplained <= MAX_UNEXPLAINED
 
     def idle(self, by: str = "place") -> IdleTime:
         """Why the devices were idle: every idle nanosecond has exactly one cause.
@@ -149,7 +232,7 @@ class Explanations(ABC):
         return job_of(summarise_ranks(self.attributed, explain=explain), explain=explain)
 
     @cached_property
-    def _verdict(self) -> Job | None:
+    def _late_ranks(self) -> Job | None:
         """Which ranks are late, without the reasons; None if only one device is selected and no rank is missing."""
         from thence.analysis.collectives.missing import ranks_of_job
 
@@ -161,19 +244,15 @@ class Explanations(ABC):
     def steps(self) -> StepTable:
         """Every step in order of time with its idle time by cause, the spread of step times, and outliers.
 
-        Steps are found in the whole trace. Of the selection, the ranks, devices and steps apply; a time window or
-        a name pattern does not.
+        If a part of the trace is selected, these are the steps in which selected work was launched, each as a whole.
 
         Raises:
             MissingData: the trace holds no steps, or none of the selected ones.
         """
         from thence.analysis.consistency_of_answers import consistent_steps
-        from thence.analysis.select import select
         from thence.analysis.steps.table import step_table
 
-        selection = self.attributed.selection
-        chosen = replace(selection, steps=None, window_ns=None, only=None)
-        found = step_table(select(self.whole, chosen), selection.steps)
+        found = step_table(self.attributed)
         return consistent_steps(found, self.whole.meta)
 
     def what_if(
@@ -247,7 +326,7 @@ class Explanations(ABC):
         if len(self.attributed.ranks) < 2:
             return None
         from thence.analysis.idle.table import waited_in_collectives
-        from thence.analysis.report import part
+        from thence.analysis.part import part
 
         times = part(lambda: self.collective_times("keep", late=False)).result
         if times is None:

@@ -17,7 +17,7 @@ import polars as pl
 from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
 from thence.explanations import Explanations
-from thence.model.selection import APART, Selection, parse_steps, parse_window
+from thence.model.selection import APART, TYPICAL, Selection, parse_steps, parse_window
 from thence.pictures import Pictures
 from thence.querying import Querying
 from thence.timelines import Timelines
@@ -87,21 +87,23 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         window: str | None = None,
         only: str | None = None,
         warm_up: str = APART,
+        program: str | None = None,
     ) -> Trace:
         """The part of this trace for which all given conditions hold, as a trace whose totals are those of the part.
 
         Args:
             ranks: ranks to keep; empty: all.
             devices: indices of devices to keep; empty: all.
-            steps: keeps work launched in these steps, such as ``3:6`` for steps 3, 4 and 5.
+            steps: keeps work launched in these steps, such as ``3:6`` for steps 3, 4 and 5, or ``typical``.
             window: keeps work that began in this time after the first device activity, such as ``1.2s:1.4s``.
             only: keeps work whose name, label, module, op, HLO instruction or op_name matches this regex.
             warm_up: how to treat warm-up executions of XLA programs, and XLA's autotuner. ``apart``: in rows of
                 their own in `summary` and `flame`. ``keep``: like other work. ``heuristic`` or
                 ``first-compiled``: left out, by that rule.
+            program: keeps work of the XLA program of this name, or of the ``main`` programs: those of the steps.
 
         Raises:
-            UsageError: a condition cannot be parsed, or there is no such rank or device.
+            UsageError: a condition cannot be parsed, or there is no such rank, device or program.
             MissingData: nothing is left.
         """
         chosen = Selection(
@@ -109,6 +111,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             tuple(devices),
             parse_steps(steps) if steps else None,
             parse_window(window) if window else None,
+            program,
             only,
             warm_up,
         )
@@ -120,6 +123,26 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         vars(part)["whole"] = self.whole  # the trace is attributed once
         _ = part.attributed  # raises here if the selection is invalid or empty
         return part
+
+    @cached_property
+    def all_work(self) -> Trace:
+        """All work of the selected ranks, devices and steps; this trace if no other part is selected."""
+        selection = self.attributed.selection
+        whole = replace(selection.of_ranks_and_devices, steps=selection.steps)
+        return (
+            self if selection in (whole, replace(whole, warm_up="keep")) else self.selected(whole)
+        )
+
+    @cached_property
+    def typical(self) -> Trace:
+        """The typical steps of this trace; the trace itself if it has none, or if a part of its work is selected."""
+        selection = self.attributed.selection
+        if not selection.of_ranks_and_devices_only or self.attributed.steps.is_empty():
+            return self
+        try:
+            return self.selected(replace(selection, steps=TYPICAL))
+        except MissingData:
+            return self
 
     @property
     def gpu(self) -> pl.DataFrame:
@@ -378,7 +401,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
         rule = _choice(WarmUp, warm_up)
-        verdict = self._verdict if late else None
+        verdict = self._late_ranks if late else None
         times = collectives(self.attributed, rule, alignment, self._instances, verdict)
         if times.devices.is_empty():
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
@@ -443,23 +466,29 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no device activity.
         """
-        from thence.analysis.report import Report, part
+        from thence.analysis.part import part
+        from thence.analysis.report import Report
+        from thence.analysis.summary import totals_of
         from thence.analysis.timelines.activity_timeline import activity_timeline
         from thence.model.places import page_kinds
 
+        shown = self.typical
         kinds = page_kinds(xla=not self.programs.is_empty())
-        idle = self.idle()
-        parts = {by: part(lambda by=by: self.summary(by)).result for by in kinds}  # type: ignore[misc]
+        parts = {by: part(lambda by=by: shown.summary(by)).result for by in kinds}  # type: ignore[misc]
         return Report(
+            headline=self.headline,
+            whole=totals_of(self.attributed),
             summaries={by: summary for by, summary in parts.items() if summary is not None},
-            timeline=activity_timeline(self.attributed, idle.pieces, self._applied_alignment),
-            flame=self.flame(),
+            timeline=activity_timeline(
+                self.attributed, self.idle().pieces, self._applied_alignment
+            ),
+            flame=shown.flame(),
             streams=self.streams(),
             collectives=part(self.collective_times),
             programs=part(self.program_times),
             compilation=part(self.compile_times),
             spread=self.spread(),
-            idle=idle,
+            idle=shown.idle(),
             soundness=self.soundness,
             default_kind=self.default_kind,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
@@ -12,9 +11,9 @@ import thence
 from helpers import DATA, FSDP, event, kernel, launch, opened, recording, shared
 from slow_kineto import SlowTrace
 from thence.analysis.default_kind import default_kind
-from thence.analysis.glance import glance
 from thence.analysis.soundness.findings import Finding, Soundness
 from thence.model.places import BY, FLAME_KINDS, FLAMES, TABLE_KINDS, By, FlameBy
+from thence.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,21 +38,31 @@ def test_types_of_by_are_the_kinds() -> None:
 
 def test_causes_and_phases_add_up(eager: thence.Trace) -> None:
     found, slow = eager.glance(), SlowTrace(recording("torch_eager_rank0"))
+    assert found.whole is not None
+    assert (found.whole.span_ns, found.whole.busy_ns) == (slow.span_ns, slow.busy_ns)
     assert found.idle.result is not None
-    assert found.idle.result.causes["total_ns"].sum() == slow.span_ns - slow.busy_ns
-    assert found.phases["total_ns"].sum() == slow.sum_ns
+    typical = eager.steps().frame.filter(pl.col("left_out").is_null())
+    assert found.idle.result.causes["total_ns"].sum() == typical["idle_ns"].sum()
+    assert found.phases["total_ns"].sum() == found.summary.sum_ns < slow.sum_ns
     assert found.communication_ns == found.exposed_ns == 0
+    timed = eager.select(window="0ns:").glance()  # no steps are chosen for a selected time
+    assert timed.idle.result is not None
+    assert timed.idle.result.causes["total_ns"].sum() == slow.span_ns - slow.busy_ns
+    assert timed.phases["total_ns"].sum() == slow.sum_ns
 
 
 def test_shares_of_phases_say_that_they_hold_what_the_table_keeps_apart() -> None:
     trace = shared(DATA / "jax" / "recording")
-    found = trace.glance("phase")
+    found = trace.select(window="0ns:").glance("phase")
+    assert trace.glance("phase").summary.apart.is_empty()  # typical steps hold none of it
     codes = set(found.summary.apart["code"])
     assert codes == {"warm_up", "autotuning"}
     ((_, phases),) = [answer for answer in found.answers if answer[0] == "phases"]
     assert phases[-1] == "warm-up and autotuning included"
     ((_, kept),) = [
-        a for a in trace.select(warm_up="keep").glance("phase").answers if a[0] == "phases"
+        a
+        for a in trace.select(warm_up="keep", window="0ns:").glance("phase").answers
+        if a[0] == "phases"
     ]
     assert kept == phases[:-1]
 
@@ -65,7 +74,8 @@ def test_warm_up_that_is_kept_leaves_no_work_out() -> None:
 
 
 def test_communication_is_that_of_the_streams(ranks: thence.Trace) -> None:
-    found, devices = ranks.glance(), ranks.streams().concurrency
+    part = ranks.select(steps="typical")
+    found, devices = ranks.glance(), part.streams().concurrency
     assert found.communication_ns == sum(device.communication_ns for device in devices) > 0
     assert found.exposed_ns == sum(d.communication_ns - d.hidden_ns for d in devices)
     assert found.next_step.verb == "collectives"
@@ -74,16 +84,16 @@ def test_communication_is_that_of_the_streams(ranks: thence.Trace) -> None:
 def test_a_part_without_work_in_between_says_nothing_of_idle_time(eager: thence.Trace) -> None:
     found = eager.select(only="gemm|nvjet").glance()
     assert found.idle.result is None
-    assert "leaves out work between" in found.idle.reason
-    assert ("idle because of", [found.idle.reason]) in found.answers
+    assert "other work ran between" in found.summary.idle_unknown
+    assert "idle because of" not in dict(found.answers)
 
 
 @pytest.mark.parametrize(
     ("path", "verb", "by"),
     [
         (recording("torch_eager_rank0"), "idle", "label"),
-        (recording("torch-2.12_graph_replay_rank0"), "label", "kernel"),
-        (DATA / "jax" / "jax_single_nocb.xplane.pb.gz", "flame", "source"),
+        (recording("torch-2.12_graph_replay_rank0"), "whatif", "kernel"),
+        (DATA / "jax" / "jax_single_nocb.xplane.pb.gz", "idle", "source"),
     ],
     ids=["idle", "graphs", "jax"],
 )
@@ -95,8 +105,11 @@ def test_the_next_question_and_the_rows_fit_the_trace(path: Path, verb: str, by:
 
 def test_what_makes_a_trace_unsound_comes_first(eager: thence.Trace) -> None:
     finding = Finding("launch_without_work", 0, 0, 3, 0, 0.0, "3 launches have no device work")
-    summary = replace(eager.summary(), soundness=Soundness((finding,)))
-    found = glance(eager.attributed, summary)
+    wrong = Trace(eager.tables)
+    vars(wrong)["soundness"] = Soundness((finding,))
+    vars(wrong)["typical"] = wrong
+    found = wrong.glance()
+    assert found.headline.verdict.code == "not_sound"
     assert found.next_step.verb == "check"
     assert ("sound", ["no: 1 finding (thence check)"]) in found.answers
     assert eager.glance().next_step.verb == "idle"
@@ -139,7 +152,7 @@ def test_the_first_kind_that_covers_two_thirds_is_chosen_else_the_best(
 
 def test_a_kind_that_is_asked_for_is_kept(eager: thence.Trace) -> None:
     assert eager.glance("op").summary.by == "op"
-    assert eager.glance("op").summary.rows.equals(eager.summary("op").rows)
+    assert eager.glance("op").summary.rows.equals(eager.typical.summary("op").rows)
 
 
 def test_json_of_a_report_is_by_kernel_whatever_says_most(eager: thence.Trace) -> None:

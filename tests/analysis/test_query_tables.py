@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import polars as pl
 import polars.selectors as cs
 import pytest
 
@@ -31,7 +32,8 @@ def test_every_table_is_described() -> None:
 def test_a_table_has_the_columns_and_types_that_are_described(
     table: Table, trace: thence.Trace
 ) -> None:
-    frame = getattr(trace, table.name)
+    frame = trace.frames(table.name)[table.name]
+    assert isinstance(frame, pl.DataFrame)
     rows = described(table)
     if table is ANNOTATIONS:  # fields of the marks come behind these
         assert frame.columns[: rows.height] == rows["column"].to_list()

@@ -123,7 +123,7 @@ def test_nothing_left_is_no_empty_report() -> None:
     ):
         shared(STACK).select(only="zzz")
     with pytest.raises(thence.MissingData, match="holds no steps"):
-        shared(JAX / "streams_default.xplane.pb").select(steps="1")
+        shared(JAX / "remat.xplane.pb.gz").select(steps="1")
 
 
 def test_times_and_steps_are_exact() -> None:

@@ -32,9 +32,9 @@ def test_the_first_screen_says_who_since_when_and_why(
     lines = printed.splitlines()
     assert max(map(len, lines)) <= 80
     screen = " ".join(" ".join(lines[:24]).split())
-    assert lines[0] == "1 straggler among 3 devices, 6 steps: rank 1 GPU 0 (66.6 % of a step)"
+    assert lines[0] == "1 straggler among 3 devices, 5 steps: rank 1 GPU 0 (66.6 % of a step)"
     assert "rank 1 GPU 0 makes others wait 199.9 ms per step" in screen
-    assert "since ProfilerStep#0" in screen
+    assert "since ProfilerStep#1" in screen
     assert "idle: python" in screen
     for word in ("train.py:40", "Mlp_3", "backward"):
         assert word in screen
@@ -63,8 +63,8 @@ def test_json_holds_what_is_checked_from_outside(
     assert document["stragglers"] == [{"rank": 1, "device": 0}]
     row = document["ranks"][0]
     assert (row["rank"], row["device"], row["times_last"]) == (1, 0, 6)
-    assert row["since_step"] == "ProfilerStep#0"
-    assert row["wait_caused_ns"] == pytest.approx(6 * 200_000_000, rel=0.001)
+    assert row["since_step"] == "ProfilerStep#1"
+    assert row["wait_caused_ns"] == pytest.approx(5 * 200_000_000, rel=0.001)
     assert {"cause", "by", "name", "total_ns"} <= set(row["reasons"][0])
     assert all(other["reasons"] == [] for other in document["ranks"][1:])
     assert document["clocks"]["ranks"][2]["offset_ns"] == 3_000_000

@@ -56,7 +56,7 @@ def test_sums_over_gpus_are_called_so(capsys: Capture, monkeypatch: Patch) -> No
     ranks = [TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in range(2)]
     lines = screen(capsys, monkeypatch, "100", "report", *ranks)
     (number,) = [n for n, line in enumerate(lines) if line.startswith("span ")]
-    assert lines[number - 1] == "summed over 2 GPUs:"
+    assert lines[number - 1] == "whole recording, summed over 2 GPUs:"
     one = screen(capsys, monkeypatch, "100", "report", ranks[0])
     assert not any("summed over" in line for line in one)
     idle = screen(capsys, monkeypatch, "100", "idle", *ranks)

@@ -227,7 +227,7 @@ def test_each_reason_is_printed_once_for_all_kinds_that_share_it(name: str) -> N
     done = run_thence("report", RECORDED[name], COLUMNS="400")
     assert done.returncode == 0
     printed = done.stdout.decode()
-    summary = thence.open(RECORDED[name]).summary()
+    summary = thence.open(RECORDED[name]).typical.summary()
     kinds: dict[str, list[str]] = {}
     for kind, reasons in summary.unattributed.items():
         assert sum(reason.total_ns for reason in reasons) + summary.attributed_ns[kind] == (
@@ -238,6 +238,7 @@ def test_each_reason_is_printed_once_for_all_kinds_that_share_it(name: str) -> N
                 kinds.setdefault(reason.code, []).append(kind)
     rest = printed.partition("the rest, and why")[2].partition("\nwarning: ")[0]
     rest = rest.partition("\nin separate rows")[0].partition("\n\nnext ")[0]
+    rest = re.split(r"\n[\d.]+ % of the GPU time ", rest)[0]
     rows: list[list[str]] = []
     for line in filter(None, rest.splitlines()):
         cells = re.split(r"  +", line.strip())
@@ -255,7 +256,6 @@ def test_nvtx_ranges_that_the_advice_names_give_steps_ops_and_phases(tmp_path: P
     """The advice for Nsight Systems, followed: ranges around the launches of the recording."""
     source = unpacked("torch_ddp", tmp_path)
     before = thence.open(source).summary()
-    assert {before.attributed_ns[kind] for kind in ("op", "phase", "step")} == {0}
     names = ("ProfilerStep#1", "autograd::engine::evaluate_function: MulBackward0, op_id = 7")
     around_calls = (
         "insert into NVTX_EVENTS (start, end, eventType, textId, globalTid)"
@@ -267,6 +267,8 @@ def test_nvtx_ranges_that_the_advice_names_give_steps_ops_and_phases(tmp_path: P
         statements.append(f"insert into StringIds (id, value) values ({number}, '{name}')")
         statements.append(around_calls.format(number))
     after = thence.open(changed(source, *statements)).summary()
+    for kind in ("op", "phase"):
+        assert before.attributed_ns[kind] == 0
     for kind in ("op", "phase", "step"):
         assert after.attributed_ns[kind] > before.sum_ns // 2
         assert not any(reason.code.startswith("no_") for reason in after.unattributed[kind])
@@ -280,7 +282,7 @@ def test_a_graph_hides_ops_but_not_the_step(tmp_path: Path) -> None:
     assert said["op"] == (
         "inside a CUDA graph: the trace holds one launch for all of it (thence label joins labels)"
     )
-    assert said["step"] == "no profiler steps recorded (profiler.step() marks them)"
+    assert said["step"] == "no steps found (profiler.step() marks them)"
     places = trace.places.row(0, named=True)
     assert (places["op_rule"], places["step_rule"]) == ("graph", "no_steps")
     meta = dataclasses.replace(trace.meta, formats=(RECORDING,))

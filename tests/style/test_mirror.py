@@ -104,6 +104,7 @@ ELSEWHERE = {
     "marks/watching.py": "marks/test_marking.py",
     "model/graph_labels.py": "attribution/cuda_graphs/test_join_labels.py::test_a_kernel_has_the_place_of_its_node",
     "model/places.py": "attribution/test_attribute.py",
+    "model/selection.py": "analysis/test_select.py",
     "model/joined_tables.py": "analysis/collectives/test_clock_sync.py",
     "readers/jax/instruction_costs.py": f"{CONSTITUENTS}::test_cost_is_what_enters_and_leaves_the_kernel_and_flops",
     "readers/jax/shapes.py": "readers/jax/test_hlo.py::test_width_of_every_element_type",

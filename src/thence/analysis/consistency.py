@@ -39,6 +39,7 @@ def row_references(trace: Attributed) -> tuple[tuple[str, pl.Series, int], ...]:
         ("parents of host ranges", trace.host["parent"], ranges),
         ("forward ranges", trace.host["forward"], ranges),
         ("launches", trace.places["launch"], ranges),
+        ("steps of activities", trace.places["step_row"], trace.steps.height),
         ("activities of collectives", trace.collectives["gpu"], rows),
         ("activities of parts of collectives", trace.collective_parts["gpu"], rows),
         ("host ranges of parts of collectives", trace.collective_parts["host"], ranges),
@@ -87,7 +88,9 @@ def consistent_summary(summary: Summary) -> Summary:
         Contradiction: a total is impossible, or totals do not add up.
     """
     inputs = summary.meta.inputs
-    possible = 0 <= summary.busy_ns <= min(summary.span_ns, summary.sum_ns)
+    # In the windows of a selection, other work runs, too.
+    most = summary.span_ns if summary.selection else min(summary.span_ns, summary.sum_ns)
+    possible = 0 <= summary.busy_ns <= most
     must(inputs, possible, "devices are busy for longer than they span, or than their work lasts")
     totals = summary.rows["total_ns"]
     adds_up = int(totals.sum()) == summary.sum_ns and (

@@ -146,12 +146,12 @@ def consistent_idle(found: IdleTime, meta: Meta) -> IdleTime:
     of_rows = dict(found.rows.group_by("cause").agg(pl.col("total_ns").sum()).rows())
     must(
         meta.inputs,
-        sum(of_causes.values()) == found.idle_ns and of_rows == of_causes,
+        sum(of_causes.values()) == (found.idle_ns or 0) and of_rows == of_causes,
         "the causes of idle time do not add up to it",
     )
     frames = (found.causes, found.rows, found.waits)
     least = min(_least(frame, ("total_ns",)) for frame in frames)
-    after = int(found.waits["total_ns"].sum()) <= found.idle_ns
+    after = int(found.waits["total_ns"].sum()) <= (found.idle_ns or 0)
     must(
         meta.inputs,
         least >= 0 and after,

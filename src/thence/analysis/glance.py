@@ -1,4 +1,4 @@
-"""A trace at a glance: where the GPU time went, why the GPU was idle, and which question to ask next.
+"""A trace at a glance: its headline, where the GPU time went, why the GPU was idle, and which questions to ask next.
 
 The findings about the soundness of the trace are in the summary.
 """
@@ -11,37 +11,27 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
-from thence.analysis.idle.table import idle_time, why_no_causes
-from thence.analysis.report import Part
 from thence.model.fitted_names import fitted
-from thence.model.formats import LABELS_FILE
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from thence.analysis.headline import Headline
     from thence.analysis.idle.table import IdleTime
-    from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.summary import Summary
+    from thence.analysis.next_steps import NextStep
+    from thence.analysis.part import Part
+    from thence.analysis.summary import Summary, Totals
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["Glance", "NextStep", "glance"]
+__all__ = ["Glance", "glance"]
 
-_MOST_HOST_RANGES = 1_000_000
-"""Idle time of traces with more host ranges is not divided by cause: that takes some 2 s of CPU time per million."""
-_MOST_IDLE = 0.5
-_SOME_IDLE = 0.2
-_EXPOSED = 0.2
-_IN_GRAPHS = 0.2
-_COVERED = 0.5
 _MOST_CAUSES = 4
 _MOST_PLACES = 3
 _PLACE = 44
 _LEAST_SHARE = 0.005
-_CODE = ("module", "label", "source", "op_name")
-
 
 _APART_WORDS = {
     "warm_up": "warm-up",
@@ -51,42 +41,37 @@ _APART_WORDS = {
 """A few words for each code of `thence.model.reasons.APART`."""
 
 
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """The question that a trace suggests.
-
-    Attributes:
-        verb: verb of the command line.
-        options: options of the command line, which follow the inputs.
-        call: the equivalent Python expression, for a `Trace` named ``trace``.
-        why: what in the trace suggests the question.
-    """
-
-    verb: str
-    options: tuple[str, ...]
-    call: str
-    why: str
-
-
 @dataclass(frozen=True)
 class Glance(Shown):
     """The first answers about a trace. All times are ns.
 
     Attributes:
-        summary: totals, and GPU time by the requested kind of place or by `default_kind`.
+        headline: the typical step, the verdict, and the rest of the recording.
+        summary: totals, and GPU time by the requested kind of place or by `default_kind`: of the typical steps; of
+            the whole trace, or the selected part of it, if it has no steps or if a part is selected.
+        whole: totals of the whole trace; None if the summary has them.
         phases: GPU time of each phase, the most first; null where the phase is not known.
         communication_ns: time in which communication ran, summed over devices.
         exposed_ns: the part of communication_ns in which nothing was computed.
         idle: why the devices were idle, or the reason why that was not computed.
-        next_step: what to ask next.
+        next_steps: what to ask next, the most promising question first.
+        advice: what another recording would show, one sentence each.
     """
 
+    headline: Headline
     summary: Summary
+    whole: Totals | None
     phases: pl.DataFrame
     communication_ns: Ns
     exposed_ns: Ns
     idle: Part[IdleTime]
-    next_step: NextStep
+    next_steps: tuple[NextStep, ...]
+    advice: tuple[str, ...] = ()
+
+    @property
+    def next_step(self) -> NextStep:
+        """The first of `next_steps`."""
+        return self.next_steps[0]
 
     @property
     def answers(self) -> list[tuple[str, list[str]]]:
@@ -96,19 +81,36 @@ class Glance(Shown):
     def form(self) -> Form:
         """What a notebook shows of it."""
         said = (f"{question}: {', '.join(parts)}" for question, parts in self.answers)
-        step = self.next_step
         of_summary = self.summary.form()
+        lines = self.headline.lines
+        following = (f"next: {step.call}: {step.why}" for step in self.next_steps)
         return replace(
-            of_summary, notes=(*said, f"next: {step.call}: {step.why}", *of_summary.notes)
+            of_summary,
+            about=lines[0],
+            notes=(*lines[1:], of_summary.about, *said, *following, *of_summary.notes),
         )
 
 
-def glance(trace: Attributed, summary: Summary) -> Glance:
+def glance(
+    trace: Attributed,
+    headline: Headline,
+    summary: Summary,
+    idle: Part[IdleTime],
+    *,
+    whole: Totals | None = None,
+    next_steps: Sequence[NextStep] = (),
+    advice: Sequence[str] = (),
+) -> Glance:
     """The first answers about a trace.
 
     Args:
-        trace: attributed; a part of a trace where one was selected.
-        summary: summary of the same part, with the soundness of the whole trace.
+        trace: the part that the summary is of.
+        headline: of the trace.
+        summary: with the soundness of the whole trace.
+        idle: idle time of the same part.
+        whole: totals of the whole trace, if the summary is of a part.
+        next_steps: what to ask next.
+        advice: what another recording would show.
     """
     devices = exposure(trace).devices
     communication, exposed = (
@@ -121,104 +123,8 @@ def glance(trace: Attributed, summary: Summary) -> Glance:
         .sort("total_ns", "phase", descending=[True, False])
     )
     return Glance(
-        summary,
-        phases,
-        communication,
-        exposed,
-        _idle(trace, summary),
-        _next_step(trace, summary, exposed),
-    )
-
-
-def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
-    if not summary.idle_ns:
-        return Part(None)
-    unknown = why_no_causes(trace)
-    if unknown is not None:
-        return Part(None, f"not computed: {unknown}")
-    if trace.host.height > _MOST_HOST_RANGES:
-        return Part(None, "not computed here, to save time; thence idle computes it")
-    return Part(idle_time(trace))
-
-
-def _next_step(trace: Attributed, summary: Summary, exposed: Ns) -> NextStep:
-    """The first question that applies: problems that make figures wrong or empty come before large amounts of time."""
-    return (
-        _soundness(summary.soundness)
-        or _graphs(summary)
-        or _nothing_attributed(summary)
-        or _idle_step(summary, _MOST_IDLE)
-        or _communication(trace, summary, exposed)
-        or _server_steps(trace)
-        or _idle_step(summary, _SOME_IDLE)
-        or NextStep(
-            "flame",
-            ("-o", "flame.html"),
-            "trace.plot_flame()",
-            "all GPU time by call stack, on one page",
-        )
-    )
-
-
-def _soundness(soundness: Soundness) -> NextStep | None:
-    if soundness.sound:
-        return None
-    found = len(soundness.findings)
-    why = f"{found} finding{'s' if found > 1 else ''}: what is wrong with the trace, where and when"
-    return NextStep("check", (), "trace.soundness", why)
-
-
-def _graphs(summary: Summary) -> NextStep | None:
-    """Suggests labels if CUDA graphs have none and labels can be joined to traces of this format."""
-    inside = [reason for reason in summary.unattributed.get("label", ()) if reason.code == "graph"]
-    if not inside or inside[0].share < _IN_GRAPHS or "thence label" not in (inside[0].advice or ""):
-        return None
-    share = format_share(inside[0].share, 1)
-    if "--eager" in (inside[0].advice or ""):
-        options = ("--eager", "EAGER", "-o", "labelled.json.gz")
-        return NextStep(
-            "label", options, "trace.label(eager=thence.open(EAGER))",
-            f"{share} of the GPU time is in CUDA graphs without labels; EAGER is a trace of a run without graphs",
-        )  # fmt: skip
-    options = ("--labels", LABELS_FILE, "-o", "labelled.json.gz")
-    return NextStep(
-        "label", options, f'trace.label("{LABELS_FILE}")',
-        f"{share} of the GPU time is in CUDA graphs without labels; thence.save_labels writes them at capture, "
-        "or --eager takes them from a run without graphs",
+        headline, summary, whole, phases, communication, exposed, idle, tuple(next_steps), tuple(advice),
     )  # fmt: skip
-
-
-def _nothing_attributed(summary: Summary) -> NextStep | None:
-    covered = max(summary.attributed_ns.get(kind, 0) for kind in _CODE)
-    if covered >= _COVERED * summary.sum_ns:
-        return None
-    return NextStep(
-        "report", ("--by", "op"), 'trace.summary("op")',
-        f"{format_share(summary.sum_ns - covered, summary.sum_ns)} of the GPU time has no module, label or line; "
-        "thence record -- python ... records them",
-    )  # fmt: skip
-
-
-def _idle_step(summary: Summary, least: float) -> NextStep | None:
-    if summary.idle_ns < least * summary.span_ns:
-        return None
-    share = format_share(summary.idle_ns, summary.span_ns)
-    why = f"the GPU was idle for {share} of the time: shows the lines and calls that it waited for"
-    return NextStep("idle", (), "trace.idle()", why)
-
-
-def _communication(trace: Attributed, summary: Summary, exposed: Ns) -> NextStep | None:
-    if exposed < _EXPOSED * summary.busy_ns or trace.collectives.is_empty():
-        return None
-    why = f"{format_ns(exposed)} of exposed communication: shows sizes, and who waits for whom"
-    return NextStep("collectives", (), "trace.collective_times()", why)
-
-
-def _server_steps(trace: Attributed) -> NextStep | None:
-    if trace.places["step-kind"].null_count() == trace.places.height:
-        return None
-    why = "steps of an inference server: time per step by batch size, layer and kernel"
-    return NextStep("report", ("--by", "step-kind"), "trace.step_kinds()", why)
 
 
 def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
@@ -258,7 +164,7 @@ def _included(summary: Summary) -> list[str]:
 def _idle_answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
     idle = glance.idle.result
     if idle is None or not idle.idle_ns:
-        if glance.idle.reason:
+        if glance.idle.reason and not glance.summary.idle_unknown:
             yield "idle because of", [glance.idle.reason]
         return
     causes = idle.causes.filter(pl.col("share") >= _LEAST_SHARE).head(_MOST_CAUSES)

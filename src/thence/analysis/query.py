@@ -30,8 +30,9 @@ TABLES = (
     "programs",
     "events",
     "waits",
+    "steps",
 )
-"""The tables that a query can name; each is an attribute of `Trace`."""
+"""The tables that a query can name."""
 
 _READERS = re.compile(
     # Refused even in strings and comments: only Polars' parser can tell what is quoted and what is a comment.

@@ -11,7 +11,7 @@ from thence.model.attributed import RULE
 from thence.model.phases import POSITIONS
 from thence.model.places import KINDS, PLACES
 from thence.model.schema import Column, Table
-from thence.model.tables import COLLECTIVES, EVENTS, GPU, HOST, PROGRAMS, THREADS, WAITS
+from thence.model.tables import COLLECTIVES, EVENTS, GPU, HOST, PROGRAMS, STEPS, THREADS, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,9 @@ _BYTES = ("bytes", "shared_memory")
 def _places() -> Iterator[Column]:
     yield Column(
         "launch", pl.Int32(), "row in host of the call that launched it; null where unknown"
+    )
+    yield Column(
+        "step_row", pl.Int32(), "row in steps of the step in which it was launched; null outside"
     )
     for kind in PLACES:
         yield Column(kind, _TEXT, f"{_MEANING[kind]}; null where there is none")
@@ -85,7 +88,7 @@ ANNOTATIONS = Table(
     ),
 )  # fmt: skip
 DESCRIBED_TABLES = (
-    GPU, PLACES_TABLE, ACTIVITIES, HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, ANNOTATIONS,
+    GPU, PLACES_TABLE, ACTIVITIES, HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, ANNOTATIONS,
 )  # fmt: skip
 """Every table that a query can name."""
 

@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-from thence.errors import MissingData
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     import polars as pl
 
     from thence.analysis.collectives.communication import Collectives
     from thence.analysis.flame.flame import Flame
+    from thence.analysis.headline import Headline
     from thence.analysis.idle.table import IdleTime
+    from thence.analysis.part import Part
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.programs.programs import Programs
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.streams import Streams
-    from thence.analysis.summary import Summary
+    from thence.analysis.summary import Summary, Totals
     from thence.analysis.timelines.activity_timeline import ActivityTimeline
     from thence.units import Ns
 
-__all__ = ["Part", "Report", "part"]
-
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Part(Generic[_Result]):
-    """One part of a report.
-
-    Attributes:
-        result: None if the trace lacks the data that the analysis needs, or the part was not computed.
-        reason: why there is no result; empty if there is one.
-    """
-
-    result: _Result | None
-    reason: str = ""
-
-
-def part(question: Callable[[], _Result]) -> Part[_Result]:
-    """Runs an analysis; catches `MissingData` and keeps its message as the reason."""
-    try:
-        return Part(question())
-    except MissingData as error:
-        return Part(None, str(error))
+__all__ = ["Report"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +31,10 @@ class Report:
     """All results of a report. A trace without device activities cannot have a report.
 
     Attributes:
-        summaries: summaries by kind of place (`thence.model.places.BY`); the first is by kernel.
+        headline: the typical step, the verdict, and the rest of the recording.
+        whole: totals of the whole trace, or of the selected part.
+        summaries: summaries by kind of place (`thence.model.places.BY`); the first is by kernel. Like the flame graph
+            and idle, they are of the typical steps, unless the trace has none or a part of it is selected.
         timeline: every activity and every gap.
         flame: the flame graph.
         streams: streams, groups of kernels, concurrency.
@@ -68,6 +48,8 @@ class Report:
         default_kind: the kind of place that is shown first.
     """
 
+    headline: Headline
+    whole: Totals
     summaries: Mapping[str, Summary]
     timeline: ActivityTimeline
     flame: Flame
@@ -82,7 +64,7 @@ class Report:
 
     @property
     def summary(self) -> Summary:
-        """Totals of the trace."""
+        """GPU time by kernel."""
         return self.summaries["kernel"]
 
     @property

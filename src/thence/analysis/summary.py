@@ -4,6 +4,10 @@ span   from the first start to the last end, per device, summed over devices
 busy   time in which at least one activity ran (union of intervals), per device, summed
 idle   span - busy
 sum    plain sum of durations; larger than busy where streams overlap
+
+If steps, a program or a time are selected, the span is the length of their windows, and busy is the time in them in
+which any work ran, selected or not (`thence.analysis.extent`). If other work is left out, by its name or as warm-up,
+span and busy are those of the selected activities, and idle is unknown.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.extent import extent, span_and_busy
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
 from thence.analysis.idle.gaps import idle_inside_programs
 from thence.analysis.layers import folded_rows, tree_rows
@@ -28,7 +33,7 @@ from thence.model.places import LAYERED, STATED, STATED_XLA
 from thence.model.reasons import APART, REASONS, Reason, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.notebook import Form, Shown
-from thence.units import format_count, format_ns, format_share
+from thence.units import format_count, format_ns, format_share, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = ["IDLE_INSIDE", "Summary", "finished_rows", "summarize"]
+__all__ = ["IDLE_INSIDE", "Summary", "Totals", "finished_rows", "summarize", "totals_of"]
 
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` next to a table."""
@@ -54,6 +59,28 @@ _ROW_COLUMNS = (
 )
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """Columns of rows by HLO instruction in addition to the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals of a trace or a part of it. All times are ns.
+
+    Attributes:
+        ranks, devices: number of ranks and devices that have device activities.
+        streams: number of streams with at least one activity.
+        span_ns, busy_ns, sum_ns: as the module docstring defines them.
+        counts: number of activities of each kind of activity.
+        kind_ns: sum of durations of each kind of activity.
+    """
+
+    ranks: int
+    devices: int
+    streams: int
+    span_ns: Ns
+    busy_ns: Ns
+    sum_ns: Ns
+    counts: Mapping[str, int]
+    kind_ns: Mapping[str, Ns]
 
 
 @dataclass(frozen=True)
@@ -84,6 +111,8 @@ class Summary(Shown):
             phase is backward), by source ``position`` (whether the line number is that of a function or a line),
             and by hlo ``program``, ``op_name`` and ``source`` of the instruction (null where several instructions
             of that name differ in it), ordered by total_ns, largest first.
+        idle_unknown: why idle time is unknown, as a part of a sentence; empty if it is known.
+        windows: number of the windows that the span adds up, of steps on devices; None if no steps are selected.
         idle_inside_ns: for rows by parts of XLA programs (program, hlo, opcode, op_name): how long the GPU was idle
             inside the executions that the rows count, in no row and not in sum_ns; None for other rows, and where
             `idle_inside_programs` returns None.
@@ -112,6 +141,8 @@ class Summary(Shown):
     rows: pl.DataFrame
     idle_inside_ns: Ns | None = None
     folded: pl.DataFrame | None = None
+    idle_unknown: str = ""
+    windows: int | None = None
     soundness: Soundness = field(default_factory=Soundness)
 
     def tree(self, depth: int | None = None, *, each: bool = False) -> pl.DataFrame:
@@ -147,9 +178,22 @@ class Summary(Shown):
         return (*self.meta.notes, note)
 
     @property
-    def idle_ns(self) -> Ns:
-        """Time within the span in which nothing ran."""
-        return self.span_ns - self.busy_ns
+    def idle_ns(self) -> Ns | None:
+        """Time within the span in which nothing ran; None if it is unknown."""
+        return None if self.idle_unknown else self.span_ns - self.busy_ns
+
+    @property
+    def of_steps(self) -> str:
+        """The selected steps in words: ``2 steps``, ``1 step of 4 GPUs``; empty if no steps are selected."""
+        if self.windows is None:
+            return ""
+        count = several(-(-self.windows // max(self.devices, 1)), "step")
+        return count if self.devices == 1 else f"{count} of {several(self.devices, 'GPU')}"
+
+    @property
+    def idle_is(self) -> str:
+        """How idle_ns is meant: exact, at most (work that ran is missing in the trace) or unknown."""
+        return self.soundness.idle_is(unknown=bool(self.idle_unknown))
 
     def reasons(self) -> list[tuple[list[str], Ns, Reason]]:
         """Merges equal reasons of different kinds of place; largest time first.
@@ -181,10 +225,11 @@ class Summary(Shown):
             "idle": self.idle_ns,
             "sum": self.sum_ns,
         }
+        texts = {n: "unknown" if ns is None else format_ns(ns) for n, ns in totals.items()}
         beside = ("op_name",) if "op_name" in self.rows.columns else ()
         return Form(
             ", ".join(self.meta.inputs),
-            ", ".join(f"{name} {format_ns(ns)}" for name, ns in totals.items()),
+            ", ".join(f"{name} {text}" for name, text in texts.items()),
             self.rows,
             {
                 "short_name": f"GPU time by {self.heading}", "count": "count", "total_ns": "total", "mean_ns": "mean",
@@ -197,7 +242,9 @@ class Summary(Shown):
         )  # fmt: skip
 
     def _notes(self) -> Iterator[str]:
-        """Yields the idle time that is in no row, and the reasons why time has no place."""
+        """Yields the idle time that is in no row, why it is unknown, and the reasons why time has no place."""
+        if self.idle_unknown:
+            yield f"idle time is unknown: {self.idle_unknown}"
         if self.idle_inside_ns is not None:
             yield f"{IDLE_INSIDE}: {format_ns(self.idle_inside_ns)}"
         for kinds, _, reason in self.reasons():
@@ -213,7 +260,8 @@ class Summary(Shown):
             "span_ns": self.span_ns,
             "busy_ns": self.busy_ns,
             "idle_ns": self.idle_ns,
-            "idle_is": "at most" if self.soundness.work_missing else "exact",
+            "idle_is": self.idle_is,
+            "idle_unknown": self.idle_unknown,
             "sum_ns": self.sum_ns,
             "counts": dict(self.counts),
             "kind_ns": dict(self.kind_ns),
@@ -252,11 +300,8 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     gpu = trace.gpu
     if gpu.is_empty():
         raise no_device_work(trace)
-    total = int(gpu["duration"].sum())
-    span, busy = _span_and_busy(gpu)
-    kinds = gpu.group_by("kind").agg(pl.len(), ns=pl.col("duration").sum())
-    counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}
-    shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
+    totals = totals_of(trace)
+    total = totals.sum_ns
     stated = STATED if trace.programs.is_empty() else STATED_XLA
     reasons = {kind: _reasons(trace, time_by_place(trace, kind), total) for kind in stated}
     rows = time_by_place(trace, by)
@@ -267,14 +312,14 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     return Summary(
         meta=trace.meta,
         selection=str(trace.selection),
-        ranks=gpu["rank"].n_unique(),
-        devices=gpu.select("rank", "device").n_unique(),
-        span_ns=span,
-        busy_ns=busy,
+        ranks=totals.ranks,
+        devices=totals.devices,
+        span_ns=totals.span_ns,
+        busy_ns=totals.busy_ns,
         sum_ns=total,
-        counts={kind: counted.get(kind, (0, 0))[0] for kind in shown},
-        streams=gpu.select("rank", "device", "stream").n_unique(),
-        kind_ns={kind: counted.get(kind, (0, 0))[1] for kind in shown},
+        counts=totals.counts,
+        streams=totals.streams,
+        kind_ns=totals.kind_ns,
         attributed_ns={
             kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in stated
         },
@@ -286,6 +331,28 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         rows=table,
         idle_inside_ns=idle_inside_programs(trace) if by in _OF_HLO else None,
         folded=folded_rows(table, total) if by in LAYERED else None,
+        idle_unknown=trace.selection.idle_unknown,
+        windows=extent(trace).height if trace.selection.steps is not None else None,
+    )
+
+
+def totals_of(trace: Attributed) -> Totals:
+    """Totals of a trace with device activity."""
+    gpu = trace.gpu
+    known = trace.unselected is not None and not trace.selection.idle_unknown
+    span, busy = span_and_busy(trace) if known else _span_and_busy(gpu)
+    kinds = gpu.group_by("kind").agg(pl.len(), ns=pl.col("duration").sum())
+    counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}
+    shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
+    return Totals(
+        gpu["rank"].n_unique(),
+        gpu.select("rank", "device").n_unique(),
+        gpu.select("rank", "device", "stream").n_unique(),
+        span,
+        busy,
+        int(gpu["duration"].sum()),
+        {kind: counted.get(kind, (0, 0))[0] for kind in shown},
+        {kind: counted.get(kind, (0, 0))[1] for kind in shown},
     )
 
 

@@ -46,6 +46,7 @@ TABLES = (
             Column("span_ns", pl.Int64(), "first start to last end, per device, summed, ns"),
             Column("busy_ns", pl.Int64(), "union of all activities, per device, summed, ns"),
             Column("sum_ns", pl.Int64(), "sum of durations, ns"),
+            Column("windows", pl.Int64(), "windows of selected steps; null if none are selected"),
             Column("labels_joined", pl.Boolean(), "whether a label of a CUDA graph was joined"),
             Column("xla", pl.Boolean(), "whether there are XLA programs"),
         ),
@@ -147,7 +148,7 @@ def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bo
         (k, r.code, r.total_ns) for k, reasons in first.unattributed.items() for r in reasons
     ]
     rows: dict[str, list[Any]] = {
-        "totals": [(*ranks.values(), *times.values(), labels_joined, xla)],
+        "totals": [(*ranks.values(), *times.values(), first.windows, labels_joined, xla)],
         "kinds": [(kind, count, first.kind_ns[kind]) for kind, count in first.counts.items()],
         "stated": stated,
         "divisions": [(s.by, s.heading, s.idle_inside_ns) for s in summaries],
@@ -233,6 +234,8 @@ def merged_summary(
         rows=rows,
         idle_inside_ns=sums["divisions"]["idle_inside_ns"][0],
         folded=folded_rows(rows, total) if by in LAYERED else None,
+        idle_unknown=selection.idle_unknown,
+        windows=totals["windows"] if selection.steps is not None else None,
     )
 
 

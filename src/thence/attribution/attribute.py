@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.attribution.collectives import complete_collectives
-from thence.attribution.host_rows import row_numbers
+from thence.attribution.host_rows import host_rows, row_numbers
 from thence.attribution.launch_places import launch_places
 from thence.attribution.sources import file_of_frame
+from thence.attribution.steps import found_steps
 from thence.attribution.waiting import completed_waiting
 from thence.model.attributed import RULE, Attributed
 from thence.model.own_code import OwnCode, packages_shown
@@ -58,7 +59,12 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
     }
-    places = places.with_columns(pl.lit(None, RULE).alias("apart"), label_rule=_label_rule(places))
+    host = host_rows(tables, row_numbers(of_launch["launch"]), own_code)
+    steps, *of_steps = found_steps(tables, host)
+    places = places.with_columns(
+        *of_steps, pl.lit(None, RULE).alias("apart"), label_rule=_label_rule(places)
+    )
+    columns["steps"] = steps
     return Attributed(**columns, places=places, shares=shares, own=tuple(own), installed=installed)
 
 

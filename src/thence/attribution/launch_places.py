@@ -1,7 +1,8 @@
 """Attributes each device activity by the host ranges around its launch.
 
-For every kind of `thence.model.places.LAUNCH` there is a place column and ``<kind>_rule``: the code of the
-rule that found the place or, if the place is null, of the reason why there is none (`thence.model.reasons`).
+For every kind of `thence.model.places.LAUNCH` but steps (`thence.attribution.steps`) there is a place column and
+``<kind>_rule``: the code of the rule that found the place or, if the place is null, of the reason why there is none
+(`thence.model.reasons`).
 The lookup is always activity -> API call that launched it -> ranges around that call on its thread.
 Work of a backward op is attributed to the label, module and source of its forward op.
 
@@ -30,13 +31,13 @@ from thence.attribution.launch_phases import launch_phases, launch_serving
 from thence.attribution.launches import launch_rows
 from thence.attribution.metadata import merge_metadata, merged_metadata
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
+from thence.attribution.server_passes import server_passes
 from thence.attribution.xla.iterations import iterations
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW
 from thence.model.phases import Position
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
-from thence.model.server_steps import server_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +74,8 @@ def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
     host = host_rows(tables, launch, own)
     columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
     for kind in LAUNCH:
+        if kind.name == "step":
+            continue
         columns |= _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind)
     columns |= _mark_lane_and_metadata(host)
     columns |= _without_launching_operator(host, columns)
@@ -240,8 +243,8 @@ def _column(
 ) -> dict[str, pl.Series]:
     """The columns of a place and its rule; where the place is null, the rule column has the reason."""
     recorded = bool(host.of(*kind.categories).any())
-    # Steps are found by the time of the launch, so activities in a graph have the step of its launch.
-    hidden = host.in_graph & (kind.name not in ("step", "serving"))
+    # What a server computes is told by the time of the launch, also for activities in a graph.
+    hidden = host.in_graph & (kind.name != "serving")
     absent = _number(kind.outside if recorded else kind.missing)
     reason = np.where(hidden, _number("graph"), absent)
     reason = np.where(recorded & (host.launch == NO_ROW), _number("no_launch"), reason)
@@ -358,22 +361,18 @@ def _serving(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 
 def _step_kind(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    """What the innermost step of a server around the launch computes, by the name of its range."""
-    said = {name: server_step(name) for name in host.used_names("step").cast(pl.String)}
-    known = {name: str(step) for name, step in said.items() if step is not None}
-    wanted = host.of("step") & host.with_names(pl.Series(list(known), dtype=pl.Categorical()))
-    names = gathered(host.names, host.climb(host.launch, wanted)).cast(pl.String)
-    place = names.replace_strict(known, default=None, return_dtype=pl.String)
-    absent = _number(kind.outside if wanted.any() else kind.missing)
-    rules = np.where(place.is_null().to_numpy(), absent, _number("launch_ranges"))
+    """What the pass of a server around the launch computes, by the names of its ranges."""
+    top, said = server_passes(host.tables.host, host.parent)
+    row = host.climb(host.launch, top)
+    names = pl.Series(row).replace_strict(
+        {at: str(step) for at, step in said.items()}, default=None, return_dtype=pl.String
+    )
+    absent = _number(kind.outside if top.any() else kind.missing)
+    rules = np.where(names.is_null().to_numpy(), absent, _number("launch_ranges"))
     return {
-        kind.name: place.cast(pl.Categorical()),
-        f"{kind.name}_rule": _coded(rules, len(place)),
+        kind.name: names.cast(pl.Categorical()),
+        f"{kind.name}_rule": _coded(rules, len(names)),
     }
-
-
-def _step(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    return _column(host, kind, host.step, _number("launch_time"))
 
 
 def _iteration(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
@@ -394,7 +393,6 @@ _SPECIAL = {
     "phase": _phase,
     "serving": _serving,
     "step-kind": _step_kind,
-    "step": _step,
     "iteration": _iteration,
 }
 """The functions of the kinds that need more than `_enclosing_ranges`."""

@@ -82,7 +82,7 @@ _SIZES = {
 
 
 @click.command("collectives", epilog=_EXAMPLES)
-@trace_options("rank", "device", "steps", "window", "only", "hlo")
+@trace_options("rank", "device", "steps", "window", "program", "only", "hlo")
 @warm_up_option
 @result_options()
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:

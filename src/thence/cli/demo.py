@@ -25,14 +25,15 @@ RECORDING = "torch_eager_stack_rank0.json.gz"
 )
 def command(top: int) -> None:
     """Show a report on a recording of a small GPT that ships with thence."""
-    from thence.writers.text.summary import attribution_table, heading, row_table
+    from thence.writers.text.first_screen import heading
+    from thence.writers.text.summary import attribution_table, row_table
 
     with resources.as_file(resources.files("thence") / "data" / RECORDING) as path:
         trace = Inputs((str(path),)).open()
     output = console()
-    print_table(output, heading(trace.summary()))
+    print_table(output, heading(trace.glance()))
     for by in ("kernel", "label", "module", "source"):
         print_table(output, f"\n[green]$ thence report {RECORDING} --by {by}[/]")
-        print_table(output, row_table(trace.summary(by), top, output.width))
+        print_table(output, row_table(trace.typical.summary(by), top, output.width))
     print_table(output, "")
-    print_table(output, attribution_table(trace.summary(), output.width))
+    print_table(output, attribution_table(trace.typical.summary(), output.width))

@@ -18,7 +18,6 @@ from thence.cli.output import (
     result_options,
 )
 from thence.model.questions import IDLE_BY
-from thence.units import format_ns
 
 if TYPE_CHECKING:
     import polars as pl
@@ -76,7 +75,7 @@ _ROWS_SHOWN = 15
 
 
 @click.command("idle", epilog=_EXAMPLES)
-@trace_options("rank", "device", "steps", "window", "own", "hlo")
+@trace_options("rank", "device", "steps", "window", "program", "own", "hlo")
 @choice_option(
     "--by",
     choices=IDLE_BY,
@@ -89,14 +88,16 @@ def command(inputs: Inputs, by: str, result: Result) -> None:
     found = trace.idle(by)
     notes = notes_of(trace, found.notes)
     if result.form != "table":
-        result.emit(document_of(trace, found.to_json()), found.rows, {}, notes)
+        idle_is = trace.soundness.idle_is(unknown=found.idle_ns is None)
+        document = {**found.to_json(), "idle_is": idle_is}
+        result.emit(document_of(trace, document), found.rows, {}, notes)
         return
     from rich.text import Text
 
     output = console()
     devices = found.found.select("rank", "device").n_unique()
     over = f", summed over {devices:,} GPUs" if devices > 1 else ""
-    print_table(output, Text(f"idle: {format_ns(found.idle_ns)}{over}", "bold"))
+    print_table(output, Text(f"idle: {found.total}{over}", "bold"))
     result.table(found.causes, _CAUSES)
     print_table(output, "")
     Result(result.form, None, result.top or _ROWS_SHOWN).table(

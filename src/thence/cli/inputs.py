@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SELECTING", "Inputs", "check_inputs", "names_inputs", "trace_options", "warm_up_option"]
 
-Option = Literal["rank", "device", "steps", "window", "only", "warm-up", "own", "hlo"]
+Option = Literal["rank", "device", "steps", "window", "program", "only", "warm-up", "own", "hlo"]
 
-SELECTING: tuple[Option, ...] = ("rank", "device", "steps", "window", "only", "warm-up")
+SELECTING: tuple[Option, ...] = (
+    *("rank", "device", "steps", "window", "program"),
+    *("only", "warm-up"),
+)
 """Options that choose a part of a trace."""
 
 _GLOB = "*?["
@@ -48,12 +51,18 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     "steps": click.option(
         "--steps",
         metavar="FIRST:LAST",
-        help="Only work launched in these steps: 3:6 are 3, 4 and 5.",
+        help="Only work launched in these steps: 3:6 are 3, 4 and 5; typical are those without the first, warm-up and "
+        "outliers.",
     ),
     "window": click.option(
         "--window",
         metavar="FROM:TO",
         help="Only work that started in this time after the first GPU activity: 1.2s:1.4s, 300ms: or :50us.",
+    ),
+    "program": click.option(
+        "--program",
+        metavar="NAME",
+        help="Only work of the XLA program of this name; main finds the programs of the steps.",
     ),
     "only": click.option(
         "--only",
@@ -201,6 +210,7 @@ def trace_options(
                 devices=options.pop("devices", ()),
                 steps=None if steps is None else parse_steps(steps),
                 window_ns=None if window is None else parse_window(window),
+                program=options.pop("program", None),
                 only=options.pop("only", None),
                 warm_up=options.pop("warm_up") if "warm-up" in offered else APART,
             )

@@ -45,17 +45,17 @@ __all__ = [
 ]
 
 SCHEMAS: Mapping[str, int] = {
-    "report": 1,
+    "report": 2,
     "programs": 1,
     "collectives": 1,
-    "ranks": 1,
+    "ranks": 2,
     "streams": 1,
     "compile": 1,
-    "idle": 1,
-    "steps": 1,
-    "whatif": 1,
+    "idle": 2,
+    "steps": 2,
+    "whatif": 2,
     "check": 1,
-    "diff": 1,
+    "diff": 2,
     "ingest": 1,
     "label": 1,
     "inside": 1,

@@ -40,7 +40,7 @@ _RANKED = ("name", "executions", "span_ns_total", "busy_ns_total", "idle_inside_
 
 
 @click.command("programs", epilog=_EXAMPLES)
-@trace_options("rank", "device", "hlo")
+@trace_options("rank", "device", "program", "hlo")
 @warm_up_option
 @result_options(without="those of at least 1 % of the time")
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:

@@ -83,7 +83,7 @@ _INDENT = " " * 4
 
 
 @click.command("ranks", epilog=_EXAMPLES)
-@trace_options("rank", "device", "own", "hlo")
+@trace_options("rank", "device", "program", "own", "hlo")
 @click.option(
     "--what-if",
     "what_if",

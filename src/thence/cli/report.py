@@ -35,6 +35,7 @@ Examples:
   thence report logs/ --run 2026_01_02_09_00_00    of a folder with several runs, not the newest
   thence report profile_dir/ --by hlo --warm-up heuristic   JAX: without warm-up and the autotuner
   thence report trace.json --steps 3:6 --only attention
+  thence report profile_dir/ --program main        of the XLA program that the steps are made of
   thence report server.json.gz --by step-kind      of vLLM or SGLang: time per step by batch size, layer, kernel
   thence report trace.json --by kernel --format json | jq '.rows[0]'
   zcat trace.json.gz | thence report -
@@ -110,7 +111,7 @@ def _document(trace: Trace, by: By, result: Result, depth: int | None, *, each: 
         steps = trace.step_kinds() if by == STEP_KIND else None
         more = steps.to_json() if steps else {}
         nodes = {} if tree is None else {"tree": tree}
-        result.json(summary.to_json() | nodes | more)
+        result.json(trace.headline.to_json() | summary.to_json() | nodes | more)
         return
     result.text((summary.rows if tree is None else tree).write_csv())
     for line in summary.soundness.lines:
@@ -130,7 +131,7 @@ def _show(
     details: bool,
 ) -> None:
     """Prints the first screen, and the further tables for which options ask."""
-    from thence.writers.text.first_screen import first_screen, next_line, why_next
+    from thence.writers.text.first_screen import first_screen, next_lines
     from thence.writers.text.summary import details_table
 
     with working("finding causes of idle time"):
@@ -151,6 +152,7 @@ def _show(
         kernels = short_names(parts["kernel"].drop_nulls().unique().to_list())
         headings = {name: text for name, text in _PART_HEADINGS.items() if name in parts.columns}
         result.table(parts.with_columns(pl.col("kernel").replace(kernels)), headings)
-    print_command(output, next_line(glance, inputs))
-    print_table(output, why_next(glance))
+    for line, why in next_lines(glance, inputs):
+        print_command(output, line)
+        print_table(output, why)
     sys.stdout.flush()

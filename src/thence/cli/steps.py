@@ -14,7 +14,7 @@ from thence.cli.output import (
     print_table,
     result_options,
 )
-from thence.units import format_ns
+from thence.units import format_ns, several
 
 __all__ = ["command"]
 
@@ -27,9 +27,10 @@ A step begins on a GPU when the host has begun it and the work of earlier steps 
 when the host has ended it and its own work has finished. Its time is busy or idle; exposed is the part
 of the busy time in which it communicates and computes nothing. The causes of idle time are those of
 "thence idle" and add up to it. A step stands out if it takes 5 % and 4 robust standard deviations
-longer than the median of its GPU; the part that grew most is shown next to it. If a trace holds no
-steps, the executions of the XLA program that took most time are the steps. The statistics of a
-GPU leave out its first step if there are others.
+longer than the median of its GPU; the part that grew most is shown next to it. Steps that nothing
+marks are found by what repeats: the passes of a server, the executions of the main XLA program, the
+steps of an optimizer, launches of CUDA graphs, or calls of the outermost module; the first line says
+which. The statistics of a GPU are of its typical steps: without the first, warm-up and outliers.
 """
 
 _STEPS = {
@@ -48,7 +49,7 @@ _SPREAD = {
 
 
 @click.command("steps", epilog=_EXAMPLES)
-@trace_options("rank", "device", "steps")
+@trace_options("rank", "device", "steps", "program")
 @result_options()
 def command(inputs: Inputs, result: Result) -> None:
     """Steps in order of time: duration, busy, exposed communication, idle time by cause; outliers."""
@@ -61,11 +62,17 @@ def command(inputs: Inputs, result: Result) -> None:
     ]
     notes = list(notes_of(trace, notes))
     if result.form != "table":
-        document = {"kind": found.steps.kind, **found.json_tables()}
-        result.emit(document_of(trace, document), found.frame, {}, notes)
+        document = {
+            "kind": found.steps.kind,
+            "what": found.steps.what,
+            "idle_is": trace.soundness.idle_is(),
+            **found.json_tables(),
+        }
+        result.emit(document_of(trace, document), found.frame.drop("row"), {}, notes)
         return
 
     output = console()
+    print_table(output, f"{several(found.count, 'step')}: {found.basis}")
     causes = [
         name for name in found.frame.columns if name.startswith("idle_") and name != "idle_ns"
     ]

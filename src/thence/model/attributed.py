@@ -39,6 +39,7 @@ class Attributed(Tables):
 
     Attributes:
         places: one row per row of ``gpu``, in the same order. Columns: ``launch`` (host row, null where unknown);
+            ``step_row`` (row of ``steps``: the step in which it was launched; null outside of steps);
             for each kind of `thence.model.places.PLACES` the place (Categorical, null where there is none) and
             ``<kind>_rule`` (`RULE`); ``position``, what the line number of the source refers to (`Position`, null
             without a line number); ``lane`` and ``metadata`` of the marks;
@@ -53,6 +54,9 @@ class Attributed(Tables):
             by gpu; the weights of one activity sum to 1. None if every activity has at most one line, the one in
             ``places``.
         selection: the part of the trace that this is; an empty selection is the whole trace.
+        unselected: the trace of the same ranks and devices with all of their work, if only a part of it is selected
+            here (steps, a time, names ...). Time in which other work ran is not idle, and only the whole work shows
+            where steps begin and end. None if nothing but ranks and devices is selected.
         own: patterns of further files that count as the user's own code (`thence.model.own_code.OwnCode`).
         installed: packages that the trace itself shows to be installed.
     """
@@ -64,6 +68,12 @@ class Attributed(Tables):
     own: tuple[str, ...] = ()
     installed: tuple[str, ...] = ()
     selection: Selection = field(default_factory=Selection)
+    unselected: Attributed | None = field(default=None, repr=False)
+
+    @property
+    def around(self) -> Attributed:
+        """All work of the same ranks and devices: `unselected`, or this trace if there is no such."""
+        return self if self.unselected is None else self.unselected
 
     @property
     def labels_joined(self) -> bool:
@@ -96,7 +106,7 @@ def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
         shares = pl.concat([moved(s, 0, {"gpu": at["gpu"][i]}) for i, s in enumerate(divided)])
     return Attributed(
         **{field.name: getattr(tables, field.name) for field in fields(Tables)},
-        places=joined("places", launch="host"),
+        places=joined("places", launch="host", step_row="steps"),
         collective_parts=joined("collective_parts", gpu="gpu", host="host"),
         host_collectives=joined("host_collectives", host="host"),
         shares=shares,

@@ -30,6 +30,7 @@ _ROW_REFERENCES = {
     "programs": {"hlo": "hlo"},
     "events": {"host": "host", "record": "events"},
     "waits": {"host": "host", "record": "events"},
+    "steps": {},
     "graph_places": {"gpu": "gpu"},
 }
 """Columns that hold row numbers, by table, and the table that they point into."""
@@ -87,7 +88,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
 
 def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:
     """For each table that others refer to, the row of the concatenated table at which each part begins."""
-    names = ("gpu", "host", "programs", "events", "hlo")
+    names = ("gpu", "host", "programs", "events", "steps", "hlo")
     heights = {name: [len(getattr(part, name)) for part in parts] for name in names}
     return {name: [0, *itertools.accumulate(counts)][:-1] for name, counts in heights.items()}
 
@@ -163,6 +164,7 @@ def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
         programs=frame(part.programs),
         events=frame(part.events),
         waits=frame(part.waits),
+        steps=frame(part.steps),
         graph_labels=labels,
         meta=dataclasses.replace(part.meta, devices=devices),
     )

@@ -165,7 +165,7 @@ KINDS: tuple[Kind, ...] = (
         heading="kind of step", categories=("step",), missing="no_server_steps", outside="outside_server_steps",
     ),
     Kind(
-        "step", "profiler step, or step of a server", "launch", categories=("step",),
+        "step", "step of the program, marked or found by what repeats", "launch", categories=("step",),
         missing="no_steps", outside="outside_steps", verbs=_verbs("stated", "stated-xla", "page"),
     ),
     Kind(

@@ -103,7 +103,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "no_operators": "no operators recorded",
         "no_python_frames": "no Python frames recorded",
         "no_autograd": "no autograd ops recorded",
-        "no_steps": "no profiler steps recorded",
+        "no_steps": "no steps found",
         "no_loops": "no range of an XLA loop recorded",
         "outside_loops": "launched outside every loop of an XLA program",
         "outside_ranges": "launched outside every named range",
@@ -112,7 +112,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "outside_frames": "launched outside every recorded Python frame",
         "no_backward": "no backward pass follows in the trace: whether it is differentiated is unknown",
         "no_serving": "no range around it says prefill or decode",
-        "outside_steps": "launched outside every profiler step",
+        "outside_steps": "launched outside every step",
         "no_server_steps": "no range of an inference server's step recorded",
         "outside_server_steps": "launched outside every step of an inference server",
         # CUDA graphs.

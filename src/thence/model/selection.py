@@ -1,4 +1,4 @@
-"""Selection of a part of a trace: ranks, devices, steps, time window, names, warm-up.
+"""Selection of a part of a trace: ranks, devices, steps, time window, programs, names, warm-up.
 
 This module imports little (`thence.errors`, `thence.units`), because the command line validates options with it
 before it reads a trace.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from thence.errors import UsageError
 from thence.units import format_ns
@@ -16,12 +16,21 @@ from thence.units import format_ns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["APART", "WARM_UP", "Selection", "parse_steps", "parse_window"]
+__all__ = [
+    "APART", "MAIN", "TYPICAL", "WARM_UP", "Selection", "StepChoice", "parse_steps", "parse_window",
+]  # fmt: skip
 
 WARM_UP = ("keep", "heuristic", "first-compiled")
 """Which executions of XLA programs are left out: see `thence.analysis.programs.warmup.WarmUp`."""
 APART = "apart"
 """None are left out; tables show warm-up executions (by the heuristic) and XLA's autotuner in separate rows."""
+
+TYPICAL: Final = "typical"
+"""The steps that no rule of `thence.analysis.steps.counted` leaves out."""
+MAIN = "main"
+"""The XLA programs of the steps, see `thence.analysis.select.main_programs`."""
+StepChoice = tuple[int | None, int | None] | Literal["typical"]
+"""First step and the step after the last, None without a limit; or `TYPICAL`."""
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|µs|ms|s)")
@@ -36,17 +45,20 @@ class Selection:
         ranks: the activity is of one of these ranks; empty: any.
         devices: it is on a device with one of these indices; empty: any.
         steps: it was launched in a step from the first number on and before the second, as in Python slices; None
-            leaves an end open. The number of a step is that in its name (ProfilerStep#3).
+            leaves an end open. Numbers are those of `thence.model.tables.STEPS` (ProfilerStep#3). `TYPICAL`: it was
+            launched in a typical step.
         window_ns: it began at or after the first time and before the second, in ns after the trace's first
             device activity; None leaves an end open.
+        program: it is part of XLA programs of this name, or of the `MAIN` ones.
         only: its name, label, module, op, HLO instruction or op_name matches this regular expression.
         warm_up: `APART`, or one of `WARM_UP`: which executions of XLA programs are left out.
     """
 
     ranks: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
-    steps: tuple[int | None, int | None] | None = None
+    steps: StepChoice | None = None
     window_ns: tuple[int | None, int | None] | None = None
+    program: str | None = None
     only: str | None = None
     warm_up: str = APART
 
@@ -54,9 +66,30 @@ class Selection:
         return self != Selection()
 
     @property
-    def leaves_out_between(self) -> bool:
-        """Whether work is left out between selected activities, so that gaps between them are not idle time."""
-        return self.only is not None or self.warm_up not in (APART, "keep")
+    def idle_unknown(self) -> str:
+        """Why the idle time of the selection is unknown, as a part of a sentence; empty if it is known.
+
+        Steps and programs have a beginning and an end, and the device is idle if nothing runs in between. Work that
+        was found by its name has neither, and what ran while it did not run is not idle time.
+        """
+        if self.steps is not None or self.program is not None:
+            return ""
+        if self.only is not None:
+            return "other work ran between what --only selected; --steps selects time"
+        if self.warm_up not in (APART, "keep"):
+            return f"--warm-up {self.warm_up} left out work, and the time in which it ran; --steps selects time"
+        return ""
+
+    @property
+    def of_ranks_and_devices_only(self) -> bool:
+        """Whether all work of the selected ranks and devices is selected."""
+        warm_up = "keep" if self.warm_up == "keep" else APART
+        return self == Selection(self.ranks, self.devices, warm_up=warm_up)
+
+    @property
+    def of_ranks_and_devices(self) -> Selection:
+        """The same ranks and devices without any other condition."""
+        return Selection(self.ranks, self.devices)
 
     def __post_init__(self) -> None:
         if self.warm_up not in (APART, *WARM_UP):
@@ -74,23 +107,28 @@ class Selection:
         parts = [
             f"rank {', '.join(map(str, self.ranks))}" if self.ranks else "",
             f"device {', '.join(map(str, self.devices))}" if self.devices else "",
-            f"steps {_range(self.steps, str)}" if self.steps else "",
+            _steps(self.steps) if self.steps else "",
             f"window {_range(self.window_ns, format_ns)}" if self.window_ns else "",
+            f"program {self.program}" if self.program is not None else "",
             f"only {self.only}" if self.only is not None else "",
             f"without warm-up ({self.warm_up})" if self.warm_up not in (APART, "keep") else "",
         ]
         return "; ".join(filter(None, parts))
 
 
-def parse_steps(text: str) -> tuple[int | None, int | None]:
-    """The steps of ``3:6``, ``3:``, ``:6`` or ``3`` (that step alone).
+def parse_steps(text: str) -> StepChoice:
+    """The steps of ``3:6``, ``3:``, ``:6``, ``3`` (that step alone) or ``typical``.
 
     Raises:
         UsageError: the text has another form.
     """
+    if text == TYPICAL:
+        return TYPICAL
     first, colon, last = text.partition(":")
     if not text.strip(":") or any(part and not _STEP.fullmatch(part) for part in (first, last)):
-        raise UsageError(f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6 or 3")
+        raise UsageError(
+            f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6, 3 or typical"
+        )
     if not colon:
         return int(first), int(first) + 1
     return (int(first) if first else None), (int(last) if last else None)
@@ -118,6 +156,10 @@ def _exact_ns(number: str, unit: str) -> int:
     whole, _, decimals = number.partition(".")
     scale = _UNITS_NS[unit]
     return int(whole) * scale + int((decimals or "0").ljust(9, "0")) * scale // 1_000_000_000
+
+
+def _steps(choice: StepChoice) -> str:
+    return "typical steps" if isinstance(choice, str) else f"steps {_range(choice, str)}"
 
 
 def _range(ends: tuple[int | None, int | None], text: Callable[[int], str]) -> str:

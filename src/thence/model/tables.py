@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import polars as pl
 
@@ -16,6 +16,7 @@ from thence.credentials import without_credentials
 from thence.model.phases import HOST_STATES, POSITIONS
 from thence.model.reasons import CODES
 from thence.model.schema import Column, Table
+from thence.model.steps import STEP_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "KINDS",
     "KNOWN",
     "PROGRAMS",
+    "STEPS",
     "THREADS",
     "WAITS",
     "WAIT_KINDS",
@@ -307,6 +309,26 @@ WAITS = Table(
 )
 
 
+STEPS = Table(
+    "steps",
+    "one step of the program, sorted by rank, device and start",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("device", pl.Int32(), "device index; null: a step of all devices of the rank"),
+        Column("kind", pl.Enum(tuple(STEP_KINDS)), "how it was found, as in STEP_KINDS"),
+        Column("name", _NAME, "its name, or that of what repeats and a number"),
+        Column(
+            "number",
+            pl.Int64(),
+            "number at the end of its name; if a step of the rank has none, its position from 0",
+        ),
+        Column("start", pl.Int64(), "ns on the trace's clock: when the host began it"),
+        Column("duration", pl.Int64(), "ns until the host ended it, or began the next one"),
+    ),
+    required=("rank", "kind", "name", "number", "start", "duration"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One GPU of one rank, as the producer described it; None for what it did not describe."""
@@ -379,7 +401,8 @@ class Tables:
     """What a reader returns: the tables of one or several ranks, and facts about them.
 
     ``graph_labels`` are labels of captured graphs that came with the trace, or were found next to it;
-    ``graph_places`` holds the labels that have been joined to activities.
+    ``graph_places`` holds the labels that have been joined to activities. ``steps`` is empty until attribution has
+    found them.
     """
 
     gpu: pl.DataFrame = field(default_factory=GPU.empty)
@@ -389,6 +412,7 @@ class Tables:
     programs: pl.DataFrame = field(default_factory=PROGRAMS.empty)
     events: pl.DataFrame = field(default_factory=EVENTS.empty)
     waits: pl.DataFrame = field(default_factory=WAITS.empty)
+    steps: pl.DataFrame = field(default_factory=STEPS.empty)
     hlo: tuple[HloModule, ...] = ()
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()
@@ -402,6 +426,11 @@ class Tables:
             low, high = column.min(), column.max()  # mostly the same
             ranks.update({low, high} - {None} if low == high else column.unique())  # type: ignore[arg-type]
         return sorted(ranks)
+
+    @property
+    def around(self) -> Self:
+        """All work of these ranks and devices: of a selected part, the trace that it was selected from."""
+        return self
 
     def with_losses(self, losses: Iterable[Loss]) -> Tables:
         """The same tables with more losses."""

@@ -26,6 +26,7 @@ from thence.model.tables import (
     GRAPH_PLACES,
     HOST,
     PROGRAMS,
+    STEPS,
     THREADS,
     WAITS,
 )
@@ -59,6 +60,7 @@ GPU_COLUMNS = {name: _RENAMED.get(name, name) for name in GPU.schema}
 _PLACE_TYPES = pl.Schema(
     {
         "launch": pl.Int32(),
+        "step_row": pl.Int32(),
         **{
             name: dtype
             for kind in PLACES
@@ -73,7 +75,7 @@ _MOST_FACTS = 1 << 30
 
 _TABLES = {
     table.name: table.schema
-    for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, GRAPH_PLACES)
+    for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, GRAPH_PLACES)
 }
 _TABLES |= {"collective_parts": COLLECTIVES.schema, "host_collectives": COLLECTIVES.schema}
 _HLO = {

@@ -18,6 +18,7 @@ from thence.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from thence.analysis.headline import Headline
     from thence.analysis.idle.table import IdleTime
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.ranks.job import Job
@@ -160,6 +161,30 @@ class StoredTrace(Trace):
 
         with reading(self.store.root):
             return job_of(self.store.lateness(), explain=explain)
+
+    @property
+    def typical(self) -> StoredTrace:
+        """The whole store: tables of all ranks are summed from their summaries, which do not tell steps apart."""
+        return self
+
+    @cached_property
+    def headline(self) -> Headline:
+        """As `Trace.headline`, from the summaries alone."""
+        if not self._ranks_only:
+            return super().headline
+        from thence.analysis.headline import headline_of_summaries
+        from thence.analysis.part import Part, part
+
+        with reading(self.store.root):
+            frames = self.store.lateness()
+            tables = {name: frames[name].collect() for name in ("devices", "steps", "idle")}
+        devices = tables["devices"]
+        if devices.is_empty():
+            raise MissingData(f"{self.store.root}: holds no device activity")
+        late = part(lambda: self.late_ranks(explain=False))
+        if devices.height < 2 and late.result is not None and not late.result.shown.missing:
+            late = Part(None)
+        return headline_of_summaries(tables, self.soundness, late)
 
     def sql(self, query: str) -> pl.DataFrame:
         """As `Trace.sql`, as a lazy query over the files of all ranks, which reads only what the query needs.

@@ -49,6 +49,6 @@ def test_groups_that_only_send_are_those_of_a_pipeline() -> None:
 
 def test_waits_of_groups_add_up_to_those_of_ranks() -> None:
     found = job_of(RankJob(ranks=8, steps=6, small=4).summaries())
-    waited = (found.ranks["exposed_wait_ns"] * found.ranks["steps"]).sum()
+    waited = found.cells["wait_ns"].sum()
     assert found.groups["exposed_wait_ns"].sum() == pytest.approx(waited, rel=1e-6)
     assert found.groups.height == 3

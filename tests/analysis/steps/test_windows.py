@@ -147,5 +147,5 @@ def test_executions_of_the_program_are_the_steps_where_there_are_no_others() -> 
 
 
 def test_without_steps_the_answer_says_what_records_them() -> None:
-    with pytest.raises(MissingData, match="record them"):
+    with pytest.raises(MissingData, match="nothing marks steps"):
         steps(attribute(program([], [1], [("a", 7, 5, 5)])))

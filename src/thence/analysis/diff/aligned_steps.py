@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.diff.counted_steps import left_out
 from thence.analysis.diff.steps import run_steps
 from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED
@@ -79,8 +78,7 @@ def aligned_steps(before: Attributed, after: Attributed) -> AlignedSteps:
 def _steps_of(trace: Attributed) -> tuple[pl.DataFrame, Int64]:
     """Name, start and duration of the counted steps, and for each activity the number of its counted step."""
     steps = run_steps(trace, causes=False)
-    codes = left_out(steps.times["total_ns"].to_numpy(), steps.last)
-    counted = np.array([code is None for code in codes], np.bool_)
+    counted = steps.times["left_out"].is_null().to_numpy()
     number = np.append(np.where(counted, np.cumsum(counted) - 1, NO_ROW), NO_ROW)
     frame = steps.times.filter(pl.Series(counted)).select(
         "name", start="start_ns", duration=pl.col("total_ns").round().cast(pl.Int64)

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.diff.comparability import not_checked, refusals
-from thence.analysis.diff.counted_steps import RULES
 from thence.analysis.diff.estimates import (
     MOST_RUNS,
     discoveries,
@@ -22,6 +21,7 @@ from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.paths import folds, tree
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.analysis.diff.steps import WHOLE_TRACE
+from thence.analysis.steps.counted import RULES
 from thence.errors import UsageError
 from thence.model.kernel_names import short_names
 from thence.model.places import LAYERED

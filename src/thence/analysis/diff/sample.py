@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.diff.conditions import Conditions, conditions
-from thence.analysis.diff.counted_steps import left_out
 from thence.analysis.diff.steps import IDLE_CAUSE, run_steps
 from thence.analysis.group_by import time_by_place
+from thence.analysis.steps.counted import OUTLIER
 from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED
 
@@ -114,8 +114,10 @@ def sample(
     if causes is None:
         causes = trace.host.height <= _MOST_HOST_RANGES
     steps = run_steps(trace, causes=causes)
-    codes = left_out(steps.times["total_ns"].to_numpy(), steps.last, outliers=outliers)
-    counted = np.array([code is None for code in codes], np.bool_)
+    codes = steps.times["left_out"]
+    if outliers:
+        codes = codes.replace(OUTLIER, None)
+    counted = codes.is_null().to_numpy()
     number = np.where(counted, np.cumsum(counted) - 1, NO_ROW)
     of_activity = np.append(number, NO_ROW)[steps.of_activity]
     devices = max(1, trace.gpu.select("rank", "device").n_unique())
@@ -130,7 +132,7 @@ def sample(
     return Sample(
         trace.meta.inputs,
         steps.what,
-        steps.times.select("name", "total_ns", left_out=pl.Series(codes, dtype=pl.String)),
+        steps.times.select("name", "total_ns", left_out=codes),
         pl.concat(rows),
         _kernels(trace, step, shared_by),
         conditions(trace, soundness, step, shared_by),

@@ -1,8 +1,7 @@
 """The steps of a run for a comparison: their times, and the step of each activity.
 
-Steps are those of `thence.analysis.steps.windows`: steps of the profiler or the program, or else executions of the XLA
-program that takes most time. On each device, a step is a window of time, and activities that begin in the window
-belong to it. A trace without either is one step, from its first activity to its last.
+Steps are those of `thence.analysis.steps.windows`. On each device, a step is a window of time, and activities that
+begin in the window belong to it. A trace without steps is one step, from its first activity to its last.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
 from thence.analysis.steps.table import step_table
-from thence.analysis.steps.windows import steps
+from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW, last_begun, union_lengths
 from thence.model.one_timeline import numbered
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
     Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
 
 __all__ = ["IDLE_CAUSE", "WHOLE_TRACE", "RunSteps", "run_steps"]
 
@@ -34,7 +32,6 @@ WHOLE_TRACE = "the whole trace"
 """`RunSteps.what` of a trace without steps."""
 IDLE_CAUSE = r"^idle_(.+)_ns$"
 """Pattern of the columns of `RunSteps.times` with idle time by cause."""
-_WHAT = {"step": "steps", "program": "executions of the program with most time"}
 _TIMES = ("busy_ns", "idle_ns", "communication_ns", "exposed_ns")
 
 
@@ -46,14 +43,13 @@ class RunSteps:
         what: what the steps are, in words.
         times: one row per step, in order of time: name, start_ns (on the first device to begin it), and means over the
             devices that have the step of total_ns, busy_ns, idle_ns, communication_ns, exposed_ns, and
-            ``idle_<cause>_ns`` of each cause that occurs.
-        last: whether a step ends with its last activity, so that idle time after it is missing, shape (steps,).
+            ``idle_<cause>_ns`` of each cause that occurs; and left_out, why it is not typical (a key of
+            `thence.analysis.steps.counted.RULES`), null if it is.
         of_activity: row in ``times`` of the step of each row of gpu, `NO_ROW` for none.
     """
 
     what: str
     times: pl.DataFrame
-    last: Mask
     of_activity: Int64
 
 
@@ -65,7 +61,7 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
         causes: whether to divide idle time by cause, which takes most of the time.
     """
     try:
-        found = steps(trace)
+        found = selected_steps(trace)
     except MissingData:
         return _one_step(trace)
     keys = ("step", "occurrence")
@@ -79,17 +75,15 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
         .agg(
             pl.col("start").min().alias("start_ns"),
             pl.col("total_ns", *_TIMES, *by_cause).cast(pl.Float64).mean(),
+            left_out=pl.when(pl.col("left_out").null_count() == 0).then(pl.col("left_out").first()),
         )
         .sort("start_ns", maintain_order=True)
     )
     numbers = times.select(keys).with_row_index("row")  # `number` is the step's own
-    windows = frame.join(numbers, on=keys, how="left", maintain_order="left")
-    last = np.zeros(times.height, np.bool_)
-    last[-1] = found.kind == "program"
+    windows = frame.drop("row").join(numbers, on=keys, how="left", maintain_order="left")
     return RunSteps(
-        _WHAT[found.kind],
+        "steps" if found.kind == "step" else f"steps ({found.what})",
         times.rename({"step": "name"}).drop("occurrence"),
-        last,
         _in_windows(trace, windows),
     )
 
@@ -134,5 +128,9 @@ def _one_step(trace: Attributed) -> RunSteps:
     }
     times = pl.DataFrame(
         {"name": ["all"], "start_ns": [gpu["start"].min()], "total_ns": [total], "busy_ns": [busy]}
-    ).with_columns(idle_ns=pl.lit(total - busy), **{k: pl.lit(v) for k, v in per_device.items()})
-    return RunSteps(WHOLE_TRACE, times, np.ones(1, np.bool_), np.zeros(trace.gpu.height, np.int64))
+    ).with_columns(
+        idle_ns=pl.lit(total - busy),
+        **{k: pl.lit(v) for k, v in per_device.items()},
+        left_out=pl.lit(None, pl.String),
+    )
+    return RunSteps(WHOLE_TRACE, times, np.zeros(trace.gpu.height, np.int64))

@@ -214,7 +214,10 @@ def flame(
     stacks = stacks_of(trace, by, folded_frames(trace.places[by], by) if fold else None)
     groups = _groups(trace, stacks, split)
     notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
-    if idle is not Idle.EXCLUDE:
+    if trace.selection.idle_unknown:
+        reason = trace.selection.idle_unknown
+        notes += (f"Idle time is not in the graph, because it is unknown: {reason}.",)
+    elif idle is not Idle.EXCLUDE:
         unknown = why_no_causes(trace)
         if unknown is not None:
             notes += (f"Idle time is shown without its causes: {unknown}.",)

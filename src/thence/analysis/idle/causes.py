@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.extent import cut, extent
 from thence.analysis.idle.host_threads import (
     NOWHERE,
     Pieces,
@@ -73,21 +74,36 @@ _UNKNOWN = NUMBER["unknown"]
 _REASON = {reason: number for number, reason in enumerate(REASONS)}
 
 
-def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.DataFrame:
+def idle_causes(trace: Attributed, windows: pl.DataFrame | None = None) -> pl.DataFrame:
     """Pieces of idle time with their causes, in order of rank, device and time.
 
     Args:
-        trace: attributed.
-        found: the gaps; None for those of `device_gaps`.
+        trace: attributed; its devices are idle while none of their work runs, whether or not it is selected.
+        windows: the windows of time in which idle time counts, as `thence.analysis.extent.extent` returns them; None
+            for those of the trace's selection.
 
     Returns:
         Columns of `IDLE`: rank, device, start and duration (ns) of the piece; cause; reason, if the cause is
         unknown; host, the host row that determined the cause (null if none did); gpu, the activity that ended
-        the gap; wait, the host row of the last call that waited, if it emptied the queue. The pieces of a gap tile it.
-        With more than 1,000 devices in a rank, or more than a million pieces plus 16 for each row of the trace, each
-        gap is one piece with an unknown cause.
+        the gap (row of ``trace.around``); wait, the host row of the last call that waited, if it emptied the queue. The
+        pieces of a gap tile it, as far as it is in a window. With more than 1,000 devices in a rank, or more than a
+        million pieces plus 16 for each row of the trace, each gap is one piece with an unknown cause.
     """
-    parts = device_gaps(trace) if found is None else found
+    if windows is None:
+        if trace.unselected is None:
+            return _causes_of(trace, device_gaps(trace))
+        windows = extent(trace)
+    end = pl.col("start") + pl.col("duration")
+    spans = windows.group_by("rank", "device").agg(pl.col("start").min(), end=end.max())
+    of_device = {(rank, device): (start, last) for rank, device, start, last in spans.rows()}
+    pieces = _causes_of(trace.around, device_gaps(trace.around, of_device))
+    piece, _, begin, finish = cut(pieces, windows)
+    parts = {"start": pl.Series(begin), "duration": pl.Series(finish - begin)}
+    return pieces[piece].with_columns(**parts)
+
+
+def _causes_of(trace: Attributed, parts: Sequence[Gaps]) -> pl.DataFrame:
+    """The pieces of gaps with their causes, as `idle_causes` returns them."""
     parts = sorted(parts, key=lambda of: (of.rank, of.device))
     devices = Counter(of.rank for of in parts)
     if max(devices.values(), default=0) > _MOST_DEVICES:

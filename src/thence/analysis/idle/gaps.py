@@ -1,4 +1,4 @@
-"""GPU idle time: the gaps between a device's first and last activity in which nothing ran.
+"""GPU idle time: the gaps between a device's first and last activity, or in what is selected, in which nothing ran.
 
 Idle time is assigned to XLA programs as in `thence.analysis.programs.programs`: ``inside`` the execution that
 it interrupts, or ``before`` the execution that it delays. The two modules agree to the nanosecond if
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.extent import cut, extent
 from thence.model.intervals import NO_ROW, gaps, last_begun, longest_begun
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _SCHEMA = {
 
 
 def idle_gaps(trace: Attributed) -> pl.DataFrame:
-    """Lists every idle gap of every device.
+    """Lists every idle gap of every device, as far as it is in the windows of `thence.analysis.extent`, if known.
 
     Returns:
         columns rank, device, start and duration (ns), where (inside, before or after; null if the
@@ -47,7 +48,9 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
     """
     names = trace.programs["name"].cast(pl.String)
     parts = [pl.DataFrame(schema=_SCHEMA)]
-    for (rank, device), activities in trace.gpu.group_by("rank", "device", maintain_order=True):
+    for (rank, device), activities in trace.around.gpu.group_by(
+        "rank", "device", maintain_order=True
+    ):
         start = activities["start"].to_numpy()
         begin, end = gaps(start, start + activities["duration"].to_numpy())
         where, row = _programs_at(trace, (rank, device), begin)
@@ -65,14 +68,18 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
                 schema=_SCHEMA,
             )
         )
-    return pl.concat(parts)
+    found = pl.concat(parts)
+    if trace.unselected is None or trace.selection.idle_unknown:
+        return found
+    found = found.sort("rank", "device", "start")
+    cut_row, _, begins, ends = cut(found, extent(trace))
+    return found[cut_row].with_columns(start=pl.Series(begins), duration=pl.Series(ends - begins))
 
 
 def idle_inside_programs(trace: Attributed) -> Ns | None:
     """Idle time inside the executions of XLA programs, without executions that tables keep apart.
 
-    None if no program ran, or if the activities were filtered by name (``only``): activities that were filtered out may
-    have run in the gaps.
+    None if no program ran, or if the activities were filtered by name (``only``), so that executions are incomplete.
     """
     if trace.programs.is_empty() or trace.selection.only is not None:
         return None

@@ -34,6 +34,8 @@ from thence.model.one_timeline import numbered
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from thence.model.tables import Tables
@@ -91,12 +93,16 @@ class AllGaps:
 
     Attributes:
         devices: rank and device, by number.
-        span: from the first start to the last end of each device's activities, ns.
+        first: first start of each device's activities, ns.
+        first_gpu: row of that activity.
+        span: from there to the last end, ns.
         number: number of the device of each gap.
         start, end, gpu: as `Gaps`.
     """
 
     devices: pl.DataFrame
+    first: Int64
+    first_gpu: Int64
     span: Int64
     number: Int64
     start: Int64
@@ -115,7 +121,10 @@ class AllGaps:
         empty = (start > reached) & (reached != NEVER)
         first = np.searchsorted(number, np.arange(devices.height))
         span = np.maximum.reduceat(end, first) - start[first] if len(first) else first
-        return cls(devices, span, number[empty], reached[empty], start[empty], row[empty])
+        begins, rows = (start[first], row[first]) if len(first) else (first, first)
+        return cls(
+            devices, begins, rows, span, number[empty], reached[empty], start[empty], row[empty]
+        )
 
     def chosen(self, which: npt.NDArray[np.bool_]) -> AllGaps:
         """Some of the gaps."""
@@ -128,16 +137,46 @@ class AllGaps:
         )
 
 
-def device_gaps(tables: Tables) -> list[Gaps]:
-    """`AllGaps` device by device."""
+def device_gaps(
+    tables: Tables, spans: Mapping[tuple[int, int], tuple[int, int]] | None = None
+) -> list[Gaps]:
+    """`AllGaps` device by device.
+
+    Args:
+        tables: device activities.
+        spans: for some ranks and devices, a start and an end (ns): only these devices have gaps, which also reach
+            from the start to the first activity, and from the last activity to the end.
+    """
     gaps = AllGaps.of(tables)
     borders = np.searchsorted(gaps.number, np.arange(gaps.devices.height + 1)).tolist()
-    return [
+    found = [
         Gaps(rank, device, gaps.start[low:high], gaps.end[low:high], gaps.gpu[low:high])
         for (rank, device), (low, high) in zip(
             gaps.devices.rows(), itertools.pairwise(borders), strict=True
         )
     ]
+    if spans is None:
+        return found
+    return [
+        _reaching(
+            device, spans[device.rank, device.device], int(first), int(first + span), int(row)
+        )
+        for device, first, span, row in zip(
+            found, gaps.first, gaps.span, gaps.first_gpu, strict=True
+        )
+        if (device.rank, device.device) in spans
+    ]
+
+
+def _reaching(gaps: Gaps, span: tuple[int, int], first: int, last: int, row: int) -> Gaps:
+    """The gaps of a device with those before its first activity, which has this row, and after its last one."""
+    before, after = int(span[0] < first), int(span[1] > last)
+    return replace(
+        gaps,
+        start=np.concatenate([[span[0]][:before], gaps.start, [last][:after]]).astype(np.int64),
+        end=np.concatenate([[first][:before], gaps.end, [span[1]][:after]]).astype(np.int64),
+        gpu=np.concatenate([[row][:before], gaps.gpu, [NO_ROW][:after]]).astype(np.int64),
+    )
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def _numbered_names(
         number, devices = numbered_rows(pieces, "rank", "device")
         return number, devices.select(pl.format("rank {} device {}", *devices.columns)).to_series()
     if by == "kernel":
-        name = trace.gpu["name"].gather(pieces["gpu"].cast(pl.UInt32))
+        name = trace.around.gpu["name"].gather(pieces["gpu"].cast(pl.UInt32))
         number, first = numbered(_codes(name))
     else:
         name = pieces[by]

@@ -48,7 +48,8 @@ class IdleTime(Shown):
     """Why the devices were idle.
 
     Attributes:
-        idle_ns: idle time between the first start and the last end of each device, summed; equal to `Summary.idle_ns`.
+        idle_ns: idle time between the first start and the last end of each device, or in what is selected, summed;
+            equal to `Summary.idle_ns`, and None if it is unknown, with nothing in the tables.
         causes: cause, total_ns, count (pieces), share (of idle_ns), meaning; the largest first. total_ns adds up to
             idle_ns.
         rows: cause, by, name (null: none), total_ns, count (pieces), share (of idle_ns); the rows of a cause add up
@@ -62,9 +63,10 @@ class IdleTime(Shown):
         unsampled_ns: time whose cause is host because there is no sample of it, although the trace holds samples.
         found: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
         names: the name of each piece.
+        unknown: why idle time is unknown, as a part of a sentence; empty if it is known.
     """
 
-    idle_ns: Ns
+    idle_ns: Ns | None
     causes: pl.DataFrame
     rows: pl.DataFrame
     waits: pl.DataFrame
@@ -74,6 +76,7 @@ class IdleTime(Shown):
     unsampled_ns: Ns
     found: pl.DataFrame = field(repr=False)
     names: PieceNames = field(repr=False)
+    unknown: str = ""
 
     @cached_property
     def pieces(self) -> pl.DataFrame:
@@ -88,6 +91,8 @@ class IdleTime(Shown):
     @property
     def notes(self) -> tuple[str, ...]:
         """One sentence for each reason why a part is unknown, and one on the program without a recorded row."""
+        if self.unknown:
+            return (f"idle time is unknown: {self.unknown}",)
         notes = [
             f"unknown ({REASON_TITLES[reason]}): {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
@@ -112,14 +117,19 @@ class IdleTime(Shown):
             f"{cause} {format_ns(ns)}" for cause, ns in self.causes["cause", "total_ns"].rows()
         )
         return Form(
-            f"idle: {format_ns(self.idle_ns)}",
+            f"idle: {self.total}",
             ", ".join(causes),
             self.shown_rows,
             {"name": "idle at", "by": "by", "cause": "cause", "total_ns": "idle", "share": "share"},
             "total_ns",
-            {"cause": 1 - unknown / max(self.idle_ns, 1)},
+            {"cause": 1 - unknown / max(self.idle_ns or 0, 1)},
             self.notes,
         )
+
+    @property
+    def total(self) -> str:
+        """The idle time in words."""
+        return "unknown" if self.idle_ns is None else format_ns(self.idle_ns)
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -128,6 +138,7 @@ class IdleTime(Shown):
         return {
             "idle_ns": self.idle_ns,
             "unsampled_ns": self.unsampled_ns,
+            "idle_unknown": self.unknown,
             "causes": [
                 {**cause, "rows": of_cause[(cause["cause"],)].select(columns).to_dicts()}
                 for cause in self.causes.select("cause", "total_ns", "share", "count").to_dicts()
@@ -142,8 +153,8 @@ class IdleTime(Shown):
 
 def why_no_causes(trace: Attributed) -> str | None:
     """The reason why the causes of a trace's idle time cannot be computed; None if they can."""
-    if trace.selection.leaves_out_between:
-        return "the selection leaves out work between the selected activities"
+    if trace.selection.idle_unknown:
+        return trace.selection.idle_unknown
     if trace.host.is_empty():
         return "the trace holds no host ranges"
     return None
@@ -183,6 +194,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         )
     if trace.gpu.is_empty():
         raise no_device_work(trace)
+    late = late if not trace.selection.idle_unknown else None
     pieces, contexts = both(lambda: idle_causes(trace), lambda: Contexts.of(trace.host))
     total = int(pieces["duration"].sum())
     after = pieces.drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum())
@@ -190,8 +202,9 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
     places = HostPlaces.of(trace, contexts, asked, kinds)
     names = piece_names(trace, pieces, by, places)
     silent = pieces.filter(pl.col("cause") == "host", pl.col("host").is_null())
+    unknown = trace.selection.idle_unknown
     return IdleTime(
-        total,
+        None if unknown else total,
         _causes(pieces, total),
         _rows(pieces, names, total),
         _after_waits(trace, after, total, places),
@@ -207,6 +220,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         _unsampled(trace, pieces),
         pieces,
         names,
+        unknown,
     )
 
 

@@ -133,12 +133,18 @@ def programs(
     """Executions, GPU time and idle time of every program.
 
     Args:
-        trace: the attributed trace.
+        trace: the attributed trace; if a part of it is selected, the executions that have selected work count, each as
+            a whole.
         warm_up: rule that decides which executions count, or the result of the rule.
         by: when two executions count as the same program.
     """
-    phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
-    executions = _executions(trace, phase)
+    around = trace.around
+    phase = phases(around, warm_up) if isinstance(warm_up, WarmUp) else warm_up
+    executions = _executions(around, phase)
+    if around is not trace:
+        executions = executions.filter(
+            pl.col("row").is_in(trace.gpu["program"].drop_nulls().cast(pl.UInt32).implode())
+        )
     keys = ["program", "name"] if by is By.IDENTITY else ["name"]
     return Programs(phase, _by_program(executions, keys), _by_device(executions), executions)
 

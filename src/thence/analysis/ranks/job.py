@@ -11,14 +11,15 @@ import polars as pl
 from thence.analysis.collectives.kinds import MESSAGES
 from thence.analysis.collectives.missing import job_ranks
 from thence.analysis.collectives.waits import NOT_CAUSED
-from thence.analysis.diff.counted_steps import left_out
 from thence.analysis.ranks.groups import group_rows, slow_links
 from thence.analysis.ranks.joined import Joined, joined, table_of
 from thence.analysis.ranks.lateness import Lateness, lateness, step_keys
 from thence.analysis.ranks.pipelines import stage_causes, stages
 from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.ranks.stragglers import CONFIDENCE, FEWEST_STEPS, LEAST_SHARE, late_since
+from thence.analysis.steps.counted import left_out, without_end
 from thence.errors import MissingData
+from thence.model.steps import ENDLESS
 from thence.units import format_share, listed, several
 
 if TYPE_CHECKING:
@@ -275,18 +276,15 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
     keys = order["key"].to_list()
     if devices["step_kind"].null_count() == devices.height:
         return keys, keys, ["the traces have no steps: the whole recording counts as one step"]
-    last = np.zeros(len(keys), np.bool_)
-    compute = order["compute_ns"].to_numpy()
-    # The last step of a recording holds what ran after the last optimizer step, and ends with the recording.
-    rest = compute[-1] < np.median(compute) / 2
-    last[-1] = rest or bool((devices["step_kind"] == "program").any())
+    endless = bool(devices["step_kind"].is_in(ENDLESS).any())
+    last = without_end(order["compute_ns"].to_numpy(), endless=endless)
     codes = left_out(order["duration"].to_numpy(), last, outliers=True)
     counted = [key for key, code in zip(keys, codes, strict=True) if code is None]
     said = []
     if len(counted) < len(keys):
         names = [key for key, code in zip(keys, codes, strict=True) if code is not None]
         said.append(
-            f"steps left out as warm-up or incomplete: {', '.join(names[:6])}"
+            f"steps left out as the first, warm-up or incomplete: {', '.join(names[:6])}"
             + (", ..." if len(names) > 6 else "")
         )
     missing = order["len"].max() != order["len"].min()

@@ -29,9 +29,9 @@ from thence.analysis.ranks.summary_tables import (
     SUMMARY,
 )
 from thence.analysis.select import select
-from thence.analysis.steps.windows import STEP, steps
+from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
-from thence.model.intervals import NEVER, NO_ROW, covered_lengths, last_begun, union_lengths
+from thence.model.intervals import NO_ROW, covered_lengths, last_begun, union_lengths
 from thence.model.places import COMPARED
 from thence.model.places import PLACES as PLACES_OF_LAUNCHES
 from thence.model.selection import Selection
@@ -163,7 +163,7 @@ def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, p
 def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
     """The steps with their number on the device (row), and their kind; without steps, the whole trace as one step."""
     try:
-        found = steps(trace)
+        found = selected_steps(trace)
     except MissingData:
         whole = work.group_by(*_DEVICE).agg(
             pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min()
@@ -180,7 +180,7 @@ def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | N
         frame = frame.with_columns(pl.lit(None, dtype).alias(n) for n, dtype in missing.items())
         kind = None
     else:
-        frame, kind = found.frame, str(found.kind)
+        frame, kind = found.frame.rename({"row": "row_of_step"}), found.kind
     frame = frame.sort(*_DEVICE, "start", maintain_order=True).with_columns(
         row=pl.int_range(pl.len(), dtype=pl.Int32).over(*_DEVICE)
     )
@@ -194,13 +194,13 @@ def _pair(rows: pl.Series) -> tuple[Int64, Int64]:
 def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: str | None) -> Int64:
     """The step of each activity: the one that launched it, else the one in whose window it began."""
     inside = _in_window(work, frame)
-    if kind == "step":
-        # The name cannot identify the step: all steps of a recording have the same name.
-        launch = trace.places["launch"].cast(pl.UInt32)
-        launched = work.select(*_DEVICE, start=trace.host["start"].gather(launch).fill_null(NEVER))
-        host = frame.select(*_DEVICE, start="host_start", duration="host_ns")
-        of = _in_window(launched, host)
-        inside = np.where(of == NO_ROW, inside, of)
+    if kind is not None:
+        step = frame.select(*_DEVICE, step_row="row_of_step", at=pl.int_range(pl.len()))
+        launched = trace.places.select(pl.col("step_row").cast(pl.Int64))
+        of = pl.concat([work.select(*_DEVICE), launched], how="horizontal").join(
+            step, on=[*_DEVICE, "step_row"], how="left", maintain_order="left"
+        )
+        inside = of["at"].fill_null(pl.Series(inside)).to_numpy()
     return np.append(frame["row"].to_numpy(), NO_ROW)[inside]
 
 

@@ -35,7 +35,11 @@ DEVICES = Table(
         Column("start", pl.Int64(), "ns: start of its first activity"),
         Column("end", pl.Int64(), "ns: end of its last activity"),
         Column("busy_ns", pl.Int64(), "union of its activities"),
-        Column("step_kind", pl.String(), "step, program, or null: the whole trace is one step"),
+        Column(
+            "step_kind",
+            pl.String(),
+            "how steps were found, as in STEP_KINDS; null: the whole trace is one step",
+        ),
         Column("undescribed", pl.Int64(), "kernels that communicate without a description"),
         Column("epoch_known", pl.Boolean(), "whether times count from 1970"),
         Column(

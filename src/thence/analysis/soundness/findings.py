@@ -160,6 +160,10 @@ class Soundness(Shown):
         """Whether the trace lacks device work that ran; idle time is then an upper bound."""
         return any(finding.code in MISSING_WORK for finding in self.findings)
 
+    def idle_is(self, *, unknown: bool = False) -> str:
+        """How idle time of the trace is meant: ``exact``, or ``at most`` because work is missing; or ``unknown``."""
+        return "unknown" if unknown else "at most" if self.work_missing else "exact"
+
     @property
     def unknown(self) -> tuple[str, ...]:
         """What cannot be known because rules could not be applied: phrases such as `MISSING`."""

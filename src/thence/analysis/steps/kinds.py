@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.attribution.host_rows import row_numbers
+from thence.attribution.server_passes import server_passes
 from thence.errors import MissingData
-from thence.model.intervals import NO_ROW, chain_to
+from thence.model.intervals import chain_to
 from thence.model.layers import folded_names
 from thence.model.reasons import REASONS
-from thence.model.server_steps import server_step
 from thence.notebook import Form, Shown
 from thence.units import several
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from thence.model.attributed import Attributed
 
 __all__ = ["StepKinds", "step_kinds"]
@@ -32,7 +31,7 @@ class StepKinds(Shown):
 
     Attributes:
         rows: ``step_kind``, ``serving``, ``batch_size``, ``tokens`` (each null if the step's name does not contain
-            it), ``steps`` (number of steps of all ranks that launched something), ``total_ns``, ``per_step_ns``; the
+            it), ``steps`` (number of passes of all ranks that launched something), ``total_ns``, ``per_step_ns``; the
             most time first.
         parts: the same time by ``step_kind``, ``layer`` (module, else label, else operator; null if none is known)
             and ``kernel``: ``count``, ``total_ns``, ``per_step_ns``; the most time first in each kind.
@@ -93,13 +92,13 @@ def step_kinds(trace: Attributed) -> StepKinds:
     Raises:
         MissingData: the trace holds no steps of an inference server.
     """
-    names = trace.host.filter(pl.col("category") == "step")["name"].unique().drop_nulls()
-    said = {name: step for name in names.cast(pl.String) if (step := server_step(name))}
+    parent = row_numbers(trace.host["parent"])
+    top, said = server_passes(trace.host, parent)
     if not said:
         raise MissingData(f"{', '.join(trace.meta.inputs)}: {REASONS['no_server_steps']}")
     known = pl.DataFrame(
         {
-            "name": pl.Series(list(said), dtype=pl.Categorical()),
+            "step": pl.Series(list(said), dtype=pl.Int64),
             "step_kind": [str(step) for step in said.values()],
             "serving": [step.serving and step.serving.value for step in said.values()],
             "batch_size": pl.Series([step.requests for step in said.values()], dtype=pl.Int64),
@@ -107,27 +106,17 @@ def step_kinds(trace: Attributed) -> StepKinds:
         },
         schema_overrides={"serving": pl.String},
     )
-    wanted = trace.host.select(
-        (pl.col("category") == "step") & pl.col("name").is_in(known["name"].implode())
-    )
-    of_launch = _steps(trace, wanted.to_series().to_numpy())
-    launched = (
-        pl.DataFrame(
-            {
-                "step": of_launch,
-                "name": trace.host["name"].gather(
-                    pl.Series(of_launch).replace(NO_ROW, None).cast(pl.UInt32)
-                ),
-                "layer": pl.select(
-                    pl.coalesce(trace.places[kind].cast(pl.String) for kind in _LAYERS)
-                ).to_series(),
-                "kernel": trace.gpu["name"].cast(pl.String),
-                "duration": trace.gpu["duration"],
-            }
-        )
-        .filter(pl.col("step") != NO_ROW)
-        .join(known, on="name")
-    )
+    of_launch = chain_to(parent, row_numbers(trace.places["launch"]), top)
+    launched = pl.DataFrame(
+        {
+            "step": of_launch,
+            "layer": pl.select(
+                pl.coalesce(trace.places[kind].cast(pl.String) for kind in _LAYERS)
+            ).to_series(),
+            "kernel": trace.gpu["name"].cast(pl.String),
+            "duration": trace.gpu["duration"],
+        }
+    ).join(known, on="step")
     facts = [pl.col(name).first() for name in ("serving", "batch_size", "tokens")]
     rows = (
         launched.group_by("step_kind")
@@ -145,10 +134,3 @@ def step_kinds(trace: Attributed) -> StepKinds:
         .drop("order", "steps")
     )
     return StepKinds(rows, parts)
-
-
-def _steps(trace: Attributed, wanted: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, Any]:
-    """The host row of the innermost server step around each activity's launch, or `NO_ROW`."""
-    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    parent = trace.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    return chain_to(parent, launch, wanted)

@@ -18,38 +18,40 @@ work that another step launched:
     exposed  = part of busy in which communication ran and nothing computed (`thence.analysis.collectives.exposure`)
     idle     = duration - busy
 
-If the trace holds no steps, executions of an XLA program are the steps, each from its launch to the next launch. Of
-the programs that ran more than once, it is the one that took most of the device's time.
+`thence.attribution.steps` finds the steps themselves: their times on the host, and which work each of them launched.
+`thence.analysis.steps.counted` decides which of them are typical.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.kernel_groups import communicates, computes
+from thence.analysis.steps.counted import RULES, left_out_of_windows
+from thence.attribution.host_rows import row_numbers
 from thence.errors import MissingData
-from thence.model.intervals import (
-    NEVER,
-    NO_ROW,
-    covered_lengths,
-    last_begun,
-    reached_before,
-)
+from thence.model.intervals import NEVER, NO_ROW, covered_lengths, reached_before
 from thence.model.one_timeline import OneTimeline, numbered
+from thence.model.steps import ENDLESS, NO_STEPS, STEP_KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from thence.model.attributed import Attributed
+    from thence.model.selection import StepChoice
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["STEP", "Steps", "steps"]
+__all__ = [
+    "STEP", "Steps", "basis_of", "selected_steps", "selected_windows", "steps", "words_of",
+]  # fmt: skip
 
 STEP = {
     "rank": pl.Int32(),
@@ -66,9 +68,24 @@ STEP = {
     "host_ns": pl.Int64(),
     "activities": pl.Int64(),
     "first": pl.Boolean(),
+    "left_out": pl.String(),
+    "row": pl.Int64(),
 }
 """Columns of `Steps.frame`."""
-_NUMBER = r"(\d{1,18})\D*$"
+_STEM = r"[\W_]*\d+\D*$"
+_NAMED = {
+    "step": "marked {}",
+    "range": "ranges named {}",
+    "program": "executions of {}",
+    "module": "calls of {}",
+}
+"""What steps are, by their kind, if their names have a common stem."""
+_LEFT = {
+    "first": "the first",
+    "warm_up": "{} of warm-up",
+    "outlier": "{} outlying",
+    "last": "the last",
+}
 
 
 @dataclass(frozen=True)
@@ -77,144 +94,135 @@ class Steps:
 
     Attributes:
         frame: one row per rank, device and step that launched work on the device, sorted by rank, device and
-            start; columns as in `STEP`. step: its name. number: the number at the end of the name; null if there
-            is none. start (ns on the trace's clock) and duration (ns): of its window on the device, see the
-            module's docstring. busy_ns, idle_ns, communication_ns, exposed_ns: in that window; busy_ns + idle_ns =
-            duration. host_start, host_ns: start and duration of its range on the host. activities: number of
-            activities that it launched. first: whether it is the first on its device, which may contain warm-up.
-        kind: "step": steps that the profiler or the program marked; "program": executions of an XLA program.
+            start; columns as in `STEP`. step: its name. number: as in `thence.model.tables.STEPS`. start (ns on the
+            trace's clock) and duration (ns): of its window on the device, see the module's docstring. busy_ns,
+            idle_ns, communication_ns, exposed_ns: in that window; busy_ns + idle_ns = duration. host_start,
+            host_ns: start and duration on the host. activities: number of activities that it launched. first:
+            whether it is the first on its device. left_out: the rule of `thence.analysis.steps.counted.RULES` by
+            which it is not typical; null if it is. row: its row in ``Attributed.steps``.
+        kind: how they were found: a key of `thence.model.steps.STEP_KINDS`.
     """
 
     frame: pl.DataFrame
-    kind: Literal["step", "program"]
+    kind: str
+
+    @property
+    def what(self) -> str:
+        """What the steps are, in words: ``executions of jit_train_step``."""
+        return words_of(self.kind, self.frame["step"])
+
+    @property
+    def typical(self) -> pl.DataFrame:
+        """The rows of `frame` that no rule leaves out; all rows if the rules leave out all of them."""
+        kept = self.frame.filter(pl.col("left_out").is_null())
+        return self.frame if kept.is_empty() else kept
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Number of steps that are not typical, by the rule of `RULES`: that of the device with most of them."""
+        left = self.frame.filter(pl.col("left_out").is_not_null())
+        of_device = left.group_by("rank", "device", "left_out").len()
+        counts = dict(of_device.group_by("left_out").agg(pl.col("len").max()).rows())
+        return {rule: counts[rule] for rule in RULES if rule in counts}
+
+    @property
+    def basis(self) -> str:
+        """What the steps are, and which of them are not typical, in words."""
+        return basis_of(self.what, self.left_out)
 
     def to_json(self) -> dict[str, Any]:
         """The steps as JSON values."""
         times = {"start": "start_ns", "duration": "duration_ns", "host_start": "host_start_ns"}
-        return {"kind": self.kind, "steps": self.frame.rename(times).to_dicts()}
+        return {"kind": self.kind, "steps": self.frame.drop("row").rename(times).to_dicts()}
 
 
-@dataclass(frozen=True)
-class _Ranges:
-    """Steps on the host: those of each rank, or, if they are executions of programs, those of each device.
+def basis_of(what: str, left_out: Mapping[str, int]) -> str:
+    """What steps are, and how many of them figures leave out, in words.
 
-    Attributes:
-        name, begin, end: name, start (ns) and end (ns) of each step; the steps of one rank or device are contiguous
-            and in order of time.
-        of: step in which each activity was launched, shape (activities,); `NO_ROW` for none.
-        outside: mask of the activities that are known to have been launched outside of every step.
+    Args:
+        what: what they are.
+        left_out: number of steps that are left out, by the rule of `RULES`.
     """
+    left = [_LEFT[rule].format(count) for rule, count in left_out.items()]
+    return f"{what}; without {', '.join(left)}" if left else what
 
-    name: pl.Series
-    begin: Int64
-    end: Int64
-    of: Int64
-    outside: Mask
+
+def words_of(kind: str, names: pl.Series) -> str:
+    """What steps are, in words.
+
+    Args:
+        kind: a key of `STEP_KINDS`.
+        names: their names. What several names have in common without their numbers is named.
+    """
+    stems = names.str.replace(_STEM, "").unique().drop_nulls().sort()
+    stem = stems[0] if len(stems) == 1 else ""
+    return _NAMED[kind].format(stem) if stem and kind in _NAMED else STEP_KINDS[kind]
 
 
 def steps(attributed: Attributed) -> Steps:
     """The steps of every device, in order of time.
 
     Args:
-        attributed: the whole trace, or some of its ranks and devices. If it is limited in time, or to activities
-            that a search selected, busy time is that of the part.
+        attributed: the whole trace, or a part of it: then the steps are those of all work of the same ranks and
+            devices.
 
     Raises:
-        MissingData: the trace holds no steps and no executions of XLA programs, or nothing ran in them.
+        MissingData: the trace has no steps, or nothing ran in them.
     """
-    host = attributed.host.filter(pl.col("category") == "step")
-    kind: Literal["step", "program"] = "program" if host.is_empty() else "step"
-    device, devices = numbered(attributed.gpu, "rank", "device")
-    of_host = kind == "step"
-    ranges = _of_host(attributed, host) if of_host else _of_programs(attributed, device, devices)
-    if not (ranges.of != NO_ROW).any():
-        raise MissingData(
-            f"{attributed.meta.named}: holds no steps; torch.profiler's step(), thence.step() and "
-            "jax.profiler.StepTraceAnnotation record them"
-        )
-    of_device, windows = _windows(attributed, ranges, device)
+    trace = attributed.around
+    of = row_numbers(trace.places["step_row"])
+    if not (of != NO_ROW).any():
+        raise MissingData(f"{trace.meta.named}: holds no steps: {NO_STEPS}")
+    device, devices = numbered(trace.gpu, "rank", "device")
+    of_device, windows = _windows(trace, of, device)
+    kind = str(trace.steps["kind"].gather(windows["row"]).mode().sort()[0])
     frame = pl.concat([devices[of_device], windows], how="horizontal")
+    frame = frame.with_columns(left_out_of_windows(frame, endless=kind in ENDLESS))
     return Steps(frame.select(list(STEP)).cast(STEP), kind)  # type: ignore[arg-type]
 
 
-def _of_host(trace: Attributed, host: pl.DataFrame) -> _Ranges:
-    """The step that was open on the host when each activity was launched.
+def selected_steps(trace: Attributed) -> Steps:
+    """The steps in which selected work was launched: all steps, if nothing but ranks and devices is selected.
 
-    Args:
-        trace: the attributed trace.
-        host: the host rows that are steps.
+    Raises:
+        MissingData: the trace has no steps, or none of the selected ones.
     """
-    host = host.sort("rank", "start", maintain_order=True)
-    begin = host["start"].to_numpy()
-    end = begin + host["duration"].to_numpy()
-    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    launched = trace.host["start"].to_numpy()[np.maximum(launch, 0)]
-    of_rank, rank = host["rank"].to_numpy(), trace.gpu["rank"].to_numpy()
-    last = np.full(len(launch), NO_ROW)
-    for number in np.unique(of_rank):
-        ours = np.flatnonzero(rank == number)
-        low, high = np.searchsorted(of_rank, [number, number + 1])
-        found = last_begun(begin[low:high], launched[ours])
-        last[ours] = np.where(found == NO_ROW, NO_ROW, found + low)
-    known = (launch != NO_ROW) & np.isin(rank, of_rank)
-    inside = known & (last != NO_ROW) & (launched < end[last])
-    of = np.where(inside, last, NO_ROW)
-    return _Ranges(host["name"].cast(pl.String), begin, end, of, known & ~inside)
+    found = steps(trace)
+    if trace.unselected is None:
+        return found
+    launched = trace.gpu.select(
+        "rank", "device", row=trace.places["step_row"].cast(pl.Int64)
+    ).unique()
+    frame = found.frame
+    if trace.selection.steps is not None:
+        frame = selected_windows(frame, trace.selection.steps)
+    else:
+        frame = frame.join(
+            launched, on=["rank", "device", "row"], how="semi", maintain_order="left"
+        )
+    if frame.is_empty():
+        raise MissingData(f"{trace.meta.named}: holds none of the selected steps")
+    return replace(found, frame=frame)
 
 
-def _of_programs(trace: Attributed, device: Int64, devices: pl.DataFrame) -> _Ranges:
-    """Executions of the program that took most of each device's time, each from its launch to the next.
-
-    A program that ran once is chosen only if no program of the device ran more than once.
-
-    Args:
-        trace: the attributed trace.
-        device: number of each activity's device.
-        devices: rank and device of each number.
-    """
-    program = trace.gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    places = devices.with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
-    executions = (
-        trace.programs.with_row_index("row")
-        .filter(pl.col("program").is_not_null())
-        .join(places, on=["rank", "device"], maintain_order="left")
+def selected_windows(frame: pl.DataFrame, chosen: StepChoice) -> pl.DataFrame:
+    """The rows of `Steps.frame` of the chosen steps."""
+    if isinstance(chosen, str):  # TYPICAL
+        return frame.filter(pl.col("left_out").is_null())
+    first, last = chosen
+    number = pl.col("number")
+    return frame.filter(
+        pl.lit(value=True) if first is None else number >= first,
+        pl.lit(value=True) if last is None else number < last,
     )
-    place = np.full(trace.programs.height + 1, NO_ROW)  # one more, for activities of no program
-    place[executions["row"].to_numpy()] = executions["place"].to_numpy()
-    its_own = place[program] == device
-    ran = pl.DataFrame({"row": program, "ns": trace.gpu["duration"]}).filter(
-        its_own & (program != NO_ROW)
-    )
-    spent = ran.group_by("row").agg(pl.col("ns").sum())
-    chosen = (
-        executions.join(spent.cast({"row": executions.schema["row"]}), on="row")
-        .group_by("place", "program")
-        .agg(repeated=pl.len() > 1, ns=pl.col("ns").sum())
-        .sort("repeated", "ns", "program")
-        .group_by("place")
-        .agg(pl.col("program").last())
-    )
-    steps = executions.join(chosen, on=["place", "program"], how="semi").sort("place", "start")
-    finish = pl.col("start") + pl.col("duration")
-    steps = steps.with_columns(begin=pl.col("launch").fill_null(pl.col("start"))).with_columns(
-        end=pl.col("begin").shift(-1).over("place").fill_null(finish)
-    )
-    number = np.full(trace.programs.height + 1, NO_ROW)
-    number[steps["row"].to_numpy()] = np.arange(steps.height)
-    of = np.where(its_own & (program != NO_ROW), number[program], NO_ROW)
-    names = steps.select(pl.format("{}#{}", pl.col("name").cast(pl.String), "execution"))
-    with_steps = np.isin(device, steps["place"].to_numpy())
-    begin = steps["begin"].to_numpy()
-    end = np.maximum(steps["end"].to_numpy(), begin)
-    return _Ranges(names.to_series(), begin, end, of, with_steps & (of == NO_ROW))
 
 
-def _windows(trace: Attributed, ranges: _Ranges, device: Int64) -> tuple[Int64, pl.DataFrame]:
+def _windows(trace: Attributed, of: Int64, device: Int64) -> tuple[Int64, pl.DataFrame]:
     """The window of each step on each device where it launched work, with busy and idle time.
 
     Args:
         trace: the attributed trace.
-        ranges: its steps on the host.
+        of: the step in which each activity was launched, `NO_ROW` for none.
         device: number of each activity's device.
 
     Returns:
@@ -223,41 +231,43 @@ def _windows(trace: Attributed, ranges: _Ranges, device: Int64) -> tuple[Int64, 
     """
     start = trace.gpu["start"].to_numpy()
     finish = start + trace.gpu["duration"].to_numpy()
-    inside = np.flatnonzero(ranges.of != NO_ROW)
+    host_start = trace.steps["start"].to_numpy()
+    host_ns = trace.steps["duration"].to_numpy()
+    inside = np.flatnonzero(of != NO_ROW)
     keys, window, count = np.unique(
-        device[inside] * len(ranges.begin) + ranges.of[inside], return_inverse=True, return_counts=True
-    )  # fmt: skip
-    place, step = np.divmod(keys, len(ranges.begin))
+        device[inside] * len(host_start) + of[inside], return_inverse=True, return_counts=True
+    )
+    place, step = np.divmod(keys, len(host_start))
     first = np.full(len(step), np.iinfo(np.int64).max)
     last = np.full(len(step), NEVER)
     np.minimum.at(first, window, start[inside])
     np.maximum.at(last, window, finish[inside])
-    outside = _ended_before(
-        (device[ranges.outside], start[ranges.outside], finish[ranges.outside]), place, first
-    )
+    before = (trace.places["step_rule"] == "outside_steps").to_numpy()
+    outside = _ended_before((device[before], start[before], finish[before]), place, first)
     worked = np.maximum(last, outside)
     earlier = reached_before(worked, place)
-    begin = np.maximum(np.maximum(earlier, outside), np.minimum(ranges.begin[step], first))
+    begin = np.maximum(np.maximum(earlier, outside), np.minimum(host_start[step], first))
     worked = np.maximum(worked, earlier)
     following = np.append(begin[1:], 0)
     following[np.append(place[1:] != place[:-1], np.True_)] = np.iinfo(np.int64).max
-    end = np.maximum(np.maximum(worked, begin), np.minimum(ranges.end[step], following))
+    host_end = host_start[step] + host_ns[step]
+    end = np.maximum(np.maximum(worked, begin), np.minimum(host_end, following))
     busy, talking, exposed = _ran(trace, (place, begin, end), (device, start, finish))
-    name = ranges.name.gather(step)
     windows = pl.DataFrame(
         {
-            "step": name,
-            "number": name.str.extract(_NUMBER).cast(pl.Int64),
+            "step": trace.steps["name"].gather(step).cast(pl.String),
+            "number": trace.steps["number"].gather(step),
             "start": begin,
             "duration": end - begin,
             "busy_ns": busy,
             "idle_ns": end - begin - busy,
             "communication_ns": talking,
             "exposed_ns": exposed,
-            "host_start": ranges.begin[step],
-            "host_ns": (ranges.end - ranges.begin)[step],
+            "host_start": host_start[step],
+            "host_ns": host_ns[step],
             "activities": count,
             "first": np.diff(place, prepend=-1) != 0,
+            "row": step,
         }
     )
     return place, windows

@@ -64,8 +64,8 @@ class Base:
 
     @property
     def count(self) -> int:
-        """The number of steps; 1 if the trace holds none."""
-        return max(len(self.program.steps), 1)
+        """The number of steps from the first typical one to the last; 1 if the trace holds none."""
+        return max(len(self.program.typical), 1)
 
     @property
     def duration(self) -> Int64:

@@ -21,7 +21,7 @@ program is exact. If these delays are large, predictions are meaningless (`thenc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,7 @@ import polars as pl
 
 from thence.analysis.idle.host_threads import thread_numbers
 from thence.analysis.no_device_work import no_device_work
+from thence.analysis.steps.windows import steps as steps_of
 from thence.analysis.whatif.edges import (
     CALL,
     START,
@@ -45,11 +46,12 @@ from thence.analysis.whatif.edges import (
 from thence.analysis.whatif.graph_nodes import graph_nodes
 from thence.analysis.whatif.handovers import handovers
 from thence.analysis.whatif.replay import Graph
+from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Program", "longer_host_work", "program_graph", "stream_weights"]
+__all__ = ["Program", "launched_at", "longer_host_work", "program_graph", "stream_weights"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,13 @@ class Program:
             duration.
         thread: number of the thread of each node; `NO_ROW` for nodes of devices.
         wait_of: for each node, the row in trace.waits whose end it is, or `NO_ROW`.
-        steps: nodes of the starts of steps of the first rank, in order.
+        steps: nodes of the starts of steps of the first rank, in order. Where a step begins without a node, it is the
+            next node of the rank.
+        typical: those from the first typical step to the last one (`thence.analysis.steps.counted`), with the outliers
+            in between.
+        before: mask of the nodes of the first rank's devices that were launched before the first of these steps: on a
+            device, the step begins when they have ended.
+        until: for each rank, the time at which its last typical step ended on the host, in ns after origin_ns.
         gpu, host: starts and ends of the rows of gpu and host, in ns after origin_ns, on one clock.
         thread_of_row: number of the thread of each host row.
         inside: which activities are nodes of CUDA graphs, and which of their edges are known.
@@ -110,6 +118,9 @@ class Program:
     host: tuple[Int64, Int64]
     thread_of_row: Int64
     inside: GraphNodes
+    typical: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    before: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    until: Mapping[int, int] = field(default_factory=dict)
 
 
 def program_graph(
@@ -134,8 +145,14 @@ def program_graph(
     gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
     origin = min([int(x.min()) for x in (gpu[0], host[0]) if len(x)], default=0)
     gpu, host = (gpu[0] - origin, gpu[1] - origin), (host[0] - origin, host[1] - origin)
-    found = _found(trace, gpu, host, instances, labels)
-    program = replace(_program(trace, found), origin_ns=origin)
+    steps = _steps(trace, alignment, origin)
+    found = _found(trace, gpu, host, instances, labels, steps)
+    typical = steps.filter("typical")
+    until = dict(typical.group_by("rank").agg(pl.col("end").max()).rows())
+    program = replace(_program(trace, found), origin_ns=origin, until=until)
+    of_first = steps.filter(rank=min(trace.ranks, default=0))["typical"].to_numpy()
+    program = replace(program, typical=program.steps[of_first[: len(program.steps)]])
+    program = replace(program, before=_before(trace, program))
     graph = replace(program.graph, weight=stream_weights(program, gpu[1] - gpu[0], found.moves))
     return replace(program, graph=graph.exact())
 
@@ -161,12 +178,41 @@ class _Found:
     inside: GraphNodes
 
 
+def _steps(trace: Attributed, alignment: Alignment | None, origin: int) -> pl.DataFrame:
+    """The steps on the host in order: rank, start and end (ns after origin); typical, as in `Program.typical`."""
+    schema = {"rank": pl.Int32(), "start": pl.Int64(), "end": pl.Int64(), "typical": pl.Boolean()}
+    try:
+        rows = steps_of(trace).typical["row"].unique()
+    except MissingData:
+        return pl.DataFrame(schema=schema)
+    # Executions on several devices of a process are one step.
+    every = (
+        trace.steps.with_row_index("row")
+        .with_columns(chosen=pl.col("row").is_in(rows.implode()))
+        .sort("rank", "start", maintain_order=True)
+        .group_by("rank", "number", maintain_order=True)
+        .agg(pl.col("start", "duration").first(), pl.col("chosen").any())
+    )
+    start, end = _arrays(every, alignment)
+    first, last = (
+        pl.col("start").filter("chosen").min().over("rank"),
+        pl.col("start").filter("chosen").max().over("rank"),
+    )
+    return every.select(
+        "rank",
+        start=pl.Series(start - origin),
+        end=pl.Series(end - origin),
+        typical=(pl.col("start") >= first) & (pl.col("start") <= last),
+    )
+
+
 def _found(
     trace: Attributed,
     gpu: tuple[Int64, Int64],
     host: tuple[Int64, Int64],
     instances: Instances | None,
     labels: Sequence[GraphLabels],
+    ranges: pl.DataFrame,
 ) -> _Found:
     """Nodes and edges of all kinds."""
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
@@ -196,8 +242,10 @@ def _found(
     edges_through_events(trace, launch, gpu, edges, (start, ends))
     waits = wait_edges(trace, launch, (gpu, host), nodes, edges, (thread, start, ends))
     rows = np.flatnonzero((trace.host["category"] == "step").to_numpy())
-    steps = nodes.add(host[0][rows], STEP, thread[rows], rows)
-    first = trace.host["rank"].to_numpy()[rows] == min(trace.ranks, default=0)
+    marked = nodes.add(host[0][rows], STEP, thread[rows], rows)
+    begins = np.concatenate([marked, call_node[calls]]), np.concatenate([rows, calls])
+    first = min(trace.ranks, default=0)
+    steps = _starts(trace, host[0], begins, first, ranges.filter(rank=first)["start"].to_numpy())
     handed = handovers(trace, host, thread, nodes, edges)
     return _Found(
         nodes,
@@ -212,10 +260,31 @@ def _found(
         gap,
         overlapping,
         waits,
-        steps[first],
+        steps,
         handed,
         inside,
     )
+
+
+def _starts(
+    trace: Attributed, time: Int64, nodes: tuple[Int64, Int64], rank: int, starts: Int64
+) -> Int64:
+    """For each start of a step of a rank, the first node of the rank's host that does not begin before it.
+
+    Args:
+        trace: attributed.
+        time: of each row of host, ns.
+        nodes: nodes and their rows of host.
+        rank: the rank.
+        starts: ns; a start after the last node has none.
+    """
+    node, row = nodes
+    ours = trace.host["rank"].to_numpy()[row] == rank
+    node, times = node[ours], time[row[ours]]
+    order = np.argsort(times, kind="stable")
+    at = np.searchsorted(times[order], starts)
+    result: Int64 = node[order][at[at < len(order)]]
+    return result
 
 
 def _program(trace: Attributed, found: _Found) -> Program:
@@ -247,9 +316,34 @@ def _program(trace: Attributed, found: _Found) -> Program:
         0, place[found.start], np.where(found.ends == NO_ROW, NO_ROW, place[found.ends]), found.gap,
         found.overlapping, row[order], order < len(found.start), kind[forward].astype(np.uint8),
         activity[forward], found.moves, np.where(chain < found.threads, chain, NO_ROW), wait_of,
-        np.sort(place[found.steps]), _inferred(trace), found.gpu, found.host, found.thread,
+        np.unique(place[found.steps]), _inferred(trace), found.gpu, found.host, found.thread,
         found.inside,
     )  # fmt: skip
+
+
+def launched_at(trace: Attributed, program: Program) -> Int64:
+    """When each node began on the host: a node of a device when it was launched, as far as that is known."""
+    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    known = launch != NO_ROW
+    launched = program.gpu[0].copy()
+    launched[known] = program.host[0][launch[known]]
+    on_device = program.thread == NO_ROW
+    result = program.graph.time.copy()
+    result[on_device] = launched[program.row[on_device]]
+    return result
+
+
+def _before(trace: Attributed, program: Program) -> Mask:
+    """`Program.before`."""
+    on_device = program.thread == NO_ROW
+    if not len(program.typical):
+        return np.zeros(len(on_device), np.bool_)
+    ranks = trace.gpu["rank"].to_numpy()
+    first = np.zeros(len(on_device), np.bool_)
+    first[on_device] = ranks[program.row[on_device]] == min(trace.ranks, default=0)
+    begin = program.graph.time[program.typical[0]]
+    result: Mask = first & (launched_at(trace, program) < begin)
+    return result
 
 
 def stream_weights(program: Program, duration: Int64, moves: Int64) -> Int64:

@@ -23,10 +23,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from thence.analysis.steps.windows import steps
-from thence.analysis.whatif.graph import longer_host_work
+from thence.analysis.whatif.graph import launched_at, longer_host_work
 from thence.analysis.whatif.host_pace import host_pieces, pace_spread
 from thence.analysis.whatif.replay import replayed
 from thence.errors import MissingData
@@ -105,10 +104,9 @@ def health(trace: Attributed, program: Program) -> Health:
 def _spread_of_steps(trace: Attributed) -> float:
     """The standard deviation of the steps as a share of their mean, but at least `LEAST_NOISE`."""
     try:
-        frame = steps(trace).frame
+        steady = steps(trace).typical["duration"].to_numpy()
     except MissingData:
         return LEAST_NOISE
-    steady = frame.filter(~pl.col("first"))["duration"].to_numpy()
     if len(steady) < 2:
         return LEAST_NOISE
     return max(LEAST_NOISE, float(np.std(steady, ddof=1) / max(float(np.mean(steady)), 1)))
@@ -129,25 +127,17 @@ def at_pace(program: Program, graph: Graph, share: float) -> Graph:
 def _counted_nodes(trace: Attributed, program: Program) -> Mask:
     """`Health.counted`.
 
-    Nodes of a host count until the last step of their rank ended, and nodes of a device if they were launched before
-    that: work after the last step belongs to no step.
+    Nodes of a host count until the last typical step of their rank ended, and nodes of a device if they were launched
+    before that: work after the last step belongs to no step.
     """
     time = program.graph.time
     result = np.ones(len(time), np.bool_)
-    rows = np.flatnonzero((trace.host["category"] == "step").to_numpy())
-    if not len(program.steps):
+    if not len(program.typical):
         return result
-    ranks, end = trace.host["rank"].to_numpy(), program.host[1]
-    at = time.copy()
-    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    known = launch != NO_ROW
-    launched = program.gpu[0].copy()
-    launched[known] = program.host[0][launch[known]]
-    on_device = program.thread == NO_ROW
-    at[on_device] = launched[program.row[on_device]]
+    at = launched_at(trace, program)
     of_node = ranks_of_nodes(trace, program)
-    for rank in np.unique(ranks[rows]):
-        result[(of_node == rank) & (at > end[rows[ranks[rows] == rank]].max())] = False
+    for rank, until in program.until.items():
+        result[(of_node == rank) & (at >= until)] = False
     return result
 
 
@@ -161,8 +151,14 @@ def ranks_of_nodes(trace: Attributed, program: Program) -> Int64:
 
 
 def steps_took(program: Program, time: Int64, duration: Int64, counted: Mask) -> int:
-    """Time from the start of the first step, or the first node, to the end of the last node that counts, in ns."""
-    begin = time[program.steps[0]] if len(program.steps) else time.min()
+    """Time from the start of the first typical step to the end of the last node that counts, in ns.
+
+    The step begins when the host begins it and the device has ended what was launched before, whichever is later.
+    Without steps, the time is that from the first node.
+    """
     ends = time.copy()
     ends[program.node_of_activity] += np.where(program.end_of_activity == NO_ROW, duration, 0)
+    begin = time[program.typical[0]] if len(program.typical) else time.min()
+    if len(program.typical):
+        begin = max(begin, ends[program.before].max(initial=int(begin)))
     return int(ends[counted].max(initial=int(begin))) - int(begin)

@@ -82,10 +82,8 @@ def pace_spread(pieces: pl.DataFrame) -> float:
 def _steps_of(trace: Attributed, rows: Int64) -> Int64:
     """For each of these host rows, the number of the last step of its rank that began before it; -1 if none did."""
     start, ranks = trace.host["start"].to_numpy(), trace.host["rank"].to_numpy()
-    steps = np.flatnonzero((trace.host["category"] == "step").to_numpy())
     result = np.full(len(rows), -1)
-    for rank in np.unique(ranks[steps]):
+    for rank, begins in trace.steps.group_by("rank").agg(pl.col("start").unique().sort()).rows():
         ours = ranks[rows] == rank
-        begins = np.sort(start[steps[ranks[steps] == rank]])
-        result[ours] = np.searchsorted(begins, start[rows[ours]], side="right") - 1
+        result[ours] = np.searchsorted(np.asarray(begins), start[rows[ours]], side="right") - 1
     return result

@@ -57,7 +57,8 @@ class WhatIf(Shown):
     """Predicted gains of changes.
 
     Attributes:
-        steps: number of steps; 1 if the trace holds none, so that the whole trace counts as one step.
+        steps: number of steps from the first typical one to the last; 1 if the trace has none, so that the whole trace
+            counts as one step.
         step_ns: mean time of a step of the profiled program.
         health: whether the graph explains the trace.
         rows: change, part (its meaning, see `Change.part`), before_ns and after_ns (mean step), gain_ns, gain_share

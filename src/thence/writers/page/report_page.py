@@ -23,11 +23,14 @@ from thence.writers.text.printable import printable
 from thence.writers.text.summary import activity_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from thence.analysis.report import Report
-    from thence.analysis.summary import Summary
+    from thence.analysis.summary import Summary, Totals
     from thence.writers.page.sections import Section
+
+_Card = tuple[str, str, str, float | None]
+"""Title, value, note and share of a card."""
 
 __all__ = ["report_html"]
 
@@ -87,14 +90,14 @@ def _body(report: Report, sections: Iterable[Section]) -> str:
 
 
 def _header(report: Report) -> str:
-    summary = report.summary
+    summary, whole = report.summary, report.whole
     models = sorted({device.name for device in summary.meta.devices if device.name})
     facts = (
         ", ".join(dict.fromkeys(summary.meta.formats)),
-        f"{format_count(summary.ranks)} rank" + ("s" if summary.ranks != 1 else ""),
-        f"{format_count(summary.devices)} GPU" + ("s" if summary.devices != 1 else ""),
+        f"{format_count(whole.ranks)} rank" + ("s" if whole.ranks != 1 else ""),
+        f"{format_count(whole.devices)} GPU" + ("s" if whole.devices != 1 else ""),
         *models,
-        activity_counts(summary),
+        activity_counts(whole),
     )
     inputs = escape(_inputs(report))
     facts_html = " · ".join(escape(printable(fact)) for fact in facts if fact)
@@ -116,46 +119,79 @@ def _unsound(report: Report) -> str:
 
 
 def _strip(report: Report) -> str:
-    summary = report.summary
+    """The headline: cards of the step, or of the whole recording if it has no steps, and sentences below them."""
+    summary, headline = report.whole, report.headline
     span = summary.span_ns
-    idle = "Idle at most" if report.soundness.work_missing else "Idle"
-    cards = [
-        ("Span", format_ns(span), _span_note(summary), None),
-        ("Busy", format_ns(summary.busy_ns), "of the span", summary.busy_ns / max(span, 1)),
-        (idle, format_ns(summary.idle_ns), "of the span", summary.idle_ns / max(span, 1)),
-        _communication_card(report, span),
-    ]
-    kinds = sorted(summary.attributed_ns.items(), key=lambda item: -item[1])
+    of_steps = headline.steps is not None
+    cards = [*_step_cards(report)] if of_steps else []
+    cards.append(("Recording" if of_steps else "Span", format_ns(span), _span_note(summary), None))
+    if not of_steps:
+        cards += _whole_cards(report)
+    if report.communication_ns or not of_steps:
+        cards.append(_communication_card(report))
+    kinds = sorted(report.summary.attributed_ns.items(), key=lambda item: -item[1])
     lines = "".join(
-        f"<span>{escape(kind)} <b>{format_share(ns, summary.sum_ns)}</b></span>"
+        f"<span>{escape(kind)} <b>{format_share(ns, report.summary.sum_ns)}</b></span>"
         for kind, ns in kinds
     )
     attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines}</div></div>'
-    return '<div class="strip">' + "".join(_card(*card) for card in cards) + attributed + "</div>"
+    said = [line for line in (headline.rest, headline.late) if line]
+    if headline.steps is not None:
+        said.insert(0, f"steps: {headline.steps.basis}")
+    verdict = f'<p class="verdict">{escape(printable(headline.verdict.text))}</p>'
+    strip = "".join(_card(*card) for card in cards) + attributed
+    return f'{verdict}<div class="strip">{strip}</div>{notes(said)}'
 
 
-def _span_note(summary: Summary) -> str:
+def _step_cards(report: Report) -> Iterator[_Card]:
+    """Count, median, busy and idle share of a step."""
+    steps = report.headline.steps
+    if steps is None:
+        return
+    typical = f"median of {format_count(steps.typical)} of {format_count(steps.count)} steps"
+    yield "Step", format_ns(steps.median_ns), typical, None
+    at_least, at_most = ("at least ", "at most ") if steps.idle_is == "at most" else ("", "")
+    busy, idle = steps.busy_share, steps.idle_share
+    yield "Busy", at_least + format_share(busy, 1), "of a step", busy
+    yield "Idle", at_most + format_share(idle, 1), "of a step", idle
+
+
+def _whole_cards(report: Report) -> list[_Card]:
+    """Busy and idle time of the whole recording, or of its selected part."""
+    summary = report.whole
+    span, busy = max(summary.span_ns, 1), summary.busy_ns
+    idle = "Idle at most" if report.soundness.work_missing else "Idle"
+    cards: list[_Card] = [("Busy", format_ns(busy), "of the span", busy / span)]
+    if report.summary.idle_unknown:
+        return [*cards, ("Idle", "unknown", report.summary.idle_unknown, None)]
+    idle_ns = summary.span_ns - busy
+    return [*cards, (idle, format_ns(idle_ns), "of the span", idle_ns / span)]
+
+
+def _span_note(summary: Totals | Summary) -> str:
     if summary.devices == 1:
         return "first start to last end"
     return f"first start to last end, sum of {format_count(summary.devices)} GPUs"
 
 
-def _communication_card(report: Report, span: int) -> tuple[str, str, str, float | None]:
+def _communication_card(report: Report) -> _Card:
     if not report.communication_ns:
         return "Exposed communication", "none", "no kernel communicates", None
     exposed = report.exposed_ns
     hidden = format_share(report.communication_ns - exposed, report.communication_ns)
-    return (
-        "Exposed communication",
-        format_ns(exposed),
-        f"of the span; {hidden} of communication is hidden",
-        exposed / max(span, 1),
-    )
+    steps = report.headline.steps
+    rest = f"{hidden} of communication is hidden"
+    if steps is not None:
+        share = steps.exposed_share
+        return "Exposed communication", format_share(share, 1), f"of a step; {rest}", share
+    share = exposed / max(report.whole.span_ns, 1)
+    return "Exposed communication", format_ns(exposed), f"of the span; {rest}", share
 
 
 def _card(title: str, value: str, note: str, share: float | None) -> str:
     meter = ""
     if share is not None:
-        note = f"{format_share(share, 1)} {note}"
+        if not value.endswith("%"):
+            note = f"{format_share(share, 1)} {note}"
         meter = f'<i class="meter"><i style="width:{min(100 * share, 100):.1f}%"></i></i>'
     return f'<div class="card"><h2>{title}</h2><p class="value">{value}</p>{meter}<p class="note">{note}</p></div>'

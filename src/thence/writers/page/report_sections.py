@@ -84,7 +84,15 @@ def _time(report: Report) -> Section:
             parts += more if form else place
         panels += f'<div role="tabpanel" id="panel-{by}" aria-labelledby="tab-{by}">{parts}</div>'
     tabs = f'<div class="tabs" role="tablist" aria-label="GPU time by">{buttons}</div>'
-    return Section("time", "GPU time", tabs + panels, tables=tables)
+    return Section("time", "GPU time", notes(_of_steps(report)) + tabs + panels, tables=tables)
+
+
+def _of_steps(report: Report) -> list[str]:
+    """A sentence that a section is about the typical steps, in a list; empty if it is not."""
+    steps, of_steps = report.headline.steps, report.summary.of_steps
+    if not of_steps or steps is None:
+        return []
+    return [f"in {of_steps} ({steps.basis})"]
 
 
 def _tables_of(summary: Summary) -> dict[str, dict[str, Any]]:
@@ -116,7 +124,8 @@ def _idle(report: Report) -> Section:
         "idle-causes": frame_data(found.causes, IDLE_CAUSE_FIELDS),
         "idle": frame_data(found.shown_rows, IDLE_FIELDS),
     }
-    html = table("idle-causes", "idle time by cause") + table("idle", "idle time by place")
+    html = notes(_of_steps(report)) + table("idle-causes", "idle time by cause")
+    html += table("idle", "idle time by place")
     if not found.waits.is_empty():
         tables["idle-waits"] = frame_data(found.waits, IDLE_WAIT_FIELDS)
         title = "After calls that emptied the queue"
@@ -129,7 +138,8 @@ def _idle(report: Report) -> Section:
 
 
 def _flame(report: Report) -> Section:
-    return Section("flame", f"Flame graph by {report.flame.by}", '<div id="flame-place"></div>')
+    html = notes(_of_steps(report)) + '<div id="flame-place"></div>'
+    return Section("flame", f"Flame graph by {report.flame.by}", html)
 
 
 def _streams(report: Report) -> Section:

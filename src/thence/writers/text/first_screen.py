@@ -9,16 +9,26 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from thence.units import several
 from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
-from thence.writers.text.summary import attribution_table, flowed, heading, row_table
+from thence.writers.text.summary import (
+    activity_counts,
+    attribution_table,
+    flowed,
+    row_table,
+    title,
+    totals_line,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import RenderableType
 
     from thence.analysis.glance import Glance
 
-__all__ = ["first_screen", "next_line", "why_next"]
+__all__ = ["first_screen", "heading", "next_lines"]
 
 
 def first_screen(
@@ -35,7 +45,7 @@ def first_screen(
     """
     summary = glance.summary
     return Group(
-        heading(summary),
+        heading(glance),
         "",
         row_table(summary, top, width, depth, each=each),
         "",
@@ -45,24 +55,48 @@ def first_screen(
         *(Text(printable(line), "bold red") for line in summary.soundness.lines),
         *(Text(printable(note), "dim") for note in merged(summary.notes)),
         *(Text(f"warning: {printable(text)}", "yellow") for text in merged(summary.meta.warnings)),
+        *(Text(printable(text), "dim") for text in glance.advice),
     )
 
 
-def next_line(glance: Glance, inputs: str) -> Text:
-    """The line with the suggested next command.
+def heading(glance: Glance) -> RenderableType:
+    """The inputs, the typical step, the verdict, and the totals of the whole recording."""
+    return Group(title(glance.summary, glance.whole), *_headline(glance))
+
+
+def _headline(glance: Glance) -> Iterator[RenderableType]:
+    summary, headline = glance.summary, glance.headline
+    if headline.steps is not None:
+        basis = (f" ({printable(headline.steps.basis)})", "dim")
+        yield Text.assemble((headline.steps.text, "bold"), basis)
+    yield Text(printable(headline.verdict.text), "bold")
+    for line in (headline.rest, headline.late):
+        if line:
+            yield Text(printable(line))
+    if summary.idle_unknown:
+        yield Text(f"idle time is unknown: {summary.idle_unknown}", "yellow")
+    whole = glance.whole or summary
+    part = ["whole recording"] if glance.whole else ["selected"] if summary.selection else []
+    if summary.devices > 1:
+        part.append(f"summed over {several(summary.devices, 'GPU')}")
+        yield Text(f"{', '.join(part)}:", "dim")
+        part = []
+    yield Text.assemble(("".join(f"{text}  " for text in part), "dim"), totals_line(whole, summary))
+    yield Text(activity_counts(whole))
+
+
+def next_lines(glance: Glance, inputs: str) -> Iterator[tuple[Text, RenderableType]]:
+    """The suggested commands, and the reason for each.
 
     Args:
-        glance: the overview that determines the suggestion.
+        glance: the overview that determines the suggestions.
         inputs: the inputs as they are written on a command line.
     """
-    step = glance.next_step
-    command = printable(" ".join(("thence", step.verb, inputs, *step.options)))
-    return Text.assemble(("\nnext  ", "bold"), (command, "green"))
-
-
-def why_next(glance: Glance) -> RenderableType:
-    """The reason for the suggested command, printed below it."""
-    return Padding(Text(glance.next_step.why, "dim"), (0, 0, 0, 6), expand=False)
+    for number, step in enumerate(glance.next_steps):
+        command = printable(" ".join(("thence", step.verb, inputs, *step.options)))
+        lead = "      " if number else "\nnext  "
+        why = Padding(Text(step.why, "dim"), (0, 0, 0, 6), expand=False)
+        yield Text.assemble((lead, "bold"), (command, "green")), why
 
 
 def _answer_table(glance: Glance, width: int) -> RenderableType:

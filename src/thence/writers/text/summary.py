@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import JustifyMethod, RenderableType
 
-    from thence.analysis.summary import Summary
+    from thence.analysis.summary import Summary, Totals
     from thence.model.tables import Device
 
 __all__ = [
@@ -41,8 +41,9 @@ __all__ = [
     "attribution_table",
     "details_table",
     "flowed",
-    "heading",
     "row_table",
+    "title",
+    "totals_line",
 ]
 
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
@@ -61,51 +62,51 @@ _LEAST_APART = 28
 _LEAST_OP_NAME = 40
 
 
-def heading(summary: Summary) -> RenderableType:
-    """The inputs and their totals."""
+def title(summary: Summary, whole: Totals | None = None) -> RenderableType:
+    """The inputs and the devices.
+
+    Args:
+        summary: of the trace, or of a part of it.
+        whole: totals of the whole trace; None if the summary is of all that the user selected.
+    """
     inputs = summary.meta.inputs
     first = inputs[0] if len(inputs[0]) <= _LONGEST_PATH else PurePath(inputs[0]).name
-    title = first if len(inputs) == 1 else f"{first} and {len(inputs) - 1} more"
+    text = first if len(inputs) == 1 else f"{first} and {len(inputs) - 1} more"
     formats = ", ".join(dict.fromkeys(summary.meta.formats))
-    at_most = "at most " if summary.soundness.work_missing else ""
-    idle = (
-        f"{at_most}{format_ns(summary.idle_ns)} ({format_share(summary.idle_ns, summary.span_ns)})"
-    )
-    numbers = Table.grid(padding=(0, 2))
-    numbers.add_row(
-        *(
-            Text.assemble((f"{name} ", "dim"), (value, "bold"))
-            for name, value in (
-                ("span", format_ns(summary.span_ns)),
-                (
-                    "busy",
-                    f"{format_ns(summary.busy_ns)} ({format_share(summary.busy_ns, summary.span_ns)})",
-                ),
-                ("idle", idle),
-                ("sum", format_ns(summary.sum_ns)),
-            )
-        )
-    )
-    where = f"{several(summary.ranks, 'rank')}, {several(summary.devices, 'GPU')}{_models(summary.meta.devices)}"
+    totals = whole or summary
+    where = f"{several(totals.ranks, 'rank')}, {several(totals.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
-        Text.assemble((printable(title), "bold"), (f"   {formats}", "dim"), overflow="fold"),
+        Text.assemble((printable(text), "bold"), (f"   {formats}", "dim"), overflow="fold"),
         *(
             [Text(printable(f"selected: {summary.selection}"), "yellow")]
-            if summary.selection
+            if summary.selection and whole is None
             else []
         ),
-        Text(f"{where}, {several(summary.streams, 'stream')}"),
-        Text(activity_counts(summary)),
-        *(
-            [Text(f"summed over {several(summary.devices, 'GPU')}:", "dim")]
-            if summary.devices > 1
-            else []
-        ),
-        numbers,
+        Text(f"{where}, {several(totals.streams, 'stream')}"),
     )
 
 
-def activity_counts(summary: Summary) -> str:
+def totals_line(totals: Totals | Summary, summary: Summary) -> Text:
+    """Span, busy time, idle time and sum in one line.
+
+    Args:
+        totals: of the selected part, or of the whole trace.
+        summary: says whether idle time is known, and exact.
+    """
+    at_most = "at most " if summary.soundness.work_missing else ""
+    span, busy, unknown = totals.span_ns, totals.busy_ns, bool(summary.idle_unknown)
+    idle = f"{at_most}{format_ns(span - busy)} ({format_share(span - busy, span)})"
+    shown = {
+        "span": format_ns(span),
+        "busy": format_ns(busy) if unknown else f"{format_ns(busy)} ({format_share(busy, span)})",
+        "idle": "unknown" if unknown else idle,
+        "sum": format_ns(totals.sum_ns),
+    }
+    texts = (Text.assemble((f"{name} ", "dim"), (text, "bold")) for name, text in shown.items())
+    return Text("  ").join(texts)
+
+
+def activity_counts(summary: Totals | Summary) -> str:
     """Number and total time of the kernels, memcpys and memsets: ``576 kernels 97.1 ms, 2 memcpys 3.1 us``."""
     return ", ".join(
         f"{several(n, kind, f'{kind}s')} {format_ns(summary.kind_ns[kind])}"
@@ -383,7 +384,7 @@ def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]
 
 
 def _title(summary: Summary) -> str:
-    return f"GPU time by {summary.heading}"
+    return f"GPU time by {summary.heading}{summary.of_steps and f' in {summary.of_steps}'}"
 
 
 def _every_column(summary: Summary) -> dict[str, int]:

@@ -1,0 +1,151 @@
+"""The time in which the idle time of a selected part of a trace counts.
+
+Nothing that the selection leaves out makes a device idle: idle is only the time in which none of the device's work
+ran, selected or not. It counts in these windows of time on each device:
+
+whole trace     from the first start to the last end of the device's work
+ranks, devices  the same
+steps           the windows of the selected steps (`thence.analysis.steps.windows`)
+program         the selected executions, each from the start of its first activity to the end of its last one
+window          from the start of the first selected activity to the end of the last one; with steps or a program, the
+                parts of their windows in between
+
+If only names are selected, or warm-up is left out, nothing says which of the remaining time belongs to the selection,
+so idle time is unknown (`Selection.idle_unknown`), unless steps or programs are selected in addition.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.steps.windows import selected_windows, steps
+from thence.model.intervals import covered_lengths, unions
+from thence.model.one_timeline import OneTimeline, numbered
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+    from thence.units import Ns
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["covered", "cut", "extent", "span_and_busy"]
+
+
+def extent(trace: Attributed) -> pl.DataFrame:
+    """The windows in which idle time counts; empty if idle time is unknown.
+
+    Returns:
+        rank, device, start and duration (ns) of windows that do not overlap, sorted by these columns.
+    """
+    selection = trace.selection
+    if selection.idle_unknown:
+        return _windows(trace.gpu).clear()
+    if selection.steps is not None:
+        windows = selected_windows(steps(trace).frame, selection.steps)
+    elif selection.program is not None:
+        windows = _executions(trace)
+    else:
+        return _windows(trace.gpu)
+    windows = windows.select("rank", "device", "start", "duration")
+    if selection.window_ns is None:
+        return windows
+    _, row, start, end = cut(_windows(trace.gpu), windows)
+    return windows.select("rank", "device")[row].with_columns(
+        start=pl.Series(start), duration=pl.Series(end - start)
+    )
+
+
+def _windows(gpu: pl.DataFrame) -> pl.DataFrame:
+    """From the first start to the last end of each device."""
+    end = (pl.col("start") + pl.col("duration")).max()
+    start = pl.col("start").min()
+    return (
+        gpu.group_by("rank", "device").agg(start=start, duration=end - start).sort("rank", "device")
+    )
+
+
+def _executions(trace: Attributed) -> pl.DataFrame:
+    """The executions of programs that have selected work; those of a device that overlap are one window."""
+    ran = trace.gpu["program"].drop_nulls().unique().cast(pl.UInt32)
+    rows = trace.programs.with_row_index("row").filter(pl.col("row").is_in(ran.implode()))
+    number, devices = numbered(rows, "rank", "device")
+    start = rows["start"].to_numpy()
+    group, begin, end = unions(number, start, start + rows["duration"].to_numpy())
+    return devices[group].with_columns(start=pl.Series(begin), duration=pl.Series(end - begin))
+
+
+def span_and_busy(trace: Attributed) -> tuple[Ns, Ns]:
+    """The length of the windows of `extent`, and how long any work ran in them, ns, summed over devices."""
+    windows = extent(trace)
+    return int(windows["duration"].sum()), int(covered(windows, trace.around.gpu).sum())
+
+
+def covered(windows: pl.DataFrame, work: pl.DataFrame) -> Int64:
+    """How long any of the work of its device ran in each window, ns.
+
+    Args:
+        windows: rank, device, start and duration (ns), in any order.
+        work: the same; intervals may overlap.
+    """
+    columns = ("rank", "device", "start", "duration")
+    both = pl.concat([windows.select(columns), work.select(columns)], how="vertical_relaxed")
+    group, devices = numbered(both, "rank", "device")
+    start, end = _ends(both)
+    timeline = OneTimeline.of(group, start, end, devices.height)
+    count = windows.height
+    return covered_lengths(
+        timeline.start[:count], timeline.end[:count], timeline.start[count:], timeline.end[count:]
+    )
+
+
+def cut(intervals: pl.DataFrame, windows: pl.DataFrame) -> tuple[Int64, Int64, Int64, Int64]:
+    """The parts of intervals that are in windows.
+
+    Args:
+        intervals: rank, device, start and duration (ns), sorted by rank, device and start.
+        windows: the same; the windows of a device do not overlap.
+
+    Returns:
+        For each part the row of its interval, the row of its window, and its start and end (ns).
+    """
+    nothing = np.empty(0, np.int64)
+    parts: list[tuple[Int64, ...]] = [(nothing,) * 4]
+    edges = dict(_edges(windows))
+    begin, end = (_ends(windows)[side] for side in (0, 1))
+    start, finish = (_ends(intervals)[side] for side in (0, 1))
+    for device, (low, high) in _edges(intervals):
+        if device not in edges:
+            continue
+        first, last = edges[device]
+        # Number of the first window that ends after an interval begins, and of the first that begins at its end.
+        from_window = np.searchsorted(end[first:last], start[low:high], side="right")
+        to_window = np.searchsorted(begin[first:last], finish[low:high], side="left")
+        count = np.maximum(to_window - from_window, 0)
+        interval = low + np.repeat(np.arange(high - low), count)
+        within = np.arange(len(interval)) - np.repeat(np.cumsum(count) - count, count)
+        window = first + np.repeat(from_window, count) + within
+        parts.append((
+            interval, window, np.maximum(start[interval], begin[window]),
+            np.minimum(finish[interval], end[window]),
+        ))  # fmt: skip
+    interval, window, start, finish = (np.concatenate(c) for c in zip(*parts, strict=True))
+    lasting = np.flatnonzero(finish > start)
+    return interval[lasting], window[lasting], start[lasting], finish[lasting]
+
+
+def _ends(frame: pl.DataFrame) -> tuple[Int64, Int64]:
+    start = frame["start"].to_numpy().astype(np.int64)
+    return start, start + frame["duration"].to_numpy()
+
+
+def _edges(frame: pl.DataFrame) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """For each device in a sorted table, its rank and number, and the rows from its first to after its last one."""
+    number, devices = numbered(frame, "rank", "device")
+    edges = np.searchsorted(number, np.arange(devices.height + 1)).tolist()
+    return list(zip(devices.rows(), itertools.pairwise(edges), strict=True))

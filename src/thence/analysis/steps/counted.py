@@ -1,0 +1,148 @@
+"""Decides which steps of a run are typical, by rules for the first step, warm-up, outliers and steps without an end.
+
+Every typical figure is of the steps that no rule leaves out: the headline of ``report``, the spread of ``steps``, the
+steps that ``--steps typical`` selects, the times of ``whatif``, and comparisons. ``ranks`` keeps outliers, because a
+late rank makes them.
+
+first      the first step of the run, and of each device, if there are others: recording begins in it or right before
+           it, with an empty queue and, in short runs, with work that later steps do not have
+last       the last step if nothing marks its end (`thence.model.steps.ENDLESS`), or if it computed for less than half
+           of the median: recording or the loop ended in it. It is left out if at least 3 other steps remain
+warm_up    consecutive steps at the beginning that take longer than any ordinary step; at most half of the steps, and
+           only in runs of 4 or more steps
+outlier    other steps that take longer or shorter than any ordinary step; only in runs of 8 or more steps, because
+           fewer steps do not show what is ordinary
+
+The length of an ordinary step differs from the median of the second half of the steps (for outliers, of all steps)
+by at most 8 scaled median absolute deviations or 10 % of the median, whichever is more. A scaled deviation estimates
+the standard deviation of a normal distribution and is robust against outliers (Rousseeuw and Croux, 1993).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Float = npt.NDArray[np.float64]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = [
+    "FIRST",
+    "LAST",
+    "OUTLIER",
+    "RULES",
+    "WARM_UP",
+    "left_out",
+    "left_out_of_windows",
+    "without_end",
+]
+
+FIRST, LAST, WARM_UP, OUTLIER = "first", "last", "warm_up", "outlier"
+RULES = {
+    FIRST: "the first: recording begins in it or right before it",
+    WARM_UP: "warm-up: longer than ordinary steps, at the beginning",
+    OUTLIER: "outliers: far from ordinary steps",
+    LAST: "the last: nothing marks its end, or it has less than half of the work of the others",
+}
+"""Why a step is left out."""
+
+_SCALE = 1.4826
+"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
+_DEVIATIONS, _LEAST_SHARE = 8, 0.10
+_MIN_COMPUTE = 0.5
+"""The last step computed for less than this share of the median if it is only the rest of a recording."""
+_FEWEST_BESIDE_LAST, _FEWEST_FOR_WARM_UP, _FEWEST_FOR_OUTLIERS = 3, 4, 8
+
+
+def left_out(total: Float, last: Mask, *, outliers: bool = False) -> list[str | None]:
+    """For each step of a run, the key of `RULES` by which it is left out; None if it counts.
+
+    Args:
+        total: length of each step in ns, in order of time.
+        last: whether a step has no next step.
+        outliers: whether outliers count.
+    """
+    codes: list[str | None] = [None] * len(total)
+    counted = np.ones(len(total), np.bool_)
+    if (~last).sum() >= _FEWEST_BESIDE_LAST:
+        _leave_out(codes, counted, np.flatnonzero(last), LAST)
+    rows = np.flatnonzero(counted)
+    if len(rows) >= _FEWEST_FOR_WARM_UP:
+        _, high = _ordinary(total[rows[len(rows) // 2 :]])
+        long = total[rows] > high
+        leading = int(np.argmin(long)) if not long.all() else 0
+        _leave_out(codes, counted, rows[: min(leading, len(rows) // 2)], WARM_UP)
+    rows = np.flatnonzero(counted)
+    if len(rows) >= _FEWEST_FOR_OUTLIERS and not outliers:
+        low, high = _ordinary(total[rows])
+        _leave_out(codes, counted, rows[(total[rows] < low) | (total[rows] > high)], OUTLIER)
+    if counted[1:].any() and counted[0]:
+        codes[0] = FIRST
+    return codes
+
+
+def without_end(compute: Float, *, endless: bool) -> Mask:
+    """Whether each step of a run is the last one and has no end of its own.
+
+    Args:
+        compute: time in which each step computed, in order of time.
+        endless: whether nothing marks the ends of the steps.
+    """
+    last = np.zeros(len(compute), np.bool_)
+    if len(compute):
+        last[-1] = endless or bool(compute[-1] < _MIN_COMPUTE * np.median(compute))
+    return last
+
+
+def left_out_of_windows(frame: pl.DataFrame, *, endless: bool) -> pl.Series:
+    """For each window of a step on a device, the key of `RULES` by which it is left out; null if it is typical.
+
+    A step of several devices is left out on all of them, by the medians over the devices.
+
+    Args:
+        frame: rank, device, step, start, duration, busy_ns, exposed_ns and first, as `thence.analysis.steps.windows`
+            has them, in its order.
+        endless: whether nothing marks the ends of the steps.
+    """
+    keys = ("step", "occurrence")
+    device = ("rank", "device")
+    windows = frame.with_columns(occurrence=pl.int_range(pl.len()).over(*device, "step"))
+    order = (
+        windows.group_by(keys)
+        .agg(
+            pl.col("start").min(),
+            pl.col("duration").median(),
+            compute=(pl.col("busy_ns") - pl.col("exposed_ns")).median(),
+        )
+        .sort("start", *keys)
+    )
+    last = without_end(order["compute"].to_numpy(), endless=endless)
+    codes = left_out(order["duration"].to_numpy(), last)
+    of_step = order.select(keys).with_columns(code=pl.Series(codes, dtype=pl.String))
+    first = pl.when(pl.col("first") & (pl.len().over(device) > 1)).then(pl.lit(FIRST))
+    return windows.join(of_step, on=keys, how="left", maintain_order="left").select(
+        left_out=pl.coalesce("code", first)
+    )["left_out"]
+
+
+def _leave_out(
+    codes: list[str | None], counted: Mask, rows: npt.NDArray[np.int64], code: str
+) -> None:
+    counted[rows] = False
+    for row in rows:
+        codes[row] = code
+
+
+def _ordinary(total: Float) -> tuple[float, float]:
+    """The shortest and the longest ordinary step."""
+    if not len(total):
+        return 0.0, float("inf")
+    median = float(np.median(total))
+    deviation = _SCALE * float(np.median(np.abs(total - median)))
+    away = max(_DEVIATIONS * deviation, _LEAST_SHARE * median)
+    return median - away, median + away

@@ -1,0 +1,183 @@
+"""The verdict on a trace: what limits a typical step, as one sentence with a code.
+
+The first of these that holds decides. Shares are of the time of the typical steps (`thence.analysis.steps.counted`);
+in a trace without steps, of the whole window of its device work, and the sentence says so.
+
+not_sound            work is missing in the trace, or times are impossible: its idle and busy time are not those of the
+                     program. First, because every other verdict is made of these figures.
+waits_for_rank       ranks are late (`thence.analysis.ranks`), and make the others wait for at least as long as the
+                     GPUs are idle for the largest group of causes. Before communication, because who waits for a late
+                     rank does so inside of collectives: until the rank is in time, their time is not that of transfers.
+communication_bound  the GPUs communicate without computing for at least `MIN_EXPOSED`, and for at least as long as
+                     they are idle. A fifth and not a tenth: faster transfers gain no more than this time, while the
+                     GPU still decides how long the rest of the step takes.
+gpu_bound            the GPUs are idle for less than `MIN_IDLE`, or mostly between work that was queued already: a
+                     faster host would gain nothing.
+input_bound, launch_bound, host_bound, unknown
+                     the GPUs are idle for at least `MIN_IDLE`: the group of causes (`GROUPS`) with most of it. From a
+                     tenth on, the queue runs empty in every step, so that the host decides how long a step takes,
+                     however fast the kernels are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from thence.units import format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.analysis.soundness.findings import Soundness
+
+__all__ = ["CODES", "GROUPS", "Late", "Measured", "Verdict", "verdict"]
+
+MIN_IDLE = 0.10
+"""From this share of a step on, idle time decides the verdict."""
+MIN_EXPOSED = 0.20
+"""From this share of a step on, exposed communication may decide the verdict."""
+MIN_NAMED = 0.1
+"""Causes are named in the sentence if they have at least this share of the idle time."""
+_MAX_NAMED = 3
+COMPARING = frozenset({"windows_apart", "work_without_launch"})
+"""Rules of soundness that concern neither busy nor idle time: their violation leaves other verdicts possible."""
+
+CODES = (
+    *("gpu_bound", "host_bound", "launch_bound", "input_bound", "communication_bound"),
+    *("waits_for_rank", "unknown", "not_sound"),
+)
+"""Every code of a verdict."""
+GROUPS: Mapping[str, str] = MappingProxyType(
+    {
+        "loader": "input_bound",
+        "launch": "launch_bound",
+        "operator": "launch_bound",
+        "queued": "gpu_bound",
+        "event_wait": "gpu_bound",
+        "unknown": "unknown",
+    }
+)
+"""The verdict of each cause of idle time; all other causes are work or waiting of the host: host_bound."""
+_WORDS = {
+    "input_bound": "input-bound: the GPU is idle for {idle} of {whole}, mostly while the host loads data",
+    "launch_bound": "launch-bound: the GPU is idle for {idle} of {whole}, mostly while the host launches its work",
+    "host_bound": "host-bound: the GPU is idle for {idle} of {whole}, mostly while the host runs other code or waits",
+    "gpu_bound": "GPU-bound: the GPU is idle for {idle} of {whole}, mostly between work that was already queued",
+    "unknown": "unknown: the GPU is idle for {idle} of {whole}, and the trace does not show why for most of it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A rank that makes others wait.
+
+    Attributes:
+        rank: its number.
+        share: the wait that it caused, as a share of all steps that count: this is compared with other causes.
+        since: the same as a share of the steps since it is late: this is what ``ranks`` says.
+    """
+
+    rank: int
+    share: float
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a verdict is made of. Shares are of the time of all typical steps of all devices, from 0 to 1.
+
+    Attributes:
+        of_steps: whether the shares are of typical steps; else of the whole window of the device work.
+        busy: share in which anything ran.
+        exposed: share in which a device communicated and computed nothing.
+        causes: share of each cause of idle time; None if the causes are not known.
+        no_causes: why the causes are not known, as a part of a sentence; empty if they are.
+        late: late ranks, the one that causes most waits first.
+    """
+
+    of_steps: bool
+    busy: float
+    exposed: float
+    causes: Mapping[str, float] | None = None
+    no_causes: str = ""
+    late: tuple[Late, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What limits the program.
+
+    Attributes:
+        code: of `CODES`.
+        text: one sentence.
+    """
+
+    code: str
+    text: str
+
+    def to_json(self) -> dict[str, str]:
+        """The verdict as JSON values."""
+        return {"code": self.code, "text": self.text}
+
+
+def verdict(measured: Measured, soundness: Soundness) -> Verdict:
+    """What limits a typical step.
+
+    Args:
+        measured: the figures of the steps.
+        soundness: of the whole trace.
+    """
+    wrong = [finding for finding in soundness.findings if finding.code not in COMPARING]
+    if wrong:
+        return Verdict("not_sound", f"not sound: {wrong[0].text}")
+    whole = "a step" if measured.of_steps else "the recording, in which no steps were found"
+    idle = max(1 - measured.busy, 0.0)
+    groups: dict[str, float] = {}
+    for cause, share in (measured.causes or {}).items():
+        code = GROUPS.get(cause, "host_bound")
+        groups[code] = groups.get(code, 0.0) + share
+    largest = max(groups, key=lambda code: (groups[code], code), default="unknown")
+    late = sum(rank.share for rank in measured.late)
+    if measured.late and late >= groups.get(largest, idle):
+        return Verdict("waits_for_rank", _late_text(measured, whole))
+    others = f"; {_late_text(measured, whole)}" if measured.late else ""
+    if measured.exposed >= MIN_EXPOSED and measured.exposed >= idle:
+        comma = "" if measured.of_steps else ","
+        text = (
+            f"communication-bound: for {format_share(measured.exposed, 1)} of {whole}{comma} the GPU communicates and "
+            "computes nothing"
+        )
+        return Verdict("communication_bound", text + others)
+    if idle < MIN_IDLE:
+        exposed = (
+            f", {format_share(measured.exposed, 1)} of it communication without computing"
+            if measured.exposed >= MIN_IDLE
+            else ""
+        )
+        text = (
+            f"GPU-bound: the GPU is busy for {format_share(measured.busy, 1)} of {whole}{exposed}"
+        )
+        return Verdict("gpu_bound", text + others)
+    if measured.causes is None:
+        text = f"unknown: the GPU is idle for {format_share(idle, 1)} of {whole}; why is unknown: {measured.no_causes}"
+        return Verdict("unknown", text + others)
+    text = _WORDS[largest].format(idle=format_share(idle, 1), whole=whole)
+    return Verdict(largest, f"{text} ({_named(measured.causes, largest)}){others}")
+
+
+def _late_text(measured: Measured, whole: str) -> str:
+    """A sentence on the late ranks."""
+    named = [f"{late.rank} ({format_share(late.since, 1)} of {whole})" for late in measured.late]
+    ranks = f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named)}"
+    return f"the other ranks wait for {ranks}"
+
+
+def _named(causes: Mapping[str, float], code: str) -> str:
+    """The largest causes of a verdict with their shares, the largest first."""
+    whole = sum(causes.values())
+    of_code = {c: share for c, share in causes.items() if GROUPS.get(c, "host_bound") == code}
+    ordered = sorted(of_code, key=lambda cause: (-of_code[cause], cause))
+    kept = [cause for cause in ordered if of_code[cause] >= MIN_NAMED * whole] or ordered[:1]
+    return ", ".join(f"{cause} {format_share(of_code[cause], 1)}" for cause in kept[:_MAX_NAMED])
