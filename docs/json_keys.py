@@ -131,6 +131,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "folded[].reason": "code of why there is none; null for a place",
         "folded[].layers": "how many layers the row holds; null if it holds none, or part of a single one",
         "folded[].share": "share of sum_ns, from 0 to 1",
+        "folded[].exposed_ns": "ns in which no other work ran on the GPU",
         "folded[].backward_ns": "ns: part of total_ns whose phase is backward",
         "folded[].layer_min_ns": "ns: least time of a layer in this row; null where layers is",
         "folded[].layer_median_ns": "ns: median over the layers",
@@ -153,12 +154,15 @@ BY_VERB: dict[str, dict[str, str]] = {
         "source lines with the path as the program's own",
         "rows[].attributed": "whether it is a place",
         "rows[].reason": "code of why there is none; null for a place",
+        "rows[].exposed_ns": "ns in which no other work ran on the GPU",
         "rows[].backward_ns": "ns: part of total_ns whose phase is backward",
         "rows[].share": "share of sum_ns, from 0 to 1",
         "rows[].program": "XLA program of the instruction; null where several have that name",
         "rows[].op_name": "op_name of the instruction",
         "rows[].source": "source line of the instruction",
         "rows[].position": "`line` or `function`: what the line number is",
+        "overlapped_ns": "ns in which work of several rows ran on a GPU, or work that is not selected beside a "
+        "row: with rows[].exposed_ns it adds up to the busy time of the selected work",
         "idle_inside_programs_ns": "ns in which the GPU was idle inside executions: in no row and not in sum_ns; null "
         "where it cannot be told",
     },

@@ -24,9 +24,9 @@ LAYERS = DATA / "torch" / "layers" / "layers36.json.gz"
 
 def table(times: dict[str, int], missing: int = 0) -> pl.DataFrame:
     """Rows of a summary: a place for each name, one activity per 10 ns, and time without a place."""
-    rows = [(name, True, None, ns // 10, ns, 0) for name, ns in times.items()]
-    rows += [("[outside]", False, "outside_modules", 1, missing, 0)] if missing else []
-    schema = ["name", "attributed", "reason", "count", "total_ns", "backward_ns"]
+    rows = [(name, True, None, ns // 10, ns, ns, 0) for name, ns in times.items()]
+    rows += [("[outside]", False, "outside_modules", 1, missing, missing, 0)] if missing else []
+    schema = ["name", "attributed", "reason", "count", "total_ns", "exposed_ns", "backward_ns"]
     frame = pl.DataFrame(rows, schema, orient="row")
     return frame.sort("total_ns", descending=True, maintain_order=True)
 

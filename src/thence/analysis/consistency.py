@@ -97,8 +97,15 @@ def consistent_summary(summary: Summary) -> Summary:
         totals.is_empty() or int(str(totals.min())) >= 0
     )
     must(inputs, adds_up, f"the rows by {summary.by} do not add up to the sum of all work")
+    if not summary.selection:
+        alone = int(summary.rows["exposed_ns"].sum()) + summary.overlapped_ns
+        must(
+            inputs,
+            alone == summary.busy_ns,
+            f"exposed time by {summary.by} and overlapped time do not add up to the busy time",
+        )
     if summary.folded is not None:
-        sums = ("count", "total_ns", "backward_ns")
+        sums = ("count", "total_ns", "exposed_ns", "backward_ns")
         folded, rows = (frame.select(sums).sum() for frame in (summary.folded, summary.rows))
         must(
             inputs,

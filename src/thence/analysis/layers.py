@@ -39,16 +39,17 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
     """Rows of a table with equal layers of the model as one row, the most time first.
 
     Args:
-        rows: name, attributed, reason, count, total_ns and backward_ns, as in `Summary.rows`, by one of `LAYERED`.
+        rows: name, attributed, reason, count, total_ns, exposed_ns and backward_ns, as in `Summary.rows`, by one of
+            `LAYERED`.
         sum_ns: time that is a share of 1, ns.
 
     Returns:
         ``name`` (with ``*`` for the index of the layer), ``attributed``, ``reason``, ``layers`` (how many are in
         the row; null for a row that is no layer, or a part of a single layer), ``count``, ``total_ns``, ``mean_ns``,
-        ``share``, ``backward_ns``; and of the times of the single layers ``layer_min_ns``, ``layer_median_ns`` and
-        ``layer_max_ns``, and the layer whose time is farthest from the median: ``differs`` (its index), its time
-        ``differs_ns``, and ``differs_share`` (that time less the median, as a share of the median); null where all
-        layers take equally long.
+        ``share``, ``exposed_ns``, ``backward_ns``; and of the times of the single layers ``layer_min_ns``,
+        ``layer_median_ns`` and ``layer_max_ns``, and the layer whose time is farthest from the median: ``differs``
+        (its index), its time ``differs_ns``, and ``differs_share`` (that time less the median, as a share of the
+        median); null where all layers take equally long.
     """
     names = folded_names(rows.filter("attributed")["name"])
     held = rows.join(names, on="name", how="left", maintain_order="left")
@@ -59,7 +60,7 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
     )
     sums = held.group_by("folded", "attributed", maintain_order=True).agg(
         pl.col("reason").first(),
-        pl.col("count", "total_ns", "backward_ns").sum(),
+        pl.col("count", "total_ns", "exposed_ns", "backward_ns").sum(),
         layers=pl.when(pl.col("layer").count() > 0).then(pl.col("layer").n_unique().cast(pl.Int64)),
     )
     return (
@@ -71,7 +72,7 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
         .sort("total_ns", "name", descending=[True, False])
         .select(
             *("name", "attributed", "reason", "layers", "count", "total_ns", "mean_ns", "share"),
-            *("backward_ns", *_SPREAD),
+            *("exposed_ns", "backward_ns", *_SPREAD),
         )
     )
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.exposed import exposed_time
 from thence.analysis.extent import extent, span_and_busy
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
 from thence.analysis.idle.gaps import idle_inside_programs
@@ -42,10 +43,20 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = ["IDLE_INSIDE", "Summary", "Totals", "finished_rows", "summarize", "totals_of"]
+__all__ = [
+    "IDLE_INSIDE",
+    "OVERLAPPED",
+    "Summary",
+    "Totals",
+    "finished_rows",
+    "summarize",
+    "totals_of",
+]
 
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` next to a table."""
+OVERLAPPED = "several of these at once (in the sum of each)"
+"""Name of the row that shows `Summary.overlapped_ns` next to a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
 _ROW_COLUMNS = (
     "name",
@@ -55,6 +66,7 @@ _ROW_COLUMNS = (
     "total_ns",
     "mean_ns",
     "share",
+    "exposed_ns",
     "backward_ns",
 )
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
@@ -107,10 +119,13 @@ class Summary(Shown):
         rows: ``name``, ``short_name`` (of kernels; by source with paths as the program's own; of others the name),
             ``attributed`` (whether the row is a
             place), ``reason`` (code of why there is no place, which the name then spells out; null for a place),
-            ``count``, ``total_ns``, ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns whose
-            phase is backward), by source ``position`` (whether the line number is that of a function or a line),
-            and by hlo ``program``, ``op_name`` and ``source`` of the instruction (null where several instructions
-            of that name differ in it), ordered by total_ns, largest first.
+            ``count``, ``total_ns``, ``mean_ns``, ``share`` (of sum_ns), ``exposed_ns`` (time in which no other work
+            ran on the GPU, `thence.analysis.exposed`), ``backward_ns`` (part of total_ns whose phase is backward), by
+            source ``position`` (whether the line number is that of a function or a line), and by hlo ``program``,
+            ``op_name`` and ``source`` of the instruction (null where several instructions of that name differ in it),
+            ordered by total_ns, largest first.
+        overlapped_ns: time in which work of several rows ran on a GPU, or work that is not selected beside a row: with
+            the ``exposed_ns`` of the rows, it adds up to the busy time of the selected work.
         idle_unknown: why idle time is unknown, as a part of a sentence; empty if it is known.
         windows: number of the windows that the span adds up, of steps on devices; None if no steps are selected.
         idle_inside_ns: for rows by parts of XLA programs (program, hlo, opcode, op_name): how long the GPU was idle
@@ -139,6 +154,7 @@ class Summary(Shown):
     heading: str
     apart: pl.DataFrame
     rows: pl.DataFrame
+    overlapped_ns: Ns = 0
     idle_inside_ns: Ns | None = None
     folded: pl.DataFrame | None = None
     idle_unknown: str = ""
@@ -233,7 +249,7 @@ class Summary(Shown):
             self.rows,
             {
                 "short_name": f"GPU time by {self.heading}", "count": "count", "total_ns": "total", "mean_ns": "mean",
-                "share": "share", **dict(zip(beside, beside, strict=True)),
+                "share": "share", "exposed_ns": "exposed", **dict(zip(beside, beside, strict=True)),
             },
             "total_ns",
             {kind: ns / max(self.sum_ns, 1) for kind, ns in self.attributed_ns.items()},
@@ -278,6 +294,7 @@ class Summary(Shown):
             "apart": self.apart.to_dicts(),
             "rows": self.rows.to_dicts(),
             "folded": None if self.folded is None else self.folded.to_dicts(),
+            "overlapped_ns": self.overlapped_ns,
             "idle_inside_programs_ns": self.idle_inside_ns,
             "notes": list(self.notes),
             "warnings": list(self.meta.warnings),
@@ -308,7 +325,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     if by in _OF_HLO and rows["place"].null_count() == rows.height:
         raise MissingData(_nothing_of_hlo(trace, by, _reasons(trace, rows, total)))
     parts = apart_from_steady(trace, rows, by)
-    table = _rows(trace, parts, total, by)
+    table, overlapped = _rows(trace, parts, totals, by)
     return Summary(
         meta=trace.meta,
         selection=str(trace.selection),
@@ -329,6 +346,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         heading=heading_of(trace, by),
         apart=_apart(trace, parts),
         rows=table,
+        overlapped_ns=overlapped,
         idle_inside_ns=idle_inside_programs(trace) if by in _OF_HLO else None,
         folded=folded_rows(table, total) if by in LAYERED else None,
         idle_unknown=trace.selection.idle_unknown,
@@ -433,14 +451,20 @@ def _apart(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _rows(trace: Attributed, parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
+def _rows(
+    trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str
+) -> tuple[pl.DataFrame, Ns]:
+    """The rows of the table, and the time in which several of them ran."""
     reason = pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
     keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
+    exposed, overlapped = _exposed(trace, parts, totals, keys)
     grouped = (
-        parts.group_by(keys)
+        parts.with_columns(exposed=exposed)
+        .group_by(keys)
         .agg(
             pl.col("gpu").n_unique().cast(pl.Int64).alias("count"),
             total_ns=pl.col("duration").sum(),
+            exposed_ns=pl.col("exposed").sum(),
             backward_ns=pl.col("duration").filter(pl.col("phase") == "backward").sum(),
         )
         .with_columns(
@@ -450,17 +474,32 @@ def _rows(trace: Attributed, parts: pl.DataFrame, total: Ns, by: str) -> pl.Data
         )
     )
     if by != "hlo":
-        return finished_rows(grouped, by, total, keys[2:])
+        return finished_rows(grouped, by, totals.sum_ns, keys[2:]), overlapped
     of_instruction = _of_instructions(trace, parts)
     grouped = grouped.join(of_instruction, on="place", how="left", maintain_order="left")
-    return finished_rows(grouped, by, total, (*keys[2:], *_OF_INSTRUCTIONS))
+    table = finished_rows(grouped, by, totals.sum_ns, (*keys[2:], *_OF_INSTRUCTIONS))
+    return table, overlapped
+
+
+def _exposed(
+    trace: Attributed, parts: pl.DataFrame, totals: Totals, keys: Sequence[str]
+) -> tuple[pl.Series, Ns]:
+    if trace.unselected is None and totals.busy_ns == totals.sum_ns:
+        return parts["duration"], 0  # nothing overlaps
+    row = (
+        parts.with_row_index("row")
+        .select(pl.col("row").min().cast(pl.Int64).over(keys))
+        .to_series()
+    )
+    exposed, overlapped = exposed_time(trace, parts, row.to_numpy())
+    return pl.Series(exposed), overlapped
 
 
 def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) -> pl.DataFrame:
     """Rows of a table by a kind of place, as `Summary.rows`: the largest first, with means, shares and short names.
 
     Args:
-        rows: name, attributed, reason, count, total_ns, backward_ns and ``more``.
+        rows: name, attributed, reason, count, total_ns, exposed_ns, backward_ns and ``more``.
         by: the kind of place.
         total: time that is a share of 1, ns.
         more: further columns to keep.

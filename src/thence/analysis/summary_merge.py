@@ -89,9 +89,10 @@ TABLES = (
         (
             _BY,
             Column("heading", pl.String(), "what the rows are, in words"),
+            Column("overlapped_ns", pl.Int64(), "as in `Summary`"),
             Column("idle_inside_ns", pl.Int64(), "as in `Summary`; null where that is None"),
         ),
-        required=("by", "heading"),
+        required=("by", "heading", "overlapped_ns"),
     ),
     Table(
         "apart",
@@ -116,9 +117,10 @@ TABLES = (
             Column("position", pl.String(), "by source: function or line; else null"),
             _COUNT,
             _NS,
+            Column("exposed_ns", pl.Int64(), "time in which no other work ran, ns"),
             Column("backward_ns", pl.Int64(), "part of total_ns whose phase is backward, ns"),
         ),
-        required=("by", "name", "attributed", "count", "total_ns", "backward_ns"),
+        required=("by", "name", "attributed", "count", "total_ns", "exposed_ns", "backward_ns"),
     ),
 )
 """The tables that `summary_tables` returns; all integer columns add up over ranks."""
@@ -151,7 +153,7 @@ def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bo
         "totals": [(*ranks.values(), *times.values(), first.windows, labels_joined, xla)],
         "kinds": [(kind, count, first.kind_ns[kind]) for kind, count in first.counts.items()],
         "stated": stated,
-        "divisions": [(s.by, s.heading, s.idle_inside_ns) for s in summaries],
+        "divisions": [(s.by, s.heading, s.overlapped_ns, s.idle_inside_ns) for s in summaries],
     }
     frames = {
         t.name: pl.DataFrame(rows[t.name], t.schema, orient="row") for t in TABLES if t.name in rows
@@ -186,6 +188,7 @@ def folded(frames: Mapping[str, pl.DataFrame]) -> Frames:
     divisions = frames["divisions"].group_by("by", maintain_order=True)
     result["divisions"] = divisions.agg(
         heading=pl.when(one).then(pl.col("heading").first()),
+        overlapped_ns=pl.col("overlapped_ns").sum(),
         idle_inside_ns=pl.when(told).then(pl.col("idle_inside_ns").sum()),
     )
     return result
@@ -232,6 +235,7 @@ def merged_summary(
         heading=heading if heading is not None else general_heading(by),
         apart=sums["apart"].drop("by").sort("total_ns", "code", descending=[True, False]),
         rows=rows,
+        overlapped_ns=sums["divisions"]["overlapped_ns"][0],
         idle_inside_ns=sums["divisions"]["idle_inside_ns"][0],
         folded=folded_rows(rows, total) if by in LAYERED else None,
         idle_unknown=selection.idle_unknown,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.summary import IDLE_INSIDE
+from thence.analysis.summary import IDLE_INSIDE, OVERLAPPED
 from thence.model.kernel_names import clip
 from thence.units import format_count, format_ns, format_share
 from thence.writers.text.printable import printable
@@ -184,6 +184,7 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         Field("total_ns", "total", "ns", bar=True),
         Field("share", "share", "share"),
         Field("mean_ns", "mean", "ns"),
+        *_exposed_field(summary),
         *((Field("backward_ns", "backward", "ns"),) if backward else ()),
         *((Field("op_name", "op_name", "text"),) if "op_name" in summary.rows.columns else ()),
     )
@@ -192,6 +193,8 @@ def summary_data(summary: Summary) -> dict[str, Any]:
     notes = [f"the rest takes {format_ns(rest)} ({format_share(rest, summary.sum_ns)})"] * bool(
         rest
     )
+    if summary.overlapped_ns:
+        notes.append(f"{OVERLAPPED}: {format_ns(summary.overlapped_ns)} of the busy time")
     if summary.idle_inside_ns is not None:
         notes.append(f"{IDLE_INSIDE}: {format_ns(summary.idle_inside_ns)}")
     rows = summary.rows
@@ -206,6 +209,11 @@ def summary_data(summary: Summary) -> dict[str, Any]:
     return data
 
 
+def _exposed_field(summary: Summary) -> tuple[Field, ...]:
+    """The column of exposed time, if any work overlaps."""
+    return (Field("exposed_ns", "exposed", "ns"),) if summary.overlapped_ns else ()
+
+
 def folded_data(summary: Summary, folded: pl.DataFrame) -> dict[str, Any]:
     """The rows of a summary with equal layers of a model as one row, as a table of the page."""
     fields = (
@@ -214,6 +222,7 @@ def folded_data(summary: Summary, folded: pl.DataFrame) -> dict[str, Any]:
         Field("count", "count", "count"),
         Field("total_ns", "total", "ns", bar=True),
         Field("share", "share", "share"),
+        *_exposed_field(summary),
         *((Field("backward_ns", "backward", "ns"),) if summary.rows["backward_ns"].max() else ()),
         Field("layer_min_ns", "per layer, least", "ns"),
         Field("layer_median_ns", "median", "ns"),

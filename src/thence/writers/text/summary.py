@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from thence.analysis.summary import IDLE_INSIDE
+from thence.analysis.summary import IDLE_INSIDE, OVERLAPPED
 from thence.model.fitted_names import fitted
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
@@ -52,7 +52,7 @@ _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _WIDE = 100
-_LAST = ("", "mean", "backward", "count")
+_LAST = ("", "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order."""
 _LONGEST_PATH = 48
 _LEAST_NAME = 16
@@ -163,9 +163,10 @@ def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int) 
         _Column("count", [format_count(n) for n in rows["count"]], 6),
         _Column("total", [format_ns(ns) for ns in rows["total_ns"]], 0),
         _Column("mean", [format_ns(ns) for ns in rows["mean_ns"]], 7),
+        *_exposed(summary, rows),
         *_backward(summary, rows),
         _Column("share", [format_share(ns, summary.sum_ns) for ns in rows["total_ns"]], 1),
-        _Column("", _bars(share), 8),
+        _Column("", _bars(share), 9),
         _Column("per layer", [_spread(row) for row in rows.iter_rows(named=True)], 4),
         _Column("differs most", [_differs(row) for row in rows.iter_rows(named=True)], 3),
     ]
@@ -278,6 +279,13 @@ def _fitted(names: _Names, indents: Sequence[int], width: int) -> list[Text]:
     ]
 
 
+def _exposed(summary: Summary, rows: pl.DataFrame) -> list[_Column]:
+    """The column of exposed time, if any work overlaps."""
+    if not summary.overlapped_ns:
+        return []
+    return [_Column("exposed", [format_ns(ns) for ns in rows["exposed_ns"]], 5)]
+
+
 def _backward(summary: Summary, rows: pl.DataFrame) -> list[_Column]:
     """The column of the backward pass, if there is one."""
     if not summary.rows["backward_ns"].max():
@@ -335,6 +343,7 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
             "count": format_count(row["count"]),
             "total": format_ns(row["total_ns"]),
             "mean": format_ns(row["mean_ns"]),
+            "exposed": format_ns(row["exposed_ns"]),
             "backward": format_ns(row["backward_ns"]) if row["backward_ns"] else "-",
             "share": format_share(row["total_ns"], summary.sum_ns),
             "": Text(_bar(row["share"] / largest), "cyan"),
@@ -347,6 +356,9 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
         )
         said = [Text(printable(clip(row[c] or "-", 2 * w)), "dim") for c, w in beside.items()]
         table.add_row(name, *(values[column] for column in shown), *said)
+    if summary.overlapped_ns and "exposed" in shown:
+        cells = [*(_overlapped(summary, column) for column in shown), *("" for _ in beside)]
+        table.add_row(Text(OVERLAPPED, "dim italic"), *cells)
     if summary.idle_inside_ns is not None:
         idle = {"total": format_ns(summary.idle_inside_ns), "": ""}
         cells = [*(idle.get(column, "-") for column in shown), *("" for _ in beside)]
@@ -355,6 +367,10 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
     if narrow := [column for column in _every_column(summary) if column and column not in shown]:
         parts.append(Text(not_shown(narrow), "dim"))
     return Group(*parts, *_more(summary.rows, top, summary))
+
+
+def _overlapped(summary: Summary, column: str) -> str:
+    return {"exposed": format_ns(summary.overlapped_ns), "": ""}.get(column, "-")
 
 
 def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]:
@@ -368,8 +384,8 @@ def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]
         room: width for both columns in characters.
     """
     rows = summary.rows.head(top)
-    idle = [] if summary.idle_inside_ns is None else [IDLE_INSIDE]
-    every = [*rows["short_name"], *idle, _title(summary)]
+    more = [] if summary.idle_inside_ns is None else [IDLE_INSIDE]
+    every = [*rows["short_name"], *more, _title(summary)]
     wide = max(_LEAST_NAME, min(room, _NAME_WIDTH, max(map(len, every))))
     if "op_name" not in rows.columns or rows["op_name"].count() == 0:
         return wide, {}
@@ -395,6 +411,7 @@ def _every_column(summary: Summary) -> dict[str, int]:
         "count": max(5, len(format_count(sum(summary.counts.values())))),
         "total": 8,
         "mean": 8,
+        **({"exposed": 8} if summary.overlapped_ns else {}),
         **({"backward": 8} if backward else {}),
         "share": 7,
         "": _BAR_WIDTH,
