@@ -1,6 +1,7 @@
-"""Jobs of many steps as Kineto JSON, made of the two recorded steps of four real FSDP2 ranks, with planted delays.
+"""Jobs of many steps as Kineto JSON, made of the first recorded step of four real FSDP2 ranks, with planted delays.
 
-A step is a recorded step of all four ranks, as they ran it together. From step to step, the recordings go round the
+A step is the recorded step of all four ranks, as they ran it together. (In the second recorded step, hosts had launched
+work ahead that waited for the first one, and waits for nothing if it is placed behind another step.) From step to step, the recordings go round the
 ranks (rank 0 runs that of rank 0, then of rank 1 ...), so that no rank is later than another on average, though the
 recorded hosts differ: ranks 0 and 2 launched ahead, ranks 1 and 3 did not. A step begins when the one before has ended
 on all ranks.
@@ -38,8 +39,8 @@ PAUSE = 100.0
 
 
 @cache
-def recorded() -> list[list[list[Event]]]:
-    """Events of every recorded rank and step; times in us from the begin of the step on the first rank that began."""
+def recorded() -> list[list[Event]]:
+    """Events of the step on every recorded rank; times in us from its begin on the first rank that began."""
     ranks = [
         [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if "ts" in e]
         for path in FSDP
@@ -48,12 +49,9 @@ def recorded() -> list[list[list[Event]]]:
         sorted((e for e in events if e["name"].startswith("ProfilerStep#")), key=lambda e: e["ts"])
         for events in ranks
     ]
-    begin = [min(steps[number]["ts"] for steps in marked) for number in range(2)]
+    begin = min(steps[0]["ts"] for steps in marked)
     return [
-        [
-            [e | {"ts": e["ts"] - begin[number]} for e in _of_step(events, steps[number])]
-            for number in range(2)
-        ]
+        [e | {"ts": e["ts"] - begin} for e in _of_step(events, steps[0])]
         for events, steps in zip(ranks, marked, strict=True)
     ]
 
@@ -114,7 +112,7 @@ class FsdpJob:
     def _step(self, number: int) -> list[list[Event]]:
         """The events of every rank in a step, with the delays."""
         count = len(FSDP)
-        ranks = [recorded()[(rank + number) % count][number % 2] for rank in range(count)]
+        ranks = [recorded()[(rank + number) % count] for rank in range(count)]
         if not self.delays or number < self.since:
             return ranks
         scatters = [collectives(events)[-1] for events in ranks]

@@ -55,7 +55,7 @@ __all__ = [
 
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` next to a table."""
-OVERLAPPED = "several of these at once (in the sum of each)"
+OVERLAPPED = "several rows at once"
 """Name of the row that shows `Summary.overlapped_ns` next to a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
 _ROW_COLUMNS = (
