@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-MAX_QUERIES = 6
+MAX_QUERIES = 10
 """Of Polars for each further rank, reading its file included; a verb took 97 and more."""
 
 

@@ -75,10 +75,11 @@ def plausible(tables: _Tables, name: str) -> _Tables:
 
 def _with_affordable_names(table: pl.DataFrame) -> pl.DataFrame:
     """The table; analyses write out names of many rows, so names are shortened if that takes far too much memory."""
-    for column in table.select(pl.selectors.categorical()).iter_columns():
-        written = int(column.cat.len_chars().cast(pl.Int64).sum())
-        if written <= MAX_TEXT + MAX_TEXT_PER_ROW * len(column):
+    written = table.select(pl.selectors.categorical().cat.len_chars().cast(pl.Int64).sum())
+    for name, characters in written.row(0, named=True).items():
+        if characters <= MAX_TEXT + MAX_TEXT_PER_ROW * table.height:
             continue
+        column = table[name]
         uses = column.value_counts()
         names = uses[column.name].cast(pl.String)
         count = uses["count"].to_numpy().astype(np.int64)
