@@ -192,7 +192,7 @@ def test_sql_flame_and_the_page_say_it(
     output(capsys, "report", without_graphs, "-o", page)
     text = page.read_text()
     assert sentence in text
-    assert "Idle at most" in text
+    assert '<h2>Idle</h2><p class="value">at most ' in text
     assert text.index(sentence) < text.index('<section id="timeline"')
 
 

@@ -1,9 +1,9 @@
 """Jobs of many steps as Kineto JSON, made of the first recorded step of four real FSDP2 ranks, with planted delays.
 
 A step is the recorded step of all four ranks, as they ran it together. (In the second recorded step, hosts had launched
-work ahead that waited for the first one, and waits for nothing if it is placed behind another step.) From step to step, the recordings go round the
-ranks (rank 0 runs that of rank 0, then of rank 1 ...), so that no rank is later than another on average, though the
-recorded hosts differ: ranks 0 and 2 launched ahead, ranks 1 and 3 did not. A step begins when the one before has ended
+work ahead that waited for the first one, and waits for nothing if it is placed behind another step.) From step to step,
+the recordings go round the ranks (rank 0 runs that of rank 0, then of rank 1 ...), so that no rank is later than
+another on average. A step begins when the one before has ended
 on all ranks.
 
 A planted delay is a sleep of a host before it launches the last reduce-scatter of the step, during which nothing else

@@ -54,6 +54,7 @@ __all__ = [
     "Headline",
     "RunPart",
     "StepFigures",
+    "around",
     "headline",
     "headline_of_summaries",
     "sampled_idle",

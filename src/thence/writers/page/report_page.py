@@ -160,12 +160,12 @@ def _whole_cards(report: Report) -> list[_Card]:
     """Busy and idle time of the whole recording, or of its selected part."""
     summary = report.whole
     span, busy = max(summary.span_ns, 1), summary.busy_ns
-    idle = "Idle at most" if report.soundness.work_missing else "Idle"
+    at_most = "at most " if report.soundness.work_missing else ""
     cards: list[_Card] = [("Busy", format_ns(busy), "of the span", busy / span)]
     if report.summary.idle_unknown:
         return [*cards, ("Idle", "unknown", report.summary.idle_unknown, None)]
     idle_ns = summary.span_ns - busy
-    return [*cards, (idle, format_ns(idle_ns), "of the span", idle_ns / span)]
+    return [*cards, ("Idle", at_most + format_ns(idle_ns), "of the span", idle_ns / span)]
 
 
 def _span_note(summary: Totals | Summary) -> str:
