@@ -124,7 +124,8 @@ def test_json_keeps_rows_and_adds_folded(capsys: Capture) -> None:
 def test_jax_opens_on_the_programs_own_lines(capsys: Capture, monkeypatch: Patch) -> None:
     lines = screen(capsys, monkeypatch, "100", "report", JAX)
     (heading,) = [n for n, line in enumerate(lines) if line.startswith("GPU time by source line")]
-    places = [line.split("  ")[0] for line in lines[heading + 1 : heading + 6]]
+    rows = lines[heading + 2 : heading + 7]  # the heading takes two lines
+    places = [line.split("  ")[0] for line in rows]
     assert all(re.fullmatch(r"jax_gpt\.py:\d+ \S+", place) for place in places)
 
 

@@ -70,7 +70,7 @@ def test_reasons_and_coverage_are_said(traces: dict[str, thence.Trace]) -> None:
     assert "module 0.0 % ▯▯▯▯▯" in text
     assert "label 100.0 % ▮▮▮▮▮" in text
     assert "no nn.Module calls recorded" in text
-    assert "next: trace.idle()" in text
+    assert 'next: trace.select(steps="typical").idle(): the GPU is idle for' in text
 
 
 def test_the_bar_of_a_row_is_as_long_as_its_part_of_the_largest(

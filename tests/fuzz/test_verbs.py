@@ -32,6 +32,6 @@ def test_every_option_of_a_fuzzed_verb_has_values() -> None:
 
 
 def test_all_verbs_and_options_are_drawn() -> None:
-    cases = [drawn(random.Random(i)) for i in range(3000)]
+    cases = [drawn(random.Random(i)) for i in range(6000)]
     assert {case[0] for case in cases} == {verb[0] for verb in VERBS}
     assert {word for case in cases for word in case} >= {"--window", "--split", "--add", "--scale"}

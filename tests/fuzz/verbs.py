@@ -44,6 +44,7 @@ VALUES = {
     "--own": ("torch", "!*", "a/**"),
     "--run": ("host", "nothing"),
     "--max-expansion": ("1", "1000000"),
+    "--program": ("main", "jit_train_step", "nothing"),
     "--depth": ("1", "3", "1099511627776"),
     "--top": ("1", "3", "1099511627776"),
     "--group": ("A=a", "B=(", "C=.*"),

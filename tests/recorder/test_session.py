@@ -248,7 +248,10 @@ def test_launches_of_several_threads_at_once(tmp_path: Path, probe: str) -> None
         assert found == [(name, label, "launch_ranges") for name, label in labels.items()]
     else:
         assert found == [(name, None, "launched_together") for name in labels]
-    assert thence.open(tmp_path).soundness.sound
+    # The made kernels take 5 ns, which the check notices.
+    assert {finding.code for finding in thence.open(tmp_path).soundness.findings} == {
+        "impossible_time"
+    }
 
 
 def test_where_the_counter_cannot_be_read_launches_are_recorded(tmp_path: Path) -> None:

@@ -96,11 +96,9 @@ def _with_affordable_names(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _between(column: pl.Series, low: int, high: int) -> bool:
-    """Whether all values of a column, of which there may be none, are from ``low`` to ``high``."""
-    if not len(column):
-        return True
-    least, most = int(column.min()), int(column.max())  # type: ignore[arg-type] # of integers
-    return low <= least and most <= high
+    """Whether all values of a column that are not null are from ``low`` to ``high``."""
+    least, most = column.min(), column.max()
+    return least is None or bool(low <= least and most <= high)  # type: ignore[operator]
 
 
 def _with_possible_durations(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:

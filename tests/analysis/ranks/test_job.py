@@ -67,17 +67,19 @@ def test_a_slow_link_is_named_by_its_group_and_no_rank_outside_is() -> None:
         assert "[4, 5, 6, 7]" in why.rows.filter(cause="transfer")["name"].to_list()
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_nobody_is_named_where_nobody_is_late(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    job = RankJob(
-        ranks=int(random.choice([2, 4, 8])), steps=int(random.integers(4, 20)), noise=0.1,
-        overlapped=bool(seed % 2), drift=20_000.0, seed=seed,
-    )  # fmt: skip
-    found = job_of(job.summaries())
-    assert found.stragglers.is_empty()
-    assert found.statement.startswith("no straggler")
-    assert found.links.is_empty()
+def test_where_nobody_is_late_somebody_is_named_in_about_one_job_of_a_hundred() -> None:
+    named = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        job = RankJob(
+            ranks=int(random.choice([2, 4, 8])), steps=int(random.integers(4, 20)), noise=0.1,
+            overlapped=bool(seed % 2), drift=20_000.0, seed=seed,
+        )  # fmt: skip
+        found = job_of(job.summaries())
+        assert found.statement.startswith("no straggler") == found.stragglers.is_empty()
+        assert found.links.is_empty()
+        named += not found.stragglers.is_empty()
+    assert named <= 2  # with `SURE`, three or more happen in 2 of 100 runs of 60 jobs
 
 
 def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_long(
@@ -167,7 +169,8 @@ def test_figures_of_ranks_are_per_step(tmp_path: Path) -> None:
 
 
 def by_hand() -> tuple[dict[int, int], dict[int, int], set[int]]:
-    """How often each rank of the FSDP job was last, how long each waited in the second step, and who was last in it.
+    """How often each rank of the FSDP job was last, how long each waited in the second step, and who arrived
+    in it after the median rank.
 
     The clocks agree. What its own rank computes in a wait is taken off. A collective is the n-th of its kind on
     every rank.
@@ -194,7 +197,8 @@ def by_hand() -> tuple[dict[int, int], dict[int, int], set[int]]:
         last[late] += 1
         if number < count[kind] / 2:  # both steps have as many
             continue
-        causing.add(late)
+        median = sorted(start for start, _ in arrivals.values())[1]  # the earlier one of the two
+        causing |= {rank for rank, (start, _) in arrivals.items() if start > median}
         for rank, (start, _) in arrivals.items():
             if rank != late:
                 inside = [c for c in compute[rank] if c[0] < arrivals[late][0] and c[1] > start]
@@ -218,7 +222,7 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
     caused = set(found.ranks.filter(pl.col("wait_caused_ns") > 0)["rank"])
     assert caused == causing
     assert found.stragglers.is_empty()
-    assert found.statement.startswith("no late rank is named: 2 steps count, which is too few")
+    assert found.statement.startswith("no late rank is named: 1 step counts, which is too few")
 
 
 def test_the_wait_at_the_first_collective_has_no_cause_and_a_reason_for_that(

@@ -350,7 +350,7 @@ def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     of_part, of_context, of_pieces = _pair_sums(part, context[inside] + np.int64(1), amounts)
     sums = {by: _named_sums(of_part, of_context - 1, of_pieces, name) for by, name in names.items()}
     activity = pieces["gpu"].fill_null(NO_ROW).to_numpy()
-    sums["phase"] = _named_sums(part, activity, amounts, trace.places["phase"])
+    sums["phase"] = _named_sums(part, activity, amounts, trace.around.places["phase"])
     every, _, total = _pair_sums(of_part, np.zeros_like(of_part), of_pieces)
     sums["cause"] = total.select(
         part=every, name=pl.lit(None, pl.Categorical()), count="count", total_ns="total_ns"
