@@ -16,8 +16,8 @@ large. So in addition to the mean of all samples, the mean without the fifth of 
 
 A device may become late in a later step. All steps are tried: the step that divides the waits best into two parts
 (least squares) is found, and the part since that step is tested, corrected for the number of steps. The device is late
-since that step if it was in time before, or if it caused less than half as much before (medians; of fewer than
-`FEWEST_STEPS` earlier steps, in each of them).
+since that step if it was in time before, or if it caused less than half as much in `_FEWEST_BEFORE` or more earlier
+steps (medians).
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ SURE = 0.99
 """Probability with which all lower bounds that decide about stragglers hold together."""
 FEWEST_STEPS = 3
 """Minimum number of steps from which a bound is computed."""
+_FEWEST_BEFORE = 2
+"""Minimum number of steps before a device is late: one may be special, because the host that is late runs ahead of it."""
 _TRIMMED = 5
 """The trimmed mean leaves out 1 of this many samples at either end."""
 
@@ -128,7 +130,7 @@ def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool
     early = (caused * ~after).sum(axis=1) / np.maximum((~after).sum(axis=1), 1)
     half = np.array(
         [
-            at > 0 and 2 * _before(row[:at]) < np.median(row[at:])
+            at >= _FEWEST_BEFORE and 2 * np.median(row[:at]) < np.median(row[at:])
             for row, at in zip(caused, begin, strict=True)
         ],
         np.bool_,
@@ -137,11 +139,6 @@ def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool
         (begin > 0) & ((early < LEAST_SHARE * step_ns) | half) & (late > 2 * early)
     )
     return result
-
-
-def _before(values: Float) -> float:
-    """What a device usually caused in the steps before; of few steps, at most."""
-    return float(np.median(values) if len(values) >= FEWEST_STEPS else values.max())
 
 
 def _bounds(sample: Float, caused: Float, begin: Int64, tests: int) -> tuple[Float, Float, Float]:
