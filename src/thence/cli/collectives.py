@@ -145,7 +145,8 @@ def _totals(times: Collectives, most: int) -> list[str]:
     ]
     devices = times.devices.height
     more = [f"... {devices - most:,} more devices; --top {devices} shows all"]
-    return lines if devices <= most else lines + more
+    summed = [f"times of the collectives above are summed over {devices:,} GPUs"] * (devices > 1)
+    return [*summed, *(lines if devices <= most else lines + more)]
 
 
 def _clocks(trace: Trace, times: Collectives) -> list[str]:

@@ -8,6 +8,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
 from thence.cli.output import Result, document_of, notes_of, result_options
+from thence.units import several
 
 __all__ = ["command"]
 
@@ -52,7 +53,9 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """
     trace = inputs.open()
     times = trace.program_times(warm_up)
-    notes = notes_of(trace, (times.phases.counted_statement,))
+    gpus = times.devices.select("rank", "device").n_unique()
+    summed = [f"span, idle and busy time are summed over {several(gpus, 'GPU')}"] * (gpus > 1)
+    notes = notes_of(trace, (*summed, times.phases.counted_statement))
     if result.top is None:
         result = dataclasses.replace(result, top=times.large)
     result.emit(document_of(trace, times.to_json()), times.programs, _HEADINGS, notes, _RANKED)

@@ -46,7 +46,7 @@ SURE = 0.99
 FEWEST_STEPS = 3
 """Minimum number of steps from which a bound is computed."""
 _FEWEST_BEFORE = 2
-"""Minimum number of steps before a device is late: one may be special, because the host that is late runs ahead of it."""
+"""Minimum number of steps before a device is late: one may be special, because the late host runs ahead of it."""
 _TRIMMED = 5
 """The trimmed mean leaves out 1 of this many samples at either end."""
 
