@@ -283,7 +283,9 @@ def _started_late(evidence: Evidence, judgement: Judgement, gaps: AllGaps, apart
     )  # no other can hold a piece of that length
     late = _late(evidence, gaps, np.full(evidence.tables.gpu.height, NEVER))
     if len(late.row):  # what waits for events is explained; finding that takes time
-        launch = np.where(call == NO_ROW, NO_ROW, evidence.calls["host"].to_numpy()[call])
+        launch = np.where(
+            call == NO_ROW, NO_ROW, evidence.calls["host"].to_numpy().astype(np.int64)[call]
+        )
         events, waits = completed_waiting(evidence.tables, launch)
         tables = replace(evidence.tables, events=events, waits=waits)
         late = _late(evidence, gaps, held_until(tables, launch))
