@@ -309,7 +309,9 @@ ENDINGS = {
     "raise KeyError(1)": 1,
     "raise KeyboardInterrupt": 128 + signal.SIGINT,
     "os.abort()": 128 + signal.SIGABRT,
-    **{f"os.kill(os.getpid(), {n:d}); time.sleep(9)": 128 + n for n in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)},
+    **{f"os.kill(os.getpid(), {n:d}); time.sleep(9)": 128 + n for n in (signal.SIGTERM, signal.SIGKILL)},
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.kill(os.getpid(), 1); time.sleep(9)": 128
+    + signal.SIGHUP,  # nohup leaves it ignored
     "signal.raise_signal(signal.SIGTERM); time.sleep(9)": 128 + signal.SIGTERM,
     "import threading; threading.Thread(target=os._exit, args=(5,)).start(); time.sleep(9)": 5,
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(6)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)": 6,
