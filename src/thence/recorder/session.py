@@ -331,12 +331,12 @@ class Recorder:
         JAX with loops in command buffers (`benchmarks/gpu_baseline.py`). libcupti once crashed when a thread launched
         meanwhile. Threads of autograd launch during backward passes only, so not between two steps.
         """
+        if self._uses_xla():
+            return "JAX is used"
         if not self.counts or not self._counting.notes_launches or self._options.launches:
             return "launches are not noted by the compiled probe"
         if self._version < _DETACHABLE:
             return "CUPTI is older than that of CUDA 12.6"
-        if self._uses_xla():
-            return "XLA launches graphs"
         others = self._launching - {threading.get_native_id()}
         if any(_may_launch(thread) for thread in others):
             return "several threads launch"
