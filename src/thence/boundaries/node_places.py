@@ -45,7 +45,7 @@ class NodePlaces:
 
     def add(self, makers: Any, begins: Any, ends: Any, modules: Numbers, lines: Numbers) -> None:
         """Add ranges of nodes: thread that made them, first number, end (excluded), module, line; all shapes (n,)."""
-        for maker in np.unique(makers).tolist():
+        for maker in sorted(set(makers.tolist())):
             mine = makers == maker
             rows = np.empty(int(mine.sum()), _ROW)
             for name, values in zip(_ROW.names or (), (begins, ends, modules, lines), strict=True):
@@ -58,7 +58,7 @@ class NodePlaces:
     def find(self, makers: Any, numbers: Any) -> tuple[Numbers, Numbers]:
         """Places of the modules and of the lines of nodes; shapes (n,)."""
         modules, lines = np.zeros((2, len(makers)), np.uint32)
-        for maker in np.unique(makers).tolist():
+        for maker in sorted(set(makers.tolist())):
             rows = self._of.get(maker)
             if rows is None or not len(rows):
                 continue
@@ -91,7 +91,7 @@ class NodePlaces:
         before = np.maximum.accumulate(np.where(plain, np.arange(len(rows)), 0))
         leaf = (rows["maker"] > 0) & ~plain
         same = plain[before] & (thread[before] == thread)
-        for one in np.unique(thread[leaf]).tolist():
+        for one in sorted(set(thread[leaf].tolist())):
             mine = leaf & (thread == one)
             found[mine] = np.where(same[mine, None], found[before[mine]], self._latest.get(one, 0))
         latest, at = np.unique(thread[plain][::-1], return_index=True)

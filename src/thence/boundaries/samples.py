@@ -431,7 +431,7 @@ def _decided(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     undecided = state == _RUNS
     state[undecided] = 0
     runs = np.flatnonzero(undecided | np.isin(state, _RUNNING))
-    for chain in np.unique(rows["chain"][undecided]).tolist():
+    for chain in sorted(set(rows["chain"][undecided].tolist())):
         ours = runs[rows["chain"][runs] == chain]
         _, which = np.unique(rows["position"][ours], return_inverse=True)
         counts = np.bincount(which, rows["count"][ours])

@@ -12,8 +12,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from thence.boundaries.chains import ENGINE, MODULE_CALL, WATCHED
 from thence.hooks.torch.monitoring import ALL_LINES, CALLS, EVENTS, Monitor
 from thence.hooks.torch.running_nodes import library_function
@@ -118,7 +116,7 @@ class StackCommon(Common):
     def _drain(self) -> None:
         with self._lock:
             for rows, modules, lines in self._chains.take_made():
-                for native in np.unique(rows["thread"]).tolist():
+                for native in sorted(set(rows["thread"].tolist())):
                     mine = rows["thread"] == native
                     self._made(native, rows[mine], modules[mine].tolist(), lines[mine].tolist())
 
