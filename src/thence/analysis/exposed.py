@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.group_by import split_by_weight
 from thence.model.intervals import levels, unions
 from thence.model.one_timeline import OneTimeline, numbered
 
@@ -31,12 +32,12 @@ _OTHER, _OPEN = 1 << 52, 1 << 36
 
 
 def exposed_time(trace: Attributed, parts: pl.DataFrame, row: Int64) -> tuple[Int64, Ns]:
-    """The exposed time of each part of an activity's time, and the time in which several rows ran.
+    """The exposed time of the rows of a table, and the time in which several rows ran.
 
     Args:
         trace: attributed.
         parts: as `thence.analysis.group_by.time_by_place` returns them.
-        row: number of the row of the table that each part belongs to, shape (m,), less than 2^31.
+        row: the row of the table that each part belongs to, shape (m,): the number of the first part of that row.
 
     Returns:
         ns for each part, whose sums over the parts of a row are its exposed time, shape (m,); and the busy time of the
@@ -45,15 +46,18 @@ def exposed_time(trace: Attributed, parts: pl.DataFrame, row: Int64) -> tuple[In
     """
     gpu = parts["gpu"].to_numpy()
     several = np.bincount(gpu, minlength=trace.gpu.height)[gpu] > 1
-    first = int(row.max(initial=-1)) + 1
     owner = np.zeros(trace.gpu.height, np.int64)
-    owner[gpu] = np.where(several, first + gpu, row)
-    exposed, overlapped = _exposed_groups(trace, owner)
-    return _divided(exposed, parts, owner), overlapped
+    owner[gpu] = np.where(several, len(row) + gpu, row)
+    exposed, overlapped = _exposed_groups(trace, owner, len(row) + trace.gpu.height)
+    result = exposed[: len(row)].copy()
+    share = parts["duration"] / trace.gpu["duration"].gather(parts["gpu"].cast(pl.UInt32))
+    claims = pl.DataFrame({"gpu": parts["gpu"], "weight": share.fill_nan(0)}).filter(several)
+    result[several] += split_by_weight(pl.Series(exposed[len(row) :]), claims).to_numpy()
+    return result, overlapped
 
 
-def _exposed_groups(trace: Attributed, owner: Int64) -> tuple[Int64, Ns]:
-    """The time in which only work of one group ran, by group; and the rest of the busy time."""
+def _exposed_groups(trace: Attributed, owner: Int64, groups: int) -> tuple[Int64, Ns]:
+    """The time in which only work of one group ran, by group, shape (groups,); and the rest of the busy time."""
     frames = [trace.gpu] if trace.unselected is None else [trace.gpu, trace.unselected.gpu]
     every = pl.concat([frame.select("rank", "device", "start", "duration") for frame in frames])
     device, devices = numbered(every, "rank", "device")
@@ -74,23 +78,7 @@ def _exposed_groups(trace: Attributed, owner: Int64) -> tuple[Int64, Ns]:
     )  # fmt: skip
     length, level = pieces[1] - pieces[0], pieces[2]
     alone = level // _OPEN == 1
-    exposed = np.zeros(int(owner.max(initial=-1)) + 1, np.int64)
+    exposed = np.zeros(groups, np.int64)
     np.add.at(exposed, level[alone] % _OPEN, length[alone])
     busy = int(length[(level % _OTHER) >= _OPEN].sum())
     return exposed, busy - int(exposed.sum())
-
-
-def _divided(exposed: Int64, parts: pl.DataFrame, owner: Int64) -> Int64:
-    """The exposed time of a group divided among its parts in proportion to their durations, in whole ns.
-
-    Each part is the difference of consecutive rounded cumulative sums, so that rounding loses nothing.
-    """
-    of_part = owner[parts["gpu"].to_numpy()]
-    frame = pl.DataFrame({"group": of_part, "duration": parts["duration"]})
-    whole = pl.col("duration").sum().over("group")
-    reached = pl.col("duration").cum_sum().over("group") / whole.cast(pl.Float64)
-    ends = (reached.fill_nan(0) * pl.Series(exposed[of_part])).round().cast(pl.Int64)
-    divided = frame.select("group", ends=ends).select(
-        pl.col("ends") - pl.col("ends").shift(1).over("group").fill_null(0)
-    )
-    return divided.to_series().to_numpy()

@@ -96,7 +96,8 @@ def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
     rows = shares["gpu"].cast(pl.UInt32)
     line = pl.lit(Position.LINE.value, pl.Enum(POSITIONS))  # shares are those of the HLO
     return shares.with_columns(
-        duration=split_by_weight(trace, shares), phase=trace.places["phase"].gather(rows)
+        duration=split_by_weight(trace.gpu["duration"], shares),
+        phase=trace.places["phase"].gather(rows),
     ).select(
         gpu=pl.col("gpu").cast(pl.Int32),
         place="place",
@@ -121,16 +122,16 @@ def general_heading(by: str) -> str:
     return _KIND[by].heading or by
 
 
-def split_by_weight(trace: Attributed, claims: pl.DataFrame) -> pl.Series:
-    """Splits each activity's duration by weight into whole ns that add up to it exactly.
+def split_by_weight(time: pl.Series, claims: pl.DataFrame) -> pl.Series:
+    """Splits a time of each activity by weight into whole ns that add up to it exactly.
 
     Each part is the difference of consecutive rounded cumulative sums, so rounding loses nothing.
 
     Args:
-        trace: attributed.
+        time: of each activity, ns.
         claims: columns gpu and weight; the weights of one activity sum to 1.
     """
-    whole = trace.gpu["duration"].gather(claims["gpu"].cast(pl.UInt32))
+    whole = time.gather(claims["gpu"].cast(pl.UInt32))
     reached = (pl.col("weight").cum_sum().over("gpu") * whole).round().cast(pl.Int64)
     return (
         claims.select("gpu", reached=reached)

@@ -280,7 +280,9 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     claims = stacks.claims
     gpu_rows = claims["gpu"].cast(pl.UInt32)
     time = (
-        split_by_weight(trace, claims) if stacks.shared else trace.gpu["duration"].gather(gpu_rows)
+        split_by_weight(trace.gpu["duration"], claims)
+        if stacks.shared
+        else trace.gpu["duration"].gather(gpu_rows)
     )
     gpu, places = trace.gpu, trace.places
     tuned = (places["apart"] == "autotuning").fill_null(value=False).gather(gpu_rows)

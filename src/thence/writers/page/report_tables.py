@@ -177,7 +177,6 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> 
 
 def summary_data(summary: Summary) -> dict[str, Any]:
     """A summary as a table of the page; kernels have their full names in addition to the short names."""
-    backward = bool(summary.rows["backward_ns"].max()) and summary.by != "phase"
     fields = (
         Field("short_name", summary.heading, "text"),
         Field("count", "count", "count"),
@@ -185,7 +184,7 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         Field("share", "share", "share"),
         Field("mean_ns", "mean", "ns"),
         *_exposed_field(summary),
-        *((Field("backward_ns", "backward", "ns"),) if backward else ()),
+        *_backward_field(summary),
         *((Field("op_name", "op_name", "text"),) if "op_name" in summary.rows.columns else ()),
     )
     left = summary.rows.slice(MOST_ROWS)
@@ -214,6 +213,12 @@ def _exposed_field(summary: Summary) -> tuple[Field, ...]:
     return (Field("exposed_ns", "exposed", "ns"),) if summary.overlapped_ns else ()
 
 
+def _backward_field(summary: Summary) -> tuple[Field, ...]:
+    """The column of the backward pass, if there is one; a table by phase shows it as a row."""
+    shown = summary.by != "phase" and summary.rows["backward_ns"].max()
+    return (Field("backward_ns", "backward", "ns"),) if shown else ()
+
+
 def folded_data(summary: Summary, folded: pl.DataFrame) -> dict[str, Any]:
     """The rows of a summary with equal layers of a model as one row, as a table of the page."""
     fields = (
@@ -223,7 +228,7 @@ def folded_data(summary: Summary, folded: pl.DataFrame) -> dict[str, Any]:
         Field("total_ns", "total", "ns", bar=True),
         Field("share", "share", "share"),
         *_exposed_field(summary),
-        *((Field("backward_ns", "backward", "ns"),) if summary.rows["backward_ns"].max() else ()),
+        *_backward_field(summary),
         Field("layer_min_ns", "per layer, least", "ns"),
         Field("layer_median_ns", "median", "ns"),
         Field("layer_max_ns", "largest", "ns"),
@@ -250,7 +255,7 @@ def tree_data(summary: Summary) -> dict[str, Any]:
         Field("total_ns", "total, with everything inside", "ns", bar=True),
         Field("share", "share", "share"),
         Field("self_ns", "itself", "ns"),
-        *((Field("backward_ns", "backward", "ns"),) if summary.rows["backward_ns"].max() else ()),
+        *_backward_field(summary),
     )
     data = frame_data(nodes.with_columns(part=indented), fields)
     shown = nodes.head(MOST_ROWS)
