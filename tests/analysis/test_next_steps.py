@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tarfile
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
 import thence
 from helpers import DATA, FSDP, STACK, TORCH, event, kernel, launch, opened, run_thence
-from thence.analysis.next_steps import MAX_SHOWN
+from thence.analysis.next_steps import MAX_SHOWN, advice
 from thence.model.places import STEP_KIND
 
 if TYPE_CHECKING:
@@ -102,6 +104,40 @@ def test_the_table_that_is_shown_is_not_proposed(
     by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try_all(tmp_path, monkeypatch, TORCH / "torch_eager_rank0.json.gz", by=by)
+
+
+@pytest.mark.parametrize(
+    ("lines", "modules", "told"),
+    [
+        (["train.py:9 main"] * 10, ["a", "b"] * 5, 1),
+        (["train.py:9 main"] * 8 + ["net.py:3 f"] * 2, ["a", "b"] * 5, 0),
+        (["train.py:9 main"] * 10, [None] * 10, 0),
+    ],
+    ids=["a loop of a library", "two lines", "no modules"],
+)
+def test_a_program_that_launches_all_from_one_line_is_told_how_to_see_inside(
+    lines: list[str], modules: list[str | None], told: int
+) -> None:
+    """The loop of a Trainer is the library's, so nearly all time is on the line that calls it."""
+    categories = pl.Categorical()
+    trace = SimpleNamespace(
+        gpu=pl.DataFrame({"duration": [10] * 10}),
+        places=pl.DataFrame(
+            {
+                "source": pl.Series(lines, dtype=categories),
+                "module": pl.Series(modules, dtype=categories),
+            }
+        ),
+        meta=SimpleNamespace(formats=["thence recording"], accelerators={"cuda"}),
+        programs=pl.DataFrame(),
+    )
+    summary = SimpleNamespace(unattributed={}, attributed_ns={"source": 100}, sum_ns=100)
+    sentences = list(advice(trace, summary))  # type: ignore[arg-type]
+    assert len(sentences) == told
+    assert all(
+        "100.0 %" in one and "train.py:9 main" in one and "--own PACKAGE" in one
+        for one in sentences
+    )
 
 
 def test_a_recording_is_not_told_to_record() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from thence.analysis.idle.table import why_no_causes
 from thence.model.places import STEP_KIND, TABLE_KINDS
 from thence.model.selection import TYPICAL
@@ -35,6 +37,9 @@ MIN_COMPILING = 0.2
 _MIN_SPREAD = 0.1
 """Share by which typical steps are longer or shorter than their median, from which on they are worth a look."""
 _MIN_COVERED = 0.5
+_MIN_ONE_LINE = 0.9
+"""Share of the GPU time on one source line from which on the lines inside the library that it calls are worth having:
+programs whose training loop is a library's launch everything in one call."""
 _CODE = ("module", "label", "source", "op_name")
 _FORMATS_OF_RECORDINGS = frozenset({"thence recording"})
 
@@ -220,4 +225,19 @@ def advice(trace: Attributed, summary: Summary) -> Iterator[str]:
         yield (
             f"{format_share(summary.sum_ns - covered, summary.sum_ns)} of the GPU time has no module, label or line: "
             "thence record -- python ... names them without any annotation"
+        )
+    elif recorded:
+        yield from _one_line(trace, summary)
+
+
+def _one_line(trace: Attributed, summary: Summary) -> Iterator[str]:
+    """That one line of the program launched nearly everything, although the time is in several modules."""
+    places = trace.places.select("source", "module", duration=trace.gpu["duration"])
+    lines = places.drop_nulls("source").group_by("source").agg(pl.col("duration").sum())
+    largest = lines.sort("duration").tail(1)
+    share = sum(largest["duration"]) / max(summary.sum_ns, 1)
+    if share >= _MIN_ONE_LINE and places["module"].drop_nulls().n_unique() > 1:
+        yield (
+            f"{format_share(share, 1)} of the GPU time is launched by one line, {largest['source'][0]}: "
+            "thence record --own PACKAGE, with the library that it calls (--own transformers), names lines inside it"
         )

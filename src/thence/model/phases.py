@@ -8,7 +8,7 @@ __all__ = ["HOST_STATES", "POSITIONS", "HostState", "Phase", "Position", "Servin
 
 
 class Phase(StrEnum):
-    """Which part of a training step an activity belongs to."""
+    """Which part of a training step, or of a program around it, an activity belongs to."""
 
     FORWARD = "forward"
     """The forward pass of code that is differentiated."""
@@ -22,6 +22,10 @@ class Phase(StrEnum):
     """The update of the parameters."""
     INPUT = "input"
     """Loading a batch, and copying it to the device."""
+    GENERATION = "generation"
+    """Generating tokens or completions inside a training step: the rollout of reinforcement learning."""
+    REWARD = "reward"
+    """Scoring of what was generated."""
     OTHER = "other"
     """None of the other phases: inference, metrics."""
     MIXED = "mixed"

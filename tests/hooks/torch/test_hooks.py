@@ -320,6 +320,86 @@ def test_an_optimizer_ends_a_step(tmp_path: Path) -> None:
     assert {"gradient", "optimizer", "backward", "forward"} <= noted
 
 
+def test_a_closure_of_the_optimizers_step_has_phases_of_its_own(tmp_path: Path) -> None:
+    """As Lightning trains, and as optimizers that evaluate a model several times need it."""
+    program = watched(
+        """
+        from torch.optim import SGD
+
+        class Launching(SGD):
+            @torch.no_grad()
+            def step(self, closure):
+                launch("before")
+                with torch.enable_grad():
+                    loss = closure()
+                launch("update")
+                return loss
+
+        optimizer = Launching(net.parameters(), 0.1)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = net(x).sum()
+            launch("loss")
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+            launch("after")
+        """,
+        tmp_path,
+    )
+    phases = places(program, PHASE)
+    assert phases["block 0"] == phases["head"] == phases["loss"] == {"forward"}
+    assert phases["block 0 backward"] == phases["head backward"] == {"backward"}
+    assert phases["before"] == phases["update"] == {"optimizer"}
+    assert phases["after"] == {None}
+
+
+def test_generation_and_rewards_are_phases_around_the_modules_that_they_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In modules of the names that libraries have, which are made up here; benchmarks run the libraries."""
+    made = {
+        "transformers.generation.utils": (
+            "class GenerationMixin:\n    @torch.no_grad()\n    def generate(self):\n        return net(x)\n"
+        ),
+        "trl.trainer.grpo_trainer": (
+            "class GRPOTrainer:\n    def _calculate_rewards(self):\n        launch('reward')\n"
+        ),
+    }
+    for name, source in made.items():
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            # Noted by monkeypatch, so that the module is not left there after the test.
+            monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), torch)
+            del sys.modules[".".join(parts[:depth])]
+        folder = tmp_path.joinpath("library", *parts[:-1])
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder.parent / "__init__.py").touch()
+        (folder / f"{parts[-1]}.py").write_text("import torch\n" + source)
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    program = watched(
+        """
+        import transformers.generation.utils as generation, trl.trainer.grpo_trainer as grpo
+        generation.net, generation.x, grpo.launch = net, x, launch
+        for _ in range(2):
+            generation.GenerationMixin().generate()
+            launch("between")
+            grpo.GRPOTrainer()._calculate_rewards()
+            net(x).sum().backward()
+        """,
+        tmp_path,
+    )
+    phases = places(program, PHASE)
+    assert phases["block 0"] == {"generation", "forward"}
+    assert phases["between"] == {None}
+    assert phases["reward"] == {"reward"}
+    assert phases["block 0 backward"] == {"backward"}
+
+
 def test_of_several_optimizers_the_last_one_ends_a_step(tmp_path: Path) -> None:
     program = watched(TRAINING + "train([a, b], 4)", tmp_path)
     stepped = [one.counter for one in program.launches if one.name == "optimizer"]

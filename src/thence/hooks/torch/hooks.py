@@ -247,7 +247,8 @@ class Hooks:
             self._common.phase(thread, self._phases.recompute)
         elif self._grad_enabled():
             self._steps.differentiated(thread)
-            if not thread.phases:
+            # A closure that the optimizer's step calls runs the whole forward and backward pass.
+            if not thread.phases or thread.phase == self._phases.optimizer:
                 self._common.phase(thread, self._phases.forward)
         else:
             if not thread.phases:
@@ -266,6 +267,10 @@ class Hooks:
     def _backward_over(self, thread: Thread, _frame: Any) -> None:
         if not thread.phases:  # the forward pass before it has ended, too
             self._common.phase(thread, self._phases.none)
+        elif (
+            thread.phase == self._phases.forward
+        ):  # it ran in a closure that the optimizer's step calls
+            self._common.phase(thread, self._phases.optimizer)
 
     def _optimizer_over(self, thread: Thread, frame: Any) -> None:
         # Within GradScaler.step (phase gradient), the step ends with GradScaler.update.

@@ -32,8 +32,13 @@ _OF_PHASE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "input": {"torch.utils.data.dataloader": ("_BaseDataLoaderIter.__next__",)},
+    "generation": {"transformers.generation.utils": ("GenerationMixin.generate",)},
+    "reward": {
+        "trl.trainer.grpo_trainer": ("GRPOTrainer._calculate_rewards",),
+        "trl.trainer.rloo_trainer": ("RLOOTrainer._calculate_rewards",),
+    },
 }
-"""Functions of PyTorch whose calls are a phase, by phase and module."""
+"""Functions of PyTorch, and of libraries around it, whose calls are a phase, by phase and module."""
 
 
 class PhasePlaces:
@@ -51,11 +56,14 @@ class PhasePlaces:
             self.gradient,
             self.optimizer,
             self.input,
+            self.generation,
+            self.reward,
             self.other,
         ) = (
             places.number(Place(PHASE, 0, name))
             for name in (
-                *("forward", "backward", "recompute", "gradient", "optimizer", "input", "other"),
+                *("forward", "backward", "recompute", "gradient", "optimizer", "input"),
+                *("generation", "reward", "other"),
             )
         )
         self.none = places.nothing(PHASE)
