@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FRAME", "KINDS", "LINE", "MODULE", "PHASE", "STEP", "Place", "Places"]
+__all__ = ["FRAME", "KINDS", "LINE", "MODEL_CALL", "MODULE", "PHASE", "STEP", "Place", "Places"]
 
 MODULE, LINE, PHASE, STEP, FRAME = range(1, 6)
 KINDS = {MODULE: "module", LINE: "line", PHASE: "phase", STEP: "step", FRAME: "frame"}
 """Codes of kinds, as recordings hold them."""
+MODEL_CALL = "model call"
+"""Name of a step that begins because a model was called without gradients. In a program that trains, such calls before
+the first step of the optimizer, as a rollout's tokens, are parts of its first step: only a reader knows that."""
 
 
 class Place(NamedTuple):

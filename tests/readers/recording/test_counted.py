@@ -344,11 +344,22 @@ def test_ranges_of_other_threads_cut_nothing() -> None:
 
 NAMES = [
     "f", "model", "model.layers.0", "model.layers.0.attn", "train.py", "main", "step", "forward", "decode", "my mark",
+    "model call",
 ]  # fmt: skip
 NUMBER = {name: number for number, name in enumerate(NAMES, 1)}
-NONE_OF_MODULE, MODEL, LAYER, ATTENTION, LINE_1, LINE_2, FUNCTION, FORWARD, STEP_0, STEP_1 = range(
-    1, 11
-)
+(
+    NONE_OF_MODULE,
+    MODEL,
+    LAYER,
+    ATTENTION,
+    LINE_1,
+    LINE_2,
+    FUNCTION,
+    FORWARD,
+    STEP_0,
+    STEP_1,
+    MODEL_CALL,
+) = range(1, 12)
 
 
 def place(number: int, kind: int, name: str | None, parent: int = 0, **more: int) -> dict[str, int]:
@@ -369,6 +380,7 @@ PLACES = [
     place(FORWARD, 3, "forward"),
     place(STEP_0, 4, "step"),
     place(STEP_1, 4, "decode", detail=NUMBER["main"]),
+    place(MODEL_CALL, 4, "model call", detail=NUMBER["main"]),
 ]
 
 
@@ -445,6 +457,27 @@ def test_phases_steps_and_serving_are_as_noted(tmp_path: Path) -> None:
     assert places_of(trace, "serving") == [None, "decode", "decode"]
     steps = trace.host.filter(pl.col("category") == "step")
     assert steps.height == 3
+
+
+@pytest.mark.parametrize(
+    ("noted", "steps"),
+    [
+        (
+            [STEP_0, MODEL_CALL, MODEL_CALL, MODEL_CALL],
+            ["step", "step (main)", "step (main)", "step (main)"],
+        ),
+        ([STEP_0, MODEL_CALL, MODEL_CALL, STEP_0, MODEL_CALL, STEP_0], ["step"] * 3),
+    ],
+    ids=["inference", "training that begins with a rollout"],
+)
+def test_calls_of_a_model_begin_steps_unless_an_optimizer_does(
+    tmp_path: Path, noted: list[int], steps: list[str]
+) -> None:
+    """A rollout's calls of the model, before an optimizer has stepped, are parts of the first training step."""
+    launched = [item for number in noted for item in (number, "launch")]
+    trace = recorded(tmp_path / "a", launched)
+    found = trace.host.filter(pl.col("category") == "step").sort("start")["name"]
+    assert found.cast(pl.String).to_list() == steps
 
 
 def test_places_without_numbers_go_by_time(tmp_path: Path) -> None:

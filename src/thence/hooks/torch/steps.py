@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from thence.boundaries.places import STEP, Place
+from thence.boundaries.places import MODEL_CALL, STEP, Place
 from thence.model.phases import Serving
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class Steps:
         self._calls: dict[int, int] = {}
         self._most = 0
 
-    def begin(self, thread: Thread, detail: str | None = None) -> None:
-        """Begin a step. All have one name, and are identified by their order: with numbers, places would never end."""
+    def begin(self, thread: Thread, name: str = _NAME, detail: str | None = None) -> None:
+        """Begin a step. Steps are identified by their order: with numbers in their names, places would never end."""
         self._any = True
-        self._common.cross(thread, self._places.number(Place(STEP, 0, _NAME, detail)))
+        self._common.cross(thread, self._places.number(Place(STEP, 0, name, detail)))
         self._begins()
 
     def told(self, thread: Thread) -> None:
@@ -98,7 +98,7 @@ class Steps:
         self._calls[id(model)] = calls
         if calls >= self._most:
             self._most = calls
-            self.begin(thread, tokens(frame.f_locals))
+            self.begin(thread, MODEL_CALL, tokens(frame.f_locals))
 
 
 def tokens(arguments: dict[str, Any]) -> str | None:

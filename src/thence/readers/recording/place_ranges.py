@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.boundaries.places import FRAME, KINDS, LINE, MODULE, PHASE, STEP
+from thence.boundaries.places import FRAME, KINDS, LINE, MODEL_CALL, MODULE, PHASE, STEP
 from thence.model.forest import depths
 from thence.model.formats import SAMPLE_STATES
 from thence.model.intervals import NO_ROW, chain_to, enclosing
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["place_ranges"]
 
+_MIN_STEPS = 2
+"""Steps that no call of a model began, from which on calls of models are parts of them: without an optimizer's step
+there is at most one, with which the recording began."""
 _CATEGORY = {MODULE: "module", LINE: "python", PHASE: "phase", STEP: "step"}
 _MOST_LEVELS = 512
 """Most levels of a tree of places; a deeper place counts as one at this level."""
@@ -174,13 +177,14 @@ def _shown() -> pl.Expr:
     """The name of the host range of a place, in the form that `HOST_CATEGORIES` defines."""
     line = pl.when(pl.col("line") > 0).then(pl.col("line").cast(pl.String)).otherwise(pl.lit(""))
     frame = pl.format("{}({}): {}", pl.col("detail").fill_null("(unknown)"), line, "name")
-    detailed = pl.format("{} ({})", "name", "detail")
+    of_call = (pl.col("kind") == STEP) & (pl.col("name") == MODEL_CALL)
+    name = pl.when(of_call).then(pl.lit("step")).otherwise("name")
     return (
         pl.when(pl.col("kind").is_in([LINE, FRAME]))
         .then(frame)
         .when((pl.col("kind") == STEP) & pl.col("detail").is_not_null())
-        .then(detailed)
-        .otherwise("name")
+        .then(pl.format("{} ({})", name, "detail"))
+        .otherwise(name)
         .alias("name")
     )
 
@@ -189,6 +193,10 @@ def _noted(boundaries: Boundaries, tree: _Tree, kind: int) -> Noted:
     """The boundaries of one kind of place, sorted by thread."""
     place = tree.of(boundaries.place)
     rows = np.flatnonzero(tree.kind[place] == kind)
+    if kind == STEP:
+        calls = (tree.names == MODEL_CALL).fill_null(value=False).to_numpy()[place[rows]]
+        if np.count_nonzero(~calls) >= _MIN_STEPS:
+            rows = rows[~calls]
     rows = rows[np.argsort(boundaries.thread[rows], kind="stable")]
     return Noted(boundaries.thread[rows], boundaries.time[rows], place[rows])
 
