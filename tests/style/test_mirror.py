@@ -145,7 +145,7 @@ ELSEWHERE = {
     "hooks/torch/threads.py": "hooks/torch/test_backward.py",
     "boundaries/log.py": "boundaries/test_probe.py",
     "hooks/torch/following.py": "hooks/torch/test_stack_following.py",
-    "hooks/torch/phases.py": "hooks/torch/test_hooks.py",
+    "hooks/torch/phases.py": "hooks/torch/test_backward.py",
     "hooks/jax/programs.py": "readers/recording/test_xla.py",
     "store/facts.py": "store/test_parts.py",
     "store/layout.py": "store/test_ingest.py",
