@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.instances import Instances
     from thence.analysis.flame.flame import Flame
     from thence.analysis.graph_lanes import GraphLanes
+    from thence.analysis.replayed_graph import ReplayedGraph
     from thence.analysis.kernel_groups import Patterns
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.programs.programs import Programs
@@ -241,6 +242,20 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         from thence.analysis.graph_edges import graph_edges
 
         return graph_edges(self.tables.graph_labels)
+
+    def replayed_graph(self, graph_id: int | None = None) -> ReplayedGraph:
+        """A captured CUDA graph with the mean times of its replays and its critical path.
+
+        Args:
+            graph_id: id of the captured or of the executable graph; None: the graph with the most GPU time.
+
+        Raises:
+            MissingData: no graph in the trace has known edges; the message has the way out.
+            UsageError: none of them has this id.
+        """
+        from thence.analysis.replayed_graph import replayed_graph
+
+        return replayed_graph(self.attributed, self.tables.graph_labels, graph_id)
 
     def label(
         self,

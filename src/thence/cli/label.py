@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -23,10 +24,11 @@ from thence.errors import MissingData, UsageError
 from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import polars as pl
 
+    from thence.analysis.replayed_graph import ReplayedGraph
     from thence.trace import Trace
 
 __all__ = ["command"]
@@ -42,6 +44,7 @@ Examples:
   thence label replay.json.gz --labels labels.json                       only report what can be labelled
   thence label traces/ -o labelled.pftrace                               labels next to the traces
   thence label replay.json.gz --labels labels.json --edges               which node waits for which
+  thence label run/ --graph graph.html                                   nodes, edges, times and critical path
 
 Labels are written by thence.save_labels() at the end of the program that captured the graphs, or are PyTorch's
 annotation files (kernel_annotations_rank0_fwd.pkl or .json, named by rank). Labels in the folder of a trace, or one
@@ -96,6 +99,14 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--edges", is_flag=True, help="Also show the edges of the captured graphs, from the labels."
 )
+@click.option(
+    "--graph", "page", metavar="OUT.html", type=click.Path(),
+    help="Also write a page of one captured graph: nodes with label, module and mean time, edges, critical path.",
+)
+@click.option(
+    "--graph-id", type=int, metavar="ID",
+    help="Which graph --graph shows, by the id of its capture or executable. Default: the one with the most GPU time.",
+)
 @output_option(
     "File ending in .json, .json.gz or .pftrace. Without it nothing is written.", metavar="OUT"
 )
@@ -105,6 +116,8 @@ def command(
     inputs: Inputs,
     sources: _Sources,
     edges: bool,  # noqa: FBT001 - click passes it by name
+    page: str | None,
+    graph_id: int | None,
     output: str | None,
     force: bool,  # noqa: FBT001 - click passes it by name
     form: str,
@@ -114,6 +127,7 @@ def command(
         if not output.lower().endswith(_ENDINGS):
             raise UsageError(f"{output}: must end in {', '.join(_ENDINGS)}")
         check_output(output, force=force)  # before anything is read
+    _check_page(page, output, graph_id, force=force)
     check_inputs((*sources.labels, *sources.eager))
     recorded = inputs.open()
     from thence.opening import open_runs
@@ -124,15 +138,40 @@ def command(
         trace = recorded.label(eager=open_runs(*sources.eager))
     else:
         trace = recorded
-        if not trace.graph_coverage.labelled:
+        if page is None and not trace.graph_coverage.labelled:
             raise MissingData(
                 f"{', '.join(inputs.paths)}: there are no matching labels next to it; name them "
                 "with --labels, or an eager run with --eager"
                 + "".join(f"; {text}" for text in trace.meta.warnings)
             )
+    graph = None if page is None else trace.replayed_graph(graph_id)
     if output is not None:
         _write(trace, inputs.paths, output)
-    _show(trace, output, form, trace.graph_edges() if edges else None)
+    if page is not None and graph is not None:
+        from thence.atomic_files import atomic_open_text
+        from thence.writers.page.graph_page import graph_html
+
+        with atomic_open_text(Path(page)) as stream:
+            stream.write(graph_html(graph, trace.meta))
+    written = [path for path in (output, page) if path is not None]
+    _show(trace, written, form, trace.graph_edges() if edges else None, graph)
+
+
+def _check_page(page: str | None, output: str | None, graph_id: int | None, *, force: bool) -> None:
+    """Checks the options of the graph's page before anything is read.
+
+    Raises:
+        UsageError: the page cannot be written, or is not asked for.
+    """
+    if page is None:
+        if graph_id is not None:
+            raise UsageError("--graph-id chooses the graph for --graph OUT.html, which is missing")
+        return
+    if not page.lower().endswith((".html", ".htm")):
+        raise UsageError(f"{page}: the page of --graph must end in .html")
+    check_output(page, force=force)
+    if output is not None and Path(output).resolve() == Path(page).resolve():
+        raise UsageError(f"{page}: -o and --graph name the same file")
 
 
 def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
@@ -149,18 +188,25 @@ def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
     trace.write(output, lanes=("lane", "label"))
 
 
-def _show(trace: Trace, output: str | None, form: str, edges: pl.DataFrame | None) -> None:
+def _show(
+    trace: Trace,
+    written: Sequence[str],
+    form: str,
+    edges: pl.DataFrame | None,
+    graph: ReplayedGraph | None,
+) -> None:
     """Prints the coverage, and the kernels in graphs per recorded stream and per labelled lane."""
     covered = trace.graph_coverage
     lanes = trace.graph_lanes()
     if form == "json":
         document: dict[str, Any] = {
             "inputs": list(trace.meta.inputs),
-            "output": output,
+            "output": next((path for path in written if path.lower().endswith(_ENDINGS)), None),
             **covered.to_json(),
             "streams": lanes.streams.to_dicts(),
             "lanes": lanes.lanes.to_dicts(),
             **({} if edges is None else {"edges": edges.to_dicts()}),
+            **({} if graph is None else {"graph": graph.to_json()}),
             "notes": list(trace.meta.notes),
             "warnings": list(trace.meta.warnings),
         }
@@ -184,8 +230,9 @@ def _show(trace: Trace, output: str | None, form: str, edges: pl.DataFrame | Non
     lines = [f"{covered}", f"how: {rules}" if rules else ""]
     if covered.confidence is not None:
         lines.append(f"lowest confidence of an alignment: {covered.confidence:.2f}")
-    if output is not None:
-        lines.append(f"wrote {output}")
+    if graph is not None:
+        lines += graph.sentences
+    lines += [f"wrote {path}" for path in written]
     of_files = [note for note in trace.meta.notes if note.startswith(LABELS_NOTE)]
     for line in filter(None, lines):
         print_table(screen, Text(line))

@@ -1,4 +1,4 @@
-"""PyTorch's annotations of CUDA graph nodes, from its annotation files and its annotated traces.
+"""PyTorch's annotations of CUDA graph nodes, from its annotation files and its annotated traces, and its graph data.
 
 An annotation file holds a dict of node id (executable graph << 32 | number) to a list of dicts, either pickled or
 as JSON; node ids are texts in JSON. The file names neither the process nor kernels; the rank is in the file's name,
@@ -8,6 +8,9 @@ nested scopes into one dict, in which the keys ``name``, ``stream`` (the lane to
 
 torch 2.15 also writes the Python stack of each node's launch (``dump_kernel_py_stacks``): JSON of node id to the lines
 ``file:line:function``, innermost first. Such a text is the stack of its node and not a name, wherever it stands.
+
+Annotations do not hold the edges of a graph. The hook ``torch.cuda.export_graph_data(path)`` of torch 2.15 pickles
+them: the id of the executable graph, its nodes (type, kernel, launch shape) and its edges, without labels.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -26,10 +30,11 @@ from thence.model.graph_labels import (
     CapturedGraph,
     CapturedPlace,
     GraphLabels,
+    Kernel,
     Label,
     Process,
 )
-from thence.model.json_fields import NotAsWritten, decoded
+from thence.model.json_fields import NotAsWritten, UInt32, decoded
 from thence.readers.plain_pickle import PickleRefused, load_plain
 
 if TYPE_CHECKING:
@@ -69,6 +74,10 @@ _PYTHON = (".py", ">")
 """Ends of the files of Python frames: of a stack, at least one frame has such a file, or ``<string>`` and the like."""
 _VIEWS = (b"_AnnotationsView", b"_PyStacksView")
 """Classes of torch 2.15 that pickle as nothing but their names."""
+_GRAPH_DATA = {"exec_graph_id", "nodes", "edges"}
+"""Keys of what ``torch.cuda.CUDAGraph.get_graph_data`` returns and ``export_graph_data`` pickles."""
+_NODE_TYPES = {"child_graph": "graph", "wait_event": "event_wait"}
+"""Types of nodes that PyTorch names otherwise than `NODES`."""
 _GROUP = (KINETO_KEYS["group_name"], KINETO_KEYS["group_description"])
 
 
@@ -99,9 +108,9 @@ def annotation_files(folder: Path, ranks: list[int]) -> list[Path]:
 
 
 def read_annotations(content: bytes, name: str) -> GraphLabels:
-    """The labels in an annotation file.
+    """The labels in an annotation file, or the graph in a file of ``export_graph_data``.
 
-    Every graph id becomes a graph of its own, since the file does not distinguish ids of captured graphs from
+    Every graph id of annotations becomes a graph of its own, since the file does not distinguish ids of captured graphs from
     ids of executable graphs.
 
     Args:
@@ -113,6 +122,11 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
         UnknownFormat: the file holds anything but a dict, or a snapshot of PyTorch's memory.
     """
     annotations = _loaded(content, name)
+    match = _NAME.fullmatch(Path(name).name)
+    process = Process(rank=int(match[1]) if match else None)
+    if isinstance(annotations, dict) and annotations.keys() >= _GRAPH_DATA:
+        graph, kernels = _graph_of_data(annotations, name)
+        return GraphLabels(name, process, kernels=kernels, graphs=(graph,))
     if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
         raise UnknownFormat(name, "holds no annotations: expected a dict with node ids as keys")
     if annotations.keys() >= _MEMORY_SNAPSHOT:
@@ -122,9 +136,67 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
     numbers = np.zeros(len(annotations), np.int32)
     for i, (node, value) in enumerate(annotations.items()):
         ids[i], numbers[i] = _node_id(node, name), distinct.number(value)
-    match = _NAME.fullmatch(Path(name).name)
-    process = Process(rank=int(match[1]) if match else None)
     return GraphLabels(name, process, tuple(distinct.labels), graphs=_graphs(ids, numbers))
+
+
+class _GraphNode(msgspec.Struct):
+    """A node in the files of ``export_graph_data``; its other fields are not needed."""
+
+    node_id: UInt32
+    node_type: str
+    kernel_name: str | None = None
+    grid_dim: tuple[UInt32, UInt32, UInt32] | None = None
+    block_dim: tuple[UInt32, UInt32, UInt32] | None = None
+    shared_mem_bytes: UInt32 | None = None
+
+
+class _GraphEdge(msgspec.Struct, rename={"source": "from", "target": "to"}):
+    """An edge in the files of ``export_graph_data``: positions of two nodes in the list of nodes."""
+
+    source: UInt32
+    target: UInt32
+
+
+class _GraphData(msgspec.Struct):
+    """What ``export_graph_data`` pickles."""
+
+    exec_graph_id: UInt32
+    nodes: list[_GraphNode]
+    edges: list[_GraphEdge]
+
+
+def _graph_of_data(stored: dict[Any, Any], name: str) -> tuple[CapturedGraph, tuple[Kernel, ...]]:
+    """The graph in a file of ``export_graph_data``, and the kernels of its nodes."""
+    try:
+        data = msgspec.convert(stored, _GraphData)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise DamagedInput(
+            name, f"does not hold a graph as torch.cuda.export_graph_data writes it: {error}"
+        ) from error
+    nodes, ids = data.nodes, np.array([node.node_id for node in data.nodes], np.int64)
+    ends = np.array([(edge.source, edge.target) for edge in data.edges], np.int64).reshape(-1, 2)
+    if len(nodes) > _MOST_NODES or len(np.unique(ids)) < len(ids) or ends.max(initial=-1) >= len(ids):
+        raise DamagedInput(
+            name, "lists nodes that occur twice, or edges of nodes that do not exist"
+        )
+    names = dict.fromkeys(node.kernel_name for node in nodes if node.kernel_name is not None)
+    number = {text: i for i, text in enumerate(names)}
+    columns: dict[str, Any] = {
+        "number": ids,
+        "type": [_NODE_TYPES.get(node.node_type, node.node_type) for node in nodes],
+        "kernel": [None if node.kernel_name is None else number[node.kernel_name] for node in nodes],
+        "grid": [node.grid_dim for node in nodes],
+        "block": [node.block_dim for node in nodes],
+        "shared_memory": [node.shared_mem_bytes for node in nodes],
+    }
+    frame = pl.DataFrame(
+        {
+            column: pl.Series(column, columns.get(column, [None] * len(nodes)), dtype)
+            for column, dtype in NODES.items()
+        }
+    )
+    graph = CapturedGraph(data.exec_graph_id, (data.exec_graph_id,), None, frame, ids[ends])
+    return graph, tuple(Kernel(text) for text in names)
 
 
 def _loaded(content: bytes, name: str) -> object:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.collectives.instances import Instances
-    from thence.analysis.whatif.graph_nodes import GraphNodes
+    from thence.analysis.graph_nodes import GraphNodes
     from thence.model.attributed import Attributed
 
     Int64 = npt.NDArray[np.int64]

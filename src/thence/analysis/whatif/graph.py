@@ -43,7 +43,7 @@ from thence.analysis.whatif.edges import (
     launch_lags,
     wait_edges,
 )
-from thence.analysis.whatif.graph_nodes import graph_nodes
+from thence.analysis.graph_nodes import graph_nodes
 from thence.analysis.whatif.handovers import handovers
 from thence.analysis.whatif.replay import Graph
 from thence.errors import MissingData
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.analysis.collectives.instances import Instances
-    from thence.analysis.whatif.graph_nodes import GraphNodes
+    from thence.analysis.graph_nodes import GraphNodes
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
 

@@ -59,6 +59,8 @@ class Match:
         rule: for each, the code of the rule by which it was matched.
         refused: why nothing was matched; None if something was.
         foreign: whether the labels do not name this executable graph.
+        graph: the captured graph that it was matched to.
+        row: row of each matched node among the nodes of that graph, -1 where the file does not list it.
     """
 
     number: Sequence[int] = ()
@@ -66,6 +68,8 @@ class Match:
     rule: Sequence[str] = ()
     refused: str | None = None
     foreign: bool = False
+    graph: CapturedGraph | None = None
+    row: Sequence[int] = ()
 
     @property
     def by_id(self) -> bool:
@@ -184,8 +188,10 @@ def _matched(
             return Match(refused=f"node {missing[0] if missing else 0} did not run")
     if nodes["type"].eq("unknown").all():  # the file lists only the labelled nodes
         of_node = nodes["label"].to_list()
-        label = [of_node[row_of_number[n]] if n in row_of_number else -1 for n, _ in ran.nodes]
-        return Match([n for n, _ in ran.nodes], label, [rule] * len(label))
+        listed = [row_of_number.get(n, -1) for n, _ in ran.nodes]
+        label = [-1 if row < 0 else of_node[row] for row in listed]
+        numbers = [n for n, _ in ran.nodes]
+        return Match(numbers, label, [rule] * len(label), graph=graph, row=listed)
     of_child = place.children(inside, row_of_number)
     if of_child is None and (rule == "graph_number" or not top_level):
         number = inside[0][0]
@@ -197,7 +203,7 @@ def _matched(
     rows = [row_of_number[n] for n in numbers] + [*of_child.values()]
     label = nodes["label"].gather(rows).to_list() if rows else []
     rules = [rule] * len(numbers) + ["graph_child"] * len(of_child)
-    return Match([*numbers, *of_child], label, rules)
+    return Match([*numbers, *of_child], label, rules, graph=graph, row=rows)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _MOST_LISTED = 3
 
 
 def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
-    """Joins labels files to the tables.
+    """Joins labels files to the tables. Files that hold only the edges of graphs label nothing.
 
     Raises:
         MissingData: nothing ran in a graph, or nothing of it could be joined; the message has the
@@ -45,6 +45,10 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
             f"{reason}; use the labels file that the traced process saved",
         )
     known = dataclasses.replace(tables, graph_labels=(*tables.graph_labels, *labels))
+    if not any(file.labels for file in labels) and any(
+        graph.edges is not None for file in labels for graph in file.graphs
+    ):
+        return known
     return _replace_labels(known, joined, "the labels")
 
 
