@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from browser.chromium import ABSENT, CHROMIUM
-from helpers import FSDP, STACK, recording, shared
+from helpers import FSDP, STACK, TORCH, recording, shared
 from thence.writers.page.diff_page import diff_html
 from thence.writers.page.flame_page import flame_html
+from thence.writers.page.graph_page import graph_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,9 +48,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of each sort."""
     folder = tmp_path_factory.mktemp("pages")
     before, after = shared(recording("torch_eager_rank0")), shared(STACK)
+    graphed = shared(TORCH / "graphs" / "compiled_replay.json.gz")
     texts = {
         "report": shared(*FSDP).report_html(),
         "flame": flame_html(after.flame("module")),
+        "graph": graph_html(graphed.replayed_graph(), graphed.meta),
         SCRIPTLESS: diff_html(before.diff(after)),
     }
     for name, text in texts.items():
@@ -67,6 +70,8 @@ def show(page: Page, file: Path, width: int, scheme: str = "light") -> None:
     )
     page.call("Page.navigate", url=file.as_uri())
     page.wait_for("location.protocol === 'file:' && document.readyState === 'complete'")
+    if file.stem == "graph":
+        page.js("document.querySelector('#rows .row').click()")  # its facts are below the rows
     if file.stem == "report":
         page.wait_for("window.thenceReady === true")
         page.js(
@@ -87,7 +92,7 @@ def show(page: Page, file: Path, width: int, scheme: str = "light") -> None:
 
 @pytest.mark.skipif(not AXE, reason=NO_AXE)
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
-@pytest.mark.parametrize("name", ["report", "flame", SCRIPTLESS])
+@pytest.mark.parametrize("name", ["report", "flame", "graph", SCRIPTLESS])
 def test_axe_finds_nothing(
     page: Page, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:
@@ -105,7 +110,7 @@ def test_axe_finds_nothing(
 
 
 @pytest.mark.parametrize("width", [NARROW, 800])
-@pytest.mark.parametrize("name", ["report", "flame", SCRIPTLESS])
+@pytest.mark.parametrize("name", ["report", "flame", "graph", SCRIPTLESS])
 def test_a_narrow_page_is_read_without_sideways_scrolling(
     page: Page, pages: dict[str, Path], name: str, width: int
 ) -> None:

@@ -160,6 +160,46 @@ def test_edges_are_shown_on_request(labels: Path) -> None:
     assert b"the labels have no edges of CUDA graphs" in refused.stderr
 
 
+def test_the_page_of_a_graph_is_written_and_summed_up(tmp_path: Path, labels: Path) -> None:
+    page = tmp_path / "graph.html"
+    base = ["label", WITHOUT_IDS, "--labels", labels, "--graph", page]
+    done = run_thence(*base, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    graph = json.loads(done.stdout)["graph"]
+    assert (graph["graph"], graph["replays"], len(graph["nodes"]), len(graph["edges"])) == (1, 5, 48, 52)
+    assert graph["path_ns"] < graph["replay_ns"]
+    text = page.read_text()
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    assert run_thence(*base).returncode == 2  # it is there already
+    shown = run_thence(*base, "--force", "--graph-id", "1").stdout.decode()
+    assert "critical path: " in shown
+    assert f"wrote {page}" in shown
+
+
+def test_a_page_of_a_graph_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, labels: Path
+) -> None:
+    base = ["label", WITHOUT_IDS, "--labels", labels]
+    (tmp_path / "mine.html").write_text("mine")
+    target = tmp_path / "out.html"
+    for arguments, message in (
+        (["--graph", tmp_path / "mine.html"], b"--force replaces it"),
+        (["--graph", tmp_path / "x" / "g.html"], b"there is no folder"),
+        (["--graph", tmp_path / "g.json"], b"must end in .html"),
+        (["--graph-id", "1"], b"--graph OUT.html, which is missing"),
+        (["--graph", target, "--graph-id", "77"], b"no graph with known edges has the id 77"),
+    ):
+        done = run_thence(*base, *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+    assert (tmp_path / "mine.html").read_text() == "mine"
+    assert not target.exists()
+    unknown = run_thence("label", WITH_IDS, "--graph", target)
+    assert unknown.returncode == 2
+    assert b"the edges of its CUDA graphs are unknown" in unknown.stderr
+
+
 def test_an_eager_run_without_labels_gives_operators(tmp_path: Path) -> None:
     document = json.loads(unzipped(EAGER))
     events = [e for e in document["traceEvents"] if "user_annotation" not in e.get("cat", "")]

@@ -13,6 +13,7 @@ import pytest
 
 import thence
 from helpers import TORCH, recording, run_thence, unzipped
+from thence.errors import DamagedInput
 from thence.readers import plain_pickle
 from thence.readers.label_files import read_labels
 from thence.readers.plain_pickle import PickleRefused, load_plain
@@ -431,3 +432,54 @@ def test_calls_are_refused_unless_they_make_an_empty_dict() -> None:
             load_plain(named + arguments + b".")
     with pytest.raises(PickleRefused, match=r"wants to call builtins\.list"):
         load_plain(b"\x80\x04\x8c\x08builtins\x8c\x04list\x93)R.")
+
+
+GRAPH_DATA = ANNOTATED / "graph_data_torch-2.15.pkl"
+
+
+def test_the_graph_that_torch_2_15_exports_has_its_nodes_and_edges() -> None:
+    stored = pickle.loads(GRAPH_DATA.read_bytes())  # noqa: S301 - a file of ours
+    labels = read_labels(GRAPH_DATA)
+    (graph,) = labels.graphs
+    assert (graph.id, graph.executables, labels.labels) == (EXECUTABLE, (EXECUTABLE,), ())
+    truth = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())
+    assert graph.edges is not None
+    assert sorted(graph.edges.tolist()) == sorted(
+        [a & 0xFFFFFFFF, b & 0xFFFFFFFF] for a, b in truth["edges"]
+    )
+    for node, made in zip(graph.nodes.iter_rows(named=True), stored["nodes"], strict=True):
+        assert (node["number"], node["type"]) == (made["node_id"], made["node_type"])
+        assert (tuple(node["grid"]), tuple(node["block"])) == (made["grid_dim"], made["block_dim"])
+        assert labels.kernels[node["kernel"]].name == made["kernel_name"]
+
+
+def test_edges_and_annotations_of_pytorch_add_up() -> None:
+    annotated = ANNOTATED / "kernel_annotations_rank0_block.pkl"
+    alone, both = (thence.open(REPLAY).label(files) for files in ([annotated], [annotated, GRAPH_DATA]))
+    assert both.places["label"].to_list() == alone.places["label"].to_list()
+    labelled = {n["number"]: n["label"] for n in both.replayed_graph().to_json()["nodes"]}
+    assert labelled == {
+        node["id"] & 0xFFFFFFFF: None if node["label"] == "side_norm" else node["label"]
+        for node in json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"edges": [{"from": 0, "to": 48}]},
+        {"edges": [{"from": -1, "to": 0}]},
+        {"edges": [{"from": 0}]},
+        {"edges": None},
+        {"nodes": [{"node_id": 1, "node_type": "kernel"}] * 2},
+        {"nodes": [{"node_id": "1", "node_type": "kernel"}]},
+        {"nodes": [{"node_id": 1, "node_type": "kernel", "grid_dim": (1, 2)}]},
+        {"exec_graph_id": 1 << 40},
+    ],
+)
+def test_damaged_graphs_of_torch_2_15_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    stored = pickle.loads(GRAPH_DATA.read_bytes())  # noqa: S301 - a file of ours
+    path = tmp_path / "graph.pkl"
+    path.write_bytes(pickle.dumps({**stored, "edges": [], **change}))
+    with pytest.raises(DamagedInput):
+        read_labels(path)

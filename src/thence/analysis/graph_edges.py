@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
     from thence.model.graph_labels import CapturedGraph, GraphLabels
 
-__all__ = ["graph_edges"]
+__all__ = ["WAY_OUT", "graph_edges"]
+
+WAY_OUT = (
+    "edges are in recordings of thence record (PyTorch), in labels of thence.save_labels(), and in files of "
+    "torch.cuda.export_graph_data (torch 2.15), which --labels takes"
+)
+"""Where edges of captured graphs come from, for messages of analyses that lack them."""
 
 
 def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
@@ -36,8 +42,7 @@ def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
     ]
     if not frames:
         raise MissingData(
-            "the labels have no edges of CUDA graphs: files of thence.save_labels() have edges, PyTorch's "
-            "annotation files do not"
+            f"the labels have no edges of CUDA graphs, and PyTorch's annotation files never do: {WAY_OUT}"
         )
     return pl.concat(frames)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.graph_edges import WAY_OUT
 from thence.analysis.graph_nodes import called_rows, graph_runs
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.errors import DamagedInput, MissingData, UsageError
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["ReplayedGraph", "replayed_graph"]
 
 _MAX_LISTED = 8  # graphs that a sentence names
-_WAY_OUT = (
-    "the edges of a graph are in recordings of thence record (PyTorch), in labels of thence.save_labels(), and in the "
-    "file of torch.cuda.export_graph_data (torch 2.15): give one of them with --labels"
-)
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,7 @@ def _why_none(trace: Attributed, labels: Sequence[GraphLabels]) -> str:
         )
     if not any(graph.edges is not None for file in labels for graph in file.graphs):
         without = " the labels have none (PyTorch's annotation files never do);" if labels else ""
-        return f"the edges of its CUDA graphs are unknown:{without} {_WAY_OUT}"
+        return f"the edges of its CUDA graphs are unknown:{without} {WAY_OUT}"
     return (
         "the graphs with edges in the labels are not those that ran, or the trace does not tell which activity is "
         "which node: it needs the ids of graph nodes (thence record, torch 2.12), or kernels that differ from each "

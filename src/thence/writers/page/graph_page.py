@@ -42,7 +42,7 @@ def graph_html(graph: ReplayedGraph, meta: Meta) -> str:
 
 def _data(graph: ReplayedGraph, meta: Meta, title: str, inputs: str) -> dict[str, Any]:
     nodes = graph.nodes
-    names = [(name or "")[:_MAX_NAME] for name in nodes["name"]]
+    names = [name or "" for name in nodes["name"]]
     short = short_names(names)
     strings: dict[str, int] = {}
 
@@ -51,8 +51,8 @@ def _data(graph: ReplayedGraph, meta: Meta, title: str, inputs: str) -> dict[str
         return [-1 if text is None else strings.setdefault(text, len(strings)) for text in texts]
 
     columns = {
-        "name": numbers([short[name] for name in names]),
-        "full": numbers([None if short[name] == name else name for name in names]),
+        "name": numbers([short[name][:_MAX_NAME] for name in names]),
+        "full": numbers([None if short[name] == name else name[:_MAX_NAME] for name in names]),
         **{kind: numbers(nodes[kind].to_list()) for kind in ("kind", "label", "module", "phase")},
     }
     return {

@@ -2,7 +2,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
-const count = data.number.length, ROW = 24, MARGIN = 12, SMALL = 60, MAX_LINKS = 12, MAX_PRINTED = 4000;
+const count = data.number.length, ROW = 24, MARGIN = 12, SMALL = 60, FEW = 8, MAX_LINKS = 12, MAX_PRINTED = 4000;
 const around = neighbours(count, data.edges);
 const isCritical = new Uint8Array(count);
 for (const node of data.critical) isCritical[node] = 1;
@@ -82,7 +82,8 @@ function rowElement(row, i) {
   if (heads) made.setAttribute("aria-expanded", String(!row.folded));
   const what = element("span", undefined, "what"), figure = element("span", time(took(row)), "figure"), line = element("span", undefined, "line");
   what.append(element("span", heads ? (row.folded ? "▸" : "▾") : "", "more"));
-  if (place) what.append(element("b", clean(place)), "  ");
+  const phase = text("phase", node);
+  if (place) what.append(element("b", clean(place)), phase && phase !== "forward" ? ` ${clean(phase)}  ` : "  ");
   what.append(element("span", row.folded ? counted(row.nodes.length, "node") + (place ? "" : ": " + clean(text("name", node)) + " ...") : clean(text("name", node)), "kernel"));
   what.title = clean((place ? place + "\n" : "") + text("name", node));
   const bar = element("i"), start = began(row);
@@ -214,3 +215,4 @@ $("end").textContent = time(data.replay);
 $("rows").setAttribute("aria-label", `${data.title}: ${counted(count, "node")}, critical path ${time(data.path)}`);
 theme(preference.matches ? "dark" : "light");
 arrange();
+if (rows.length < FEW) { chains.forEach((_, c) => open.add(c)); arrange(); }   // a graph without places is one chain
