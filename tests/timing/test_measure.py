@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,9 @@ from thence.cuda import cuda_events, cupti
 from thence.errors import MissingData, MissingRequirement
 from thence.recorder import session
 from thence.timing import events_torch, kernel_times
+from thence.timing import measure as measuring
 from thence.timing import spin_kernel as head_start
+from thence.timing.gpu_time import GpuTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +116,7 @@ class Program:
         return tensors[0] if tensors else None
 
 
+KINDS = (10, 1, 22, 2)  # kernels, memory copies, those between devices, memory sets
 TWO = [("_Z3addPf", 1_000, 3_500), ("gemm", 4_000, 1_004_000)]
 
 
@@ -120,7 +125,8 @@ def test_cupti_adds_up_the_kernels(fake: FakeCupti, torch: Any) -> None:
     out, ms = thence.measure(Program(fake, TWO))(tensor)
     assert out is tensor
     assert ms == pytest.approx(0.0025 + 1.0)
-    assert fake.calls == ["subscribe", "enable 10", "disable 10", "unsubscribe", "finalize"]
+    enabled, disabled = ([f"{what} {kind}" for kind in KINDS] for what in ("enable", "disable"))
+    assert fake.calls == ["subscribe", *enabled, *reversed(disabled), "unsubscribe", "finalize"]
     assert torch.log == ["wait for 0", "wait for 0"]  # after the warm-up, after the call
 
 
@@ -180,6 +186,65 @@ def test_copies_do_not_count(fake: FakeCupti) -> None:
     assert kernels == [("k", pytest.approx(0.001))]
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Unix times in ns that the host reads, one after the other."""
+    times: list[int] = []
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(time_ns=lambda: times.pop(0)))
+    return times
+
+
+@pytest.mark.usefixtures("torch")
+def test_gaps_copies_overlap_launch_and_return_add_up(fake: FakeCupti, clock: list[int]) -> None:
+    """By hand: 0 called, copy 10 to 30, kernels 40 to 100 and 80 to 130, nothing until 150, set 150 to 155, 200 back."""
+    clock += [1_000, 201_000]
+
+    def f(_tensor: Any) -> None:
+        fake.launched("", 11_000, 31_000, kind=1)
+        fake.launched("k", 41_000, 101_000)
+        fake.launched("k", 81_000, 131_000)
+        fake.launched("", 151_000, 156_000, kind=2)
+
+    _, ms = thence.measure(f)(Tensor())
+    told = ms.to_json()
+    us = {name: value if value is None else pytest.approx(value * 1000) for name, value in told.items() if name != "mode"}
+    assert us == {
+        "ms": 110, "kernels_ms": 110, "copies_ms": 25, "overlap_ms": 20, "gaps_ms": 30, "span_ms": 145,
+        "before_ms": 10, "after_ms": 45, "between_events_ms": None, "host_launch_ms": None, "head_start_ms": None,
+        "waiting_for_host_ms": None,
+    }  # fmt: skip
+    assert ms.kernels_ms + ms.copies_ms - ms.overlap_ms + ms.gaps_ms == pytest.approx(ms.span_ms)
+    assert told["mode"] == "cupti"
+    assert repr(ms) == (
+        "110.0 us in kernels; 145.0 us from the first start to the last end, with 30.00 us of gaps in which nothing ran; "
+        "25.00 us in memory copies and sets; 20.00 us counted more than once (activities at the same time); "
+        "10.00 us from the call to the first start, 45.00 us from the last end to the return"
+    )
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_measured_time_is_a_float_for_everybody_else(fake: FakeCupti) -> None:
+    _, ms = thence.measure(Program(fake, TWO))(Tensor())
+    assert isinstance(ms, float)
+    assert (f"{ms:.3f}", str(ms), json.dumps(ms)) == ("1.002", "1.0025", "1.0025")
+    assert type(ms * 2) is float
+    again = pickle.loads(pickle.dumps(ms))  # noqa: S301 - just written
+    assert (again, again.to_json()) == (ms, ms.to_json())
+    assert ms.before_ms is None  # the kernels of this test ran in 1970
+    assert "the clocks of host and GPU differ" in repr(ms)
+
+
+def test_events_tell_how_long_the_gpu_can_have_waited_for_the_host() -> None:
+    quick, slow = GpuTime.of_events(0.79, 0.05, 0.03), GpuTime.of_events(0.79, 0.05, 0.12)
+    assert (quick.waiting_for_host_ms, slow.waiting_for_host_ms) == (0, pytest.approx(0.07))
+    assert slow.gaps_ms is None
+    assert GpuTime.of_events(0.01, 0.05, 5.0).waiting_for_host_ms == 0.01  # no more than was measured
+    assert "none is the GPU waiting for the host" in repr(quick)
+    assert "up to 70.00 us may be the GPU waiting for the host" in repr(slow)
+    assert "how long launching took is not known" in repr(GpuTime.of_events(0.79, 1.0))
+    assert slow.to_json()["between_events_ms"] == 0.79
+
+
 def test_every_device_of_the_tensors_is_waited_for(fake: FakeCupti, torch: Any) -> None:
     thence.measure(Program(fake, TWO))([Tensor(0), {"a": Tensor(1)}])
     assert torch.log == ["wait for 0", "wait for 1"] * 2
@@ -219,7 +284,8 @@ def test_cupti_is_given_back_when_the_function_fails(fake: FakeCupti) -> None:
 
     with pytest.raises(ValueError, match="mine"):
         thence.measure(f)(Tensor())
-    assert fake.calls == ["subscribe", "enable 10", "disable 10", "unsubscribe", "finalize"]
+    enabled, disabled = ([f"{what} {kind}" for kind in KINDS] for what in ("enable", "disable"))
+    assert fake.calls == ["subscribe", *enabled, *reversed(disabled), "unsubscribe", "finalize"]
 
 
 def test_who_holds_cupti_is_left_alone(fake: FakeCupti, torch: Any) -> None:
@@ -253,7 +319,7 @@ def test_records_that_came_too_late_count_for_nobody(fake: FakeCupti) -> None:
     with kernel_times.KernelTimes() as recorded:
         fake.launched("late", 1, 2)
         fake.flush(unfinished=True)
-    assert recorded.take() == ([], [])
+    assert recorded.take().names == []
 
 
 def test_torch_events_go_around_each_call(torch: Any) -> None:

@@ -143,10 +143,11 @@ def _recording() -> Finding:
         call(driver, "cuCtxSetCurrent", context)
         HeadStart(driver).hold(0, 0)
         call(driver, "cuCtxSynchronize")
-        names, ms = recorded.take()
+        kernels = recorded.take()
+    names = kernels.names
     if names != [KERNEL_NAME]:
         raise MissingRequirement(f"one kernel ran, but CUPTI recorded {len(names)}: {names[:3]}")
-    return {"kernel": names[0], "microseconds": ms[0] * 1e3}
+    return {"kernel": names[0], "microseconds": kernels.ms[0] * 1e3}
 
 
 def _graphs() -> Finding:

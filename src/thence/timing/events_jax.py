@@ -23,6 +23,7 @@ from thence.cuda.cuda_events import Event, elapsed_ms, load_driver
 from thence.errors import WrongArgument
 from thence.timing import xla_ffi
 from thence.timing.compiled_jax import Compiled, check_gpu, check_one_gpu
+from thence.timing.gpu_time import GpuTime
 from thence.timing.spin_kernel import HeadStart
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class EventTimer:
 
     def run(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], iterations: int
-    ) -> tuple[Any, list[float]]:
+    ) -> tuple[Any, list[GpuTime]]:
         """Runs the function once without timing, then ``iterations`` times with timing.
 
         Returns:
@@ -94,7 +95,8 @@ class EventTimer:
             times = []
             for _ in range(iterations):
                 outputs = jax.block_until_ready(self._compiled(arguments))
-                times.append(elapsed_ms(marks.driver, marks.start, marks.end))
+                elapsed = elapsed_ms(marks.driver, marks.start, marks.end)
+                times.append(GpuTime.of_events(elapsed, _HEAD_START_NS / 1e6))
         return outputs, times
 
 

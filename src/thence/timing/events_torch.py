@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from thence.cuda.cuda_events import load_driver
 from thence.errors import MissingRequirement, WrongArgument
+from thence.timing.gpu_time import GpuTime
 from thence.timing.spin_kernel import HeadStart
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def wait(devices: Iterable[int]) -> None:
 
 def time_calls(
     call: functools.partial[Any], devices: set[int], iterations: int
-) -> tuple[Any, list[float]]:
+) -> tuple[Any, list[GpuTime]]:
     """Times each of several calls with two events on the current stream of the device.
 
     Args:
@@ -106,9 +108,11 @@ def time_calls(
     for _ in range(iterations):
         stream.synchronize()
         hold(busy_ns)
+        begun_ns = time.perf_counter_ns()
         start.record(stream)
         outputs = call()
         end.record(stream)
+        launch_ms = (time.perf_counter_ns() - begun_ns) / 1e6
         end.synchronize()
-        times.append(float(start.elapsed_time(end)))
+        times.append(GpuTime.of_events(start.elapsed_time(end), busy_ns / 1e6, launch_ms))
     return outputs, times

@@ -1,6 +1,6 @@
-"""Durations of the kernels of a few calls, recorded with CUPTI.
+"""Times of the kernels, memory copies and memory sets of a few calls, recorded with CUPTI.
 
-Only kernels are recorded, and only in memory. At the end CUPTI is finalized by default, so that other
+Nothing else is recorded, and only in memory. At the end CUPTI is finalized by default, so that other
 profilers can use it.
 """
 
@@ -11,13 +11,14 @@ import ctypes
 import functools
 import queue
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from thence.cuda import cupti as libcupti
 from thence.cuda.cupti_owner import taken
-from thence.cuda.layouts import KERNEL, require_known
+from thence.cuda.layouts import KERNEL, MEMCPY, MEMCPY2, MEMSET, require_known
 from thence.errors import MissingData, UsageError
 from thence.model.kernel_names import demangle
 from thence.recorder.activity_parser import ActivityParser
@@ -29,18 +30,41 @@ if TYPE_CHECKING:
 
     from thence.recorder.buffers import Filled
 
-__all__ = ["KernelTimes", "Kernels"]
+    Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
-Kernels = tuple[list[str], list[float]]
-"""Names, demangled where they are C++, and durations in milliseconds, in order of start."""
+__all__ = ["Activities", "KernelTimes"]
 
+_KINDS = (KERNEL, MEMCPY, MEMCPY2, MEMSET)
 _FIELDS = ("name", "start", "end")
 _MOST_BYTES = 256 << 20
 """Room for about a million kernels between one `KernelTimes.take` and the next."""
 
 
+@dataclass(frozen=True)
+class Activities:
+    """The activities of a call; times are Unix time in ns.
+
+    Attributes:
+        names: of the kernels, demangled where they are C++, in order of start.
+        start, end: of the kernels, in the same order.
+        copy_start, copy_end: of memory copies and memory sets, in order of start.
+    """
+
+    names: list[str]
+    start: Int64
+    end: Int64
+    copy_start: Int64
+    copy_end: Int64
+
+    @property
+    def ms(self) -> list[float]:
+        """Duration of each kernel, milliseconds."""
+        result: list[float] = ((self.end - self.start) / 1e6).tolist()
+        return result
+
+
 class KernelTimes:
-    """Records kernels within a ``with`` block; `take` returns the kernels since the previous `take`.
+    """Records activities within a ``with`` block; `take` returns those since the previous `take`.
 
     Args:
         finalize: whether CUPTI is finalized at the end, so that other profilers can use it.
@@ -66,8 +90,9 @@ class KernelTimes:
             undo.callback(self._cupti.unsubscribe, handle)
             self._cupti.register(self._buffers.requested, self._buffers.completed)
             self._forget()
-            self._cupti.enable(KERNEL)
-            undo.callback(self._cupti.disable, KERNEL)
+            for kind in _KINDS:
+                self._cupti.enable(kind)
+                undo.callback(self._cupti.disable, kind)
             self._parser = ActivityParser(self._cupti)
             self._exit = undo.pop_all()
         return self
@@ -81,8 +106,8 @@ class KernelTimes:
         self._exit.__exit__(kind, error, trace)
         self._forget()
 
-    def take(self) -> Kernels:
-        """The kernels since the previous `take`. They must have finished: synchronize before the call.
+    def take(self) -> Activities:
+        """The activities since the previous `take`. They must have finished: synchronize before the call.
 
         Raises:
             MissingData: records were lost, or have no times.
@@ -94,23 +119,20 @@ class KernelTimes:
                 f"CUPTI lost {lost} records for lack of memory, so times would be too short: measure a "
                 "part of the function, or use thence record"
             )
-        columns_of_parts: dict[str, list[Any]] = {
-            name: [np.zeros(0, np.uint64)] for name in _FIELDS
-        }
+        kernels: list[dict[str, Any]] = [dict.fromkeys(_FIELDS, np.zeros(0, np.uint64))]
+        copies = kernels.copy()
         for filled in self._filled():
             for kind, columns in self._parser.read(filled.address, filled.valid_bytes):
-                for name in _FIELDS if kind == KERNEL else ():
-                    columns_of_parts[name].append(columns[name])
+                if kind in _KINDS:
+                    (kernels if kind == KERNEL else copies).append(columns)
             self._buffers.recycle(filled)
-        pointers, start, end = (np.concatenate(columns_of_parts[name]) for name in _FIELDS)
-        if KERNEL in self._parser.unknown:
+        if any(kind in self._parser.unknown for kind in _KINDS):
             raise MissingData(
-                "CUPTI wrote kernel records of a kind that thence cannot read: update thence, or use mode='events'"
+                "CUPTI wrote records of a kind that thence cannot read: update thence, or use mode='events'"
             )
-        if not (start.all() and end.all()):
-            raise MissingData("CUPTI has no times for some kernels: call again")
-        order = np.lexsort((end, start))
-        return _names(pointers[order]), ((end - start)[order] / 1e6).tolist()
+        order, start, end = _in_order(kernels)
+        pointers = np.concatenate([columns["name"] for columns in kernels])[order]
+        return Activities(_names(pointers), start, end, *_in_order(copies)[1:])
 
     def _subscribed(self) -> int:
         try:
@@ -146,6 +168,19 @@ def _check_not_recorded() -> None:
             "thence records this process, and CUPTI serves one at a time: stop the recording first, or "
             "leave measure out; the recording has every kernel's time"
         )
+
+
+def _in_order(parts: list[dict[str, Any]]) -> tuple[Int64, Int64, Int64]:
+    """The order of activities by start and end, and their starts and ends in that order.
+
+    Raises:
+        MissingData: some have no times.
+    """
+    start, end = (np.concatenate([columns[name] for columns in parts]) for name in ("start", "end"))
+    if not (start.all() and end.all()):
+        raise MissingData("CUPTI has no times for some activities: call again")
+    order = np.lexsort((end, start))
+    return order, start[order].astype(np.int64), end[order].astype(np.int64)
 
 
 def _names(pointers: np.ndarray[Any, Any]) -> list[str]:

@@ -4,6 +4,7 @@ outputs, ms = thence.measure(f)(x, y)                        # sum of its kernel
 outputs, kernels = thence.measure(f, aggregate=False)(x, y)  # [("gemm_fusion_dot", 0.012), ...]
 outputs, times = thence.measure(f, iterations=10)(x, y)      # ten numbers
 outputs, ms = thence.measure(f, mode="events")(x, y)         # first operation to last, with gaps
+ms.gaps_ms, ms.before_ms, ms.to_json()                       # what lies between the two modes
 
 The default mode is "cupti" for every function. JAX's own ``measure`` (jax.experimental.mosaic.gpu.profiler)
 has only this mode since jax 0.7.2. Until jax 0.7.1 its default was "events": pass ``mode="events"`` to get
@@ -15,19 +16,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from thence.errors import MissingRequirement, UsageError, WrongArgument
 from thence.timing import compiled_jax, events_torch
 from thence.timing.compiled_jax import Compiled
 from thence.timing.events_jax import EventTimer
+from thence.timing.gpu_time import GpuTime
 from thence.timing.kernel_times import KernelTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from thence.timing.kernel_times import Kernels
+    from thence.timing.kernel_times import Activities
 
 __all__ = ["measure"]
 
@@ -71,7 +74,11 @@ def measure(
 
     Returns:
         A function that takes the arguments of ``f``, and returns (outputs of the last call, milliseconds).
-        If no kernel ran, the sum is None in mode "cupti".
+        If no kernel ran, the sum is None in mode "cupti". The milliseconds are a float
+        (`thence.timing.gpu_time.GpuTime`) whose attributes, repr and ``to_json()`` state what the sum leaves out. In
+        mode "cupti": gaps, copies, overlap, the time from the first start to the last end, from the call to the
+        first start, and from the last end to the return. In mode "events": how long the GPU can have waited
+        for the host (PyTorch); the length of other gaps is not known there.
 
     Raises:
         WrongArgument: an argument has an invalid value; WrongArgument is a UsageError and a ValueError.
@@ -133,8 +140,8 @@ class _Measured:
             outputs, times = (self._jax_events if of_jax else self._torch_events)(args, kwargs)
         else:
             outputs, kernels = (self._jax_kernels if of_jax else self._torch_kernels)(args, kwargs)
-            _check_same([names for names, _ in kernels])
-            times = [_result(names, ms, self._aggregate) for names, ms in kernels]
+            _check_same([call.activities.names for call in kernels])
+            times = [call.result(aggregate=self._aggregate) for call in kernels]
         return outputs, times if self._iterations > 1 else times[0]
 
     def _jax_events(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -151,7 +158,7 @@ class _Measured:
 
     def _jax_kernels(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[Kernels]]:
+    ) -> tuple[Any, list[_Call]]:
         import jax  # type: ignore[import-not-found,unused-ignore]  # optional dependency
 
         call = self._jax_call(args, kwargs)
@@ -171,7 +178,7 @@ class _Measured:
 
     def _torch_kernels(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[Kernels]]:
+    ) -> tuple[Any, list[_Call]]:
         events_torch.check_cuda()
         call = functools.partial(self._f, *args, **kwargs)
         devices = events_torch.devices_of(_values((args, kwargs, call())))
@@ -180,14 +187,16 @@ class _Measured:
 
     def _kernels(
         self, call: Callable[[], Any], wait: Callable[[Any], Any]
-    ) -> tuple[Any, list[Kernels]]:
+    ) -> tuple[Any, list[_Call]]:
         kernels = []
         with contextlib.ExitStack() as recording:
             recorded = _started(recording, KernelTimes(finalize=self._finalize))
             for _ in range(self._iterations):
+                called_ns = time.time_ns()
                 outputs = call()
                 wait(outputs)
-                kernels.append(recorded.take())
+                returned_ns = time.time_ns()
+                kernels.append(_Call(recorded.take(), called_ns, returned_ns))
         return outputs, kernels
 
 
@@ -198,10 +207,18 @@ def _started(recording: contextlib.ExitStack, times: KernelTimes) -> KernelTimes
         raise MissingRequirement(f"{error}. Or use mode='events', which needs no CUPTI") from error
 
 
-def _result(names: Sequence[str], ms: Sequence[float], aggregate: bool) -> Any:  # noqa: FBT001 - the argument of `measure`
-    if not aggregate:
-        return list(zip(names, ms, strict=True))
-    return sum(ms) if ms else None
+class _Call(NamedTuple):
+    """The activities of one call, and the Unix times in ns at which it began and at which its work was waited for."""
+
+    activities: Activities
+    called_ns: int
+    returned_ns: int
+
+    def result(self, *, aggregate: bool) -> Any:
+        """The sum of its kernels, None without kernels; or their names and times."""
+        if not aggregate:
+            return list(zip(self.activities.names, self.activities.ms, strict=True))
+        return GpuTime.of_activities(*self) if self.activities.names else None
 
 
 def _check_same(names: Sequence[Sequence[str]]) -> None:
