@@ -10,7 +10,7 @@ from thence.analysis.inside.timeline import merged, standalone
 from thence.inside.decoding import Decoded, decode
 from thence.inside.files import load
 from thence.notebook import MOST_ROWS, table_html
-from thence.units import format_count, format_ns, format_share
+from thence.units import format_cell, format_count, format_share
 from thence.writers.text.inside import inside_lines
 from thence.writers.timelines.write import write_timeline
 
@@ -44,21 +44,21 @@ class Inside:
     @property
     def traces(self) -> pl.DataFrame:
         """One row for each warp, warpgroup or block that was traced."""
-        return self.decoded.traces
+        return self.decoded.named(self.decoded.traces)
 
     @property
     def ranges(self) -> pl.DataFrame:
         """One row for each range or instant."""
-        return self.decoded.ranges
+        return self.decoded.named(self.decoded.ranges)
 
     @property
     def events(self) -> pl.DataFrame:
         """One row for each event as recorded."""
-        return self.decoded.events
+        return self.decoded.named(self.decoded.events)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was estimated or assumed, as sentences."""
+        """What was estimated, or is not known, as sentences."""
         return self.decoded.notes
 
     @property
@@ -110,11 +110,11 @@ class Inside:
                     (
                         row["name"],
                         format_count(row["count"]),
-                        format_ns(row["total_ns"]),
+                        format_cell(f"total_{summary.unit}", row[f"total_{summary.unit}"]),
                         format_share(row["share"], 1),
                         *(
-                            "-" if row[column] is None else format_ns(row[column])
-                            for column in ("mean_ns", "p50_ns", "p99_ns")
+                            format_cell(column, row[column])
+                            for column in (f"{name}_{summary.unit}" for name in ("mean", "p50", "p99"))
                         ),
                     ),
                 )

@@ -121,7 +121,7 @@ def format_cell(column: str, value: object) -> str:
 
     Args:
         column: name. If it contains ``_ns`` or ``duration``, the value is in ns; ``_ms``: in ms; ``bytes`` or
-            ``shared_memory``: in bytes; ``share``: a fraction.
+            ``shared_memory``: in bytes; ``share``: a fraction; ``_cycles``: whole cycles.
         value: of a frame; a value that is not a number is converted with ``str``.
     """
     if value is None:
@@ -141,6 +141,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "bytes": format_bytes,
     "shared_memory": format_bytes,
     "share": lambda value: format_share(value, 1),
+    "_cycles": lambda value: format_count(round(value)),
 }
 """How a number is shown, by a substring of the name of its column; the first substring that occurs decides."""
 

@@ -165,18 +165,37 @@ def test_what_jax_writes_as_ns_are_cycles() -> None:
         times.setdefault(key, []).append(event["ts"] * 1000)
     ours = thence.inside.open(RECORDED / "mosaic.npy").ranges
     assert ours.height == len(times)
-    ghz = 1.98
-    for trace, name, net in ours.select("trace", "name", "net_ns").rows():
+    for trace, name, net in ours.select("trace", "name", "net_cycles").rows():
         begin, end = times[trace, name]
-        # Its "ns" are our net ns times the clock in GHz: cycles less 11 for each event.
-        assert end - begin == pytest.approx(net * ghz, abs=0.6)
+        # Its "ns" are cycles less 11 for each event.
+        assert end - begin == pytest.approx(net, abs=0.6)
 
 
-def test_an_assumed_clock_is_said_to_be_one() -> None:
+def test_times_of_an_unknown_rate_stay_cycles_and_say_so() -> None:
     profile = thence.inside.open(RECORDED / "mosaic.npy")
-    assert profile.traces["clock_source"].unique().to_list() == ["assumed"]
-    assert profile.traces["clock_ghz"].unique().to_list() == [1.98]
-    assert "assumed" in profile.notes[0]
+    words, _ = recorded_mosaic()
+    assert profile.traces["clock_source"].unique().to_list() == ["unknown"]
+    assert profile.traces["clock_ghz"].null_count() == profile.traces.height
+    assert not any("_ns" in name for frame in (profile.traces, profile.ranges, profile.events) for name in frame.columns)
+    cycles = (words[:, 4 + 2 * 5].astype(np.int64) - words[:, 4 + 2 * 4]) % (1 << 32)
+    compute = profile.ranges.filter(pl.col("name").cast(pl.String) == "compute")
+    assert compute["duration_cycles"].to_list() == cycles.tolist()
+    assert "times are in cycles of the SM clock, not in ns" in profile.notes[0]
+    summary = profile.summary()
+    assert summary.unit == "cycles"
+    assert (summary.span_ns, summary.trace_ns, summary.tail_ns, summary.waves) == (None,) * 4
+    row = summary.rows.row(by_predicate=pl.col("name") == "compute", named=True)
+    assert row["total_cycles"] == sum(cycles) - 11 * len(cycles)
+    assert "cycles" in profile._repr_html_()
+    given = thence.inside.open(RECORDED / "mosaic.npy", clock_ghz=1.0)
+    assert "total_ns" in given.summary().rows.columns
+
+
+def test_a_buffer_that_mixes_ns_and_cycles_of_an_unknown_rate_is_refused() -> None:
+    in_ns = Trace(TWO, in_ns=True, ns=5000, cycles=-1)
+    in_cycles = Trace(TWO, ns=-1, cycles=-1)
+    with pytest.raises(thence.UsageError, match="--clock-ghz"):
+        decode(thence_buffer([in_ns, in_cycles], 8), description(2, 8))
 
 
 @pytest.mark.parametrize("counts_header", [False, True])

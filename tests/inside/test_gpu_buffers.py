@@ -8,6 +8,7 @@ import pytest
 
 from helpers import DATA
 from thence import inside
+from thence.inside import decode
 from thence.inside.files import load
 
 INSIDE = DATA / "inside"
@@ -38,10 +39,23 @@ def test_every_range_of_every_trace_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_first_start_to_last_end_is_what_cupti_says(name: str) -> None:
     cupti_ns = KERNELS[name][0]
-    ranges = inside.open(INSIDE / f"gpu_{name}.npz").ranges
+    # JAX's layout has no clock rate; other kernels of the session ran at 1.98 GHz.
+    ranges = inside.open(INSIDE / f"gpu_{name}.npz", 1.98 if name == "pallas" else None).ranges
     first = ranges["start_ns"].min()
     last = (ranges["start_ns"] + ranges["duration_ns"]).max()
     assert cupti_ns - 2000 <= last - first <= cupti_ns
+
+
+def test_the_rate_at_which_ranges_fill_their_kernel_is_as_uncertain_as_it_says() -> None:
+    """The rate of buffers that measured it is known; without it, it follows from CUPTI's duration of the kernel."""
+    for name in ("cupy", "triton", "mosaic"):
+        decoded = decode(*load(INSIDE / f"gpu_{name}.npz"))
+        found = decoded.rate_in_slice(KERNELS[name][0])
+        assert found is not None
+        ghz, uncertainty = found
+        known = decoded.traces["clock_ghz"].median()
+        assert abs(ghz - known) <= 2 * uncertainty * known, (name, ghz, uncertainty, known)
+    assert decoded.rate_in_slice(500) is None  # shorter than what runs around the ranges
 
 
 @pytest.mark.parametrize("name", ["cupy", "triton", "mosaic"])

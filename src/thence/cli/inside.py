@@ -175,7 +175,7 @@ def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
         )
         for name, summary in summaries
     ]
-    put(pl.concat(frames).write_csv())
+    put(pl.concat(frames, how="diagonal").write_csv())
     for _, summary in summaries:
         for text in (*summary.notes, *summary.warnings):
             say(text)
@@ -185,13 +185,13 @@ def _tables(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
     from rich.text import Text
 
     from thence.writers.text.frame_table import frame_table
-    from thence.writers.text.inside import HEADINGS, inside_lines
+    from thence.writers.text.inside import headings_of, inside_lines
 
     screen = console()
     for number, (name, summary) in enumerate(summaries):
         head, below = inside_lines(summary, name)
         print_table(screen, Text("\n" * (number > 0) + head, "bold"))
-        shown = dict(HEADINGS)
+        shown = headings_of(summary)
         if not int(summary.rows["unclosed"].sum()):
             del shown["unclosed"]
         print_table(screen, frame_table(summary.rows, shown, screen.width))

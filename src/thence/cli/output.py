@@ -58,7 +58,7 @@ SCHEMAS: Mapping[str, int] = {
     "diff": 2,
     "ingest": 1,
     "label": 1,
-    "inside": 1,
+    "inside": 2,
     "doctor": 1,
 }
 """By verb, the number that its JSON documents state as ``schema``. It is raised when a key is removed or renamed, or

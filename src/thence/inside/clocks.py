@@ -2,12 +2,14 @@
 
 The SM clock rate differs between SMs and over time (1.94 to 1.98 GHz within one kernel on an H200). A
 trace that recorded both clocks at its start and end is therefore converted by the rate between these two
-samples. Where a layout lacks them, the rate comes from another source, which ``clock_source`` names.
+samples. Where a layout lacks them, the rate comes from another source, which ``clock_source`` names. If nothing
+tells the rate, times stay in cycles: a rate that is not known is not assumed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,17 +25,24 @@ if TYPE_CHECKING:
 
     Float64 = npt.NDArray[np.float64]
 
-__all__ = ["SOURCES", "Clocks", "clocks_of", "precision_of", "unwrapped"]
+__all__ = [
+    "MAX_GHZ",
+    "SOURCES",
+    "Clocks",
+    "clocks_at",
+    "clocks_of",
+    "precision_of",
+    "rate_in_slice",
+    "unwrapped",
+]
 
-_ASSUMED_GHZ = 1.98
-"""Highest SM clock of H100 SXM and H200, used if the rate was neither measured nor given nor can be estimated."""
-
-SOURCES = ("timer", "measured", "given", "neighbours", "estimated", "assumed")
+SOURCES = ("timer", "measured", "given", "neighbours", "estimated", "launch", "unknown")
 """Where the rate of a trace's clock comes from. timer: its events are in ns already. measured: from
 its own two samples of both clocks. given: by the caller. neighbours: the median of the buffer's
 measured traces, for a trace that never finished or is too short for the timer's resolution. estimated:
-from the clocks at the starts of successive blocks on one SM. assumed: `_ASSUMED_GHZ`."""
-_TIMER, _MEASURED, _GIVEN, _NEIGHBOURS, _ESTIMATED, _ASSUMED = range(6)
+from the clocks at the starts of successive blocks on one SM. launch: from the duration of the kernel in a
+trace of the same run. unknown: nothing tells it, and times are in cycles."""
+_TIMER, _MEASURED, _GIVEN, _NEIGHBOURS, _ESTIMATED, _LAUNCH, _UNKNOWN = range(7)
 
 _TIMER_STEP_NS = 32
 """Resolution of %globaltimer on an H200."""
@@ -42,8 +51,13 @@ _SHORT_NS = 32 * _TIMER_STEP_NS
 _LEAST_SPAN_NS = 100 * _TIMER_STEP_NS
 _MOST_SPAN_NS = 1_000_000_000
 """Longest span in which the low word of an SM clock cannot wrap, at up to 4 GHz."""
-_LEAST_GHZ, _MOST_GHZ = 0.1, 4.0
+_LEAST_GHZ, MAX_GHZ = 0.1, 4.0
+"""SM clocks beyond these are impossible."""
 _WRAP = 1 << 32
+_OUTSIDE_NS, _OUTSIDE_RANGE_NS = 950, 350
+"""By how much a kernel takes longer than from the first start to the last end inside it, ns, and how far that varies:
+0.6 to 1.3 us for CuPy, Triton, Pallas and Mosaic kernels on an H200 (docs/inside.md)."""
+_HALVINGS = 40  # of the range of rates: far below a part in a million
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,9 @@ class Clocks:
         ghz: counter steps in a nanosecond: the SM clock's rate, or 1 where events are in ns.
         sm_ghz: rate of the SM clock, also where events are in ns; NaN where not known.
         source: index into `SOURCES`.
-        notes: what was estimated or assumed, as sentences.
+        notes: what was estimated, or is not known, as sentences.
+        unit: ns; or cycles, if the rate is unknown: then ``start_ns`` and all that follows from it are cycles, and
+            starts are comparable only within one SM.
     """
 
     start_ns: Int64
@@ -63,6 +79,7 @@ class Clocks:
     sm_ghz: Float64
     source: npt.NDArray[np.uint8]
     notes: tuple[str, ...]
+    unit: str = "ns"
 
 
 def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
@@ -73,11 +90,12 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
         clock_ghz: rate for traces that did not measure it.
 
     Raises:
-        UsageError: ``clock_ghz`` is outside the range of possible clock rates.
+        UsageError: ``clock_ghz`` is outside the range of possible clock rates, or it is needed, because some traces
+            count ns and others cycles of an unknown rate.
     """
-    if clock_ghz is not None and not _LEAST_GHZ <= clock_ghz <= _MOST_GHZ:
+    if clock_ghz is not None and not _LEAST_GHZ <= clock_ghz <= MAX_GHZ:
         raise UsageError(
-            f"a clock of {clock_ghz} GHz is impossible: SM clocks run at {_LEAST_GHZ} to {_MOST_GHZ} GHz"
+            f"a clock of {clock_ghz} GHz is impossible: SM clocks run at {_LEAST_GHZ} to {MAX_GHZ} GHz"
         )
     start = columns.timer if columns.timer_bits == 64 else unwrapped(columns.timer)
     rate, source = _measured(columns)
@@ -85,6 +103,8 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
     notes: list[str] = []
     if missing.any():
         chosen, how = _rate_for_unmeasured(columns, start, rate, clock_ghz)
+        if how == _UNKNOWN:
+            return _in_cycles(columns, source)
         rate[missing], source[missing] = chosen, how
         notes.append(_rate_note(int(missing.sum()), len(missing), chosen, how))
     ghz = np.where(columns.in_cycles, rate, 1.0)
@@ -129,8 +149,58 @@ def _measured(columns: Columns) -> tuple[Float64, npt.NDArray[np.uint8]]:
         step = common * _TIMER_STEP_NS
         vague = has_samples & ~long & (np.abs(columns.total_cycles - expected) <= step)
         rate[vague], source[vague] = common, _NEIGHBOURS
-    rate[~((rate >= _LEAST_GHZ) & (rate <= _MOST_GHZ))] = np.nan
+    rate[~((rate >= _LEAST_GHZ) & (rate <= MAX_GHZ))] = np.nan
     return rate, source
+
+
+def clocks_at(columns: Columns, ghz: float, note: str) -> Clocks:
+    """Clocks of a buffer at a rate that a trace of the same run tells.
+
+    Args:
+        columns: columns of one buffer.
+        ghz: rate for traces that did not measure it.
+        note: where it comes from, as a sentence.
+    """
+    clocks = clocks_of(columns, ghz)
+    source = np.where(clocks.source == _GIVEN, _LAUNCH, clocks.source).astype(np.uint8)
+    return replace(clocks, source=source, notes=(note, *clocks.notes[1:]))
+
+
+def rate_in_slice(columns: Columns, slice_ns: int) -> tuple[float, float] | None:
+    """The rate of the SM clock at which the traces of a buffer fill their kernel, and its relative uncertainty.
+
+    Starts are in ns of the timer and lengths in cycles, so the time from the first start to the last end depends on
+    the rate; the kernel takes `_OUTSIDE_NS` longer.
+
+    Args:
+        columns: columns of one buffer that counts cycles.
+        slice_ns: duration of its kernel in a trace.
+
+    Returns:
+        None: the layout records no starts, or no plausible rate makes the traces fit.
+    """
+    if columns.timer_bits == 0 or not len(columns.trace):
+        return None
+    start = columns.timer if columns.timer_bits == 64 else unwrapped(columns.timer)
+    begun = start - start.min()
+    lengths = np.zeros(len(begun), np.int64)
+    filled = np.flatnonzero(columns.count)
+    lengths[filled] = columns.counter[columns.first[1:][filled] - 1]
+    lengths = np.maximum(lengths, columns.total_cycles)
+
+    def rate(span_ns: float) -> float:
+        low, high = _LEAST_GHZ, MAX_GHZ
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if (begun + lengths / middle).max() > span_ns else (low, middle)
+        return high
+
+    middle, fast, slow = (
+        rate(slice_ns - _OUTSIDE_NS + change) for change in (0, -_OUTSIDE_RANGE_NS, _OUTSIDE_RANGE_NS)
+    )
+    if not _LEAST_GHZ * 1.01 < middle < MAX_GHZ * 0.99:
+        return None
+    return middle, (fast - slow) / 2 / middle
 
 
 def _rate_for_unmeasured(
@@ -143,7 +213,24 @@ def _rate_for_unmeasured(
     if len(measured):
         return float(np.median(measured)), _NEIGHBOURS
     estimated = _successive_blocks(columns, start)
-    return (_ASSUMED_GHZ, _ASSUMED) if estimated is None else (estimated, _ESTIMATED)
+    return (math.nan, _UNKNOWN) if estimated is None else (estimated, _ESTIMATED)
+
+
+def _in_cycles(columns: Columns, source: npt.NDArray[np.uint8]) -> Clocks:
+    """Clocks of a buffer that counts cycles of an unknown rate."""
+    if not columns.in_cycles.all():
+        raise UsageError(
+            "some traces of the buffer count ns and others cycles, and nothing tells the rate of the SM clock: give "
+            "it (--clock-ghz)"
+        )
+    source[:] = _UNKNOWN
+    one = np.ones(len(source))
+    note = (
+        "times are in cycles of the SM clock, not in ns: nothing in the buffer tells the clock's rate; give it "
+        "(--clock-ghz) if you know it. The first block of every SM is drawn at 0, and the others by the SM's clock"
+    )
+    unknown = np.full(len(source), np.nan)
+    return Clocks(_starts_by_sm_clock(columns, one), one, unknown, source, (note,), "cycles")
 
 
 def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
@@ -153,13 +240,7 @@ def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
         return f"cycles are converted to ns with {rate}, as given"
     if how == _NEIGHBOURS:
         return f"cycles are converted to ns with {rate}, the median of the others"
-    if how == _ESTIMATED:
-        return f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
-    return (
-        f"cycles are converted to ns with {rate}, which is assumed: the buffer does not record the "
-        "clock rate, and durations are too short if the clock ran slower; give the rate if you "
-        "know it"
-    )
+    return f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
 
 
 def _successive_blocks(columns: Columns, start: Int64) -> float | None:
@@ -181,7 +262,7 @@ def _successive_blocks(columns: Columns, start: Int64) -> float | None:
         return None
     rates = cycles[good] / span[good]
     rate = float(np.median(rates))
-    return rate if _LEAST_GHZ <= rate <= _MOST_GHZ else None
+    return rate if _LEAST_GHZ <= rate <= MAX_GHZ else None
 
 
 def unwrapped(low: Int64) -> Int64:

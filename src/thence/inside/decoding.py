@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.inside.clocks import SOURCES, Clocks, clocks_of, precision_of
+from thence.inside.clocks import SOURCES, Clocks, clocks_at, clocks_of, precision_of, rate_in_slice
 from thence.inside.columns import (
     IGNORED,
     STATES,
@@ -55,6 +56,9 @@ _MOST_OVERHEAD_CYCLES = 64
 class Decoded:
     """The decoded buffer of one launch of a kernel.
 
+    Times are in ``unit``. If that is cycles, because nothing tells the rate of the SM clock, the columns whose names
+    end in _ns here end in _cycles in the frames that `named` returns, and starts are comparable only within one SM.
+
     Attributes:
         description: description of the buffer.
         traces: one row for each warp, warpgroup or block that was traced: trace, block, index, sm
@@ -69,7 +73,7 @@ class Decoded:
         timer_bits: bits of %globaltimer that start_ns is based on: 64; 32, where start_ns is known up to
             a multiple of 2^32 ns; or 0, where start_ns is comparable only within one SM.
         scope: what a trace is: block, warpgroup, warp, group, or trace where the layout does not say.
-        notes: what was estimated or assumed, as sentences.
+        notes: what was estimated, or is not known, as sentences.
         warnings: data that could not be read or belongs to no range, as sentences.
     """
 
@@ -83,6 +87,28 @@ class Decoded:
     warnings: tuple[str, ...]
     _columns: Columns
     _clocks: Clocks
+
+    @property
+    def unit(self) -> str:
+        """The unit of all times: ns, or cycles if the rate of the SM clock is unknown."""
+        return self._clocks.unit
+
+    def at_rate(self, ghz: float, note: str) -> Decoded:
+        """The buffer with cycles converted to ns.
+
+        Args:
+            ghz: rate of the SM clock.
+            note: where it comes from, as a sentence.
+        """
+        return _decoded(self._columns, self.description, clocks_at(self._columns, ghz, note))
+
+    def rate_in_slice(self, slice_ns: int) -> tuple[float, float] | None:
+        """The rate in GHz at which it fills its kernel, and its relative uncertainty; None if there is none."""
+        return rate_in_slice(self._columns, slice_ns)
+
+    def named(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """A frame with times of this buffer, whose columns are named by their unit."""
+        return frame.rename(lambda name: re.sub("_ns$", f"_{self.unit}", name))
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -127,18 +153,23 @@ def decode(
     """
     columns = _READERS[description.flavour](as_words(buffer, path), description, path)
     columns.sm = np.where(columns.sm < _MOST_SMS, columns.sm, UNKNOWN)
-    clocks = clocks_of(columns, clock_ghz)
+    return _decoded(columns, description, clocks_of(columns, clock_ghz))
+
+
+def _decoded(columns: Columns, description: Description, clocks: Clocks) -> Decoded:
+    """Traces and ranges of the columns of a buffer, by its clocks."""
     overhead, overhead_notes = _overhead(columns, description)
     end_ns = _ends(columns, clocks)
     ranges, warnings = ranges_of(columns, clocks, end_ns, description.names, overhead)
+    in_ns = clocks.unit == "ns"
     return Decoded(
         description,
         _traces(columns, clocks, end_ns),
         ranges,
         overhead,
-        columns.timer_bits,
+        columns.timer_bits if in_ns else 0,
         columns.scope,
-        (*clocks.notes, *overhead_notes, *precision_of(columns)),
+        (*clocks.notes, *overhead_notes, *(precision_of(columns) if in_ns else ())),
         (*columns.warnings, *_drop_warnings(columns), *warnings),
         columns,
         clocks,
@@ -177,7 +208,8 @@ def _ends(columns: Columns, clocks: Clocks) -> Int64:
     filled = np.flatnonzero(columns.count)
     last[filled] = columns.counter[columns.first[1:][filled] - 1]
     by_events = np.rint(last / clocks.ghz).astype(np.int64)
-    recorded_ns = np.where(columns.total_ns > 0, columns.total_ns, 0)
+    in_ns = (columns.total_ns > 0) & (clocks.unit == "ns")
+    recorded_ns = np.where(in_ns, columns.total_ns, 0)
     return clocks.start_ns + np.maximum(by_events, recorded_ns)
 
 

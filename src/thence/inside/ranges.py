@@ -118,7 +118,8 @@ def ranges_of(
     """
     labels = Labels.of(columns.name, names)
     defects = _Defects()
-    each_ns = np.nan_to_num(overhead_cycles / clocks.sm_ghz)
+    rate = clocks.ghz if clocks.unit == "cycles" else clocks.sm_ghz
+    each_ns = np.nan_to_num(overhead_cycles / rate)
     frames = [
         _frame(
             columns.part(low, high),

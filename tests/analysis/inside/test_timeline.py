@@ -97,6 +97,24 @@ def test_all_ranges_lie_in_their_kernels_slice_in_chrome_json(tmp_path: Path) ->
         ), e
 
 
+def test_a_rate_that_a_buffer_lacks_comes_from_the_run() -> None:
+    recorded = thence.open(MERGE / "trace.json.gz").timeline()
+    assert {decoded.unit for _, decoded in parts("pallas-0")} == {"cycles"}
+    alone = merged(recorded, parts("pallas-0", "pallas-1", "pallas-2"))
+    (note,) = {text.split(": ", 1)[1] for text in alone.notes if "cycles are converted" in text}
+    found = re.search(r"with ([\d.]+) GHz, \+-([\d.]+) %.*in the trace \(3 launches\)", note)
+    assert found
+    known = 1.98  # what the other kernels of the run measured
+    assert abs(float(found[1]) - known) < float(found[2]) / 100 * known
+    beside = merged(recorded, parts("pallas-0", "cupy-0", "triton-1"))
+    measured = [
+        decode(*load(MERGE / f"{name}.npz")).traces["clock_ghz"].median()
+        for name in ("cupy-0", "triton-1")
+    ]
+    expected = f"{sum(measured) / 2:.3f} GHz for the SM clock of all traces, the median of 2 other buffers"
+    assert any(expected in text for text in beside.notes)
+
+
 def test_without_moments_several_launches_are_left_and_all_buffers_find_theirs() -> None:
     recorded = thence.open(MERGE / "trace.json.gz").timeline()
     bare = []

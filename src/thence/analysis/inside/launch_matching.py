@@ -23,7 +23,8 @@ import numpy as np
 
 from thence.analysis.inside.kernel_launches import KernelLaunches, knows_device, positive_or_none
 from thence.errors import MissingData, UsageError
-from thence.units import format_ns
+from thence.inside.clocks import MAX_GHZ
+from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
     Parts = Sequence[tuple[str, Decoded]]
 
-__all__ = ["find_launches", "span"]
+__all__ = ["find_launches", "span", "with_rates"]
 
 _MOST_SHIFT_NS = 60_000_000_000
 """A larger offset between timer and trace means that they were recorded at different times."""
@@ -164,6 +165,63 @@ def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -
     return [places[i] for i in range(len(buffers))]
 
 
+def with_rates(recorded: Timeline, parts: Parts, launch: int | None = None) -> Parts:
+    """The buffers, those in cycles converted to ns at the rate that this run tells.
+
+    That is the median rate that other buffers measured on the same device, or else the rate at which the ranges fill
+    their launches in the trace.
+
+    Args:
+        recorded, parts, launch: as of `find_launches`.
+
+    Raises:
+        MissingData: no launch, or more than one, matches a buffer; or the launches tell no rate.
+        UsageError: the kernel has no launch with the number ``launch``.
+    """
+    unknown = [(name, decoded) for name, decoded in parts if decoded.unit == "cycles"]
+    if not unknown:
+        return parts
+    devices = {decoded.description.device for _, decoded in unknown}
+    measured = [
+        decoded.traces["clock_ghz"].median()
+        for _, decoded in parts
+        if decoded.unit == "ns" and decoded.description.device in devices
+    ]
+    others = [ghz for ghz in measured if isinstance(ghz, float)]
+    if others and len(devices) == 1:
+        ghz = float(np.median(others))
+        note = (
+            f"cycles are converted to ns with {ghz:.3f} GHz for the SM clock of all traces, the median of "
+            f"{several(len(others), 'other buffer')} of this run"
+        )
+        return _at_rate(parts, ghz, note)
+    places = find_launches(recorded, parts, launch)
+    rates = [
+        decoded.rate_in_slice(place.slice_ns)
+        for place, (_, decoded) in zip(places, parts, strict=True)
+        if decoded.unit == "cycles"
+    ]
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        raise MissingData(
+            f"{unknown[0][0]}: its times are in cycles, and neither the buffer nor the kernel's duration in the trace "
+            "tells the rate of the SM clock: give it (--clock-ghz)"
+        )
+    ghz, uncertainty = (float(np.median([rate[i] for rate in known])) for i in (0, 1))
+    note = (
+        f"cycles are converted to ns with {ghz:.2f} GHz, +-{format_share(uncertainty, 1)}, for the SM clock, at which "
+        f"the ranges fill their kernel in the trace ({several(len(known), 'launch')})"
+    )
+    return _at_rate(parts, ghz, note)
+
+
+def _at_rate(parts: Parts, ghz: float, note: str) -> Parts:
+    return [
+        (name, decoded.at_rate(ghz, note) if decoded.unit == "cycles" else decoded)
+        for name, decoded in parts
+    ]
+
+
 def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
     count = buffer.launches.height
     if not 0 <= launch < count:
@@ -176,6 +234,9 @@ def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
 
 def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
     """A buffer with every launch of its kernel as a candidate."""
+    if decoded.unit == "cycles":
+        # At the highest rate the ranges are not longer than they were, so no launch is ruled out wrongly.
+        decoded = decoded.at_rate(MAX_GHZ, "")
     found = launches.of(name, decoded)
     epoch = launches.recorded.trace.meta.epoch_ns
     start, duration = (found[c].to_numpy().astype(np.int64) for c in ("start", "duration"))

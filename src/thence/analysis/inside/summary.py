@@ -23,6 +23,9 @@ _QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
 class InsideSummary:
     """Time by range and SM load of one kernel launch.
 
+    If the rate of the SM clock is unknown, ``unit`` is cycles: columns of ``rows`` end in _cycles instead of _ns, and
+    all that compares starts on different SMs or is a time in ns is None.
+
     Attributes:
         kernel: its name, empty when unknown.
         rows: one row for each range name, largest total first: name, count, total_ns (sum of net times:
@@ -31,7 +34,8 @@ class InsideSummary:
             recorded), sms (number of SMs on which it ran), sm_low_ns and sm_high_ns (smallest and largest
             mean of one SM), unclosed (ranges without an end, which no other column counts).
         instants: name, count of instants.
-        sms: one row for each SM: sm, blocks, traces, busy_ns (at least one trace ran), idle_ns (span_ns less
+        unit: ns or cycles.
+        sms: one row for each SM: sm, blocks, traces, and in ns busy_ns (at least one trace ran), idle_ns (span_ns less
             busy_ns), start_ns and end_ns since the first trace's start.
         traces, blocks: number of traces (of warps, warpgroups or blocks) and number of blocks.
         span_ns: first start to last end of any trace.
@@ -54,14 +58,15 @@ class InsideSummary:
     rows: pl.DataFrame
     instants: pl.DataFrame
     sms: pl.DataFrame
+    unit: str
     traces: int
     blocks: int
-    span_ns: int
-    trace_ns: int
-    start_spread_ns: int
-    tail_ns: int
-    tail_idle: float
-    waves: float
+    span_ns: int | None
+    trace_ns: int | None
+    start_spread_ns: int | None
+    tail_ns: int | None
+    tail_idle: float | None
+    waves: float | None
     imbalance: float
     idle_sms: int | None
     clock_ghz: float | None
@@ -101,18 +106,20 @@ def summarize(decoded: Decoded) -> InsideSummary:
     starts = traces.group_by("block").agg(pl.col("start_ns").min())["start_ns"]
     ghz = traces["clock_ghz"].median()
     of_device = decoded.description.launch.get("multiprocessors")
+    in_ns = decoded.unit == "ns"
     return InsideSummary(
         kernel=decoded.description.kernel,
-        rows=_rows(decoded.ranges, trace_ns),
+        rows=decoded.named(_rows(decoded.ranges, trace_ns)),
         instants=_instants(decoded.ranges),
-        sms=sms,
+        sms=sms if in_ns else sms.select("sm", "blocks", "traces"),
+        unit=decoded.unit,
         traces=traces.height,
         blocks=traces["block"].n_unique(),
-        span_ns=last - first,
-        trace_ns=trace_ns,
-        start_spread_ns=_int(starts.max()) - _int(starts.min()),
-        **_tail(sms, last - first),
-        waves=_waves(traces),
+        span_ns=last - first if in_ns else None,
+        trace_ns=trace_ns if in_ns else None,
+        start_spread_ns=_int(starts.max()) - _int(starts.min()) if in_ns else None,
+        **(_tail(sms, last - first) if in_ns else {"tail_ns": None, "tail_idle": None}),
+        waves=_waves(traces) if in_ns else None,
         imbalance=_imbalance(sms),
         idle_sms=max(of_device - sms.height, 0)
         if isinstance(of_device, int) and sms.height

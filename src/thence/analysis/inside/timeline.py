@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.inside.launch_matching import find_launches, span
+from thence.analysis.inside.launch_matching import find_launches, span, with_rates
 from thence.analysis.timelines.timeline import timeline
 from thence.attribution.attribute import attribute
 from thence.model.tables import Meta, Tables
@@ -75,10 +75,11 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
             by the criteria of `thence.analysis.inside.launch_matching`.
 
     Raises:
-        MissingData: no launch, or more than one, matches a buffer.
+        MissingData: no launch, or more than one, matches a buffer; or nothing tells the rate of its clock.
         UsageError: the kernel has no launch with the number ``launch``.
     """
     filled = [(name, d) for name, d in parts if d.traces.height]
+    filled = with_rates(recorded, filled, launch)
     places = find_launches(recorded, filled, launch)
     phases = tuple(
         _phases(decoded, place.rank, place.device, place.moved_ns)
@@ -92,7 +93,7 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
         recorded,
         trace=trace,
         inside=_with_distinct_titles((*recorded.inside, *phases)),
-        notes=(*recorded.notes, *_notes(parts), *match_notes),
+        notes=(*recorded.notes, *_notes(filled), *match_notes),
     )
 
 
@@ -119,4 +120,6 @@ def _phases(decoded: Decoded, rank: int, device: int, shift: int) -> Phases:
         pl.col("name").cast(pl.String).cast(pl.Categorical()), pl.col("start_ns") + shift
     )
     title = description.kernel or "kernel without a name"
+    if decoded.unit == "cycles":
+        title += " (a cycle is drawn as 1 ns)"
     return Phases(title, rank, device, decoded.scope, ranges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from thence.units import format_count, format_ns, format_share
@@ -10,9 +11,9 @@ from thence.writers.text.printable import printable
 if TYPE_CHECKING:
     from thence.analysis.inside.summary import InsideSummary
 
-__all__ = ["HEADINGS", "inside_lines"]
+__all__ = ["headings_of", "inside_lines"]
 
-HEADINGS = {
+_HEADINGS = {
     "name": "range",
     "count": "count",
     "total_ns": "total",
@@ -25,7 +26,12 @@ HEADINGS = {
     "sm_high_ns": "SM high",
     "unclosed": "unclosed",
 }
-"""Columns of `InsideSummary.rows` that are shown, the most important first."""
+"""Columns of `InsideSummary.rows` that are shown, the most important first; names as in ns."""
+
+
+def headings_of(summary: InsideSummary) -> dict[str, str]:
+    """The shown columns of a summary with their headings, by the unit of its times."""
+    return {re.sub("_ns$", f"_{summary.unit}", name): text for name, text in _HEADINGS.items()}
 
 
 def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
@@ -33,13 +39,18 @@ def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
     kernel = f"{summary.kernel}: " if summary.kernel else ""
     head = (
         f"{path}: {kernel}{format_count(summary.traces)} traces of {format_count(summary.blocks)}"
-        f" blocks, {format_ns(summary.span_ns)} from the first start to the last end"
+        " blocks, "
     )
+    idle = "" if summary.idle_sms is None else f", {summary.idle_sms} ran nothing"
+    ran = f"{summary.sms.height} SMs ran something{idle}; " if not summary.sms.is_empty() else ""
+    if None in (summary.span_ns, summary.start_spread_ns, summary.waves, summary.tail_ns, summary.tail_idle):
+        below = f"{ran}starts on different SMs cannot be compared in cycles"
+        return printable(f"{head}times in cycles: the rate of the SM clock is unknown"), below
+    head += f"{format_ns(summary.span_ns)} from the first start to the last end"
     below = f"blocks began within {format_ns(summary.start_spread_ns)}, {summary.waves:.2f} waves"
     if not summary.sms.is_empty():
-        idle = "" if summary.idle_sms is None else f", {summary.idle_sms} ran nothing"
         below += (
-            f"; {summary.sms.height} SMs ran something{idle}; tail {format_ns(summary.tail_ns)},"
+            f"; {ran}tail {format_ns(summary.tail_ns)},"
             f" {format_share(summary.tail_idle, 1)} of it idle; busiest SM"
             f" {summary.imbalance:.2f} times the mean"
         )
