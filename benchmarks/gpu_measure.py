@@ -77,6 +77,29 @@ def compare(name: str, f: Call, args: tuple[Any, ...], wait: Wait) -> None:
         f" {1e3 * (events_ms - ref_span):+8.1f} {sum(ms for _, ms in listed):9.4f}",
         flush=True,
     )
+    between(sums, events, ref_span)
+
+
+def between(sums: list[Any], events: list[Any], ref_span: float) -> None:
+    """Prints what lies between the two modes, as the results state it; their parts must add up."""
+    for ms in sums:
+        whole = ms.kernels_ms + ms.copies_ms - ms.overlap_ms + ms.gaps_ms
+        assert abs(whole - ms.span_ms) < 1e-6, ms.to_json()
+    parts = ("gaps_ms", "copies_ms", "overlap_ms", "span_ms", "before_ms", "after_ms")
+    unknown = sum(ms.before_ms is None for ms in sums)
+    medians = {
+        name: statistics.median(getattr(ms, name) for ms in sums if ms.before_ms is not None)
+        for name in parts
+        if unknown < len(sums)
+    }
+    text = ", ".join(f"{name[:-3]} {1e3 * value:.1f}" for name, value in medians.items())
+    waiting = [ms.waiting_for_host_ms for ms in events if ms.waiting_for_host_ms is not None]
+    said = f"{1e3 * statistics.median(waiting):.1f}" if waiting else "unknown"
+    print(
+        f"    us: {text}; span by CUPTI's records {1e3 * ref_span:.1f}; host and GPU clocks contradict each other in "
+        f"{unknown} of {len(sums)} calls; mode events: waiting for the host at most {said}",
+        flush=True,
+    )
 
 
 def heading(title: str) -> None:

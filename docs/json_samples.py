@@ -26,7 +26,8 @@ __all__ = ["Keys", "keys_of", "verbs_with_json"]
 DATA = Path(__file__).parents[1] / "tests" / "data"
 _FSDP = "torch/torch_fsdp_rank[01].json.gz"
 STORE = "job.store"
-"""Stands for a path in a folder that is removed afterwards."""
+PAGE = "graph.html"
+"""Stand for paths in a folder that is removed afterwards."""
 _XLA = "jax/jax_single_nocb.xplane.pb.gz"
 SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "report": (
@@ -54,8 +55,8 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
             "total>5%",
         ),
     ),
-    "label": (("torch/graphs/block_replay.json.gz", "--labels", "torch/graphs/block_labels.json"),),
-    "inside": (("inside/gpu_triton.npz",),),
+    "label": (("torch/graphs/compiled_replay.json.gz", "--graph", PAGE),),
+    "inside": (("inside/gpu_triton.npz",), ("inside/mosaic.npy",)),
     "sql": ((_FSDP, "select rank, count(*) as n from gpu group by rank"),),
     "doctor": ((),),
 }
@@ -93,7 +94,7 @@ def keys_of(verb: str, maps: Iterable[str]) -> Keys:
 
 def _document(verb: str, arguments: Iterable[str]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        places = {STORE: str(Path(folder) / STORE)}
+        places = {name: str(Path(folder) / name) for name in (STORE, PAGE)}
         return _printed(verb, [str(DATA / a) if "/" in a else places.get(a, a) for a in arguments])
 
 

@@ -114,7 +114,9 @@ class Inside:
                         format_share(row["share"], 1),
                         *(
                             format_cell(column, row[column])
-                            for column in (f"{name}_{summary.unit}" for name in ("mean", "p50", "p99"))
+                            for column in (
+                                f"{name}_{summary.unit}" for name in ("mean", "p50", "p99")
+                            )
                         ),
                     ),
                 )

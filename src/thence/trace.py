@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.instances import Instances
     from thence.analysis.flame.flame import Flame
     from thence.analysis.graph_lanes import GraphLanes
-    from thence.analysis.replayed_graph import ReplayedGraph
     from thence.analysis.kernel_groups import Patterns
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.programs.programs import Programs
     from thence.analysis.proof import Proof
+    from thence.analysis.replayed_graph import ReplayedGraph
     from thence.analysis.report import Report
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.kinds import StepKinds

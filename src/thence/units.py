@@ -120,8 +120,7 @@ def format_cell(column: str, value: object) -> str:
     """A value of a table as text, in the unit that the name of its column implies; a dash for null.
 
     Args:
-        column: name. If it contains ``_ns`` or ``duration``, the value is in ns; ``_ms``: in ms; ``bytes`` or
-            ``shared_memory``: in bytes; ``share``: a fraction; ``_cycles``: whole cycles.
+        column: name, which tells the unit of a number by `_UNITS`.
         value: of a frame; a value that is not a number is converted with ``str``.
     """
     if value is None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
 HELPERS = """
 const rows = () => [...document.querySelectorAll("#rows .row")];
 const texts = () => rows().map((row) => row.querySelector(".what").textContent.trim().replace(/\\s+/g, " "));
-const key = (name) => byId("rows").dispatchEvent(new KeyboardEvent("keydown", {key: name, bubbles: true, cancelable: true}));
+const key = (name) => byId("rows").dispatchEvent(new KeyboardEvent("keydown", {key: name, cancelable: true}));
 const at = () => [...document.querySelectorAll("#edges circle")].map((dot) => Number(dot.getAttribute("cx")));
 """
 
@@ -90,16 +90,23 @@ def test_rows_are_the_nodes_and_branches_have_lanes_beside_the_path(tmp_path: Pa
 def test_chains_of_one_place_fold_and_unfold_by_click_and_key(tmp_path: Path) -> None:
     count = 80
     labels = [f"layer{i // 10}" for i in range(count)]
-    page = made([f"k{i}" for i in range(count)], [(i, i + 1) for i in range(count - 1)], range(count), labels)
+    page = made(
+        [f"k{i}" for i in range(count)],
+        [(i, i + 1) for i in range(count - 1)],
+        range(count),
+        labels,
+    )
     found = driven(
         page,
         tmp_path,
         HELPERS
         + """
         result.folded = texts(); result.time = rows()[0].querySelector(".figure").textContent;
-        rows()[1].click(); result.opened = texts().slice(0, 4); result.expanded = rows()[1].getAttribute("aria-expanded");
+        rows()[1].click(); result.opened = texts().slice(0, 4);
+        result.expanded = rows()[1].getAttribute("aria-expanded");
         key("ArrowLeft"); result.closed = texts().length;
-        key("Home"); key("ArrowRight"); result.first = texts().slice(0, 2); byId("fold").click(); result.again = texts().length;
+        key("Home"); key("ArrowRight"); result.first = texts().slice(0, 2);
+        byId("fold").click(); result.again = texts().length;
         byId("unfold").click(); result.count = byId("rows").getAttribute("aria-rowcount");
         key("End"); result.last = byId("detail").querySelector("h2").textContent;
         search("/^k7/"); result.matched = byId("matched").textContent; byId("next").click();
@@ -122,8 +129,12 @@ def test_chains_of_one_place_fold_and_unfold_by_click_and_key(tmp_path: Path) ->
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     page = made(
-        HOSTILE, [(0, i) for i in range(1, 5)], [0, 1], list(reversed(HOSTILE)), "</title><script>alert(5)</script>.json"
-    )  # fmt: skip
+        HOSTILE,
+        [(0, i) for i in range(1, 5)],
+        [0, 1],
+        list(reversed(HOSTILE)),
+        "</title><script>alert(5)</script>.json",
+    )
     found = driven(
         page,
         tmp_path,
@@ -142,8 +153,15 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 
 def test_ten_thousand_nodes_draw_only_what_is_seen(tmp_path: Path) -> None:
     count = 10_000
-    edges = [(i, i + 1) for i in range(count - 1) if i % 7] + [(i - 3, i + 1) for i in range(7, count - 1, 7)]
-    page = made([f"kernel{i % 50}" for i in range(count)], edges, [1], [f"layer{i // 100}" for i in range(count)])
+    edges = [(i, i + 1) for i in range(count - 1) if i % 7] + [
+        (i - 3, i + 1) for i in range(7, count - 1, 7)
+    ]
+    page = made(
+        [f"kernel{i % 50}" for i in range(count)],
+        edges,
+        [1],
+        [f"layer{i // 100}" for i in range(count)],
+    )
     assert len(page) < 1_200_000
     found = driven(
         page,
@@ -162,7 +180,12 @@ def test_ten_thousand_nodes_draw_only_what_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_page_of_two_thousand_nodes_has_less_than_300_kb() -> None:
-    names = [f"void at::native::vectorized_elementwise_kernel<4, Functor{i % 60}>({'int, ' * 40})" for i in range(2000)]
+    names = [
+        f"void at::native::vectorized_elementwise_kernel<4, Functor{i % 60}>({'int, ' * 40})"
+        for i in range(2000)
+    ]
     edges = [(i, i + 1) for i in range(1999)]
-    page = made(names, edges, range(2000), [f"step/layer{i // 20}/part{i % 20 // 5}" for i in range(2000)])
+    page = made(
+        names, edges, range(2000), [f"step/layer{i // 20}/part{i % 20 // 5}" for i in range(2000)]
+    )
     assert len(page.encode()) < 300_000

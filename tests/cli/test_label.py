@@ -166,7 +166,12 @@ def test_the_page_of_a_graph_is_written_and_summed_up(tmp_path: Path, labels: Pa
     done = run_thence(*base, "--format", "json")
     assert done.returncode == 0, done.stderr
     graph = json.loads(done.stdout)["graph"]
-    assert (graph["graph"], graph["replays"], len(graph["nodes"]), len(graph["edges"])) == (1, 5, 48, 52)
+    assert (graph["graph"], graph["replays"], len(graph["nodes"]), len(graph["edges"])) == (
+        1,
+        5,
+        48,
+        52,
+    )
     assert graph["path_ns"] < graph["replay_ns"]
     text = page.read_text()
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")

@@ -176,7 +176,11 @@ def test_times_of_an_unknown_rate_stay_cycles_and_say_so() -> None:
     words, _ = recorded_mosaic()
     assert profile.traces["clock_source"].unique().to_list() == ["unknown"]
     assert profile.traces["clock_ghz"].null_count() == profile.traces.height
-    assert not any("_ns" in name for frame in (profile.traces, profile.ranges, profile.events) for name in frame.columns)
+    assert not any(
+        "_ns" in name
+        for frame in (profile.traces, profile.ranges, profile.events)
+        for name in frame.columns
+    )
     cycles = (words[:, 4 + 2 * 5].astype(np.int64) - words[:, 4 + 2 * 4]) % (1 << 32)
     compute = profile.ranges.filter(pl.col("name").cast(pl.String) == "compute")
     assert compute["duration_cycles"].to_list() == cycles.tolist()

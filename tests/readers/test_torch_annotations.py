@@ -438,7 +438,7 @@ GRAPH_DATA = ANNOTATED / "graph_data_torch-2.15.pkl"
 
 
 def test_the_graph_that_torch_2_15_exports_has_its_nodes_and_edges() -> None:
-    stored = pickle.loads(GRAPH_DATA.read_bytes())  # noqa: S301 - a file of ours
+    stored = pickle.loads(GRAPH_DATA.read_bytes())
     labels = read_labels(GRAPH_DATA)
     (graph,) = labels.graphs
     assert (graph.id, graph.executables, labels.labels) == (EXECUTABLE, (EXECUTABLE,), ())
@@ -455,7 +455,9 @@ def test_the_graph_that_torch_2_15_exports_has_its_nodes_and_edges() -> None:
 
 def test_edges_and_annotations_of_pytorch_add_up() -> None:
     annotated = ANNOTATED / "kernel_annotations_rank0_block.pkl"
-    alone, both = (thence.open(REPLAY).label(files) for files in ([annotated], [annotated, GRAPH_DATA]))
+    alone, both = (
+        thence.open(REPLAY).label(files) for files in ([annotated], [annotated, GRAPH_DATA])
+    )
     assert both.places["label"].to_list() == alone.places["label"].to_list()
     labelled = {n["number"]: n["label"] for n in both.replayed_graph().to_json()["nodes"]}
     assert labelled == {
@@ -478,7 +480,7 @@ def test_edges_and_annotations_of_pytorch_add_up() -> None:
     ],
 )
 def test_damaged_graphs_of_torch_2_15_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    stored = pickle.loads(GRAPH_DATA.read_bytes())  # noqa: S301 - a file of ours
+    stored = pickle.loads(GRAPH_DATA.read_bytes())
     path = tmp_path / "graph.pkl"
     path.write_bytes(pickle.dumps({**stored, "edges": [], **change}))
     with pytest.raises(DamagedInput):

@@ -196,7 +196,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.usefixtures("torch")
 def test_gaps_copies_overlap_launch_and_return_add_up(fake: FakeCupti, clock: list[int]) -> None:
-    """By hand: 0 called, copy 10 to 30, kernels 40 to 100 and 80 to 130, nothing until 150, set 150 to 155, 200 back."""
+    """By hand: called at 0, copy 10 to 30, kernels 40 to 100 and 80 to 130, set 150 to 155, back at 200."""
     clock += [1_000, 201_000]
 
     def f(_tensor: Any) -> None:
@@ -207,7 +207,11 @@ def test_gaps_copies_overlap_launch_and_return_add_up(fake: FakeCupti, clock: li
 
     _, ms = thence.measure(f)(Tensor())
     told = ms.to_json()
-    us = {name: value if value is None else pytest.approx(value * 1000) for name, value in told.items() if name != "mode"}
+    us = {
+        name: value if value is None else pytest.approx(value * 1000)
+        for name, value in told.items()
+        if name != "mode"
+    }
     assert us == {
         "ms": 110, "kernels_ms": 110, "copies_ms": 25, "overlap_ms": 20, "gaps_ms": 30, "span_ms": 145,
         "before_ms": 10, "after_ms": 45, "between_events_ms": None, "host_launch_ms": None, "head_start_ms": None,
@@ -216,7 +220,8 @@ def test_gaps_copies_overlap_launch_and_return_add_up(fake: FakeCupti, clock: li
     assert ms.kernels_ms + ms.copies_ms - ms.overlap_ms + ms.gaps_ms == pytest.approx(ms.span_ms)
     assert told["mode"] == "cupti"
     assert repr(ms) == (
-        "110.0 us in kernels; 145.0 us from the first start to the last end, with 30.00 us of gaps in which nothing ran; "
+        "110.0 us in kernels; 145.0 us from the first start to the last end, "
+        "with 30.00 us of gaps in which nothing ran; "
         "25.00 us in memory copies and sets; 20.00 us counted more than once (activities at the same time); "
         "10.00 us from the call to the first start, 45.00 us from the last end to the return"
     )
@@ -228,7 +233,7 @@ def test_a_measured_time_is_a_float_for_everybody_else(fake: FakeCupti) -> None:
     assert isinstance(ms, float)
     assert (f"{ms:.3f}", str(ms), json.dumps(ms)) == ("1.002", "1.0025", "1.0025")
     assert type(ms * 2) is float
-    again = pickle.loads(pickle.dumps(ms))  # noqa: S301 - just written
+    again = pickle.loads(pickle.dumps(ms))
     assert (again, again.to_json()) == (ms, ms.to_json())
     assert ms.before_ms is None  # the kernels of this test ran in 1970
     assert "the clocks of host and GPU differ" in repr(ms)
@@ -238,7 +243,9 @@ def test_events_tell_how_long_the_gpu_can_have_waited_for_the_host() -> None:
     quick, slow = GpuTime.of_events(0.79, 0.05, 0.03), GpuTime.of_events(0.79, 0.05, 0.12)
     assert (quick.waiting_for_host_ms, slow.waiting_for_host_ms) == (0, pytest.approx(0.07))
     assert slow.gaps_ms is None
-    assert GpuTime.of_events(0.01, 0.05, 5.0).waiting_for_host_ms == 0.01  # no more than was measured
+    assert (
+        GpuTime.of_events(0.01, 0.05, 5.0).waiting_for_host_ms == 0.01
+    )  # no more than was measured
     assert "none is the GPU waiting for the host" in repr(quick)
     assert "up to 70.00 us may be the GPU waiting for the host" in repr(slow)
     assert "how long launching took is not known" in repr(GpuTime.of_events(0.79, 1.0))

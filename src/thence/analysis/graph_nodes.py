@@ -188,9 +188,7 @@ def _known_once(runs: GraphRuns) -> GraphRuns:
     once = pl.struct("launch", "node").is_unique().all().over("launch")
     known = (pl.col("node").min().over("launch") >= 0) & (pl.col("launch") != NO_ROW)
     kept = frame.select(once & known).to_series().to_numpy()
-    return replace(
-        runs, rows=runs.rows[kept], launch=runs.launch[kept], node=runs.node[kept]
-    )
+    return replace(runs, rows=runs.rows[kept], launch=runs.launch[kept], node=runs.node[kept])
 
 
 def _aligned(
@@ -202,7 +200,9 @@ def _aligned(
         for graph in file.graphs:
             if graph.nodes["kernel"].null_count() < graph.nodes.height:
                 every = np.arange(graph.nodes.height)
-                candidate = Candidate(graph, names, every, f"captured graph {graph.id}", [""] * len(every))
+                candidate = Candidate(
+                    graph, names, every, f"captured graph {graph.id}", [""] * len(every)
+                )
                 candidates.append((file, candidate, candidate.signatures(replays)))
     if not candidates or not len(rows):
         return
@@ -212,9 +212,7 @@ def _aligned(
             for file, one, signatures in candidates
         ]
         fitting = [
-            (file, graph, outcome)
-            for file, graph, outcome in outcomes
-            if None in outcome.refused
+            (file, graph, outcome) for file, graph, outcome in outcomes if None in outcome.refused
         ]
         if len(fitting) != 1:
             continue

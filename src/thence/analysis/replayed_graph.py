@@ -80,20 +80,21 @@ class ReplayedGraph:
         """What the graph is, its critical path, and what else the trace holds, as sentences."""
         nodes = self.nodes
         on_path = int(nodes["critical"].sum())
-        lines = [
-            f"graph {self.id}: {several(nodes.height, 'node')} with activities, {several(len(self.edges), 'edge')}, "
-            f"{several(self.replays, 'replay')} of {format_ns(self.replay_ns)} (mean, first start to last end)",
-            f"critical path: {format_ns(self.path_ns)} in {on_path:,} of {several(nodes.height, 'node')}, "
-            f"{format_share(self.path_ns, self.replay_ns)} of a replay; in the remaining "
-            f"{format_ns(max(self.replay_ns - self.path_ns, 0.0))} no node of the path runs: gaps between dependent "
-            "nodes, or nodes that wait for a free GPU",
-        ]
-        if self.path_ns > self.replay_ns:
-            lines[1] = (
-                f"critical path: {format_ns(self.path_ns)} in {on_path:,} of {several(nodes.height, 'node')}, more "
-                f"than a replay takes ({format_ns(self.replay_ns)}): some nodes begin before the node that they wait "
-                "for has ended (programmatic dependent launch)"
+        taken = f"critical path: {format_ns(self.path_ns)} in {on_path:,} of {several(nodes.height, 'node')}, "
+        rest = self.replay_ns - self.path_ns
+        if rest >= 0:
+            taken += (
+                f"{format_share(self.path_ns, self.replay_ns)} of a replay; in the remaining {format_ns(rest)} no node "
+                "of the path runs: gaps between dependent nodes, or nodes that wait for a free GPU"
             )
+        else:
+            taken += (
+                f"more than a replay takes ({format_ns(self.replay_ns)}): some nodes begin before the node that they "
+                "wait for has ended (programmatic dependent launch)"
+            )
+        size = f"graph {self.id}: {several(nodes.height, 'node')} with activities, {several(len(self.edges), 'edge')}, "
+        replays = f"{several(self.replays, 'replay')} of {format_ns(self.replay_ns)}"
+        lines = [f"{size}{replays} (mean, first start to last end)", taken]
         if self.silent:
             lines.append(
                 f"{several(self.silent, 'node')} without activities (empty nodes, events, host functions) "
@@ -217,19 +218,7 @@ def _timed(
 ) -> ReplayedGraph:
     """The graph with the means of its complete replays."""
     first = parts[0]
-    runs = pl.concat(
-        [
-            pl.DataFrame({"row": part.rows, "launch": part.launch, "node": part.node})
-            for part in parts
-        ]
-    )
-    gpu = trace.gpu.select("start", "duration", end=pl.col("start") + pl.col("duration"))
-    runs = runs.with_columns(gpu[runs["row"].cast(pl.UInt32)])
-    every = runs["node"].n_unique()
-    whole = runs.filter(pl.len().over("launch") == every)
-    launches = runs["launch"].n_unique()
-    runs = whole if whole.height else runs
-    runs = runs.with_columns(offset=pl.col("start") - pl.col("start").min().over("launch"))
+    runs, launches = _runs(trace, parts)
     replays = runs.group_by("launch").agg(
         took=pl.col("end").max() - pl.col("start").min(), busy=_union()
     )
@@ -275,6 +264,28 @@ def _timed(
         float(replays["busy"].mean() or 0.0),  # type: ignore[arg-type]
         path_ns, first.captured.nodes.height - nodes.height, others, unknown_ns,
     )  # fmt: skip
+
+
+def _runs(trace: Attributed, parts: Sequence[GraphRuns]) -> tuple[pl.DataFrame, int]:
+    """The activities of the complete replays (all replays, if none is), and the number of all replays.
+
+    Returns:
+        row (of gpu), launch, node, start, duration, end and offset (ns from the start of the replay).
+    """
+    runs = pl.concat(
+        [
+            pl.DataFrame({"row": part.rows, "launch": part.launch, "node": part.node})
+            for part in parts
+        ]
+    )
+    gpu = trace.gpu.select("start", "duration", end=pl.col("start") + pl.col("duration"))
+    runs = runs.with_columns(gpu[runs["row"].cast(pl.UInt32)])
+    whole = runs.filter(pl.len().over("launch") == runs["node"].n_unique())
+    launches = runs["launch"].n_unique()
+    runs = whole if whole.height else runs
+    return runs.with_columns(
+        offset=pl.col("start") - pl.col("start").min().over("launch")
+    ), launches
 
 
 def _union() -> pl.Expr:

@@ -100,11 +100,16 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--edges", is_flag=True, help="Also show the edges of the captured graphs, from the labels."
 )
 @click.option(
-    "--graph", "page", metavar="OUT.html", type=click.Path(),
+    "--graph",
+    "page",
+    metavar="OUT.html",
+    type=click.Path(),
     help="Also write a page of one captured graph: nodes with label, module and mean time, edges, critical path.",
 )
 @click.option(
-    "--graph-id", type=int, metavar="ID",
+    "--graph-id",
+    type=int,
+    metavar="ID",
     help="Which graph --graph shows, by the id of its capture or executable. Default: the one with the most GPU time.",
 )
 @output_option(

@@ -192,11 +192,14 @@ def rate_in_slice(columns: Columns, slice_ns: int) -> tuple[float, float] | None
         low, high = _LEAST_GHZ, MAX_GHZ
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if (begun + lengths / middle).max() > span_ns else (low, middle)
+            low, high = (
+                (middle, high) if (begun + lengths / middle).max() > span_ns else (low, middle)
+            )
         return high
 
     middle, fast, slow = (
-        rate(slice_ns - _OUTSIDE_NS + change) for change in (0, -_OUTSIDE_RANGE_NS, _OUTSIDE_RANGE_NS)
+        rate(slice_ns - _OUTSIDE_NS + change)
+        for change in (0, -_OUTSIDE_RANGE_NS, _OUTSIDE_RANGE_NS)
     )
     if not _LEAST_GHZ * 1.01 < middle < MAX_GHZ * 0.99:
         return None
@@ -240,7 +243,9 @@ def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
         return f"cycles are converted to ns with {rate}, as given"
     if how == _NEIGHBOURS:
         return f"cycles are converted to ns with {rate}, the median of the others"
-    return f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
+    return (
+        f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
+    )
 
 
 def _successive_blocks(columns: Columns, start: Int64) -> float | None:

@@ -110,8 +110,8 @@ def annotation_files(folder: Path, ranks: list[int]) -> list[Path]:
 def read_annotations(content: bytes, name: str) -> GraphLabels:
     """The labels in an annotation file, or the graph in a file of ``export_graph_data``.
 
-    Every graph id of annotations becomes a graph of its own, since the file does not distinguish ids of captured graphs from
-    ids of executable graphs.
+    Every graph id of annotations becomes a graph of its own, since the file does not distinguish ids of captured
+    graphs from ids of executable graphs.
 
     Args:
         content: the whole file.
@@ -175,7 +175,11 @@ def _graph_of_data(stored: dict[Any, Any], name: str) -> tuple[CapturedGraph, tu
         ) from error
     nodes, ids = data.nodes, np.array([node.node_id for node in data.nodes], np.int64)
     ends = np.array([(edge.source, edge.target) for edge in data.edges], np.int64).reshape(-1, 2)
-    if len(nodes) > _MOST_NODES or len(np.unique(ids)) < len(ids) or ends.max(initial=-1) >= len(ids):
+    if (
+        len(nodes) > _MOST_NODES
+        or len(np.unique(ids)) < len(ids)
+        or ends.max(initial=-1) >= len(ids)
+    ):
         raise DamagedInput(
             name, "lists nodes that occur twice, or edges of nodes that do not exist"
         )
@@ -184,7 +188,9 @@ def _graph_of_data(stored: dict[Any, Any], name: str) -> tuple[CapturedGraph, tu
     columns: dict[str, Any] = {
         "number": ids,
         "type": [_NODE_TYPES.get(node.node_type, node.node_type) for node in nodes],
-        "kernel": [None if node.kernel_name is None else number[node.kernel_name] for node in nodes],
+        "kernel": [
+            None if node.kernel_name is None else number[node.kernel_name] for node in nodes
+        ],
         "grid": [node.grid_dim for node in nodes],
         "block": [node.block_dim for node in nodes],
         "shared_memory": [node.shared_mem_bytes for node in nodes],

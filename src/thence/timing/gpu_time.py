@@ -55,8 +55,8 @@ class GpuTime(float):
 
         Args:
             activities: of the call, at least one kernel.
-            called_ns, returned_ns: Unix time in ns at which the call began, and at which the host had waited for its
-                work; the times of CUPTI are on the same clock.
+            called_ns: Unix time in ns at which the call began; the times of CUPTI are on the same clock.
+            returned_ns: Unix time in ns at which the host had waited for its work.
         """
         start = np.concatenate([activities.start, activities.copy_start])
         end = np.concatenate([activities.end, activities.copy_end])
@@ -79,7 +79,9 @@ class GpuTime(float):
         return result
 
     @classmethod
-    def of_events(cls, ms: float, head_start_ms: float, host_launch_ms: float | None = None) -> Self:
+    def of_events(
+        cls, ms: float, head_start_ms: float, host_launch_ms: float | None = None
+    ) -> Self:
         """The time between two events."""
         result = cls(ms)
         result.mode = "events"
@@ -106,14 +108,15 @@ class GpuTime(float):
         """The value, and what lies beside it, as sentences."""
         if self.mode == "events":
             return f"{_text(self)} between two CUDA events; {self._events()}"
-        parts = [
-            f"{_text(self)} in kernels; {_text(self.span_ms)} from the first start to the last end, "
-            f"with {_text(self.gaps_ms)} of gaps in which nothing ran"
-        ]
+        span = f"{_text(self.span_ms)} from the first start to the last end"
+        gaps = f"with {_text(self.gaps_ms)} of gaps in which nothing ran"
+        parts = [f"{_text(self)} in kernels; {span}, {gaps}"]
         if self.copies_ms:
             parts.append(f"{_text(self.copies_ms)} in memory copies and sets")
         if self.overlap_ms:
-            parts.append(f"{_text(self.overlap_ms)} counted more than once (activities at the same time)")
+            parts.append(
+                f"{_text(self.overlap_ms)} counted more than once (activities at the same time)"
+            )
         parts.append(
             "launch and return unknown: the clocks of host and GPU differ"
             if self.before_ms is None

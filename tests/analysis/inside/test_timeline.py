@@ -111,7 +111,9 @@ def test_a_rate_that_a_buffer_lacks_comes_from_the_run() -> None:
         decode(*load(MERGE / f"{name}.npz")).traces["clock_ghz"].median()
         for name in ("cupy-0", "triton-1")
     ]
-    expected = f"{sum(measured) / 2:.3f} GHz for the SM clock of all traces, the median of 2 other buffers"
+    expected = (
+        f"{sum(measured) / 2:.3f} GHz for the SM clock of all traces, the median of 2 other buffers"
+    )
     assert any(expected in text for text in beside.notes)
 
 

@@ -172,7 +172,9 @@ def with_rates(recorded: Timeline, parts: Parts, launch: int | None = None) -> P
     their launches in the trace.
 
     Args:
-        recorded, parts, launch: as of `find_launches`.
+        recorded: timeline of a trace recorded at the same time.
+        parts: name and decoded content of each buffer; each holds at least one trace.
+        launch: number of the launch among the kernel's launches; None to find it.
 
     Raises:
         MissingData: no launch, or more than one, matches a buffer; or the launches tell no rate.

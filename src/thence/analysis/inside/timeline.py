@@ -78,8 +78,8 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
         MissingData: no launch, or more than one, matches a buffer; or nothing tells the rate of its clock.
         UsageError: the kernel has no launch with the number ``launch``.
     """
-    filled = [(name, d) for name, d in parts if d.traces.height]
-    filled = with_rates(recorded, filled, launch)
+    not_empty = [(name, d) for name, d in parts if d.traces.height]
+    filled = with_rates(recorded, not_empty, launch)
     places = find_launches(recorded, filled, launch)
     phases = tuple(
         _phases(decoded, place.rank, place.device, place.moved_ns)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.graph_nodes import graph_nodes
 from thence.analysis.idle.host_threads import thread_numbers
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.steps.windows import steps as steps_of
@@ -43,7 +44,6 @@ from thence.analysis.whatif.edges import (
     launch_lags,
     wait_edges,
 )
-from thence.analysis.graph_nodes import graph_nodes
 from thence.analysis.whatif.handovers import handovers
 from thence.analysis.whatif.replay import Graph
 from thence.errors import MissingData

@@ -81,6 +81,12 @@ def _facts(graph: ReplayedGraph) -> list[tuple[str, str]]:
         ("edges", format_count(len(graph.edges))),
         ("replays", format_count(graph.replays)),
         ("mean replay", format_ns(graph.replay_ns)),
-        ("GPU busy", f"{format_ns(graph.busy_ns)} ({format_share(graph.busy_ns, graph.replay_ns)})"),
-        ("critical path", f"{format_ns(graph.path_ns)} ({format_share(graph.path_ns, graph.replay_ns)})"),
+        (
+            "GPU busy",
+            f"{format_ns(graph.busy_ns)} ({format_share(graph.busy_ns, graph.replay_ns)})",
+        ),
+        (
+            "critical path",
+            f"{format_ns(graph.path_ns)} ({format_share(graph.path_ns, graph.replay_ns)})",
+        ),
     ]

@@ -43,15 +43,17 @@ def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
     )
     idle = "" if summary.idle_sms is None else f", {summary.idle_sms} ran nothing"
     ran = f"{summary.sms.height} SMs ran something{idle}; " if not summary.sms.is_empty() else ""
-    if None in (summary.span_ns, summary.start_spread_ns, summary.waves, summary.tail_ns, summary.tail_idle):
+    span, spread, waves = summary.span_ns, summary.start_spread_ns, summary.waves
+    tail, tail_idle = summary.tail_ns, summary.tail_idle
+    if span is None or spread is None or waves is None or tail is None or tail_idle is None:
         below = f"{ran}starts on different SMs cannot be compared in cycles"
         return printable(f"{head}times in cycles: the rate of the SM clock is unknown"), below
-    head += f"{format_ns(summary.span_ns)} from the first start to the last end"
-    below = f"blocks began within {format_ns(summary.start_spread_ns)}, {summary.waves:.2f} waves"
+    head += f"{format_ns(span)} from the first start to the last end"
+    below = f"blocks began within {format_ns(spread)}, {waves:.2f} waves"
     if not summary.sms.is_empty():
         below += (
-            f"; {ran}tail {format_ns(summary.tail_ns)},"
-            f" {format_share(summary.tail_idle, 1)} of it idle; busiest SM"
+            f"; {ran}tail {format_ns(tail)},"
+            f" {format_share(tail_idle, 1)} of it idle; busiest SM"
             f" {summary.imbalance:.2f} times the mean"
         )
     return printable(head), below
