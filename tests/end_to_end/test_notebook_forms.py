@@ -35,6 +35,7 @@ RESULTS: dict[str, Callable[[dict[str, thence.Trace]], Any]] = {
     "diff": lambda t: t["one"].diff(t["one"]),
     "flame": lambda t: t["one"].flame("label"),
     "graph_coverage": lambda t: t["one"].graph_coverage,
+    "replayed_graph": lambda t: t["graphed"].replayed_graph(),
     "self_check": lambda t: t["one"].self_check(),
 }
 
@@ -46,6 +47,7 @@ def traces() -> dict[str, thence.Trace]:
         "ranks": shared(*FSDP),
         "xla": thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz"),
         "compiled": thence.open(DATA / "jax" / "recording"),
+        "graphed": thence.open(DATA / "torch" / "graphs" / "compiled_replay.json.gz"),
     }
 
 

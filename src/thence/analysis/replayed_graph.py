@@ -19,6 +19,7 @@ from thence.analysis.graph_edges import WAY_OUT
 from thence.analysis.graph_nodes import called_rows, graph_runs
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.errors import DamagedInput, MissingData, UsageError
+from thence.notebook import Form, Shown
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _MAX_LISTED = 8  # graphs that a sentence names
 
 
 @dataclass(frozen=True)
-class ReplayedGraph:
+class ReplayedGraph(Shown):
     """A captured graph with the mean times of its replays.
 
     Attributes:
@@ -116,6 +117,15 @@ class ReplayedGraph:
                 f"{format_ns(self.unknown_ns)} of GPU time is in CUDA graphs whose edges are unknown"
             )
         return tuple(lines)
+
+    def form(self) -> Form:
+        """What a notebook shows of it: the nodes in order."""
+        about, *notes = self.sentences
+        return Form(
+            f"CUDA graph {self.id}", about, self.nodes,
+            {"name": "kernel", "label": "label", "module": "module", "duration_ns": "mean", "critical": "critical path"},
+            "duration_ns", notes=tuple(notes),
+        )  # fmt: skip
 
     def _of_rank(self, rank: int) -> str:
         return "" if set(self.others["rank"]) <= {self.rank} else f" of rank {rank}"

@@ -41,7 +41,7 @@ them. So is a collective: without its waiting for late ranks (only moving data i
 The prediction is a replay of the recorded program over threads, streams, events, waits and ranks; the
 replay of what was recorded is exact. It holds for the profiled program, whose host code is slower.
 Gains within the interval count as noise. Nothing is predicted where activities began later than the
-trace explains by more than 5 % of the time, inside CUDA graphs, or for other numbers of GPUs.
+trace explains by more than 5 % of the time, inside CUDA graphs whose edges are unknown, or for other numbers of GPUs.
 The critical path shows what every moment waited for last; a long time on it does not mean a large gain.
 """
 
