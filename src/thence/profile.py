@@ -44,17 +44,17 @@ class Inside:
     @property
     def traces(self) -> pl.DataFrame:
         """One row for each warp, warpgroup or block that was traced."""
-        return self.decoded.named(self.decoded.traces)
+        return self.decoded.traces
 
     @property
     def ranges(self) -> pl.DataFrame:
         """One row for each range or instant."""
-        return self.decoded.named(self.decoded.ranges)
+        return self.decoded.ranges
 
     @property
     def events(self) -> pl.DataFrame:
         """One row for each event as recorded."""
-        return self.decoded.named(self.decoded.events)
+        return self.decoded.events
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -121,11 +121,10 @@ class ReplayedGraph(Shown):
     def form(self) -> Form:
         """What a notebook shows of it: the nodes in order."""
         about, *notes = self.sentences
-        return Form(
-            f"CUDA graph {self.id}", about, self.nodes,
-            {"name": "kernel", "label": "label", "module": "module", "duration_ns": "mean", "critical": "critical path"},
-            "duration_ns", notes=tuple(notes),
-        )  # fmt: skip
+        places = {"name": "kernel", "label": "label", "module": "module"}
+        times = {"duration_ns": "mean", "critical": "critical path"}
+        title = f"CUDA graph {self.id}"
+        return Form(title, about, self.nodes, places | times, "duration_ns", notes=tuple(notes))
 
     def _of_rank(self, rank: int) -> str:
         return "" if set(self.others["rank"]) <= {self.rank} else f" of rank {rank}"

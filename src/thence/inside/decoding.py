@@ -56,8 +56,8 @@ _MOST_OVERHEAD_CYCLES = 64
 class Decoded:
     """The decoded buffer of one launch of a kernel.
 
-    Times are in ``unit``. If that is cycles, because nothing tells the rate of the SM clock, the columns whose names
-    end in _ns here end in _cycles in the frames that `named` returns, and starts are comparable only within one SM.
+    If ``unit`` is cycles, because nothing tells the rate of the SM clock, the columns whose names end in _ns here end
+    in _cycles, and starts are comparable only within one SM.
 
     Attributes:
         description: description of the buffer.
@@ -106,9 +106,13 @@ class Decoded:
         """The rate in GHz at which it fills its kernel, and its relative uncertainty; None if there is none."""
         return rate_in_slice(self._columns, slice_ns)
 
-    def named(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """A frame with times of this buffer, whose columns are named by their unit."""
-        return frame.rename(lambda name: re.sub("_ns$", f"_{self.unit}", name))
+    def in_unit(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """A frame of times in the unit of this buffer, whose columns are named _ns, named by the unit."""
+        return _renamed(frame, "ns", self.unit)
+
+    def as_ns(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """One of its frames with columns named _ns, for code that computes in either unit."""
+        return _renamed(frame, self.unit, "ns")
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -121,7 +125,7 @@ class Decoded:
         of = np.repeat(np.arange(len(columns.trace)), columns.count)[kept]
         counter = columns.counter[kept]
         time = clocks.start_ns[of] + np.rint(counter / clocks.ghz[of]).astype(np.int64)
-        return pl.DataFrame(
+        frame = pl.DataFrame(
             [
                 pl.Series("trace", columns.trace[of].astype(np.int32)),
                 Labels.of(columns.name, self.description.names).series(columns.name[kept]),
@@ -130,6 +134,12 @@ class Decoded:
                 pl.Series("counter", counter),
             ]
         )
+        return self.in_unit(frame)
+
+
+def _renamed(frame: pl.DataFrame, before: str, after: str) -> pl.DataFrame:
+    """The frame with another unit at the ends of its columns' names."""
+    return frame.rename(lambda name: re.sub(f"_{before}$", f"_{after}", name))
 
 
 def decode(
@@ -164,8 +174,8 @@ def _decoded(columns: Columns, description: Description, clocks: Clocks) -> Deco
     in_ns = clocks.unit == "ns"
     return Decoded(
         description,
-        _traces(columns, clocks, end_ns),
-        ranges,
+        _renamed(_traces(columns, clocks, end_ns), "ns", clocks.unit),
+        _renamed(ranges, "ns", clocks.unit),
         overhead,
         columns.timer_bits if in_ns else 0,
         columns.scope,

@@ -60,7 +60,7 @@ class Execution:
     description: Description
 
     def decode(self) -> Decoded:
-        """Traces, ranges and events in nanoseconds; see `thence.inside.decoding`."""
+        """Traces, ranges and events in ns, or in cycles of an unknown clock; see `thence.inside.decoding`."""
         from thence.inside.decoding import decode  # imports Polars: not at the start of a program
 
         return decode(self.words, self.description)

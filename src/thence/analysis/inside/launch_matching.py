@@ -135,7 +135,8 @@ class _Buffer:
 
 def span(decoded: Decoded) -> tuple[int, int]:
     """First start and last end of any trace, in ns of the buffer's timer."""
-    first, last = decoded.traces["start_ns"].min(), decoded.traces["end_ns"].max()
+    traces = decoded.as_ns(decoded.traces)
+    first, last = traces["start_ns"].min(), traces["end_ns"].max()
     assert isinstance(first, int)
     assert isinstance(last, int)
     return first, last

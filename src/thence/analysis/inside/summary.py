@@ -95,7 +95,7 @@ def summarize(decoded: Decoded) -> InsideSummary:
     Raises:
         MissingData: nothing was traced.
     """
-    traces = decoded.traces
+    traces, ranges = decoded.as_ns(decoded.traces), decoded.as_ns(decoded.ranges)
     if traces.is_empty():
         raise MissingData(
             "all traces of the buffer are empty: the kernel did not run, or is not instrumented"
@@ -109,8 +109,8 @@ def summarize(decoded: Decoded) -> InsideSummary:
     in_ns = decoded.unit == "ns"
     return InsideSummary(
         kernel=decoded.description.kernel,
-        rows=decoded.named(_rows(decoded.ranges, trace_ns)),
-        instants=_instants(decoded.ranges),
+        rows=decoded.in_unit(_rows(ranges, trace_ns)),
+        instants=_instants(ranges),
         sms=sms if in_ns else sms.select("sm", "blocks", "traces"),
         unit=decoded.unit,
         traces=traces.height,

@@ -116,7 +116,7 @@ def _notes(parts: Parts) -> list[str]:
 
 def _phases(decoded: Decoded, rank: int, device: int, shift: int) -> Phases:
     description = decoded.description
-    ranges = decoded.ranges.with_columns(
+    ranges = decoded.as_ns(decoded.ranges).with_columns(
         pl.col("name").cast(pl.String).cast(pl.Categorical()), pl.col("start_ns") + shift
     )
     title = description.kernel or "kernel without a name"
