@@ -55,7 +55,7 @@ def merging(folder: Path | None) -> None:
 
 def check_merged(trace: Any, parts: list[Any], label: str, directory: Path) -> None:
     """Launches found for all buffers and for each alone, and the ranges of the files that are written."""
-    from thence.analysis.inside.launch_matching import find_launches, span
+    from thence.analysis.inside.launch_matching import find_launches, span, with_rates
     from thence.analysis.inside.timeline import merged
     from thence.writers.timelines.write import write_timeline
 
@@ -85,6 +85,7 @@ def check_merged(trace: Any, parts: list[Any], label: str, directory: Path) -> N
     )
     said(f"merging {label}: {len(ranges)} ranges in Chrome JSON, {outside} outside of any slice")
     worst = 0
+    parts = with_rates(recorded, parts)
     places = find_launches(recorded, parts)
     for (name, decoded), place, phases in zip(parts, places, timeline.inside, strict=True):
         if place.number != number_of(name):
