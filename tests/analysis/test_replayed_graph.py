@@ -177,6 +177,15 @@ def test_labels_found_beside_the_trace_and_given_again_are_one_graph() -> None:
         trace.replayed_graph(5)
 
 
+def test_graphs_of_several_ranks_are_named_with_their_rank() -> None:
+    folder = TORCH / "graphs"
+    trace = thence.open(*(folder / f"comm_replay_rank{rank}.json.gz" for rank in (0, 1)))
+    graph = trace.replayed_graph()
+    assert graph.title == f"graph 1 of rank {graph.rank}"
+    assert graph.others.select("rank", "graph").rows() == [(1 - graph.rank, 1)]
+    assert any("give its trace alone" in text for text in graph.sentences)
+
+
 def test_labels_of_pytorch_without_edges_say_where_edges_are() -> None:
     trace = thence.open(WITH_IDS).label(ANNOTATED / "kernel_annotations_rank0_block.pkl")
     with pytest.raises(MissingData, match=r"annotation files never do\).*export_graph_data"):

@@ -77,6 +77,11 @@ class ReplayedGraph(Shown):
     unknown_ns: int
 
     @property
+    def title(self) -> str:
+        """Which graph it is; with the rank if the trace has graphs of several ranks."""
+        return f"graph {self.id}{self._of_rank(self.rank)}"
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """What the graph is, its critical path, and what else the trace holds, as sentences."""
         nodes = self.nodes
@@ -93,7 +98,7 @@ class ReplayedGraph(Shown):
                 f"more than a replay takes ({format_ns(self.replay_ns)}): some nodes begin before the node that they "
                 "wait for has ended (programmatic dependent launch)"
             )
-        size = f"graph {self.id}: {several(nodes.height, 'node')} with activities, {several(len(self.edges), 'edge')}, "
+        size = f"{self.title}: {several(nodes.height, 'node')} with activities, {several(len(self.edges), 'edge')}, "
         replays = f"{several(self.replays, 'replay')} of {format_ns(self.replay_ns)}"
         lines = [f"{size}{replays} (mean, first start to last end)", taken]
         if self.silent:
@@ -111,7 +116,8 @@ class ReplayedGraph(Shown):
                 for row in self.others.head(_MAX_LISTED).iter_rows(named=True)
             )
             more = " ..." if self.others.height > _MAX_LISTED else ""
-            lines.append(f"other graphs, for --graph-id: {listed}{more}")
+            elsewhere = "; for graphs of one rank give its trace alone" if self._of_rank(0) else ""
+            lines.append(f"other graphs, for --graph-id: {listed}{more}{elsewhere}")
         if self.unknown_ns:
             lines.append(
                 f"{format_ns(self.unknown_ns)} of GPU time is in CUDA graphs whose edges are unknown"
@@ -123,8 +129,14 @@ class ReplayedGraph(Shown):
         about, *notes = self.sentences
         places = {"name": "kernel", "label": "label", "module": "module"}
         times = {"duration_ns": "mean", "critical": "critical path"}
-        title = f"CUDA graph {self.id}"
-        return Form(title, about, self.nodes, places | times, "duration_ns", notes=tuple(notes))
+        return Form(
+            f"CUDA {self.title}",
+            about,
+            self.nodes,
+            places | times,
+            "duration_ns",
+            notes=tuple(notes),
+        )
 
     def _of_rank(self, rank: int) -> str:
         return "" if set(self.others["rank"]) <= {self.rank} else f" of rank {rank}"

@@ -35,7 +35,7 @@ def graph_html(graph: ReplayedGraph, meta: Meta) -> str:
         meta: of the trace.
     """
     inputs = ", ".join(printable(name) for name in meta.inputs)
-    title = f"CUDA graph {graph.id}"
+    title = f"CUDA {graph.title}"
     text = json.dumps(_data(graph, meta, title, inputs), separators=(",", ":"))  # ASCII
     return filled("graph.html", {"title": escape(f"{title} - {inputs}"), "data": as_data(text)})
 
