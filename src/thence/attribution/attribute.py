@@ -49,6 +49,12 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
 
         tables, places, shares = with_hlo(tables, of_launch, own_code)
     collectives, parts = complete_collectives(tables, of_launch["launch"])
+    notes: list[str] = []
+    if tables.flight_records:
+        from thence.attribution.flight_records import with_flight_records
+
+        launches = row_numbers(of_launch["launch"])
+        collectives, notes = with_flight_records(tables, collectives, launches)
     events, waits = completed_waiting(tables, row_numbers(of_launch["launch"]))
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
@@ -58,6 +64,8 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "collective_parts": parts,
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
+        "flight_records": (),
+        "meta": dataclasses.replace(tables.meta, notes=(*tables.meta.notes, *notes)),
     }
     host = host_rows(tables, row_numbers(of_launch["launch"]), own_code)
     steps, *of_steps = found_steps(tables, host)

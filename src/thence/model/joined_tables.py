@@ -70,6 +70,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
     }
     hlo = tuple(module for part in parts for module in part.hlo)
     labels = tuple(file for part in parts for file in part.graph_labels)
+    records = tuple(record for part in parts for record in part.flight_records)
     metas = [part.meta for part in parts]
     meta = Meta(
         inputs=tuple(x for m in metas for x in m.inputs),
@@ -81,9 +82,9 @@ def concat(parts: Sequence[Tables]) -> Tables:
         warnings=(*(x for m in metas for x in m.warnings), *warnings),
         notes=tuple(x for m in metas for x in m.notes),
         losses=(*(x for m in metas for x in m.losses), *losses),
-        ranks_stated=all(m.ranks_stated for m in metas),
+        ranks_stated=all(part.meta.ranks_stated for part in parts if part.ranks),
     )
-    return Tables(**frames, hlo=hlo, graph_labels=labels, meta=meta)
+    return Tables(**frames, hlo=hlo, graph_labels=labels, flight_records=records, meta=meta)
 
 
 def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:
@@ -156,6 +157,10 @@ def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
         )
         for file in part.graph_labels
     )
+    records = tuple(
+        dataclasses.replace(record, rank=_new_rank(record.rank, new))
+        for record in part.flight_records
+    )
     return dataclasses.replace(
         part,
         gpu=frame(part.gpu),
@@ -166,6 +171,7 @@ def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
         waits=frame(part.waits),
         steps=frame(part.steps),
         graph_labels=labels,
+        flight_records=records,
         meta=dataclasses.replace(part.meta, devices=devices),
     )
 

@@ -21,6 +21,7 @@ from thence.model.steps import STEP_KINDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from thence.model.flight_records import FlightRecord
     from thence.model.graph_labels import GraphLabels
     from thence.model.hlo import HloModule
     from thence.model.losses import Loss
@@ -401,7 +402,8 @@ class Tables:
     """What a reader returns: the tables of one or several ranks, and facts about them.
 
     ``graph_labels`` are labels of captured graphs that came with the trace, or were found next to it;
-    ``graph_places`` holds the labels that have been joined to activities. ``steps`` is empty until attribution has
+    ``graph_places`` holds the labels that have been joined to activities. ``flight_records`` are the collective calls
+    of PyTorch's flight recorder, which attribution joins to ``collectives``. ``steps`` is empty until attribution has
     found them.
     """
 
@@ -416,6 +418,7 @@ class Tables:
     hlo: tuple[HloModule, ...] = ()
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()
+    flight_records: tuple[FlightRecord, ...] = ()
     meta: Meta = field(default_factory=Meta)
 
     @property

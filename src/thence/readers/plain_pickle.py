@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PickleRefused", "load_plain"]
+__all__ = ["MAX_WRITTEN", "PickleRefused", "load_plain"]
 
 MAX_BYTES = 256 << 20
 MAX_BITS = 64  # of one integer: node ids have them
@@ -41,7 +41,7 @@ class PickleRefused(ValueError):
     """The bytes are not a pickle, or the pickle is not accepted; the message says why."""
 
 
-def load_plain(content: bytes) -> object:
+def load_plain(content: bytes, max_written: int | None = None) -> object:
     """The value in a pickle of containers, texts, numbers, booleans and None.
 
     A container that the pickle refers to several times is one object. If the value is a container, each of its
@@ -50,6 +50,8 @@ def load_plain(content: bytes) -> object:
 
     Args:
         content: the whole pickle.
+        max_written: elements and characters of each element of the value, written out; None: as above. A caller
+            that gives more must not follow every reference.
 
     Raises:
         PickleRefused: the pickle is cut, too large, nested too deeply, repeats itself too often, or holds
@@ -66,7 +68,8 @@ def load_plain(content: bytes) -> object:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise PickleRefused(f"is not a pickle, or is damaged ({said})") from error
-    _check_shape(value, machine.shared(), MAX_WRITTEN + len(content))
+    limit = MAX_WRITTEN + len(content) if max_written is None else max_written
+    _check_shape(value, machine.shared(), limit)
     return value
 
 

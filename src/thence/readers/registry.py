@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
 from thence.memory_limits import check_memory
 from thence.model.joined_tables import concat
+from thence.readers import flight_recorder
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plausible import plausible
@@ -37,6 +38,7 @@ __all__ = [
 
 _FILES = {
     "thence.readers.kineto.sniffing": "thence.readers.kineto.read",
+    "thence.readers.flight_recorder": "thence.readers.flight_recorder",
     "thence.readers.label_files": "thence.readers.label_files",
     "thence.readers.jax.sniffing": "thence.readers.jax.xplane",
     "thence.readers.nsight.sqlite": "thence.readers.nsight.sqlite",
@@ -154,6 +156,7 @@ def read(
             _text_name(name)
             tables = plausible(_read_one(name, progress, expansion, cores), name)
             tables = graph_labels.with_annotations_beside(tables, expansion)
+            tables = flight_recorder.with_records_beside(tables, expansion)
             parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:
@@ -226,8 +229,12 @@ def files_of(
         found = [name] if name in archives else expand([name], _patterns())
         if name not in archives:
             twice = _recorded_twice(found)
-            # PyTorch's annotation files are no inputs of their own: they are added to the trace of their rank.
-            left_out = twice | {file for file in found if is_annotation_name(file)}
+            # PyTorch's annotation files and flight recorders are added to the trace of their rank.
+            left_out = twice | {
+                file
+                for file in found
+                if is_annotation_name(file) or flight_recorder.is_record(file)
+            }
             found = [file for file in found if file not in left_out or file in names]
             if run is not None:
                 found = in_run(name, found, run)

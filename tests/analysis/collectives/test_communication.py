@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from thence.analysis.collectives.clock_sync import align_clocks
 from thence.analysis.collectives.communication import Collectives
 from thence.analysis.collectives.communication import collectives as of_attributed
-from thence.analysis.collectives.kinds import kind_of, kind_of_kernel
 from thence.analysis.programs.warmup import WarmUp
 from thence.analysis.spread import compute_spread as spread_of_attributed
 from thence.attribution.attribute import attribute
+from thence.model.collective_kinds import kind_of, kind_of_kernel
 from thence.model.intervals import covered_lengths
 from thence.model.joined_tables import concat
 from thence.model.tables import COLLECTIVES, GPU, Tables

@@ -20,10 +20,11 @@ from thence.analysis.collectives.instances import (
     collective_instances,
     unmatched_reasons,
 )
-from thence.analysis.collectives.kinds import bandwidths, kind_of_kernel
+from thence.analysis.collectives.kinds import bandwidths
 from thence.analysis.collectives.missing import undescribed_kernels
 from thence.analysis.collectives.waits import instance_times, last_arrivals, participants
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
+from thence.model.collective_kinds import kind_of_kernel
 from thence.notebook import Form, Shown
 from thence.units import format_ns
 

@@ -22,7 +22,8 @@ import polars as pl
 
 from thence.analysis.collectives.batches import NO_PEERS, pieces, whole_kernels
 from thence.analysis.collectives.call_alignment import Calls, pair_calls
-from thence.analysis.collectives.kinds import JOINT, PEERS, kind_of
+from thence.analysis.collectives.kinds import JOINT, PEERS
+from thence.model.collective_kinds import kind_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt

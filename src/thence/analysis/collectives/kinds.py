@@ -1,4 +1,4 @@
-"""Kinds of collectives: recognised by the names that libraries give, and what each means for time and bandwidth.
+"""Kinds of collectives: what each means for time and bandwidth. `thence.model.collective_kinds` recognises them.
 
 Bandwidths follow nccl-tests (doc/PERFORMANCE.md) and nsys-jax: with message size m in bytes, n
 devices in the group and duration t in ns, in decimal GB/s (1 GB/s = 1 byte/ns)
@@ -19,8 +19,6 @@ __all__ = [
     "PEERS",
     "TO_ROOT",
     "bandwidths",
-    "kind_of",
-    "kind_of_kernel",
 ]
 
 JOINT = (
@@ -38,48 +36,8 @@ PEERS = ("send", "recv")
 MESSAGES = (*PEERS, "send-recv", "coalesced", "collective-permute")
 """Sends and receives, alone or in batches: a device waits for its neighbours only."""
 
-_KINDS = (  # the first match decides; names are in lower case, with only letters and digits
-    ("ragged-all-to-all", "ragged"),
-    ("reduce-scatter", "reducescatter"),
-    ("all-gather", "allgather"),
-    ("all-reduce", "allreduce|crossdevicereduce|(?:one|two)shot|multimem\\w*reduce"),
-    ("all-to-all", "alltoall"),
-    ("collective-permute", "collectivepermute"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-)
-_PLAIN = (  # these must match the whole name, apart from a suffix of PyTorch
-    *((kind, f"^{kind}(?:oop|coalesced)?$") for kind in ("reduce", "gather", "scatter")),
-    ("send", "^i?send$"),
-    ("recv", "^i?recv$"),
-)
-_KERNELS = (  # for names such as ncclDevKernel_Reduce_Sum_f32_RING_LL(...)
-    ("send-recv", "^(?:nccl|rccl)(?:dev)?kernelsendrecv"),
-    ("reduce", "^(?:nccl|rccl)(?:dev)?kernelreduce"),
-)
 _SCALED = ("all-gather", "reduce-scatter")
 _PARTIAL = ("all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all")
-
-
-def kind_of(name: pl.Expr) -> pl.Expr:
-    """The kind of a collective, as XLA spells it, from the name that its library gives.
-
-    ``_allgather_base`` and ``allgather_into_tensor_coalesced`` become all-gather; a name of no known kind
-    stays as it is.
-    """
-    return pl.coalesce(_first(name, (*_KINDS, *_PLAIN)), name.cast(pl.String))
-
-
-def kind_of_kernel(name: pl.Expr) -> pl.Expr:
-    """The kind of collective in the name of a kernel; null if there is none, as in ``ncclDevKernel_Generic``."""
-    return _first(name, (*_KINDS, *_KERNELS))
-
-
-def _first(name: pl.Expr, patterns: tuple[tuple[str, str], ...]) -> pl.Expr:
-    plain = name.cast(pl.String).str.to_lowercase().str.replace_all(r"[^a-z0-9]", "")
-    return pl.coalesce(
-        pl.when(plain.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in patterns
-    )
 
 
 def bandwidths(time_ns: str) -> tuple[pl.Expr, pl.Expr]:

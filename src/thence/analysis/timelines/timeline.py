@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.communication import collectives
-from thence.analysis.collectives.kinds import kind_of
 from thence.analysis.programs.warmup import WarmUp
+from thence.model.collective_kinds import kind_of
 from thence.model.intervals import levels, unions
 from thence.model.timeline import Timeline
 

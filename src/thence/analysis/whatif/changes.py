@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from thence.analysis.collectives.kinds import kind_of
 from thence.analysis.idle.host_time import HostTime
 from thence.analysis.idle.places import Contexts, HostPlaces
 from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
@@ -21,6 +20,7 @@ from thence.analysis.whatif.replay import BEFORE_ALL
 from thence.attribution.host_rows import row_numbers
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import UsageError
+from thence.model.collective_kinds import kind_of
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths
 from thence.model.own_code import OwnCode
 from thence.model.places import PLACES

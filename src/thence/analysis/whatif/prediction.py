@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.collectives.kinds import kind_of
 from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
 from thence.analysis.idle.rules import CAUSES, host_causes
 from thence.analysis.whatif.answers import Base, largest_gains, predicted
 from thence.analysis.whatif.changes import Change
 from thence.analysis.whatif.health import health
 from thence.errors import MissingData
+from thence.model.collective_kinds import kind_of
 from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 
