@@ -156,7 +156,7 @@ def damaged(rows: Kernels, how: str, at: int) -> Kernels:
         "moved": [*rest[:to], rows[at], *rest[to:]],
         "renamed": [
             *rows[:at],
-            foreign(rows, "ncclDevKernel_Broadcast_RING_LL()"),
+            foreign(rows, "ncclDevKernel_SendRecv()"),
             *rows[at + 1 :],
         ],
         "another type": [

@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.replays import Replays, in_cuda_graph
-from thence.model.collective_kinds import kind_of, kind_of_kernel
+from thence.model.collective_kinds import can_launch, kernels_of_nccl, kind_of
 from thence.model.intervals import NO_ROW
 from thence.model.names import matching
 from thence.model.tables import COLLECTIVES, DESCRIBED
@@ -58,29 +58,6 @@ _UNKNOWN_ORDER = (
     "unknown"
 )
 _SEVERAL, _NOTHING = -2, -1
-_KIND = kind_of_kernel(pl.col("name").cast(pl.String))
-_TYPES = {
-    "bf16": {"BFloat16"},
-    "f16": {"Half", "ComplexHalf"},
-    "f32": {"Float", "ComplexFloat"},
-    "f64": {"Double", "ComplexDouble"},
-}
-"""Element types of reductions, by what NCCL calls them in the names of kernels; it reduces complex numbers as pairs."""
-_TYPE = r"_(bf16|f16|f32|f64|[iu](?:8|16|32|64))_"
-_LAUNCHES = {
-    "send-recv": {
-        "all-to-all",
-        "ragged-all-to-all",
-        "gather",
-        "scatter",
-        "send",
-        "recv",
-        "coalesced",
-    },
-    "all-reduce": {"all-reduce", "barrier"},
-    "broadcast": {"broadcast"},
-}
-"""Kinds of calls that launch a kernel of this kind, where it is not only the same kind."""
 _PEERS = {"send", "recv", "coalesced"}
 
 
@@ -311,10 +288,11 @@ class _Calls:
                 opened[begin:end] |= ~self.usable[diagonal + begin : diagonal + end]
         if (agreed[0] == _NOTHING).all():
             return unknown, f"no {count:,} consecutive calls fit the kernels of a sequence"
-        opened |= tables.gpu[rows[0]].select(_KIND).to_series().is_null().to_numpy()
+        of_kernel = kernels_of_nccl(tables.gpu["name"][rows[0]])["kind"]
+        opened |= of_kernel.is_null().to_numpy()
         kept = (agreed > 0) & ~opened
         values = self.frame.select(_FACTS)[call]
-        kind = pl.when(~pl.Series(opened)).then(tables.gpu[rows[0]].select(_KIND).to_series())
+        kind = pl.when(~pl.Series(opened)).then(of_kernel)
         return values.select(
             pl.when(pl.Series(kept[place]))
             .then(name)
@@ -358,11 +336,7 @@ class _Calls:
             all places where the difference can be; and the kernels that may have no call.
         """
         count = len(rows)
-        names = tables.gpu[rows].select(
-            pl.col("name").cast(pl.String),
-            kind=_KIND,
-            type=pl.col("name").cast(pl.String).str.extract(_TYPE),
-        )
+        names = kernels_of_nccl(tables.gpu["name"][rows])
         distinct = names.unique(maintain_order=True)
         numbers = names.join(
             distinct.with_row_index("number"),
@@ -375,8 +349,8 @@ class _Calls:
         fits = np.array(
             [
                 [
-                    pair is not None and _fits(kind, type_, *pair)
-                    for _, kind, type_ in distinct.iter_rows()
+                    pair is not None and can_launch(kind, type_, *pair)
+                    for kind, type_ in distinct.iter_rows()
                 ]
                 for pair in pairs
             ]
@@ -462,20 +436,3 @@ def _layout(meta: Meta, rank: int) -> pl.DataFrame:
     }  # fmt: skip
     frame = pl.DataFrame(sorted(listed_groups), schema=schema, orient="row")
     return frame.unique(["group_name", "group_description"], keep="none")
-
-
-def _fits(kind: str | None, type_: str | None, call: str, element_type: str | None) -> bool:
-    """Whether a call can have launched a kernel.
-
-    Args:
-        kind: of collective in the kernel's name; None if it names none.
-        type_: of elements in the kernel's name; None if it names none.
-        call: kind of the call.
-        element_type: of the call; None if it has several.
-    """
-    if kind is not None and call not in _LAUNCHES.get(kind, {kind}):
-        return False
-    if type_ is None or element_type is None or call == "barrier":
-        return True
-    floating = {name for names in _TYPES.values() for name in names}
-    return element_type in _TYPES.get(type_, {element_type} - floating)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["kind_of", "kind_of_kernel"]
+__all__ = ["can_launch", "kernels_of_nccl", "kind_of", "kind_of_kernel"]
 
 _KINDS = (  # the first match decides; names are in lower case, with only letters and digits
     ("ragged-all-to-all", "ragged"),
@@ -46,3 +46,57 @@ def _first(name: pl.Expr, patterns: tuple[tuple[str, str], ...]) -> pl.Expr:
     return pl.coalesce(
         pl.when(plain.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in patterns
     )
+
+
+_OF_NCCL = "(?i)^(?:nccl|rccl)"
+_TYPE = r"_(bf16|f16|f32|f64|[iu](?:8|16|32|64))_"
+_TYPES = {
+    "bf16": {"bfloat16"},
+    "f16": {"half", "float16", "complexhalf", "complex32"},
+    "f32": {"float", "float32", "complexfloat", "complex64"},
+    "f64": {"double", "float64", "complexdouble", "complex128"},
+}
+"""Element types of reductions, in lower case, by what NCCL calls them in the names of kernels; it reduces complex
+numbers as pairs."""
+_FLOATING = frozenset(name for names in _TYPES.values() for name in names)
+_CALLS = {
+    "send-recv": {"all-to-all", "ragged-all-to-all", "gather", "scatter", "send", "recv"},
+    "all-reduce": {"all-reduce", "barrier"},
+    "broadcast": {"broadcast", "all-gather"},
+    "reduce": {"reduce", "reduce-scatter"},
+}
+"""Kinds of calls that launch a kernel of a kind, where it is not only the same kind. PyTorch gathers and scatters
+tensors of uneven sizes by broadcasts and reductions."""
+_NAMED = frozenset(kind for kind, _ in (*_KINDS, *_PLAIN)) - {"collective-permute"}
+
+
+def kernels_of_nccl(names: pl.Series) -> pl.DataFrame:
+    """What the names of NCCL's kernels say: kind, and type of the elements that it reduces.
+
+    Both are null for all other kernels, and where the name does not say it.
+    """
+    name = pl.col("name")
+    said = {"kind": kind_of_kernel(name), "type": name.cast(pl.String).str.extract(_TYPE)}
+    ours = name.cast(pl.String).str.contains(_OF_NCCL)
+    return (
+        names.rename("name")
+        .to_frame()
+        .select(pl.when(ours).then(value).alias(key) for key, value in said.items())
+    )
+
+
+def can_launch(kind: str | None, type_: str | None, call: str, element_type: str | None) -> bool:
+    """Whether a call can have launched a kernel of NCCL: nothing contradicts it.
+
+    Args:
+        kind: of collective in the kernel's name; None if it names none.
+        type_: of elements in the kernel's name; None if it names none.
+        call: kind of the call. A kind that no library has, and a batch of calls, may launch any kernel.
+        element_type: of the call; None if it has several.
+    """
+    if kind is not None and call in _NAMED and call not in _CALLS.get(kind, {kind}):
+        return False
+    if type_ is None or element_type is None or call == "barrier":
+        return True
+    element = element_type.removeprefix("torch.").lower()
+    return element in _TYPES[type_] if type_ in _TYPES else element not in _FLOATING

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.signatures import ACTIVITIES, short_name
+from thence.model.collective_kinds import can_launch, kernels_of_nccl, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -231,20 +232,54 @@ class _NodesAndKernels:
             for kind, name in self.kernels.select("kind", "name").iter_rows()
         ]
 
+    @cached_property
+    def _described(self) -> dict[int, tuple[str, str | None]]:
+        """Kind and element type of the collective that each label describes, by the number of the label."""
+        described = {
+            number: label.collective
+            for number, label in enumerate(self.labels.labels)
+            if label.collective is not None
+        }
+        names = pl.DataFrame(
+            {"name": [each.collective for each in described.values()]}, {"name": pl.String}
+        )
+        kinds = names.select(kind_of(pl.col("name"))).to_series()
+        types = [each.element_type for each in described.values()]
+        return dict(zip(described, zip(kinds, types, strict=True), strict=True))
+
+    @cached_property
+    def _kernels_of_nccl(self) -> list[tuple[str | None, str | None]]:
+        """Kind and element type in the name of each variant."""
+        return kernels_of_nccl(self.kernels["name"]).rows()
+
     def fits(self, row: int, variant: int) -> bool:
         """Whether a node can have run a kernel; unknown types and names match anything."""
         (captured, kernel), (kind, name) = self._captured[row], self._traced[variant]
         if captured in ACTIVITIES and captured != kind:
             return False
-        return kernel < 0 or kind != "kernel" or name == kernel
+        return (kernel < 0 or kind != "kernel" or name == kernel) and not self.contradicts(
+            row, variant
+        )
+
+    def contradicts(self, row: int, variant: int) -> bool:
+        """Whether the label of a node describes another collective than the one in the name of a kernel."""
+        described = self._described.get(self._labels[row]) if self._described else None
+        return described is not None and not can_launch(*self._kernels_of_nccl[variant], *described)
+
+    @cached_property
+    def _labels(self) -> list[int]:
+        return self.nodes["label"].to_list()
 
     def ran(self, variant: int) -> str:
         """The kernel name of a variant for messages."""
         return f"`{short_name(self.kernels['name'][variant] or '')}`"
 
     def was(self, row: int) -> str:
-        """The kernel name or type of a captured node for messages."""
+        """The kernel name or type of a captured node for messages, or the collective that its label describes."""
         kernel = self.nodes["kernel"][row]
+        described = self._described.get(self._labels[row])
+        if kernel is None and described is not None:
+            return f"a collective of the kind {described[0]}"
         if kernel is None:
             return f"a {self.nodes['type'][row]}"
         captured = self.labels.kernels[kernel]

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PlaceBook"]
 
+_FACT = "collective."
+"""Begin of the names of columns that hold the facts of collectives one by one."""
+
 
 @dataclass
 class PlaceBook:
@@ -55,14 +58,25 @@ class PlaceBook:
             for each group in ascending order the number of the row with the values that all its places have, null
             where they differ; -1 if they have nothing in common.
         """
-        rows = self.frame[number].drop("collective").with_columns(group=pl.Series(group))
+        chosen = self.frame[number]
+        facts = [field.name for field in chosen.schema["collective"].fields]  # type: ignore[attr-defined]
+        # A fact of a collective is one of the values: sizes may differ where the process group does not.
+        of_collective = pl.col("collective").struct
+        rows = chosen.select(
+            pl.exclude("collective"),
+            *(of_collective.field(name).alias(f"{_FACT}{name}") for name in facts),
+            group=pl.Series(group),
+        )
         alike = [
             pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()).alias(name)
             for name in rows.columns
             if name != "group"
         ]
         common = rows.group_by("group", maintain_order=True).agg(alike).drop("group")
-        says = common.select(pl.any_horizontal(pl.col(GRAPH_LABELS).is_not_null())).to_series()
-        nothing = pl.lit(None, self.frame.schema["collective"]).alias("collective")
-        first = self.add(common.with_columns(nothing).select(self.frame.columns))
+        described = pl.struct(pl.col(f"{_FACT}{name}").alias(name) for name in facts)
+        named = pl.col(f"{_FACT}collective").is_not_null()
+        common = common.with_columns(pl.when(named).then(described).alias("collective"))
+        said = pl.any_horizontal(pl.col(*GRAPH_LABELS, "collective").is_not_null())
+        says = common.select(said).to_series()
+        first = self.add(common.select(self.frame.columns))
         return np.where(says.to_numpy(), first + np.arange(common.height), -1)

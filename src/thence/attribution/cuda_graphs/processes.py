@@ -59,8 +59,8 @@ def _other_process(process: Process, tables: Tables, rank: int) -> str | None:
             f"{len(tables.ranks)} ranks: rename it to kernel_annotations_rank0_... (with its rank), "
             "or label each rank alone"
         )
-    # A trace of one process may lack its rank. With several, process ids in containers may be equal.
-    ranked = not pids or several or process.pid is None
+    # A trace of one process may lack its rank. Process ids alone prove nothing: they are equal in equal containers.
+    ranked = not pids or several or process.pid is None or tables.meta.ranks_stated
     if ranked and process.rank is not None and process.rank != rank:
         return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"
     return None
