@@ -102,6 +102,18 @@ def _annotations() -> Tree:
     }
 
 
+def _flight_recorder() -> Tree:
+    document = json.loads((DATA / "torch" / "flight_recorder" / "fr_trace_0.json").read_text())
+    document["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    calls = document["entries"] = document["entries"][:ROWS]
+    for number, call in enumerate(calls):
+        call["profiling_name"] = call["profiling_name"].replace("gloo", "nccl")
+        call["time_created_ns"] = 1_790_000_000_000_000_000 + number
+        frame = {"name": "step", "filename": "train.py", "line": 12}
+        call |= {"state": "started", "frames": [frame]}
+    return {"version": document.pop("version"), "pg_config": document.pop("pg_config"), **document}
+
+
 def _json(tree: Tree) -> bytes:
     return json.dumps(tree, default=repr, skipkeys=True).encode("utf-8", "replace")
 
@@ -123,6 +135,12 @@ def _pickled(tree: Tree, folder: Path) -> Path:
     )
     path = folder / "kernel_annotations_rank0.pkl"
     path.write_bytes(pickle.dumps(keys, protocol=4))
+    return path
+
+
+def _pickled_calls(tree: Tree, folder: Path) -> Path:
+    path = folder / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(tree, protocol=2))
     return path
 
 
@@ -472,6 +490,8 @@ FORMATS = (
     Format("labels", _labels, _as_json("labels.json")),
     Format("annotations", _annotations, _as_json("kernel_annotations_rank0.json")),
     Format("pickle", _annotations, _pickled),
+    Format("calls", _flight_recorder, _as_json("fr_trace_0.json")),
+    Format("calls-pickle", _flight_recorder, _pickled_calls),
     Format("xplane", _xplane, _written_protobuf("a.xplane.pb")),
     Format("hlo", _hlo, _written_protobuf("a.hlo.pb")),
     Format("sqlite", _nsight, _sqlite),

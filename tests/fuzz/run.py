@@ -123,7 +123,7 @@ def try_one(of: Format, path: Path, dice: random.Random, *, through_verbs: bool)
         _verb(["inside", str(path), "--clock-ghz", "1.7", "-o", str(path.parent / out)])
         return
     beside = ["--hlo", str(path)] if of.name == "hlo" else []
-    if of.name in ("hlo", "labels", "annotations", "pickle"):
+    if of.name in TRACES:
         inputs = [str(path.parent)]
         shutil.copy(TRACES[of.name], path.parent / "trace.json.gz")
         if of.name == "hlo":
@@ -159,6 +159,7 @@ TRACES = {
     for name, file in (
         ("hlo", "graph_replay_rank0.json.gz"), ("labels", "graph_replay_rank0.json.gz"),
         ("annotations", "graph_replay_rank0.json.gz"), ("pickle", "graph_replay_rank0.json.gz"),
+        ("calls", "graphs/comm_replay_rank0.json.gz"), ("calls-pickle", "graphs/comm_replay_rank0.json.gz"),
     )
 }  # fmt: skip
 

@@ -41,7 +41,7 @@ NAME = "collective calls of PyTorch's flight recorder"
 PATTERNS: tuple[str, ...] = ()
 """None: in a directory, the files are found by name, for the trace of their rank."""
 _PICKLE = re.compile(rb"\x80[\x02-\x05].{0,16}X\x07\x00\x00\x00version.{0,40}pg_config", re.DOTALL)
-_JSON = re.compile(rb'\s*\{\s*"(?:comm_lib_version|nccl_version|entries)"\s*:')
+_JSON = re.compile(rb'\s*\{\s*"(?:version|comm_lib_version|nccl_version|pg_config|entries)"\s*:')
 _NAMES = re.compile(r"(?:nccl|comm_lib|fr)_trace_(?:rank_)?(\d{1,9})(?:\.json|\.pkl|\.pickle)?")
 _RANK = re.compile(r"(?<!\d)(\d{1,9})(?:\.json|\.pkl|\.pickle)?(?:\.gz)?$")
 _MAX_BYTES = 256 << 20
