@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.tables import DESCRIBED, GRAPH_PLACES
+from thence.model.collectives import NUMBERS, TEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,11 +21,9 @@ CALLS: Mapping[str, pl.DataType] = {
     "peers": pl.Boolean(),
     "unfinished": pl.Boolean(),
     "line": pl.String(),
-    **{
-        field.name: field.dtype
-        for field in GRAPH_PLACES.schema["collective"].fields
-        if field.name in DESCRIBED
-    },
+    "bytes": pl.Int64(),
+    **dict.fromkeys(TEXTS, pl.String()),
+    **dict.fromkeys(NUMBERS, pl.Int64()),
 }
 """Columns of `FlightRecord.calls`: the number of the call; the library (``nccl``); Unix time (ns) of the call; whether
 it is a send, a receive or a batch of them; whether it had begun and not ended; the user's line that made a call that

@@ -47,8 +47,11 @@ _RANK = re.compile(r"(?<!\d)(\d{1,9})(?:\.json|\.pkl|\.pickle)?(?:\.gz)?$")
 _MAX_BYTES = 256 << 20
 _MAX_SIZES = 20_000_000
 """Numbers in the sizes of all tensors. 2,000 calls on lists of 1,000 tensors have 2 to 8 million."""
-_MAX_CONTAINERS = 5_000_000
-"""Lists and objects of a JSON file: each takes up to 200 bytes in memory. 2,000 calls on two tensors have 20,000."""
+_MAX_CALLS = 200_000
+"""Calls of a file, which take up to 700 bytes each in memory, and a few bytes in a hostile file."""
+_MAX_CONTAINERS, _BYTES_OF_CONTAINER = 1_500_000, 20
+"""Lists and objects of a JSON file, and one more for so many bytes: each takes 100 bytes in memory. 2,000 calls on two
+tensors have 16,000."""
 _WRITTEN_PER_BYTE = 200
 """Characters of a pickle's value, written out, for each of its bytes: every call repeats the frames of its stack."""
 _MAX_ELEMENTS = 1 << 50
@@ -191,13 +194,17 @@ def _parsed(content: bytes, name: str) -> tuple[_File, list[Any]]:
     """The file, and for each call the frames of its stack, which the JSON does not hold."""
     try:
         if content[:1] != b"\x80":
-            if content.count(b"[") + content.count(b"{") > _MAX_CONTAINERS:
-                raise DamagedInput(name, f"holds more than {_MAX_CONTAINERS:,} lists and objects")
-            return decoded(content, _File), []
+            most = _MAX_CONTAINERS + len(content) // _BYTES_OF_CONTAINER
+            if content.count(b"[") + content.count(b"{") > most:
+                raise DamagedInput(name, f"holds more than {most:,} lists and objects")
+            file = decoded(content, _File)
+            _check_count(file.entries, name)
+            return file, []
         value = load_plain(content, MAX_WRITTEN + _WRITTEN_PER_BYTE * len(content))
         entries = value.get("entries") if isinstance(value, dict) else None
         if not isinstance(entries, list) or not all(isinstance(call, dict) for call in entries):
             raise DamagedInput(name, "has no list of calls (entries)")
+        _check_count(entries, name)
         _check_sizes(entries, name)
         return msgspec.convert(value, _File), [call.get("frames") for call in entries]
     except (PickleRefused, NotAsWritten, msgspec.ValidationError) as error:
@@ -205,6 +212,11 @@ def _parsed(content: bytes, name: str) -> tuple[_File, list[Any]]:
             name,
             f"does not hold collective calls as PyTorch's flight recorder writes them: {error}",
         ) from error
+
+
+def _check_count(entries: Sequence[object], name: str) -> None:
+    if len(entries) > _MAX_CALLS:
+        raise DamagedInput(name, f"holds more than {_MAX_CALLS:,} calls")
 
 
 def _check_sizes(entries: Sequence[dict[str, Any]], name: str) -> None:
@@ -272,8 +284,8 @@ def _only(names: Iterable[str]) -> str | None:
 def _members(text: str) -> list[int] | None:
     """The ranks in a text such as ``[0, 1]``; None if it lists none."""
     try:
-        listed = msgspec.json.decode(text, type=list[Count])
-    except msgspec.MsgspecError:
+        listed = decoded(text, list[Count])
+    except NotAsWritten:
         return None
     return listed or None
 
