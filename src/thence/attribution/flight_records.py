@@ -43,9 +43,10 @@ __all__ = ["with_flight_records"]
 _FACTS = tuple(
     name
     for name in DESCRIBED
-    if name not in ("in_splits", "out_splits", "source_rank", "destination_rank")
+    if name not in ("in_splits", "out_splits", "source_rank", "destination_rank", "sequence")
 )
-"""Columns that calls fill."""
+"""Columns that calls fill. Numbers of calls are not: collectives of ranks are matched by their numbers where they
+have them, and by their order elsewhere, so a number that only one rank has would part them."""
 _KNOWN = ("bytes", "group_name", "group_size")
 """Columns in which a call must not contradict what is known of the kernel."""
 _LATE_NS = 2_000_000_000
