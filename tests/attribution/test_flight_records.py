@@ -298,6 +298,22 @@ def test_the_json_form_says_the_same(tmp_path: Path) -> None:
     assert rows["bytes"].to_list() == 3 * [size for _, size in TRUTH]
 
 
+def test_two_recorders_of_a_rank_count_once_and_must_agree(tmp_path: Path) -> None:
+    record(tmp_path)
+    content = (RECORDS / "fr_trace_0.json").read_bytes().replace(b"gloo:", b"nccl:")
+    (tmp_path / "fr_trace_0.json").write_bytes(content)
+    path = trace(tmp_path, layers())
+    rows = facts(path).sort("start")
+    assert rows["bytes"].to_list() == 3 * [size for _, size in TRUTH]
+    smaller = json.loads(content)
+    for call in smaller["entries"]:
+        call |= {"input_sizes": [[1]]}
+    (tmp_path / "fr_trace_0.json").write_text(json.dumps(smaller))
+    rows = facts(path)
+    assert rows["bytes"].null_count() == rows.height == 36
+    assert rows["group_name"].unique().to_list() == ["3"]
+
+
 def eager(folder: Path, *, shift_ns: int = 0) -> tuple[Path, list[int | None]]:
     """A trace of kernels launched one by one, 50 us after each call of the second step, and their true sizes."""
     calls = pickle.loads((RECORDS / "fr_trace_0").read_bytes())["entries"][15:30]

@@ -72,20 +72,21 @@ def with_flight_records(
         collectives: every described kernel, in the columns of `COLLECTIVES`.
         launch: host row that launched each row of ``tables.gpu``, `NO_ROW` where unknown.
     """
-    found, used, count = [], [], 0
+    found, used = [], []
+    kernels = np.zeros(tables.gpu.height, np.bool_)
     reasons: dict[str, None] = {}
-    kernels = (
+    nccl = (
         matching(tables.gpu["name"], "(?i)^(?:nccl|rccl)") & (tables.gpu["kind"] == "kernel")
     ).to_numpy()
     ranks = tables.ranks
     records = {record.source: record for record in tables.flight_records}.values()
     for record in records:
         rank = ranks[0] if record.rank is None and len(ranks) == 1 else record.rank
-        of_rank = kernels & (tables.gpu["rank"] == rank).to_numpy()
+        of_rank = nccl & (tables.gpu["rank"] == rank).to_numpy()
         if rank is None or not of_rank.any():
             continue
         used.append(Path(record.source).name)
-        count += int(of_rank.sum())
+        kernels |= of_rank
         calls = _Calls.of(record, tables.meta, rank)
         for rows, launched in _sequences(tables, of_rank, launch):
             if isinstance(rows, str):
@@ -94,23 +95,38 @@ def with_flight_records(
             facts, reason = calls.facts(tables, collectives, rows, launched)
             if reason:
                 reasons[reason] = None
-            known = facts.with_columns(row=pl.Series(range(facts.height), dtype=pl.Int64)).filter(
-                pl.col("bytes").is_not_null() | pl.col("group_name").is_not_null()
-            )
-            kept = known["row"].to_numpy()
-            found += [
-                known.drop("row").with_columns(gpu=pl.Series(each[kept], dtype=pl.Int32))
-                for each in rows
-            ]
+            of_replays = facts[np.tile(np.arange(facts.height), len(rows))]
+            found.append(of_replays.with_columns(gpu=pl.Series(rows.reshape(-1), dtype=pl.Int32)))
+    facts = _agreed(found)
     notes = [*_unfinished(records), *_behind(records)]
     if used:
         why = f"; {listed(list(reasons), _LISTED)}" if reasons else ""
-        known_count = sum(frame.height for frame in found)
         notes.append(
-            f"flight recorders ({listed(used, _LISTED)}) give facts of {known_count:,} of {count:,} collective "
-            f"kernels of their ranks{why}"
+            f"flight recorders ({listed(used, _LISTED)}) give facts of {facts.height:,} of {kernels.sum():,} "
+            f"collective kernels of their ranks{why}"
         )
-    return (_filled(collectives, pl.concat(found)) if found else collectives), notes
+    return _filled(collectives, facts), notes
+
+
+def _agreed(found: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    """One row for each kernel of which size or group is known, with the facts that all recorders of its rank share."""
+    empty = COLLECTIVES.empty().select("gpu", *_FACTS)
+    every = pl.concat(
+        [
+            empty,
+            *(
+                frame.select(pl.col(name).cast(dtype) for name, dtype in empty.schema.items())
+                for frame in found
+            ),
+        ]
+    )
+    known = [pl.col(name).drop_nulls() for name in _FACTS]
+    one = (
+        pl.when(fact.n_unique() == 1).then(fact.first()).alias(name)
+        for name, fact in zip(_FACTS, known, strict=True)
+    )
+    facts = every.group_by("gpu", maintain_order=True).agg(one)
+    return facts.filter(pl.col("bytes").is_not_null() | pl.col("group_name").is_not_null())
 
 
 def _unfinished(records: Iterable[FlightRecord]) -> list[str]:
