@@ -18,6 +18,7 @@ from thence.analysis.diff.estimates import (
 )
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
+from thence.analysis.diff.moved_streams import moved_work
 from thence.analysis.diff.paths import folds, tree
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.analysis.diff.steps import WHOLE_TRACE
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from thence.analysis.diff.comparability import NotChecked, Refusal
     from thence.analysis.diff.estimates import Estimates, RunMeans
     from thence.analysis.diff.matching import Match
+    from thence.analysis.diff.moved_streams import MovedWork
     from thence.analysis.diff.sample import Sample
 
     Mask = npt.NDArray[np.bool_]
@@ -153,6 +155,7 @@ class Diff(Shown):
         means: means of all rows in all runs, those of before first; for gates.
         folded: rows by module and label with equal layers of a model as one row, each with an interval and verdict of
             its own; the columns of `ROWS`. None if no layers are equal.
+        moved_streams: work that runs on another stream after than before, and whether that paid; None if there is none.
     """
 
     before: tuple[Sample, ...]
@@ -167,6 +170,7 @@ class Diff(Shown):
     left_out: int
     means: RunMeans
     folded: pl.DataFrame | None = None
+    moved_streams: MovedWork | None = None
 
     @property
     def shown_rows(self) -> pl.DataFrame:
@@ -287,6 +291,7 @@ class Diff(Shown):
             "rows": self.rows.to_dicts(),
             "folded": None if self.folded is None else self.folded.to_dicts(),
             "moved": list(self.moved),
+            "moved_streams": None if self.moved_streams is None else self.moved_streams.to_json(),
             "notes": list(self.notes),
         }
 
@@ -342,6 +347,9 @@ def compare(
     )
     rows = frame.filter(~is_step)
     moved = moved_time(*kernels, max(total.before_ns, total.after_ns))
+    known_share = None if found.between else ONE_RUN_STEP
+    streams = moved_work(before, after, renamed, total, known_share)
+    explained = explain(total.to_json(), rows, moved, kernels, known_share)
     return Diff(
         tuple(before),
         tuple(after),
@@ -350,11 +358,12 @@ def compare(
         total,
         rows,
         tuple(moved),
-        explain(total.to_json(), rows, moved, kernels, None if found.between else ONE_RUN_STEP),
+        explained if streams is None else (explained[0], streams.text, *explained[1:]),
         found.between,
         left_out,
         means,
         _folded([*before, *after], (ours, theirs), same_share),
+        streams,
     )
 
 

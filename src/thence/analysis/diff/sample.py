@@ -15,6 +15,7 @@ import polars as pl
 
 from thence.analysis.diff.conditions import Conditions, conditions
 from thence.analysis.diff.steps import IDLE_CAUSE, run_steps
+from thence.analysis.diff.streams import streams_of
 from thence.analysis.group_by import time_by_place
 from thence.analysis.steps.counted import OUTLIER
 from thence.model.intervals import NO_ROW
@@ -23,6 +24,7 @@ from thence.model.places import COMPARED
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from thence.analysis.diff.streams import Streams
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
@@ -77,6 +79,7 @@ class Sample:
         conditions: the conditions of the run, which two sides must share.
         outside_share: share of the device time that belongs to no step.
         idle_is_total: whether idle time was not divided by cause, because that takes long.
+        streams: what ran on which stream, and at the same time; None if that is not known.
     """
 
     inputs: tuple[str, ...]
@@ -87,6 +90,7 @@ class Sample:
     conditions: Conditions
     outside_share: float
     idle_is_total: bool = False
+    streams: Streams | None = None
 
     @property
     def counted(self) -> int:
@@ -138,6 +142,7 @@ def sample(
         conditions(trace, soundness, step, shared_by),
         float(outside) / max(1.0, float(duration.sum())),
         idle_is_total=not causes,
+        streams=streams_of(trace, steps.windows, number, PLACED),
     )
 
 

@@ -32,6 +32,7 @@ WHOLE_TRACE = "the whole trace"
 """`RunSteps.what` of a trace without steps."""
 IDLE_CAUSE = r"^idle_(.+)_ns$"
 """Pattern of the columns of `RunSteps.times` with idle time by cause."""
+_WINDOW = ("rank", "device", "start", "duration", "row")
 _TIMES = ("busy_ns", "idle_ns", "communication_ns", "exposed_ns")
 
 
@@ -46,11 +47,13 @@ class RunSteps:
             ``idle_<cause>_ns`` of each cause that occurs; and left_out, why it is not typical (a key of
             `thence.analysis.steps.counted.RULES`), null if it is.
         of_activity: row in ``times`` of the step of each row of gpu, `NO_ROW` for none.
+        windows: rank, device, start, duration and row (in ``times``) of the window of each step on each device.
     """
 
     what: str
     times: pl.DataFrame
     of_activity: Int64
+    windows: pl.DataFrame
 
 
 def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
@@ -85,6 +88,7 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
         "steps" if found.kind == "step" else f"steps ({found.what})",
         times.rename({"step": "name"}).drop("occurrence"),
         _in_windows(trace, windows),
+        windows.select(_WINDOW),
     )
 
 
@@ -117,9 +121,11 @@ def _one_step(trace: Attributed) -> RunSteps:
     """The whole trace as one step, whose idle time is not divided by cause."""
     gpu = trace.gpu.select("rank", "device", "start", end=pl.col("start") + pl.col("duration"))
     device = gpu.select(pl.struct("rank", "device").rank("dense").cast(pl.Int64) - 1).to_series()
-    spans = gpu.group_by("rank", "device").agg(pl.col("end").max() - pl.col("start").min())
+    spans = gpu.group_by("rank", "device", maintain_order=True).agg(
+        pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min()
+    )
     start, end = gpu["start"].to_numpy(), gpu["end"].to_numpy()
-    total = float(spans["end"].mean() or 0)  # type: ignore[arg-type]
+    total = float(spans["duration"].mean() or 0)  # type: ignore[arg-type]
     busy = float(union_lengths(device.to_numpy(), start, end, max(1, spans.height)).mean())
     talking = exposure(trace).devices
     per_device = {
@@ -133,4 +139,5 @@ def _one_step(trace: Attributed) -> RunSteps:
         **{k: pl.lit(v) for k, v in per_device.items()},
         left_out=pl.lit(None, pl.String),
     )
-    return RunSteps(WHOLE_TRACE, times, np.zeros(trace.gpu.height, np.int64))
+    windows = spans.with_columns(row=pl.lit(0, pl.UInt32)).select(_WINDOW)
+    return RunSteps(WHOLE_TRACE, times, np.zeros(trace.gpu.height, np.int64), windows)

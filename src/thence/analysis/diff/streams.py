@@ -1,0 +1,175 @@
+"""What ran on which stream in the counted steps of a run, and what ran at the same time.
+
+`thence.analysis.diff.moved_streams` decides from both sides which work moved to another stream, so a run keeps what
+that needs for any choice: for each step, how long each set of rows ran at the same time. These times and the idle
+time add up to the step exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import NO_ROW, last_begun, levels, unions
+from thence.model.one_timeline import numbered, rows_of_groups
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["SHAPE", "Streams", "streams_of"]
+
+SHAPE = ("x", "y", "z", "bytes")
+"""Columns that tell launches of one kernel apart: the grid, and the bytes of copies."""
+_SEED = 39
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Streams and concurrency in the counted steps of a run.
+
+    Attributes:
+        rows: what is told apart: name, the places of `streams_of`, and the columns of `SHAPE`.
+        on: stream (number), device (number), row (of ``rows``), ns and count: sums over the steps, divided by the
+            number of steps and devices.
+        together: pairs of numbers of streams of one device that had work in the same step: one, other.
+        sets: step (number among the counted steps), set (number), ns per device: how long exactly the rows of this
+            set ran.
+        members: set, row: the rows of each set.
+    """
+
+    rows: pl.DataFrame
+    on: pl.DataFrame
+    together: pl.DataFrame
+    sets: pl.DataFrame
+    members: pl.DataFrame
+
+
+def streams_of(
+    trace: Attributed, windows: pl.DataFrame, number: Int64, kinds: tuple[str, ...]
+) -> Streams:
+    """The streams of a run.
+
+    Args:
+        trace: attributed; all work of its ranks and devices counts, selected or not.
+        windows: of the steps: rank, device, start, duration and row (of the step).
+        number: the number among the counted steps of each step, `NO_ROW` for steps that do not count.
+        kinds: kinds of place that tell rows apart.
+    """
+    gpu, places = trace.around.gpu, trace.around.places
+    grid = [pl.col("grid").arr.get(n).alias(name) for n, name in enumerate(SHAPE[:3])]
+    told = gpu.select(pl.col("name").cast(pl.String), *grid, "bytes").with_columns(
+        places[kind].cast(pl.String).alias(kind) for kind in kinds
+    )
+    row, rows = numbered(told, "name", *kinds, *SHAPE)
+    devices = pl.concat([table.select("rank", "device") for table in (windows, gpu)])
+    device, named = numbered(devices, "rank", "device")
+    stream, _ = numbered(gpu, "rank", "device", "stream")
+    step = number[windows["row"].to_numpy().astype(np.int64)]
+    begin = windows["start"].to_numpy()
+    counted = (step != NO_ROW) & (windows["duration"].to_numpy() > 0)
+    having = np.bincount(step[counted], minlength=max(1, int(number.max(initial=NO_ROW)) + 1))
+    of_activity = np.full(gpu.height, NO_ROW, np.int64)
+    start, end = gpu["start"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
+    weight = np.random.default_rng(_SEED).integers(-(2**62), 2**62, rows.height)
+    sets, members = [], []
+    theirs = rows_of_groups(device[: windows.height], named.height)
+    ours = rows_of_groups(device[windows.height :], named.height)
+    for of_device, activities in zip(theirs, ours, strict=True):
+        chosen = of_device[counted[of_device]]
+        chosen = chosen[np.argsort(begin[chosen], kind="stable")]
+        if not len(chosen) or not len(activities):
+            continue
+        first = begin[chosen]
+        last = first + windows["duration"].to_numpy()[chosen]
+        inside = last_begun(first, start[activities])
+        within = (inside != NO_ROW) & (start[activities] < last[inside])
+        of_activity[activities] = np.where(within, step[chosen][inside], NO_ROW)
+        touching = activities[
+            np.searchsorted(first, end[activities], side="left")
+            > np.searchsorted(last, start[activities], side="right")
+        ]
+        open_rows, opens, closes = unions(row[touching], start[touching], end[touching])
+        pieces = levels(
+            np.concatenate([opens, first]),
+            np.concatenate([closes, last]),
+            np.concatenate([weight[open_rows], np.zeros(len(first), np.int64)]),
+        )
+        window = last_begun(first, pieces[0])
+        kept = (pieces[2] != 0) & (window != NO_ROW) & (pieces[0] < last[window])
+        code = pieces[2][kept]
+        at = step[chosen][window[kept]]
+        sets.append(
+            pl.DataFrame(
+                {"step": at, "code": code, "ns": (pieces[1] - pieces[0])[kept] / having[at]}
+            )
+        )
+        members.append(_members(code, pieces[0][kept], (open_rows, opens, closes)))
+    return Streams(
+        rows,
+        *_on(gpu, (device[windows.height :], stream, row, of_activity), int(having.sum())),
+        *_numbered_sets(sets, members),
+    )
+
+
+def _members(code: Int64, when: Int64, open_rows: tuple[Int64, Int64, Int64]) -> pl.DataFrame:
+    """The rows of each distinct set: those whose work is going on at a time when the set runs."""
+    codes, example = np.unique(code, return_index=True)
+    times = when[example]
+    order = np.argsort(times, kind="stable")
+    row, opens, closes = open_rows
+    low = np.searchsorted(times[order], opens, side="left")
+    count = np.searchsorted(times[order], closes, side="left") - low
+    which = np.repeat(low - np.cumsum(count) + count, count) + np.arange(count.sum())
+    return pl.DataFrame({"code": codes[order][which], "row": np.repeat(row, count)})
+
+
+def _numbered_sets(
+    sets: list[pl.DataFrame], members: list[pl.DataFrame]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The sets and members of all devices, with numbers of sets in place of codes."""
+    empty = pl.DataFrame(schema={"step": pl.Int64, "code": pl.Int64, "ns": pl.Float64})
+    times = pl.concat([empty, *sets]).group_by("step", "code").agg(pl.col("ns").sum())
+    times = times.sort("step", "code")
+    none = pl.DataFrame(schema={"code": pl.Int64, "row": pl.Int64})
+    rows = pl.concat([none, *members]).unique().sort("code", "row")
+    numbers = pl.int_range(pl.len(), dtype=pl.Int64).alias("set")
+    codes = rows.select("code").unique(maintain_order=True).with_columns(numbers)
+    return (
+        times.join(codes, on="code", maintain_order="left").select("step", "set", "ns"),
+        rows.join(codes, on="code", maintain_order="left").select("set", "row"),
+    )
+
+
+def _on(
+    gpu: pl.DataFrame, of: tuple[Int64, Int64, Int64, Int64], steps: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """`Streams.on` and `Streams.together`.
+
+    Args:
+        gpu: the activities.
+        of: device, stream, row and step of each.
+        steps: number of steps that count, summed over the devices.
+    """
+    names = ("device", "stream", "row", "step")
+    inside = gpu.select("duration").with_columns(
+        pl.Series(name, values) for name, values in zip(names, of, strict=True)
+    )
+    inside = inside.filter(pl.col("step") != NO_ROW)
+    on = inside.group_by("stream", "device", "row").agg(
+        ns=pl.col("duration").sum() / max(1, steps), count=pl.len() / max(1, steps)
+    )
+    present = inside.select("device", "step", "stream").unique()
+    together = (
+        present.join(present, on=["device", "step"], suffix="_other")
+        .select(one="stream", other="stream_other")
+        .filter(pl.col("one") != pl.col("other"))
+        .unique()
+    )
+    return on.sort("stream", "row"), together.sort("one", "other")

@@ -1,0 +1,167 @@
+"""Work that moved to another stream: what it gained and cost, on traces whose figures follow from how they are made."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+import thence
+from thence.analysis.diff.compare import Diff, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+Kernel = tuple[str, int, float, float]
+"""Name, stream, and start and end in us after the begin of the step."""
+
+BEFORE: tuple[Kernel, ...] = (("a", 7, 0, 40), ("side", 7, 40, 60), ("b", 7, 60, 100))
+"""A step of 100 us without idle time."""
+
+
+def trace_file(path: Path, kernels: Sequence[Kernel], length: float, *, steps: int = 8) -> Path:
+    """A trace whose steps all run the same kernels at the same times; the device is always behind the host."""
+    events: list[dict[str, Any]] = []
+
+    def event(category: str, name: str, start: float, end: float, tid: int, **args: Any) -> None:
+        times = {"ts": round(start, 3), "dur": round(end - start, 3)}
+        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, **times})
+        if args:
+            events[-1]["args"] = args
+
+    correlation = 0
+    for step in range(steps):
+        begin = 1000 + step * length
+        event("user_annotation", f"ProfilerStep#{step}", begin - 1, begin - 1 + length, 2)
+        for number, (name, stream, start, end) in enumerate(kernels):
+            correlation += 1
+            at = begin - 0.9 + 0.1 * number
+            event("cuda_runtime", "cudaLaunchKernel", at, at + 0.05, 2, correlation=correlation)
+            about = {"device": 0, "stream": stream, "correlation": correlation, "grid": [8, 1, 1]}
+            event("kernel", name, begin + start, begin + end, stream, **about, block=[128, 1, 1])
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, "trace_id": path.stem}))
+    return path
+
+
+def diff_of(
+    folder: Path, before: Sequence[Kernel], after: Sequence[Kernel], lengths: tuple[float, float]
+) -> Diff:
+    sides = [
+        thence.open(trace_file(folder / f"{name}.json", kernels, length)).sample()
+        for name, kernels, length in zip(("before", "after"), (before, after), lengths, strict=True)
+    ]
+    return compare(sides[:1], sides[1:])
+
+
+def changes(diff: Diff) -> dict[str, float]:
+    assert diff.moved_streams is not None
+    return {name: float(p["difference_ns"] or 0) for name, p in diff.moved_streams.parts.items()}
+
+
+def test_overlap_contention_and_idle_time_are_those_that_were_planted(tmp_path: Path) -> None:
+    # side runs beside a from 10 to 34, takes 4 us longer, and a takes 6 us longer; 1 us idle at the join.
+    after = (("a", 7, 0, 46), ("side", 9, 10, 34), ("b", 7, 47, 87))
+    diff = diff_of(tmp_path, BEFORE, after, (100, 87))
+    found = diff.moved_streams
+    assert found is not None
+    assert found.rows["name"].to_list() == ["side"]
+    assert found.streams == (1, 2)
+    assert found.overlap_gained_ns == pytest.approx(24_000)
+    assert found.contention_ns == pytest.approx(4_000 + 6_000)
+    assert changes(diff)["idle"] == pytest.approx(1_000)
+    assert changes(diff)["other"] == pytest.approx(0)
+    assert diff.total.difference_ns == pytest.approx(-13_000)
+    assert diff.total.difference_ns == pytest.approx(10_000 - 24_000 + 1_000 + 0)
+    assert found.verdict == "faster"
+    assert "overlap gained 24.00 us, contention paid 10.00 us, idle +1.000 us" in found.text
+    assert found.text.endswith("moving it paid")
+    assert found.text in diff.explanation
+
+
+def test_streams_with_other_numbers_are_no_move(tmp_path: Path) -> None:
+    work = (("a", 7, 0, 46), ("side", 9, 10, 34), ("b", 7, 47, 87))
+    other = tuple((name, {7: 9, 9: 31}[stream], *times) for name, stream, *times in work)
+    diff = diff_of(tmp_path, work, other, (87, 87))  # type: ignore[arg-type]
+    assert diff.moved_streams is None
+    assert diff.to_json()["moved_streams"] is None
+
+
+def test_work_that_moves_without_overlapping_gains_nothing(tmp_path: Path) -> None:
+    after = tuple((name, 9 if name == "side" else 7, *times) for name, _, *times in BEFORE)
+    diff = diff_of(tmp_path, BEFORE, after, (100, 100))  # type: ignore[arg-type]
+    found = diff.moved_streams
+    assert found is not None
+    assert found.overlap_gained_ns == found.contention_ns == 0
+    assert found.verdict == "unknown"  # one run a side shows no more
+    assert found.text.endswith("the step changed by no more than noise")
+
+
+def test_contention_that_takes_all_that_was_gained_is_no_gain(tmp_path: Path) -> None:
+    # Both need all of the bandwidth: beside each other they take twice as long.
+    after = (("a", 7, 0, 60), ("side", 9, 0, 40), ("b", 7, 60, 100))
+    diff = diff_of(tmp_path, BEFORE, after, (100, 100))
+    found = diff.moved_streams
+    assert found is not None
+    assert found.overlap_gained_ns == pytest.approx(40_000)
+    assert found.contention_ns == pytest.approx(20_000 + 20_000)
+    assert diff.total.difference_ns == 0
+
+
+def test_a_step_that_became_shorter_for_other_reasons_is_no_gain_of_the_move(
+    tmp_path: Path,
+) -> None:
+    after = (("a", 7, 0, 40), ("side", 9, 40, 60), ("b", 7, 60, 80))
+    found = diff_of(tmp_path, BEFORE, after, (100, 80)).moved_streams
+    assert found is not None
+    assert found.verdict == "unknown"
+    assert found.text.endswith("the step is faster, but not because of what moved")
+    assert changes_of(found.parts)["other"] == pytest.approx(-20_000)
+
+
+def changes_of(parts: Any) -> dict[str, float]:
+    return {name: part["difference_ns"] for name, part in parts.items()}
+
+
+def test_launches_of_one_kernel_of_which_a_part_moved_are_not_said_to_have_moved(
+    tmp_path: Path,
+) -> None:
+    before = (("a", 7, 0, 40), ("k", 7, 40, 50), ("k", 7, 50, 60), ("side", 7, 60, 80))
+    after = (("a", 7, 0, 40), ("k", 7, 40, 50), ("k", 9, 0, 10), ("side", 9, 10, 30))
+    found = diff_of(tmp_path, before, after, (80, 50)).moved_streams
+    assert found is not None
+    assert found.rows["name"].to_list() == ["side"]
+    assert found.partly.select("name", "moved_share").rows() == [("k", 0.5)]
+
+
+def test_a_stream_that_has_another_number_in_each_step_is_one_stream(tmp_path: Path) -> None:
+    """XLA takes streams from a pool: an asynchronous call alternates between two of them."""
+    work = (("a", 7, 0, 46), ("side", 9, 10, 34), ("b", 7, 47, 87))
+    one = trace_file(tmp_path / "one.json", work, 87)
+    document = json.loads(one.read_text())
+    kernels = [event for event in document["traceEvents"] if event["name"] == "side"]
+    for number, event in enumerate(kernels):
+        event["args"]["stream"] = event["tid"] = 67 + number % 2
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**document, "trace_id": "other"}))
+    samples = [thence.open(path).sample() for path in (one, other)]
+    assert compare(samples[:1], samples[1:]).moved_streams is None
+    assert samples[1].streams is not None
+    assert samples[1].streams.on["stream"].n_unique() == 3
+
+
+def test_times_of_sets_are_the_busy_time_of_every_step(tmp_path: Path) -> None:
+    work = (("a", 7, 0, 46), ("side", 9, 10, 34), ("b", 7, 47, 87))
+    sample = thence.open(trace_file(tmp_path / "t.json", work, 87)).sample()
+    assert sample.streams is not None
+    busy = sample.streams.sets.group_by("step").agg(pl.col("ns").sum()).sort("step")["ns"]
+    whole = sample.rows.filter(pl.col("by") == "busy", pl.col("name") == "all").sort("step")["ns"]
+    assert busy.to_list() == pytest.approx(whole.to_list())
+    # a alone 22 us, a and side 24, b alone 40, in each step
+    assert sample.streams.sets.filter(pl.col("step") == 2)["ns"].sort().to_list() == [
+        22_000,
+        24_000,
+        40_000,
+    ]
