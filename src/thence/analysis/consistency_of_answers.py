@@ -245,6 +245,19 @@ def consistent_diff(found: Diff) -> Diff:
         ).all()
     ).item()
     must(inputs, bool(possible), "a difference is not that of its two sides")
+    if found.moved_streams is not None:
+        moved = found.moved_streams.parts
+        for column in ("before_ns", "after_ns"):
+            times = {name: float(part[column] or 0) for name, part in moved.items()}
+            either = times["moved"] + times["beside"] - times["both"]
+            step = either + times["other"] + times["idle"]
+            whole = getattr(found.total, column)
+            close = (
+                _close(either, times["either"])
+                and _close(step, whole)
+                and min(times.values()) > -_LEAST_NS
+            )
+            must(inputs, close, "times of moved work and of the rest do not add up to the step")
     return found
 
 

@@ -348,7 +348,7 @@ def compare(
     rows = frame.filter(~is_step)
     moved = moved_time(*kernels, max(total.before_ns, total.after_ns))
     known_share = None if found.between else ONE_RUN_STEP
-    streams = moved_work(before, after, renamed, total, known_share)
+    streams = moved_work(before, after, renamed, total.to_json(), known_share)
     explained = explain(total.to_json(), rows, moved, kernels, known_share)
     return Diff(
         tuple(before),

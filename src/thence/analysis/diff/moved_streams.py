@@ -26,6 +26,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.diff.estimates import estimates, run_means
+from thence.analysis.diff.explanation import signed_ns
 from thence.analysis.diff.sample import PLACED, STEP
 from thence.analysis.diff.streams import SHAPE
 from thence.model.kernel_names import clip, short_names
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.diff.compare import Row
     from thence.analysis.diff.sample import Sample
     from thence.analysis.diff.streams import Streams
 
@@ -54,6 +54,9 @@ MIN_PARTLY_SHARE = 0.05
 """Share of a row's time on another stream from which on the row is reported as partly moved."""
 MIN_STEP_SHARE = 0.001
 """Share of a step that the moved rows must take on either side: the share below which no row is shown."""
+MAX_COUNT_CHANGE = 0.02
+"""Share by which the number of launches of the moved work and of the work beside it may differ between the sides: if it
+differs more, their time also changed for that reason, and contention is not known."""
 MAX_NAMES = 3
 MAX_NAME = 60
 
@@ -63,11 +66,14 @@ class MovedWork:
     """Work that moved to another stream. Times are ns per step and device.
 
     Attributes:
-        rows: what moved, most time first: name, short_name, label, module, op_name, op, before_ns, after_ns, count.
+        rows: what moved, most time first: name, short_name, label, module, op_name, op, before_ns, after_ns,
+            before_count, after_count, moved_share (of its time).
         partly: rows of which a part moved, with the share: as ``rows``; their time counts as not moved.
         streams: number of streams of the busiest device, before and after.
         parts: the times of `PARTS`: before_ns, after_ns, difference_ns, and low_ns and high_ns, the 95 % interval of
             the difference, None where the noise is unknown.
+        same_launches: whether the moved work and the work beside it were launched as often on both sides; if not,
+            contention is unknown.
         verdict: faster, slower, same or unknown: that of the step; unknown where the step changed for other reasons.
         text: one sentence.
     """
@@ -76,6 +82,7 @@ class MovedWork:
     partly: pl.DataFrame
     streams: tuple[int, int]
     parts: Mapping[str, Mapping[str, float | None]]
+    same_launches: bool
     verdict: str
     text: str
 
@@ -85,9 +92,10 @@ class MovedWork:
         return self._change("both")
 
     @property
-    def contention_ns(self) -> float:
-        """How much longer the moved work and the work beside it became."""
-        return self._change("moved") + self._change("beside")
+    def contention_ns(self) -> float | None:
+        """How much longer the moved work and the work beside it became; None if they were not launched as often."""
+        longer = self._change("moved") + self._change("beside")
+        return longer if self.same_launches else None
 
     def _change(self, part: str) -> float:
         return float(self.parts[part]["difference_ns"] or 0)
@@ -112,7 +120,7 @@ def moved_work(
     before: Sequence[Sample],
     after: Sequence[Sample],
     renamed: Mapping[tuple[str, str], str],
-    total: Row,
+    total: Mapping[str, Any],
     known_share: float | None,
 ) -> MovedWork | None:
     """The work that runs on another stream after than before; None if there is none.
@@ -121,7 +129,7 @@ def moved_work(
         before: runs.
         after: runs.
         renamed: by and name of rows that are shown under another name, to that name.
-        total: the row of the step.
+        total: the row of the step, as `Row.to_json` returns it.
         known_share: share of a step by which runs of one program are known to differ, for sides of one run; None if
             the noise between runs was measured.
     """
@@ -130,29 +138,56 @@ def moved_work(
     if len(found) < len(samples) or max(map(_streams, found)) < 2:
         return None
     sides = range(len(before)), range(len(before), len(samples))
-    keys, names = _keys(found, renamed, len(before))
-    shares = _class_times(found, keys, names.height, sides)
-    sums = [side.sum(axis=1) for side in shares]
-    known = (sums[0] > 0) & (sums[1] > 0)
-    parts = [
-        np.divide(s, t[:, None], out=np.zeros_like(s), where=t[:, None] > 0)
-        for s, t in zip(shares, sums, strict=True)
-    ]
-    changed = np.where(known, np.abs(parts[1] - parts[0]).sum(axis=1) / 2, 0.0)
-    moved = changed >= MIN_MOVED_SHARE
-    step_ns = max(total.before_ns, total.after_ns)
-    if max(float(side[moved].sum()) for side in sums) < MIN_STEP_SHARE * step_ns:
+    keys, rows = _rows(found, renamed, sides)
+    moved = rows["moved_share"].to_numpy() >= MIN_MOVED_SHARE
+    times = rows.select(pl.max_horizontal("before_ns", "after_ns")).to_series()
+    least = MIN_STEP_SHARE * max(total["before_ns"], total["after_ns"])
+    if times.filter(pl.Series(moved)).sum() < least:
         return None
-    times = _times(samples, found, keys, moved, sides)
-    rows = names.with_columns(before_ns=sums[0], after_ns=sums[1], moved_share=changed)
-    rows = rows.sort("before_ns", "name", descending=[True, False])
-    partly = pl.col("moved_share").is_between(MIN_PARTLY_SHARE, MIN_MOVED_SHARE, closed="left")
-    least = pl.max_horizontal("before_ns", "after_ns") >= MIN_STEP_SHARE * step_ns
-    told = rows.filter(pl.col("moved_share") >= MIN_MOVED_SHARE)
-    verdict, text = _verdict(told, times, total, known_share)
+    beside = _beside(found, keys, moved)
+    parts = _times(samples, found, keys, (moved, beside), sides)
+    launched = (
+        rows.filter(pl.Series(moved | beside)).select("before_count", "after_count").sum().row(0)
+    )
+    same_launches = abs(launched[1] - launched[0]) <= MAX_COUNT_CHANGE * max(launched)
+    partly = rows["moved_share"].is_between(MIN_PARTLY_SHARE, MIN_MOVED_SHARE, closed="left")
+    ordered = ["before_ns", "name"]
+    told = rows.filter(pl.Series(moved)).sort(ordered, descending=[True, False])
+    verdict, text = _verdict(told, parts, total, known_share, same_launches=same_launches)
     streams = [max(_streams(found[n]) for n in side) for side in sides]
     return MovedWork(
-        told, rows.filter(partly & least), (streams[0], streams[1]), times, verdict, text
+        told,
+        rows.filter(partly & (times >= least)).sort(ordered, descending=[True, False]),
+        (streams[0], streams[1]),
+        parts,
+        same_launches,
+        verdict,
+        text,
+    )
+
+
+def _rows(
+    runs: Sequence[Streams], renamed: Mapping[tuple[str, str], str], sides: tuple[range, range]
+) -> tuple[list[npt.NDArray[np.int64]], pl.DataFrame]:
+    """The key of each row of each run, and the rows by key: those of `_keys`, and the figures of `MovedWork.rows`."""
+    keys, names = _keys(runs, renamed, len(sides[0]))
+    times = _class_times(runs, keys, names.height, sides)
+    sums = [side.sum(axis=1) for side in times]
+    parts = [
+        np.divide(s, t[:, None], out=np.zeros_like(s), where=t[:, None] > 0)
+        for s, t in zip(times, sums, strict=True)
+    ]
+    share = np.abs(parts[1] - parts[0]).sum(axis=1) / 2
+    counts = [
+        _counts([runs[n] for n in side], [keys[n] for n in side], names.height) for side in sides
+    ]
+    return keys, names.with_columns(
+        before_ns=sums[0],
+        after_ns=sums[1],
+        before_count=counts[0],
+        after_count=counts[1],
+        # Whether a row moved that one side does not have is not known.
+        moved_share=np.where((sums[0] > 0) & (sums[1] > 0), share, 0.0),
     )
 
 
@@ -243,27 +278,43 @@ def _class_times(
     return result
 
 
+def _counts(runs: Sequence[Streams], keys: Sequence[npt.NDArray[np.int64]], count: int) -> Float:
+    """Launches of each row per step, mean over the runs of a side."""
+    each = [
+        np.bincount(key[run.on["row"].to_numpy()], run.on["count"].to_numpy(), count)
+        for run, key in zip(runs, keys, strict=True)
+    ]
+    return np.asarray(np.mean(each, axis=0), np.float64)
+
+
+def _sets_with(run: Streams, key: npt.NDArray[np.int64], rows: Mask) -> Mask:
+    """Which sets of a run contain any of the rows."""
+    number = run.members["set"].to_numpy()
+    result = np.zeros(int(number.max(initial=-1)) + 1, np.bool_)
+    result[number[rows[key[run.members["row"].to_numpy()]]]] = True
+    return result
+
+
+def _beside(runs: Sequence[Streams], keys: Sequence[npt.NDArray[np.int64]], moved: Mask) -> Mask:
+    """The rows that ran at the same time as moved ones in any run, and did not move."""
+    result = np.zeros(len(moved), np.bool_)
+    for run, key in zip(runs, keys, strict=True):
+        row = key[run.members["row"].to_numpy()]
+        result[row[_sets_with(run, key, moved)[run.members["set"].to_numpy()]]] = True
+    return result & ~moved
+
+
 def _times(
     samples: Sequence[Sample],
     found: Sequence[Streams],
     keys: Sequence[npt.NDArray[np.int64]],
-    moved: Mask,
+    which: tuple[Mask, Mask],
     sides: tuple[range, range],
 ) -> dict[str, dict[str, float | None]]:
-    """The times of `PARTS`, with their differences and intervals."""
-    beside = np.zeros(len(moved), np.bool_)
-    runs = []
-    for run, key in zip(found, keys, strict=True):
-        members = run.members
-        number, row = members["set"].to_numpy(), key[members["row"].to_numpy()]
-        has_moved = np.zeros(int(number.max(initial=-1)) + 1, np.bool_)
-        has_moved[number[moved[row]]] = True
-        beside[row[has_moved[number] & ~moved[row]]] = True
-        runs.append((number, row, has_moved))
+    """The times of `PARTS`, with their differences and intervals; ``which``: the rows that moved, those beside them."""
     parts = []
-    for sample, run, (number, row, has_moved) in zip(samples, found, runs, strict=True):
-        has_beside = np.zeros(len(has_moved), np.bool_)
-        has_beside[number[beside[row]]] = True
+    for sample, run, key in zip(samples, found, keys, strict=True):
+        has_moved, has_beside = (_sets_with(run, key, rows) for rows in which)
         ours, step, ns = (run.sets[name].to_numpy() for name in ("set", "step", "ns"))
         length = sample.rows.filter(pl.col("by") == STEP).sort("step")["ns"].to_numpy()
         one, other = has_moved[ours], has_beside[ours]
@@ -299,8 +350,10 @@ def _finite(value: float) -> float | None:
 def _verdict(
     rows: pl.DataFrame,
     parts: Mapping[str, Mapping[str, float | None]],
-    total: Row,
+    total: Mapping[str, Any],
     known_share: float | None,
+    *,
+    same_launches: bool,
 ) -> tuple[str, str]:
     """The verdict and its sentence; arguments as in `MovedWork` and `moved_work`."""
 
@@ -320,26 +373,30 @@ def _verdict(
         if contention >= 0
         else f"contention saved {format_ns(-contention)}"
     )
+    if not same_launches:
+        paid = f"contention unknown (other numbers of launches: {signed_ns(contention)})"
     others = ", ".join(
-        f"{name} {'+' if value(part) >= 0 else '-'}{format_ns(abs(value(part)))}"
+        f"{name} {signed_ns(value(part))}"
         for name, part in (("idle", "idle"), ("other work", "other"))
     )
-    own, verdict = contention - gained, total.verdict
-    if verdict in ("faster", "slower") and own * total.difference_ns <= 0:
+    own, verdict = contention - gained, total["verdict"]
+    if not same_launches:
         verdict = "unknown"
-        judged = f"the step is {total.verdict}, but not because of what moved"
+        judged = "whether it paid is not known: the work changed, too"
+    elif verdict in ("faster", "slower") and own * total["difference_ns"] <= 0:
+        verdict = "unknown"
+        judged = f"the step is {total['verdict']}, but not because of what moved"
     else:
         judged = {
             "faster": "moving it paid",
             "slower": "moving it did not pay",
             "same": "moving it changed nothing: the step is the same within 1 %",
-        }.get(verdict, "whether it paid is not known: the step changed by no more than noise")
-    share = total.to_json()
+        }.get(verdict, "whether it paid is not known, because the change of the step may be noise")
     change = (
-        "" if share["difference_share"] is None else f" ({signed_share(share['difference_share'])}"
+        "" if total["difference_share"] is None else f" ({signed_share(total['difference_share'])}"
     )
-    if change and share["low_share"] is not None and known_share is None:
-        low, high = (f"{100 * share[key]:+.1f}" for key in ("low_share", "high_share"))
+    if change and total["low_share"] is not None and known_share is None:
+        low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
         change += f", 95 % interval {low} to {high} %"
     elif change and known_share is not None:
         change += f"; runs of one program differ by up to {100 * known_share:.0f} %"
@@ -347,5 +404,5 @@ def _verdict(
     return verdict, (
         f"on another stream: {', '.join(names[:MAX_NAMES])}{more}, "
         f"{format_ns(value('moved', 'before_ns'))} of a step: {overlap}, {paid}, {others}; "
-        f"step {format_ns(total.before_ns)} -> {format_ns(total.after_ns)}{change}: {judged}"
+        f"step {format_ns(total['before_ns'])} -> {format_ns(total['after_ns'])}{change}: {judged}"
     )

@@ -72,8 +72,8 @@ def streams_of(
     device, named = numbered(devices, "rank", "device")
     stream, _ = numbered(gpu, "rank", "device", "stream")
     step = number[windows["row"].to_numpy().astype(np.int64)]
-    begin = windows["start"].to_numpy()
-    counted = (step != NO_ROW) & (windows["duration"].to_numpy() > 0)
+    begin, length = windows["start"].to_numpy(), windows["duration"].to_numpy()
+    counted = (step != NO_ROW) & (length > 0)
     having = np.bincount(step[counted], minlength=max(1, int(number.max(initial=NO_ROW)) + 1))
     of_activity = np.full(gpu.height, NO_ROW, np.int64)
     start, end = gpu["start"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
@@ -86,36 +86,61 @@ def streams_of(
         chosen = chosen[np.argsort(begin[chosen], kind="stable")]
         if not len(chosen) or not len(activities):
             continue
-        first = begin[chosen]
-        last = first + windows["duration"].to_numpy()[chosen]
-        inside = last_begun(first, start[activities])
-        within = (inside != NO_ROW) & (start[activities] < last[inside])
-        of_activity[activities] = np.where(within, step[chosen][inside], NO_ROW)
-        touching = activities[
-            np.searchsorted(first, end[activities], side="left")
-            > np.searchsorted(last, start[activities], side="right")
-        ]
-        open_rows, opens, closes = unions(row[touching], start[touching], end[touching])
-        pieces = levels(
-            np.concatenate([opens, first]),
-            np.concatenate([closes, last]),
-            np.concatenate([weight[open_rows], np.zeros(len(first), np.int64)]),
-        )
-        window = last_begun(first, pieces[0])
-        kept = (pieces[2] != 0) & (window != NO_ROW) & (pieces[0] < last[window])
-        code = pieces[2][kept]
-        at = step[chosen][window[kept]]
-        sets.append(
-            pl.DataFrame(
-                {"step": at, "code": code, "ns": (pieces[1] - pieces[0])[kept] / having[at]}
-            )
-        )
-        members.append(_members(code, pieces[0][kept], (open_rows, opens, closes)))
+        window = _Windows(begin[chosen], begin[chosen] + length[chosen], step[chosen])
+        work = row[activities], start[activities], end[activities]
+        of_activity[activities] = window.steps_at(start[activities])
+        ran, rows_of_sets = _concurrency(window, *work, weight)
+        sets.append(ran.with_columns(pl.col("ns") / pl.lit(pl.Series(having)).gather("step")))
+        members.append(rows_of_sets)
     return Streams(
         rows,
         *_on(gpu, (device[windows.height :], stream, row, of_activity), int(having.sum())),
         *_numbered_sets(sets, members),
     )
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of the counted steps of one device, in order of time: starts, ends, and numbers of the steps."""
+
+    begin: Int64
+    end: Int64
+    step: Int64
+
+    def steps_at(self, times: Int64) -> Int64:
+        """The number of the step in whose window each time lies, `NO_ROW` for none."""
+        window = last_begun(self.begin, times)
+        inside = (window != NO_ROW) & (times < self.end[window])
+        return np.where(inside, self.step[window], np.int64(NO_ROW))
+
+
+def _concurrency(
+    windows: _Windows, row: Int64, start: Int64, end: Int64, weight: Int64
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The time of each set of rows in the steps of one device.
+
+    Args:
+        windows: of the steps.
+        row: of each activity.
+        start: of each activity.
+        end: of each activity.
+        weight: a random number for each row; the sum of those of a set is its code.
+
+    Returns:
+        step, code and ns; and code and row: the rows of each set.
+    """
+    group, opens, closes = unions(row, start, end)
+    pieces = levels(
+        np.concatenate([opens, windows.begin]),
+        np.concatenate([closes, windows.end]),
+        np.concatenate([weight[group], np.zeros(len(windows.begin), np.int64)]),
+    )
+    step = windows.steps_at(pieces[0])
+    kept = (pieces[2] != 0) & (step != NO_ROW)
+    code = pieces[2][kept]
+    ns = (pieces[1] - pieces[0])[kept].astype(np.float64)
+    times = pl.DataFrame({"step": step[kept], "code": code, "ns": ns})
+    return times, _members(code, pieces[0][kept], (group, opens, closes))
 
 
 def _members(code: Int64, when: Int64, open_rows: tuple[Int64, Int64, Int64]) -> pl.DataFrame:
