@@ -5,11 +5,13 @@ that line does its work twice: the line repeats its operations (work "arithmetic
 same size (work "bytes"). How much longer the fusion takes is what the line costs; thence's share of the line in the
 unchanged program is the estimate. Recording and checking are apart, because the recording machine needs jax alone::
 
-    python benchmarks/gpu_fusion_lines.py record FOLDER [--seconds 170]   # on a GPU
-    python benchmarks/gpu_fusion_lines.py check FOLDER                    # anywhere, with thence
+    python benchmarks/gpu_fusion_lines.py record FOLDER --only lines --seconds 85    # on a GPU
+    python benchmarks/gpu_fusion_lines.py record FOLDER --only opcodes --seconds 40  # on a GPU
+    python benchmarks/gpu_fusion_lines.py check FOLDER                               # anywhere, with thence
 
-``record`` compiles all variants and writes one profile of jax.profiler for each group of programs: the variants take
-turns, ROUNDS times. Groups come in this order, and groups for which no time is left are left out:
+``record`` compiles a few programs at a time, all their variants at once in threads, and writes one profile of
+jax.profiler for them: the variants take turns, ROUNDS times. Programs for which no time is left, or that do not
+compile in time, are left out. The groups of programs:
 
     lines      several lines in one fusion: chains of elementwise operations, mixes of transcendental functions,
                reductions, normalizations, optimizers, epilogues of matrix products, random numbers
@@ -29,14 +31,16 @@ import os
 import statistics
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from command_line import documented_parser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 ROUNDS, WARM_UP = 12, 2
@@ -176,8 +180,8 @@ def line_programs() -> list[Program]:
             {"x": FULL, "y": ROW},
             [
                 Line("a = x + 0.5"),
-                Line.of("sine", 6),
-                Line.of("exponential", 16),
+                Line.of("exponential", 8),
+                Line.of("multiply_add", 32),
                 Line("s = jnp.sum(a, axis=-1)", name="sum"),
             ],
             "s",
@@ -302,7 +306,7 @@ def line_programs() -> list[Program]:
                     name="random bits",
                 ),
                 Line("a = jnp.where(k, x / 0.9, 0.0)", name="where"),
-                Line.of("sine", 6),
+                Line.of("exponential", 12),
                 Line.of("multiply_add", 64),
             ],
             "a",
@@ -353,6 +357,10 @@ def opcode_programs() -> list[Program]:
 
 
 GROUPS = {"lines": line_programs, "opcodes": opcode_programs}
+PROGRAMS_PER_PROFILE = {"lines": 3, "opcodes": 6}
+COMPILED_AT_ONCE = 12
+RESERVE = 4.0
+"""Seconds kept for measuring what was compiled last, and for writing it."""
 FIRST_LINE = 5
 """Number of the first line of a program's body in its file; see `source`."""
 
@@ -394,8 +402,8 @@ def arrays(program: Program) -> list[Any]:
     ]
 
 
-def compiled(program: Program, folder: Path) -> Iterator[tuple[str, Any]]:
-    """The compiled variants of a program."""
+def prepared(program: Program, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The variants of a program, each with what compiles it and gives what runs it."""
     import jax
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -409,44 +417,79 @@ def compiled(program: Program, folder: Path) -> Iterator[tuple[str, Any]]:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         # Unused arguments are kept, so that all variants have the same arrays in memory.
-        run = jax.jit(getattr(module, name), keep_unused=True).lower(*inputs).compile()
-        yield name, lambda run=run: run(*inputs)
+        lowered = jax.jit(getattr(module, name), keep_unused=True).lower(*inputs)
+        yield name, lambda lowered=lowered: partial(lowered.compile(), *inputs)
 
 
 def record(out: Path, seconds: float, groups: list[str]) -> None:
+    begin = time.monotonic()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
-    begin = time.monotonic()
     print("jax", jax.__version__, jax.devices()[0].device_kind)
-    about: dict[str, Any] = {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+    described = out / "about.json"
+    about = json.loads(described.read_text()) if described.exists() else {}
+    about |= {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    pool = ThreadPoolExecutor(COMPILED_AT_ONCE)
     for group in groups:
-        runs: dict[str, Any] = {}
-        for program in GROUPS[group]():
-            left = seconds - (time.monotonic() - begin)
-            if left < seconds / 20:
-                print(f"{seconds:.0f} s are over: {program.name} and what follows is left out")
+        programs = GROUPS[group]()
+        size = PROGRAMS_PER_PROFILE[group]
+        for batch, first in enumerate(range(0, len(programs), size)):
+            left = seconds - RESERVE - (time.monotonic() - begin)
+            if left < 0:
+                names = ", ".join(program.name for program in programs[first:])
+                print(f"no time is left for {names}")
                 break
+            runs = compiled(pool, programs[first : first + size], out / "programs", left)
+            if not runs:
+                continue
             began = time.monotonic()
-            try:
-                for name, run in compiled(program, out / "programs"):
-                    for _ in range(WARM_UP):
-                        jax.block_until_ready(run())
-                    runs[name] = run
-            except Exception:  # noqa: BLE001 - one program that does not compile stops no other
-                traceback.print_exc()
-                print(f"{program.name}: FAILED, left out")
-            print(f"{program.name}: compiled in {time.monotonic() - began:.1f} s", flush=True)
-        if not runs:
-            continue
-        jax.profiler.start_trace(str(out / group))
-        for _ in range(ROUNDS):
-            for run in runs.values():
+            for run in [*runs.values()] * WARM_UP:
                 jax.block_until_ready(run())
-        jax.profiler.stop_trace()
-        about[group] = sorted(runs)
-        (out / "about.json").write_text(json.dumps(about))
-    print(f"{time.monotonic() - begin:.0f} s")
+            jax.profiler.start_trace(str(out / group / f"{batch:02}"), profiler_options=options)
+            for _ in range(ROUNDS):
+                for run in runs.values():
+                    jax.block_until_ready(run())
+            jax.profiler.stop_trace()
+            print(f"{len(runs)} variants measured in {time.monotonic() - began:.1f} s", flush=True)
+            about[group] = sorted({*about.get(group, []), *runs})
+            described.write_text(json.dumps(about))
+    print(f"{time.monotonic() - begin:.0f} s", flush=True)
+    # A thread that still compiles must not hold up the end.
+    os._exit(0)
+
+
+def compiled(
+    pool: ThreadPoolExecutor, programs: list[Program], folder: Path, seconds: float
+) -> dict[str, Callable[[], Any]]:
+    """What runs the variants of programs, by name; programs that do not compile in this time are left out."""
+    begin = time.monotonic()
+    waiting = {}
+    for program in programs:
+        try:
+            waiting[program.name] = {
+                name: pool.submit(build) for name, build in prepared(program, folder)
+            }
+        except Exception:  # noqa: BLE001 - one program that cannot be lowered stops no other
+            traceback.print_exc()
+    runs: dict[str, Callable[[], Any]] = {}
+    for program_name, variants in waiting.items():
+        try:
+            runs |= {
+                name: future.result(max(0.0, seconds - (time.monotonic() - begin)))
+                for name, future in variants.items()
+            }
+            print(f"{program_name}: compiled after {time.monotonic() - begin:.1f} s", flush=True)
+        except TimeoutError:
+            print(f"{program_name}: did not compile in {seconds:.0f} s, left out")
+            for future in variants.values():
+                future.cancel()
+        except Exception:  # noqa: BLE001 - one program that does not compile stops no other
+            traceback.print_exc()
+            print(f"{program_name}: FAILED, left out")
+    return runs
 
 
 @dataclass(frozen=True)
@@ -534,7 +577,9 @@ def check(folder: Path) -> None:
     errors: dict[str, list[float]] = {}
     memory: dict[str, list[float]] = {}
     for group in (group for group in GROUPS if group in about):
-        found = read(folder / group)
+        found: dict[str, Variant] = {}
+        for profile in sorted((folder / group).iterdir()):
+            found |= read(profile)
         if group == "opcodes":
             print_opcodes(found)
             continue
@@ -619,7 +664,7 @@ def main() -> None:
     verbs = options.add_subparsers(required=True, dest="verb")
     recording = verbs.add_parser("record")
     recording.add_argument("folder", type=Path)
-    recording.add_argument("--seconds", type=float, default=170)
+    recording.add_argument("--seconds", type=float, default=130)
     recording.add_argument("--only", choices=[*GROUPS], action="append")
     verbs.add_parser("check").add_argument("folder", type=Path)
     given = options.parse_args()
