@@ -249,11 +249,10 @@ def consistent_diff(found: Diff) -> Diff:
         moved = found.moved_streams.parts
         for column in ("before_ns", "after_ns"):
             times = {name: float(part[column] or 0) for name, part in moved.items()}
-            either = times["moved"] + times["beside"] - times["both"]
-            step = either + times["other"] + times["idle"]
+            step = times["streams"] - times["overlapped"] + times["other"] + times["idle"]
             whole = getattr(found.total, column)
             close = (
-                _close(either, times["either"])
+                _close(times["streams"] - times["overlapped"], times["any"])
                 and _close(step, whole)
                 and min(times.values()) > -_LEAST_NS
             )

@@ -90,7 +90,7 @@ def test_a_step_that_became_shorter_for_other_reasons_is_no_gain_of_the_move(
     found = diff_of(tmp_path, BEFORE, after, (100, 80)).moved_streams
     assert found is not None
     assert found.verdict == "unknown"
-    assert found.text.endswith("the step is faster, but not because of what moved")
+    assert found.text.endswith("the step is faster because of other work")
     assert changes_of(found.parts)["other"] == pytest.approx(-20_000)
 
 

@@ -3,18 +3,24 @@
 Streams are numbered differently from run to run, so a stream is identified by the rows (kernels and copies, by name,
 place and shape) that run on it: the streams of all runs are sorted into classes, each into the class with which it
 has most time in common, but two streams that have work in the same step never into the same class. A row moved if
-almost all of its time is in another class after than before. Of two parts of a stream that separate, the smaller one
-moved.
+almost all of its time is in another class after than before, and moved partly if some of it is. Of two parts of a
+stream that separate, the smaller one moved.
 
-Let M be the work that moved, and N all work that ran at the same time as M on either side. With the time in which some
-of a set of work ran, T, a step consists of
+XLA numbers its kernels anew in each compilation (loop_add_fusion_2 may be another fusion after a change), and tunes
+their grids anew. So rows of XLA are told apart by the names of kernels without numbers and by the functions that their
+source lines are in, not by grid and op_name; matrix products, for which it also chooses the library anew, by function.
 
-    step = T(M or N) + time of other work alone + idle
-    T(M or N) = T(M) + T(N) - time in which both ran
+Let W be the work that moved or partly moved, and all work that ran on other streams at the same time as it on either
+side. With T(s), the time in which work of W ran in class s, and T, the time in which any of W ran, a step is
+
+    step = T + time of other work alone + idle
+    T = sum of all T(s) - overlapped time
 
 so the change of the step is, exactly,
 
-    contention (change of T(M) + change of T(N)) - overlap gained + change of other work + change of idle time
+    contention (change of the sum of all T(s)) - overlap gained + change of other work + change of idle time
+
+It does not matter for this which launches of a row moved.
 """
 
 from __future__ import annotations
@@ -27,8 +33,11 @@ import polars as pl
 
 from thence.analysis.diff.estimates import estimates, run_means
 from thence.analysis.diff.explanation import signed_ns
+from thence.analysis.diff.matching import family
 from thence.analysis.diff.sample import PLACED, STEP
 from thence.analysis.diff.streams import SHAPE
+from thence.analysis.kernel_groups import groups_of_names
+from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import clip, short_names
 from thence.units import format_ns, signed_share
 
@@ -41,22 +50,27 @@ if TYPE_CHECKING:
     from thence.analysis.diff.streams import Streams
 
     Float = npt.NDArray[np.float64]
+    Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
 __all__ = ["PARTS", "MovedWork", "moved_work"]
 
-PARTS = ("moved", "beside", "both", "either", "other", "idle")
-"""Times of a step: T(M), T(N), both, T(M or N), other work alone, idle."""
+PARTS = ("streams", "overlapped", "any", "other", "idle")
+"""Times of a step: the sum of all T(s), overlapped time, T, other work alone, idle."""
 MIN_MOVED_SHARE = 0.95
-"""Share of a row's time that must be on another stream than before for the row to have moved. Of a row with less, it is
-not known which launches moved."""
+"""Share of a row's time that must be on another stream than before for the row to have moved as a whole."""
 MIN_PARTLY_SHARE = 0.05
-"""Share of a row's time on another stream from which on the row is reported as partly moved."""
+"""Share of a row's time on another stream from which on the row moved partly."""
 MIN_STEP_SHARE = 0.001
-"""Share of a step that the moved rows must take on either side: the share below which no row is shown."""
+"""Share of a step that what moved must take on either side: the share below which no row is shown."""
 MAX_COUNT_CHANGE = 0.02
 """Share by which the number of launches of the moved work and of the work beside it may differ between the sides: if it
 differs more, their time also changed for that reason, and contention is not known."""
+_LINE = r":\d+\b"
+"""The number of a source line."""
+MIN_OWN_SHARE = 0.2
+"""Share of the change of a step that contention less the overlap gained must be for the verdict on the step to be the
+one on what moved."""
 MAX_NAMES = 3
 MAX_NAME = 60
 
@@ -68,7 +82,7 @@ class MovedWork:
     Attributes:
         rows: what moved, most time first: name, short_name, label, module, op_name, op, before_ns, after_ns,
             before_count, after_count, moved_share (of its time).
-        partly: rows of which a part moved, with the share: as ``rows``; their time counts as not moved.
+        partly: rows of which a part moved: as ``rows``.
         streams: number of streams of the busiest device, before and after.
         parts: the times of `PARTS`: before_ns, after_ns, difference_ns, and low_ns and high_ns, the 95 % interval of
             the difference, None where the noise is unknown.
@@ -88,14 +102,13 @@ class MovedWork:
 
     @property
     def overlap_gained_ns(self) -> float:
-        """How much more time moved work ran at the same time as other work."""
-        return self._change("both")
+        """How much more the streams with moved work and those beside it ran at the same time."""
+        return self._change("overlapped")
 
     @property
     def contention_ns(self) -> float | None:
         """How much longer the moved work and the work beside it became; None if they were not launched as often."""
-        longer = self._change("moved") + self._change("beside")
-        return longer if self.same_launches else None
+        return self._change("streams") if self.same_launches else None
 
     def _change(self, part: str) -> float:
         return float(self.parts[part]["difference_ns"] or 0)
@@ -138,56 +151,70 @@ def moved_work(
     if len(found) < len(samples) or max(map(_streams, found)) < 2:
         return None
     sides = range(len(before)), range(len(before), len(samples))
-    keys, rows = _rows(found, renamed, sides)
-    moved = rows["moved_share"].to_numpy() >= MIN_MOVED_SHARE
-    times = rows.select(pl.max_horizontal("before_ns", "after_ns")).to_series()
+    keys, classes, rows = _rows(found, renamed, sides)
+    share = pl.col("moved_share")
+    most = rows.select(pl.max_horizontal("before_ns", "after_ns") * share).to_series()
     least = MIN_STEP_SHARE * max(total["before_ns"], total["after_ns"])
-    if times.filter(pl.Series(moved)).sum() < least:
+    moved = (rows["moved_share"] >= MIN_PARTLY_SHARE).to_numpy()
+    if most.filter(pl.Series(moved)).sum() < least:
         return None
-    beside = _beside(found, keys, moved)
-    parts = _times(samples, found, keys, (moved, beside), sides)
-    launched = (
-        rows.filter(pl.Series(moved | beside)).select("before_count", "after_count").sum().row(0)
-    )
+    work = moved | _beside(found, keys, moved)
+    parts = _times(samples, found, keys, classes, work, sides)
+    launched = rows.filter(pl.Series(work)).select("before_count", "after_count").sum().row(0)
     same_launches = abs(launched[1] - launched[0]) <= MAX_COUNT_CHANGE * max(launched)
-    partly = rows["moved_share"].is_between(MIN_PARTLY_SHARE, MIN_MOVED_SHARE, closed="left")
-    ordered = ["before_ns", "name"]
-    told = rows.filter(pl.Series(moved)).sort(ordered, descending=[True, False])
-    verdict, text = _verdict(told, parts, total, known_share, same_launches=same_launches)
-    streams = [max(_streams(found[n]) for n in side) for side in sides]
-    return MovedWork(
-        told,
-        rows.filter(partly & (times >= least)).sort(ordered, descending=[True, False]),
-        (streams[0], streams[1]),
-        parts,
-        same_launches,
-        verdict,
-        text,
+    told = rows.sort("before_ns", "name", descending=[True, False])
+    wholly = told.filter(share >= MIN_MOVED_SHARE)
+    partly = told.filter(
+        share.is_between(MIN_PARTLY_SHARE, MIN_MOVED_SHARE, closed="left")
+        & (pl.max_horizontal("before_ns", "after_ns") * share >= least)
     )
+    verdict, text = _verdict(
+        (wholly, partly), parts, total, known_share, same_launches=same_launches
+    )
+    streams = [max(_streams(found[n]) for n in side) for side in sides]
+    return MovedWork(wholly, partly, (streams[0], streams[1]), parts, same_launches, verdict, text)
 
 
 def _rows(
     runs: Sequence[Streams], renamed: Mapping[tuple[str, str], str], sides: tuple[range, range]
-) -> tuple[list[npt.NDArray[np.int64]], pl.DataFrame]:
-    """The key of each row of each run, and the rows by key: those of `_keys`, and the figures of `MovedWork.rows`."""
+) -> tuple[list[Int64], list[Int64], pl.DataFrame]:
+    """What the rows of the runs are.
+
+    Returns:
+        For each run the key of each of its rows, as `_keys` returns it; for each run the class of each row's stream;
+        and the rows by key, with the figures of `MovedWork.rows`.
+    """
     keys, names = _keys(runs, renamed, len(sides[0]))
-    times = _class_times(runs, keys, names.height, sides)
-    sums = [side.sum(axis=1) for side in times]
+    classes = _classes(runs, keys, names.height)
+    count = 1 + max(int(each.max(initial=-1)) for each in classes)
+    times, counts = [], []
+    for side in sides:
+        by_class, launches = np.zeros((names.height, count)), np.zeros(names.height)
+        for number in side:
+            on, key = runs[number].on, keys[number]
+            row = on["row"].to_numpy()
+            at = (key[row], classes[number][row])
+            np.add.at(by_class, at, on["ns"].to_numpy() / len(side))
+            np.add.at(launches, key[row], on["count"].to_numpy() / len(side))
+        times.append(by_class)
+        counts.append(launches)
+    sums = [by_class.sum(axis=1) for by_class in times]
     parts = [
-        np.divide(s, t[:, None], out=np.zeros_like(s), where=t[:, None] > 0)
-        for s, t in zip(times, sums, strict=True)
+        np.divide(by_class, whole[:, None], out=np.zeros_like(by_class), where=whole[:, None] > 0)
+        for by_class, whole in zip(times, sums, strict=True)
     ]
     share = np.abs(parts[1] - parts[0]).sum(axis=1) / 2
-    counts = [
-        _counts([runs[n] for n in side], [keys[n] for n in side], names.height) for side in sides
-    ]
-    return keys, names.with_columns(
-        before_ns=sums[0],
-        after_ns=sums[1],
-        before_count=counts[0],
-        after_count=counts[1],
-        # Whether a row moved that one side does not have is not known.
-        moved_share=np.where((sums[0] > 0) & (sums[1] > 0), share, 0.0),
+    return (
+        keys,
+        classes,
+        names.with_columns(
+            before_ns=sums[0],
+            after_ns=sums[1],
+            before_count=counts[0],
+            after_count=counts[1],
+            # Whether a row moved that one side does not have is not known.
+            moved_share=np.where((sums[0] > 0) & (sums[1] > 0), share, 0.0),
+        ),
     )
 
 
@@ -199,10 +226,11 @@ def _streams(run: Streams) -> int:
 
 def _keys(
     runs: Sequence[Streams], renamed: Mapping[tuple[str, str], str], count: int
-) -> tuple[list[npt.NDArray[np.int64]], pl.DataFrame]:
+) -> tuple[list[Int64], pl.DataFrame]:
     """Which rows of the runs are the same row.
 
-    Rows with the same name, places and shape are, and of the others those with the same name and shape.
+    Rows with the same name, places and shape are, and of the others those with the same name and shape. For XLA,
+    names are without numbers, and the place is the function of the source line.
 
     Args:
         runs: those before, and those after.
@@ -214,11 +242,27 @@ def _keys(
     """
     names = {name: new for (by, name), new in renamed.items() if by == "kernel"}
     table = pl.concat([
-        run.rows.select(
-            pl.lit(number).alias("run"), pl.col("name").replace(names), *PLACED, *SHAPE
-        )
+        run.rows.select(pl.lit(number).alias("run"), "name", *PLACED, *SHAPE, "xla", "source")
         for number, run in enumerate(runs)
     ])  # fmt: skip
+    ours = table.filter("xla")["name"].unique()
+    built = {
+        name: group if group == "GEMM" else family(name)
+        for name, group in zip(ours, groups_of_names(ours), strict=True)
+    }
+    function = pl.col("source").str.replace(_LINE, "")
+    xla = {
+        "name": pl.col("name").replace(built),
+        "op_name": function,
+        **{name: pl.lit(None, table.schema[name]) for name in ("op", *SHAPE[:3])},
+    }
+    table = table.with_columns(
+        pl.when("xla")
+        .then(value)
+        .otherwise(pl.col(name).replace(names) if name == "name" else name)
+        .alias(name)
+        for name, value in xla.items()
+    ).drop("xla", "source")
     table = table.with_columns(side=pl.col("run") >= count)
     exact = ["name", *PLACED, *SHAPE]
     matched = table.select(both=pl.col("side").n_unique().over(exact) == 2)["both"]
@@ -238,28 +282,23 @@ def _keys(
     return keys, shown
 
 
-def _class_times(
-    runs: Sequence[Streams],
-    keys: Sequence[npt.NDArray[np.int64]],
-    count: int,
-    sides: tuple[range, range],
-) -> list[Float]:
-    """The time of each row in each class of streams: for each side an array of shape (rows, classes)."""
+def _classes(runs: Sequence[Streams], keys: Sequence[Int64], count: int) -> list[Int64]:
+    """The class of the stream of each row, for each run; `NO_ROW` for rows that ran in no counted step."""
     streams = []
+    result = [np.full(run.rows.height, NO_ROW, np.int64) for run in runs]
     for number, run in enumerate(runs):
         together: dict[int, set[int]] = {}
         for one, other in run.together.iter_rows():
             together.setdefault(one, set()).add(other)
         for (stream,), part in run.on.group_by("stream", maintain_order=True):
-            times = np.bincount(
-                keys[number][part["row"].to_numpy()], part["ns"].to_numpy(), count
-            ).astype(np.float64)
-            streams.append((number, int(str(stream)), times, together.get(int(str(stream)), set())))
-    streams.sort(key=lambda entry: -float(entry[2].sum()))
+            rows = part["row"].to_numpy()
+            times = np.bincount(keys[number][rows], part["ns"].to_numpy(), count)
+            name = int(str(stream))
+            streams.append((number, name, rows, times, together.get(name, set())))
+    streams.sort(key=lambda entry: -float(entry[3].sum()))
     classes: list[Float] = []
     members: list[dict[int, set[int]]] = []
-    result = [np.zeros((count, len(streams))) for _ in sides]
-    for number, stream, times, conflicts in streams:
+    for number, name, rows, times, conflicts in streams:
         whole = times.sum()
         common = [
             0.0
@@ -272,55 +311,51 @@ def _class_times(
             classes.append(np.zeros(count))
             members.append({})
         classes[best] = np.maximum(classes[best], times)
-        members[best].setdefault(number, set()).add(stream)
-        side = 0 if number in sides[0] else 1
-        result[side][:, best] += times / len(sides[side])
+        members[best].setdefault(number, set()).add(name)
+        result[number][rows] = best
     return result
 
 
-def _counts(runs: Sequence[Streams], keys: Sequence[npt.NDArray[np.int64]], count: int) -> Float:
-    """Launches of each row per step, mean over the runs of a side."""
-    each = [
-        np.bincount(key[run.on["row"].to_numpy()], run.on["count"].to_numpy(), count)
-        for run, key in zip(runs, keys, strict=True)
-    ]
-    return np.asarray(np.mean(each, axis=0), np.float64)
-
-
-def _sets_with(run: Streams, key: npt.NDArray[np.int64], rows: Mask) -> Mask:
-    """Which sets of a run contain any of the rows."""
+def _sets_with(run: Streams, rows: Mask) -> Mask:
+    """Which sets of a run contain any of its rows."""
     number = run.members["set"].to_numpy()
     result = np.zeros(int(number.max(initial=-1)) + 1, np.bool_)
-    result[number[rows[key[run.members["row"].to_numpy()]]]] = True
+    result[number[rows[run.members["row"].to_numpy()]]] = True
     return result
 
 
-def _beside(runs: Sequence[Streams], keys: Sequence[npt.NDArray[np.int64]], moved: Mask) -> Mask:
-    """The rows that ran at the same time as moved ones in any run, and did not move."""
+def _beside(runs: Sequence[Streams], keys: Sequence[Int64], moved: Mask) -> Mask:
+    """The rows that ran at the same time as moved ones in any run."""
     result = np.zeros(len(moved), np.bool_)
     for run, key in zip(runs, keys, strict=True):
         row = key[run.members["row"].to_numpy()]
-        result[row[_sets_with(run, key, moved)[run.members["set"].to_numpy()]]] = True
-    return result & ~moved
+        result[row[_sets_with(run, moved[key])[run.members["set"].to_numpy()]]] = True
+    return result
 
 
 def _times(
     samples: Sequence[Sample],
     found: Sequence[Streams],
-    keys: Sequence[npt.NDArray[np.int64]],
-    which: tuple[Mask, Mask],
+    keys: Sequence[Int64],
+    classes: Sequence[Int64],
+    work: Mask,
     sides: tuple[range, range],
 ) -> dict[str, dict[str, float | None]]:
-    """The times of `PARTS`, with their differences and intervals; ``which``: the rows that moved, those beside them."""
+    """The times of `PARTS`, with their differences and intervals; ``work``: the rows of W."""
     parts = []
-    for sample, run, key in zip(samples, found, keys, strict=True):
-        has_moved, has_beside = (_sets_with(run, key, rows) for rows in which)
+    for sample, run, key, of_row in zip(samples, found, keys, classes, strict=True):
         ours, step, ns = (run.sets[name].to_numpy() for name in ("set", "step", "ns"))
         length = sample.rows.filter(pl.col("by") == STEP).sort("step")["ns"].to_numpy()
-        one, other = has_moved[ours], has_beside[ours]
-        masks = (one, other, one & other, one | other, ~(one | other))
-        sums = [np.bincount(step[mask], ns[mask], len(length)).astype(np.float64) for mask in masks]
-        sums.append(length - sums[3] - sums[4])
+        within = np.where(work[key], of_row, np.int64(NO_ROW))
+        having = [_sets_with(run, within == n)[ours] for n in np.unique(within[within != NO_ROW])]
+        each = [np.bincount(step[mask], ns[mask], len(length)) for mask in having]
+        streams = np.sum(each, axis=0) if each else np.zeros(len(length))
+        some = np.any(having, axis=0) if having else np.zeros(len(ours), np.bool_)
+        any_of, other = (
+            np.bincount(step[mask], ns[mask], len(length)).astype(np.float64)
+            for mask in (some, ~some)
+        )
+        sums = (streams, streams - any_of, any_of, other, length - any_of - other)
         frames = [
             pl.DataFrame({"step": np.arange(len(length), dtype=np.int32), "ns": values})
             .with_columns(by=pl.lit("streams"), name=pl.lit(name), count=pl.lit(0.0))
@@ -348,61 +383,83 @@ def _finite(value: float) -> float | None:
 
 
 def _verdict(
-    rows: pl.DataFrame,
+    rows: tuple[pl.DataFrame, pl.DataFrame],
     parts: Mapping[str, Mapping[str, float | None]],
     total: Mapping[str, Any],
     known_share: float | None,
     *,
     same_launches: bool,
 ) -> tuple[str, str]:
-    """The verdict and its sentence; arguments as in `MovedWork` and `moved_work`."""
+    """The verdict and its sentence; ``rows``: those that moved, and partly; others as in `MovedWork`, `moved_work`."""
 
-    def value(part: str, key: str = "difference_ns") -> float:
-        return float(parts[part][key] or 0)
+    def change(part: str) -> float:
+        return float(parts[part]["difference_ns"] or 0)
 
-    names = [clip(name, MAX_NAME) for name in rows["short_name"].unique(maintain_order=True)]
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    gained, contention = value("both"), value("moved") + value("beside")
-    overlap = (
-        f"overlap gained {format_ns(gained)}"
-        if gained >= 0
-        else f"overlap lost {format_ns(-gained)}"
-    )
-    paid = (
-        f"contention paid {format_ns(contention)}"
-        if contention >= 0
-        else f"contention saved {format_ns(-contention)}"
-    )
-    if not same_launches:
-        paid = f"contention unknown (other numbers of launches: {signed_ns(contention)})"
-    others = ", ".join(
-        f"{name} {signed_ns(value(part))}"
-        for name, part in (("idle", "idle"), ("other work", "other"))
-    )
-    own, verdict = contention - gained, total["verdict"]
+    gained, contention = change("overlapped"), change("streams")
+    longest = max(float(parts["overlapped"][f"{side}_ns"] or 0) for side in ("before", "after"))
+    if longest < MIN_STEP_SHARE * max(total["before_ns"], total["after_ns"]):
+        overlap, paid = "hardly any overlap", f"their own time {signed_ns(contention)}"
+    else:
+        overlap = f"overlap {'gained' if gained >= 0 else 'lost'} {format_ns(abs(gained))}"
+        paid = f"contention {'paid' if contention >= 0 else 'saved'} {format_ns(abs(contention))}"
+        if not same_launches:
+            paid = f"contention unknown (other numbers of launches: {signed_ns(contention)})"
+    verdict = total["verdict"]
+    reasons = {
+        "the moved work": contention - gained,
+        "idle time, which includes waits at the joins": change("idle"),
+        "other work": change("other"),
+    }
+    sign = -1 if verdict == "faster" else 1
+    reason = max(reasons, key=lambda name: sign * reasons[name])
+    own = sign * reasons["the moved work"]
     if not same_launches:
         verdict = "unknown"
         judged = "whether it paid is not known: the work changed, too"
-    elif verdict in ("faster", "slower") and own * total["difference_ns"] <= 0:
+    elif verdict in ("faster", "slower") and own < MIN_OWN_SHARE * abs(total["difference_ns"]):
+        judged = f"the step is {verdict} because of {reason}"
         verdict = "unknown"
-        judged = f"the step is {total['verdict']}, but not because of what moved"
     else:
         judged = {
             "faster": "moving it paid",
             "slower": "moving it did not pay",
             "same": "moving it changed nothing: the step is the same within 1 %",
         }.get(verdict, "whether it paid is not known, because the change of the step may be noise")
-    change = (
-        "" if total["difference_share"] is None else f" ({signed_share(total['difference_share'])}"
-    )
-    if change and total["low_share"] is not None and known_share is None:
-        low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
-        change += f", 95 % interval {low} to {high} %"
-    elif change and known_share is not None:
-        change += f"; runs of one program differ by up to {100 * known_share:.0f} %"
-    change += ")" if change else ""
     return verdict, (
-        f"on another stream: {', '.join(names[:MAX_NAMES])}{more}, "
-        f"{format_ns(value('moved', 'before_ns'))} of a step: {overlap}, {paid}, {others}; "
-        f"step {format_ns(total['before_ns'])} -> {format_ns(total['after_ns'])}{change}: {judged}"
+        f"on another stream: {_names(*rows)}: {overlap}, {paid}, idle {signed_ns(change('idle'))}, "
+        f"other work {signed_ns(change('other'))}; "
+        f"step {format_ns(total['before_ns'])} -> {format_ns(total['after_ns'])}"
+        f"{_change_of_step(total, known_share)}: {judged}"
     )
+
+
+def _names(rows: pl.DataFrame, partly: pl.DataFrame) -> str:
+    """What moved, and how long it takes; names of what moved partly with the share."""
+    told = (
+        pl.concat([rows, partly])
+        .group_by("short_name", maintain_order=True)
+        .agg(pl.col("before_ns").sum(), moved=(pl.col("before_ns") * pl.col("moved_share")).sum())
+    )
+    moved = float(told["moved"].sum())
+    shown = told.sort("moved", descending=True, maintain_order=True)
+    names = []
+    for name, whole, part in shown.iter_rows():
+        share = (
+            "" if part >= MIN_MOVED_SHARE * whole else f" ({100 * part / whole:.0f} % of its time)"
+        )
+        names.append(clip(name, MAX_NAME) + share)
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more}, {format_ns(moved)} of a step"
+
+
+def _change_of_step(total: Mapping[str, Any], known_share: float | None) -> str:
+    """The change of the step and its interval, in parentheses."""
+    if total["difference_share"] is None:
+        return ""
+    text = signed_share(total["difference_share"])
+    if known_share is not None:
+        text += f"; runs of one program differ by up to {100 * known_share:.0f} %"
+    elif total["low_share"] is not None:
+        low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
+        text += f", 95 % interval {low} to {high} %"
+    return f" ({text})"

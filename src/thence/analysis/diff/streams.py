@@ -35,7 +35,8 @@ class Streams:
     """Streams and concurrency in the counted steps of a run.
 
     Attributes:
-        rows: what is told apart: name, the places of `streams_of`, and the columns of `SHAPE`.
+        rows: what is told apart: name, the places of `streams_of`, the columns of `SHAPE`, stream (number), xla
+            (whether a kernel of XLA), and for those source (line).
         on: stream (number), device (number), row (of ``rows``), ns and count: sums over the steps, divided by the
             number of steps and devices.
         together: pairs of numbers of streams of one device that had work in the same step: one, other.
@@ -64,13 +65,17 @@ def streams_of(
     """
     gpu, places = trace.around.gpu, trace.around.places
     grid = [pl.col("grid").arr.get(n).alias(name) for n, name in enumerate(SHAPE[:3])]
+    stream, _ = numbered(gpu, "rank", "device", "stream")
+    xla = places["hlo"].is_not_null()
     told = gpu.select(pl.col("name").cast(pl.String), *grid, "bytes").with_columns(
-        places[kind].cast(pl.String).alias(kind) for kind in kinds
+        *(places[kind].cast(pl.String).alias(kind) for kind in kinds),
+        pl.Series("stream", stream),
+        xla.alias("xla"),
+        pl.when(xla).then(places["source"].cast(pl.String)).alias("source"),
     )
-    row, rows = numbered(told, "name", *kinds, *SHAPE)
+    row, rows = numbered(told, "name", *kinds, *SHAPE, "stream", "xla", "source")
     devices = pl.concat([table.select("rank", "device") for table in (windows, gpu)])
     device, named = numbered(devices, "rank", "device")
-    stream, _ = numbered(gpu, "rank", "device", "stream")
     step = number[windows["row"].to_numpy().astype(np.int64)]
     begin, length = windows["start"].to_numpy(), windows["duration"].to_numpy()
     counted = (step != NO_ROW) & (length > 0)
