@@ -3,8 +3,8 @@
 Streams are numbered differently from run to run, so a stream is identified by the rows (kernels and copies, by name,
 place and shape) that run on it: the streams of all runs are sorted into classes, each into the class with which it
 has most time in common, but two streams that have work in the same step never into the same class. A row moved if
-almost all of its time is in another class after than before, and moved partly if some of it is. Of two parts of a
-stream that separate, the smaller one moved.
+almost all of its launches are in another class after than before, and moved partly if some of them are. Of two parts
+of a stream that separate, the smaller one moved.
 
 XLA numbers its kernels anew in each compilation (loop_add_fusion_2 may be another fusion after a change), and tunes
 their grids anew. So rows of XLA are told apart by the names of kernels without numbers and by the functions that their
@@ -58,9 +58,9 @@ __all__ = ["PARTS", "MovedWork", "moved_work"]
 PARTS = ("streams", "overlapped", "any", "other", "idle")
 """Times of a step: the sum of all T(s), overlapped time, T, other work alone, idle."""
 MIN_MOVED_SHARE = 0.95
-"""Share of a row's time that must be on another stream than before for the row to have moved as a whole."""
+"""Share of a row's launches that must be on another stream than before for the row to have moved as a whole."""
 MIN_PARTLY_SHARE = 0.05
-"""Share of a row's time on another stream from which on the row moved partly."""
+"""Share of a row's launches on another stream from which on the row moved partly."""
 MIN_STEP_SHARE = 0.001
 """Share of a step that what moved must take on either side: the share below which no row is shown."""
 MAX_COUNT_CHANGE = 0.02
@@ -81,7 +81,7 @@ class MovedWork:
 
     Attributes:
         rows: what moved, most time first: name, short_name, label, module, op_name, op, before_ns, after_ns,
-            before_count, after_count, moved_share (of its time).
+            before_count, after_count, moved_share (of its launches).
         partly: rows of which a part moved: as ``rows``.
         streams: number of streams of the busiest device, before and after.
         parts: the times of `PARTS`: before_ns, after_ns, difference_ns, and low_ns and high_ns, the 95 % interval of
@@ -187,35 +187,32 @@ def _rows(
     keys, names = _keys(runs, renamed, len(sides[0]))
     classes = _classes(runs, keys, names.height)
     count = 1 + max(int(each.max(initial=-1)) for each in classes)
-    times, counts = [], []
+    times, launches = [], []
     for side in sides:
-        by_class, launches = np.zeros((names.height, count)), np.zeros(names.height)
+        ns, by_class = np.zeros(names.height), np.zeros((names.height, count))
         for number in side:
             on, key = runs[number].on, keys[number]
             row = on["row"].to_numpy()
-            at = (key[row], classes[number][row])
-            np.add.at(by_class, at, on["ns"].to_numpy() / len(side))
-            np.add.at(launches, key[row], on["count"].to_numpy() / len(side))
-        times.append(by_class)
-        counts.append(launches)
-    sums = [by_class.sum(axis=1) for by_class in times]
+            np.add.at(ns, key[row], on["ns"].to_numpy() / len(side))
+            place = (key[row], classes[number][row])
+            np.add.at(by_class, place, on["count"].to_numpy() / len(side))
+        times.append(ns)
+        launches.append(by_class)
+    counts = [by_class.sum(axis=1) for by_class in launches]
     parts = [
         np.divide(by_class, whole[:, None], out=np.zeros_like(by_class), where=whole[:, None] > 0)
-        for by_class, whole in zip(times, sums, strict=True)
+        for by_class, whole in zip(launches, counts, strict=True)
     ]
     share = np.abs(parts[1] - parts[0]).sum(axis=1) / 2
-    return (
-        keys,
-        classes,
-        names.with_columns(
-            before_ns=sums[0],
-            after_ns=sums[1],
-            before_count=counts[0],
-            after_count=counts[1],
-            # Whether a row moved that one side does not have is not known.
-            moved_share=np.where((sums[0] > 0) & (sums[1] > 0), share, 0.0),
-        ),
+    rows = names.with_columns(
+        before_ns=times[0],
+        after_ns=times[1],
+        before_count=counts[0],
+        after_count=counts[1],
+        # Whether a row moved that one side does not have is not known.
+        moved_share=np.where((counts[0] > 0) & (counts[1] > 0), share, 0.0),
     )
+    return keys, classes, rows
 
 
 def _streams(run: Streams) -> int:
@@ -445,7 +442,9 @@ def _names(rows: pl.DataFrame, partly: pl.DataFrame) -> str:
     names = []
     for name, whole, part in shown.iter_rows():
         share = (
-            "" if part >= MIN_MOVED_SHARE * whole else f" ({100 * part / whole:.0f} % of its time)"
+            ""
+            if part >= MIN_MOVED_SHARE * whole
+            else f" ({100 * part / whole:.0f} % of its launches)"
         )
         names.append(clip(name, MAX_NAME) + share)
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
