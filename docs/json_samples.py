@@ -54,6 +54,8 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
             "--fail-on",
             "total>5%",
         ),
+        ("torch/moved/before_0.json.gz", "torch/moved/after_0.json.gz"),
+        ("jax/streams_default.xplane.pb", "jax/streams_moved.xplane.pb", "--anyway"),
     ),
     "label": (("torch/graphs/compiled_replay.json.gz", "--graph", PAGE),),
     "inside": (("inside/gpu_triton.npz",), ("inside/mosaic.npy",)),
