@@ -28,6 +28,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import statistics
 import time
 import traceback
@@ -131,6 +132,7 @@ class Program:
         lines: of its body.
         result: the expression that it returns.
         kind: of program, by which errors are summed up.
+        results: number of float32 arrays that it returns.
     """
 
     name: str
@@ -138,6 +140,7 @@ class Program:
     lines: list[Line]
     result: str = "a"
     kind: str = "elementwise"
+    results: int = 1
 
     def variants(self) -> Iterator[tuple[str, list[str]]]:
         """The unchanged program, and one variant for each line and kind of work: name and lines."""
@@ -154,6 +157,10 @@ BROADCAST = "a = 0.5 * (x[:, None] + y[None, :]); y = y[None, :]"
 """A value that costs no reading, for fusions whose arithmetic is their cost."""
 BITS = f"{BROADCAST}; a = lax.bitcast_convert_type(a, jnp.uint32)"
 OUTER = {"x": COLUMN, "y": ROW}
+
+
+SIZES = {FULL: 4 * ROWS * COLUMNS, HALF: 2 * ROWS * COLUMNS, ROW: 4 * COLUMNS, COLUMN: 4 * ROWS}
+"""Bytes of an input."""
 
 
 def mixed(name: str, *parts: tuple[str, int]) -> Program:
@@ -294,6 +301,7 @@ def line_programs() -> list[Program]:
             ],
             "(p, m, v)",
             "limited by memory",
+            3,
         ),
         Program(
             "dropout",
@@ -585,8 +593,11 @@ def check(folder: Path) -> None:
             continue
         for program in GROUPS[group]():
             print_program(program, found, errors, memory)
-    for title, kinds in (("limited by arithmetic", errors), ("limited by memory", memory)):
-        print(f"\n{title}: error of a line's share, percentage points (median, largest, lines)")
+    for title, kinds in (
+        ("limited by arithmetic: error of a line's share", errors),
+        ("limited by memory: error of the time of more bytes, if it is in proportion", memory),
+    ):
+        print(f"\n{title}, percentage points (median, largest, lines)")
         for kind, values in [*kinds.items(), ("all", [v for vs in kinds.values() for v in vs])]:
             if values:
                 middle, worst = statistics.median(values), max(values)
@@ -627,14 +638,39 @@ def print_program(
         f" ({'limited by memory' if bound else 'limited by arithmetic'});"
         f" estimated without a line: {100 * base.shares.get(-1, 0.0):.1f} %"
     )
-    chosen = truth["bytes"] if bound else truth["arithmetic"]
-    kept = (memory if bound else errors).setdefault(program.kind, [])
-    estimated = {number: base.shares.get(number, 0.0) for number in chosen}
+    if bound:
+        moved = array_bytes(program)
+        for number, value in truth["bytes"].items():
+            more = SIZES[added_type(program, number)] / moved
+            print(
+                f"  {program.lines[number].name}: +{100 * more:.1f} % of the bytes, +{100 * value:.1f} % of the time"
+            )
+            memory.setdefault(program.kind, []).append(abs(more - value))
+        return
+    kept = errors.setdefault(program.kind, [])
+    estimated = {number: base.shares.get(number, 0.0) for number in truth["arithmetic"]}
     # Shares among the lines that were doubled: what the others cost is not known.
-    whole, total = sum(estimated.values()), sum(chosen.values())
-    for number, value in chosen.items():
+    whole, total = sum(estimated.values()), sum(truth["arithmetic"].values())
+    for number, value in truth["arithmetic"].items():
         if whole > 0 and total > 0:
             kept.append(abs(estimated[number] / whole - value / total))
+
+
+def array_bytes(program: Program) -> int:
+    """The bytes that the unchanged program reads and writes, if it reads each of its arrays once."""
+    text = " ".join(line.text for line in program.lines)
+    read = [kind for name, kind in program.inputs.items() if re.search(rf"\b{name}\b", text)]
+    return sum(SIZES[kind] for kind in read) + program.results * SIZES[FULL]
+
+
+def added_type(program: Program, number: int) -> str:
+    """The type of the array that the variant of a line reads, and the unchanged program does not."""
+    line = program.lines[number]
+    return next(
+        kind
+        for name, kind in program.inputs.items()
+        if re.search(rf"\b{name}\b", line.more) and not re.search(rf"\b{name}\b", line.text)
+    )
 
 
 def print_opcodes(found: dict[str, Variant]) -> None:

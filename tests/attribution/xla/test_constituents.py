@@ -69,9 +69,69 @@ def test_cost_is_what_enters_and_leaves_the_kernel_and_flops() -> None:
     )
     module = build(fused, entry)
     found = constituents_by_cost(module).filter(pl.col("instruction") == 6)
-    exp, dot = 4 * n + n / 14, 4 * n + 4 + 2 * n / 200
+    # Bytes: 4 n each, and 4 for the result. Operations: n of 10 multiplications each, 10 of which take as long as a
+    # byte, and 2 n of the dot, 200 of which do.
+    read, operations = 8 * n + 4, n + n / 100
+    exp = read**4 * (4 * n / read) + operations**4 * (n / operations)
     weights = dict(found.select("constituent", "weight").rows())
-    assert weights == pytest.approx({3: exp / (exp + dot), 4: dot / (exp + dot)})
+    exp /= read**4 + operations**4
+    assert weights == pytest.approx({3: exp, 4: 1 - exp})
+
+
+def fusion_of(*inner: bytes, size: int) -> dict[int, float]:
+    """The weights of what is inside a fusion of two parameters, by row."""
+    fused = computation(
+        1,
+        instruction("p", "parameter", 1, shape(F32, size), (), (), (9, 0)),
+        instruction("q", "parameter", 2, shape(F32, size), (), (), (9, 1)),
+        *inner,
+        root=2 + len(inner),
+    )
+    entry = computation(
+        2,
+        instruction("x", "parameter", 30, shape(F32, size)),
+        instruction("f", "fusion", 31, shape(F32, size), (30, 30), (1,)),
+    )
+    found = constituents_by_cost(build(fused, entry))
+    top = found["instruction"].max()
+    return dict(found.filter(pl.col("instruction") == top).select("constituent", "weight").rows())
+
+
+def test_a_fusion_limited_by_arithmetic_is_divided_by_what_the_operations_cost() -> None:
+    n = 1000
+    sines = [
+        instruction(f"s{i}", "sine", 3 + i, shape(F32, n), (1 if not i else 2 + i,))
+        for i in range(8)
+    ]
+    adds = [instruction(f"a{i}", "add", 11 + i, shape(F32, n), (10 + i, 2)) for i in range(8)]
+    weights = fusion_of(*sines, *adds, size=n)
+    of_sines = sum(weights[row] for row in range(2, 10))
+    # A sine takes as long as 39 multiplications: 312 of 320 operations. Their time is that of 32 n bytes, 12 n are
+    # moved: of the time, (12 / 32)^4 = 2 % are by bytes.
+    assert of_sines == pytest.approx(312 / 320, abs=0.02)
+
+
+def test_arithmetic_costs_nothing_in_a_fusion_limited_by_memory() -> None:
+    n = 1000
+    weights = fusion_of(
+        instruction("t", "sqrt", 3, shape(F32, n), (1,)),
+        instruction("m", "multiply", 4, shape(F32, n), (3, 3)),
+        instruction("a", "add", 5, shape(F32, n), (4, 2)),
+        size=n,
+    )
+    # sqrt reads 4 n bytes, the add 4 n and writes 4 n; the 9 n operations take as long as 0.9 n bytes.
+    assert weights == pytest.approx({2: 1 / 3, 3: 0, 4: 2 / 3}, abs=0.001)
+
+
+def test_a_parameter_that_two_instructions_read_is_read_once() -> None:
+    n = 1000
+    weights = fusion_of(
+        instruction("a", "negate", 3, shape(F32, n), (1,)),
+        instruction("b", "multiply", 4, shape(F32, n), (1, 3)),
+        instruction("c", "add", 5, shape(F32, n), (4, 2)),
+        size=n,
+    )
+    assert weights == pytest.approx({2: 2 / 12, 3: 2 / 12, 4: 8 / 12}, abs=0.001)
 
 
 def test_cost_follows_values_through_fusions_in_fusions() -> None:

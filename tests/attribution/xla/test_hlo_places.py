@@ -283,7 +283,7 @@ def test_what_has_no_place_inherits_that_of_the_instruction_around_it(
 
 
 def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:
-    """Both read 4 kB; the second also writes 4 kB: 8192 + 1024/14 to 4096 + 1024/14."""
+    """Both read 4 kB, the second also writes 4 kB; each has 1024 operations, which take as long as 102.4 bytes."""
     fused = message(
         (1, "fused"), (5, 5), (6, 53),
         (2, instruction(50, "p0", "parameter", (9, 0))),
@@ -301,8 +301,11 @@ def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:
         root=3,
     )
     tables = running(proto, "fusion.1")
-    flops = 1024 / 14
-    expected = {"model.py:1": 4096 + flops, "model.py:2": 8192 + flops}
+    read, operations = 3 * 4096**4 * 27, (2 * 102.4) ** 4  # B^4 = (3 * 4096)^4, O^4
+    expected = {
+        "model.py:1": read / 3 + operations / 2,
+        "model.py:2": read * 2 / 3 + operations / 2,
+    }
     total = sum(expected.values())
     found = dict(shares_of(tables).select("place", "weight").rows())
     assert found == pytest.approx({k: v / total for k, v in expected.items()})

@@ -19,6 +19,8 @@ import polars as pl
 from thence.errors import DamagedInput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from thence.model.hlo import HloModule
@@ -35,9 +37,39 @@ _CONSTITUENTS: dict[str, pl.DataType] = {
 """Schema of both functions: rows of HloModule.instructions, and a share from 0 to 1."""
 
 MATRIX_FLOPS_PER_BYTE = 200
-VECTOR_FLOPS_PER_BYTE = 14
-"""Machine balance of an H200: some 990 (BF16 matrix) and 67 (FP32 vector) TFLOP/s at 4.8 TB/s. Only the
-order of magnitude matters, which is the same on data center GPUs since 2020."""
+VECTOR_OPERATIONS_PER_BYTE = 10
+"""Machine balance of data center GPUs: an H100 does some 990 T matrix operations (BF16) and 33 T vector operations
+(FP32; XLA does not contract multiply and add) a second at 3.35 TB/s, an H200 at 4.8 TB/s."""
+OPERATIONS: Mapping[str, float] = {
+    "atan2": 50,
+    "cbrt": 19,
+    "compare": 1.6,
+    "cosine": 45,
+    "divide": 10,
+    "erf": 26,
+    "exponential": 10,
+    "exponential-minus-one": 33,
+    "floor": 5,
+    "ceil": 5,
+    "log": 28,
+    "log-plus-one": 31,
+    "logistic": 21,
+    "power": 110,
+    "remainder": 53,
+    "round-nearest-afz": 5,
+    "round-nearest-even": 5,
+    "rsqrt": 7,
+    "select": 1.6,
+    "sine": 39,
+    "sqrt": 7,
+    "tan": 34,
+    "tanh": 25,
+}
+"""How many multiplications of float32 an operation takes as long as; others take as long as one. Measured on an H100 by
+repeating each operation 16 to 64 times and twice as often (`benchmarks/gpu_fusion_lines.py`, group opcodes), except
+atan2, ceil, logistic (the sum of its parts) and round-*, which are estimates."""
+LIMIT_SHARPNESS = 4
+"""How much the larger one of the time for bytes and that for operations hides the smaller; see `_cost`."""
 
 _SLICING = ("dynamic-slice", "gather", "slice")  # read only as much of operand 0 as they return
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
@@ -107,17 +139,27 @@ def _check_size(calls: pl.DataFrame, instructions: pl.DataFrame, name: str) -> N
 
 
 def constituents_by_cost(module: HloModule) -> pl.DataFrame:
-    """Shares in proportion to the estimated work of each instruction inside a kernel.
+    """Shares in proportion to the estimated cost of each instruction inside a kernel.
 
-    The cost of an instruction is the bytes it moves between memory and the kernel plus its flops,
-    divided by the number of flops that a GPU does while it moves a byte:
+    A kernel moves bytes and computes at the same time, so it takes about as long as the longer one of the two. Its
+    time is divided by what limits it: by bytes if that is memory, by operations if that is arithmetic, and by both
+    where they are close. With the times in bytes,
 
-        cost = bytes read from the kernel's parameters + bytes written of the kernel's results
-               + flops / (200 for dot and convolution, 14 for all others)
+        b = bytes read from the kernel's parameters + bytes written of the kernel's results
+        o = flops of dot and convolution / 200 + elements * `OPERATIONS` of all others / 10
 
-    Values that one instruction passes to the next stay in registers and cost nothing. A slice or
-    gather reads as many bytes as it returns, an in-place update writes as many as its update has. Parameters,
-    constants, tuples and bitcasts are free. If everything inside is free, the kernel is its only constituent.
+    of an instruction, their sums B and O over the kernel, and the time of the kernel taken as
+
+        T = (B^s + O^s)^(1/s), with s = `LIMIT_SHARPNESS`
+
+    the share of an instruction is by how many percent T grows if its work grows by one percent:
+
+        share = (B^s * b/B + O^s * o/O) / (B^s + O^s)
+
+    Values that one instruction passes to the next stay in registers and cost nothing. A parameter that several
+    instructions read is read once, and each of them has a part. A slice or gather reads as many bytes as it returns,
+    an in-place update writes as many as its update has. Parameters, constants, tuples and bitcasts are free. If
+    everything inside is free, the kernel is its only constituent.
 
     Returns:
         Columns of `_CONSTITUENTS` for the instructions on the top level, which are those that run.
@@ -137,9 +179,24 @@ def _cost(module: HloModule, graph: _Graph) -> NDArray[np.float64]:
         writes[chosen] = np.minimum(writes[chosen], graph.operand_bytes(update)[chosen])
     matrix = opcode.is_in(_MATRIX).to_numpy()
     flops = table["own_flops"].to_numpy().astype(np.float64)
-    work = flops / np.where(matrix, MATRIX_FLOPS_PER_BYTE, VECTOR_FLOPS_PER_BYTE)
+    times = opcode.cast(pl.String).replace_strict(
+        list(OPERATIONS), pl.Series(list(OPERATIONS.values()), dtype=pl.Float64), default=1.0
+    )
+    work = np.where(
+        matrix,
+        flops / MATRIX_FLOPS_PER_BYTE,
+        flops * times.to_numpy() / VECTOR_OPERATIONS_PER_BYTE,
+    )
     free = (opcode.is_in(_FREE) | opcode.is_in(_FUSED)).to_numpy() | graph.in_reducer
-    return np.where(free, 0.0, reads + writes + work)
+    moved, work = (np.where(free, 0.0, each) for each in (reads + writes, work))
+    of_kernel = [np.bincount(graph.kernel, each, graph.count + 1) for each in (moved, work)]
+    longest = np.maximum(*of_kernel)
+    limits = []
+    for each in of_kernel:
+        relative = np.divide(each, longest, out=np.zeros_like(each), where=longest > 0)
+        part = np.divide(relative**LIMIT_SHARPNESS, each, out=np.zeros_like(each), where=each > 0)
+        limits.append(part[graph.kernel])
+    return moved * limits[0] + work * limits[1]
 
 
 class _Graph:
@@ -157,6 +214,7 @@ class _Graph:
         self.source = self._sources()
         self.in_reducer = self._in_reducer()
         self.is_output = self._outputs()
+        self.kernel = self._kernels()
 
     def _edges(self) -> pl.DataFrame:
         """One row per operand: consumer and producer row, position of the operand."""
@@ -230,6 +288,18 @@ class _Graph:
         is_output[self.source[self.edges["producer"].to_numpy()[gathered]]] = True
         return is_output
 
+    def _kernels(self) -> Rows:
+        """The kernel in which each instruction runs: the caller of its computation, and so on up; `count` for none."""
+        caller = self.table.select("computation").join(
+            self.inner, on="computation", how="left", maintain_order="left"
+        )["caller"]
+        rows = np.arange(self.count, dtype=np.int64)
+        kernel = np.where(self.top, rows, caller.fill_null(self.count).to_numpy())
+        kernel = np.append(kernel, self.count)  # the last entry: in no kernel
+        for _ in range(_LEVELS):
+            kernel = kernel[kernel]
+        return np.where(np.append(self.top, [False])[kernel], kernel, self.count)[:-1]
+
     def bytes_read(self) -> NDArray[np.float64]:
         """Bytes that each instruction reads from outside its kernel."""
         consumer = self.edges["consumer"].to_numpy()
@@ -242,6 +312,10 @@ class _Graph:
         amount[sliced] = np.minimum(amount[sliced], self.result[consumer][sliced])
         kept = self.opcode.is_in(list(_IN_PLACE)).to_numpy()[consumer] & (position == 0)
         amount[kept | ~(parameter[origin] | self.top[consumer])] = 0.0
+        passes_on = self.opcode.is_in([*_FREE, *_FUSED]).to_numpy()[consumer]
+        whole = parameter[origin] & (amount > 0) & ~(sliced | passes_on | self.top[consumer])
+        readers = np.bincount(origin[whole], minlength=self.count)
+        amount[whole] /= readers[origin[whole]]
         return np.bincount(consumer, amount, self.count).astype(np.float64)
 
     def operand_bytes(self, position: int) -> NDArray[np.float64]:
@@ -253,16 +327,7 @@ class _Graph:
 
     def shares(self, cost: NDArray[np.float64]) -> pl.DataFrame:
         """Every top-level instruction with its constituents, weighted by cost."""
-        # The kernel in which each instruction runs: the caller of its computation, and so on up.
-        caller = self.table.select("computation").join(
-            self.inner, on="computation", how="left", maintain_order="left"
-        )["caller"]
-        rows = np.arange(self.count, dtype=np.int64)
-        kernel = np.where(self.top, rows, caller.fill_null(self.count).to_numpy())
-        kernel = np.append(kernel, self.count)  # the last entry: in no kernel
-        for _ in range(_LEVELS):
-            kernel = kernel[kernel]
-        kernel = np.where(np.append(self.top, [False])[kernel], kernel, self.count)[:-1]
+        rows, kernel = np.arange(self.count, dtype=np.int64), self.kernel
         total = np.bincount(kernel, cost, self.count + 1)[: self.count]
         alone = self.top & (total <= 0)
         used = (cost > 0) & (kernel < self.count)
