@@ -67,7 +67,8 @@ OPERATIONS: Mapping[str, float] = {
 }
 """How many multiplications of float32 an operation takes as long as; others take as long as one. Measured on an H100 by
 repeating each operation 16 to 64 times and twice as often (`benchmarks/gpu_fusion_lines.py`, group opcodes), except
-atan2, ceil, logistic (the sum of its parts) and round-*, which are estimates."""
+atan2, ceil, logistic (the sum of its parts) and round-*, which are estimates. A power takes 110 for the first 16 times
+and 44 for the next, whose values are another path."""
 LIMIT_SHARPNESS = 4
 """How much the larger one of the time for bytes and that for operations hides the smaller; see `_cost`."""
 
