@@ -192,12 +192,12 @@ def _cost(module: HloModule, graph: _Graph) -> NDArray[np.float64]:
     moved, work = (np.where(free, 0.0, each) for each in (reads + writes, work))
     of_kernel = [np.bincount(graph.kernel, each, graph.count + 1) for each in (moved, work)]
     longest = np.maximum(*of_kernel)
-    limits = []
-    for each in of_kernel:
+    cost = np.zeros(graph.count)
+    for amount, each in zip((moved, work), of_kernel, strict=True):
         relative = np.divide(each, longest, out=np.zeros_like(each), where=longest > 0)
         part = np.divide(relative**LIMIT_SHARPNESS, each, out=np.zeros_like(each), where=each > 0)
-        limits.append(part[graph.kernel])
-    return moved * limits[0] + work * limits[1]
+        cost += amount * part[graph.kernel]
+    return cost
 
 
 class _Graph:
