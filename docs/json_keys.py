@@ -508,7 +508,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "moved_streams.contention_ns": "ns per step: how much longer this work took; null: other numbers of launches",
         "moved_streams.other_ns": "ns per step: change of all other work",
         "moved_streams.idle_ns": "ns per step: change of idle time",
-        "moved_streams.parts": "times of a step: streams (this work, summed over the streams), overlapped, any, other, idle",
+        "moved_streams.parts": "times of a step: streams (this work, summed over them), overlapped, any, other, idle",
         "moved_streams.parts.*.before_ns": "ns",
         "moved_streams.parts.*.after_ns": "ns",
         "moved_streams.parts.*.difference_ns": "ns",
