@@ -70,7 +70,7 @@ repeating each operation 16 to 64 times and twice as often (`benchmarks/gpu_fusi
 atan2, ceil, logistic (the sum of its parts) and round-*, which are estimates. A power takes 110 for the first 16 times
 and 44 for the next, whose values are another path."""
 LIMIT_SHARPNESS = 4
-"""How much the larger one of the time for bytes and that for operations hides the smaller; see `constituents_by_cost`."""
+"""How much the longer of the times for bytes and operations hides the shorter; see `constituents_by_cost`."""
 
 _SLICING = ("dynamic-slice", "gather", "slice")  # read only as much of operand 0 as they return
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
