@@ -148,7 +148,7 @@ def moved_work(
     """
     samples = [*before, *after]
     found = [sample.streams for sample in samples if sample.streams is not None]
-    if len(found) < len(samples) or max(map(_streams, found)) < 2:
+    if len(found) < len(samples) or min(map(_streams, found)) < 1 or max(map(_streams, found)) < 2:
         return None
     sides = range(len(before)), range(len(before), len(samples))
     keys, classes, rows = _rows(found, renamed, sides)
