@@ -431,12 +431,22 @@ def test_calls_that_build_graphs_are_recorded_with_those_that_launch() -> None:
     assert not any(map(RecordOptions(launches=False).wants_call, building))
 
 
-def test_calls_that_wait_and_overhead_are_recorded_on_request(tmp_path: Path) -> None:
+def test_calls_that_wait_are_recorded_with_launches_unless_callbacks_note_them() -> None:
+    waits = ("cudaStreamSynchronize_v3020", "cuCtxSynchronize", "cudaStreamWaitEvent_v3020")
+    waits += ("cuEventSynchronize", "cudaEventRecordWithFlags_v11010", "cuEventRecord")
+    recorded, counted = RecordOptions(launches=True), RecordOptions()
+    for name in waits:
+        assert recorded.wants_call(name)
+        assert not counted.wants_call(name)
+        assert counted.calls_back(name, launches=True)
+        assert counted.calls_back(name, launches=False)
+    assert not recorded.wants_call("cudaEventQuery_v3020")
+
+
+def test_overhead_is_recorded_on_request(tmp_path: Path) -> None:
     program(
         """
-        options = thence.RecordOptions(launches=False, nvtx=False, synchronization=True, overhead=True)
-        assert options.wants_call("cudaStreamSynchronize_v3020")
-        assert not options.wants_call("cudaLaunchKernel_v7000")
+        options = thence.RecordOptions(launches=False, nvtx=False, overhead=True)
         now = time.time_ns()
         with thence.record(OUT, options):
             thread = {"objectId.pt.threadId": 5}

@@ -40,9 +40,9 @@ _NO_PROCESS = (
     "--with",
     "added",
     multiple=True,
-    type=click.Choice(("launches", "synchronization", "overhead")),
-    help="Also record every API call that launches work (else launches are counted, which costs far less), "
-    "synchronizing API calls, or the overhead of CUPTI itself.",
+    type=click.Choice(("launches", "overhead")),
+    help="Also record every API call that launches work or waits as CUPTI's records (else callbacks note them, which "
+    "costs far less), or the overhead of CUPTI itself.",
 )
 @click.option(
     "--without",
@@ -108,7 +108,6 @@ def command(
         lines="lines" not in left_out,
         samples="samples" not in left_out,
         own=own,
-        synchronization="synchronization" in added,
         overhead="overhead" in added,
         flush_seconds=flush,
     )

@@ -23,7 +23,8 @@ _FEW = re.compile(
     r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
 )
 """Calls that wait, record events, begin or end captures, allocate, or free memory. A program makes few of them."""
-_WAITS = re.compile(r"Synchronize|StreamWaitEvent")
+_WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
+"""Calls that wait for the device, and those of events, by which streams wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,11 @@ class RecordOptions:
 
     Attributes:
         launches: the API calls that launch work, those that begin and end a capture, in which nothing is
-            launched, and those that build CUDA graphs, so that XLA's graphs can be distinguished. Without
-            them, the thread and place of a kernel are found by CUPTI's number of its launch. That costs far
-            less, but fails where several threads launch at the same time. None: they are recorded where they
-            are needed, which is in programs that use JAX, and where that number cannot be read.
+            launched, those that build CUDA graphs, so that XLA's graphs can be distinguished, and those that wait
+            for the device or for events. Without them, the thread and place of a kernel are found by CUPTI's number
+            of its launch, and callbacks note the calls that wait. That costs far less, but fails where several
+            threads launch at the same time. None: they are recorded where they are needed, which is in programs that
+            use JAX, and where that number cannot be read.
         nvtx: NVTX ranges of the program and of its libraries.
         collectives: what each collective of torch.distributed moves, and in which process group; see
             `thence.torch.label_collectives`, which need not be called then.
@@ -46,7 +48,6 @@ class RecordOptions:
             with the compiled probe, and where modules or lines are recorded): the function, and whether it runs Python
             or C, waits or sleeps.
         own: packages, folders or files whose code counts as the user's own, too; a name after ``!`` does not count.
-        synchronization: the API calls that wait for the device.
         overhead: time that CUPTI itself took.
         flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
             500th of the time so far if that is more.
@@ -61,17 +62,14 @@ class RecordOptions:
     lines: bool = True
     samples: bool = True
     own: tuple[str, ...] = ()
-    synchronization: bool = False
     overhead: bool = False
     flush_seconds: float = 2.0
     buffer_megabytes: int = 160
 
     def wants_call(self, function: str) -> bool:
         """Whether calls of an API function, named as in CUDA's headers, are recorded; `launches` None means no."""
-        return bool(
-            (self.launches and (_LAUNCHES.match(function) or _GRAPHS.match(function)))
-            or (self.synchronization and _WAITS.search(function))
-        )
+        patterns = (_LAUNCHES, _GRAPHS, _WAITS)
+        return bool(self.launches) and any(pattern.match(function) for pattern in patterns)
 
     def calls_back(self, function: str, *, launches: bool) -> bool:
         """Whether calls of an API function are noted by callbacks, if API calls are not recorded as activities.
@@ -96,7 +94,7 @@ class RecordOptions:
     @property
     def records_calls(self) -> bool:
         """Whether API calls are recorded as activities, by CUPTI's kinds for them."""
-        return bool(self.launches or self.synchronization)
+        return bool(self.launches)
 
     def kinds(self) -> tuple[int, ...]:
         """The CUpti_ActivityKinds to enable; `launches` None means that launches are not wanted."""

@@ -567,6 +567,7 @@ class Recorder:
                 **(self.samples.facts() if self.samples else {}),
             },
             "launches": bool(self._options.launches),
+            "calls": self._calls_held(),
             "detachments": self._detachments,
             "began_ns": self._began_ns,
             "stopped_ns": self._stopped_ns,
@@ -580,6 +581,14 @@ class Recorder:
             "unknown_kinds": {str(kind): n for kind, n in self._parser.unknown.items()},
             "warnings": self._warnings,
         }
+
+    def _calls_held(self) -> list[str]:
+        """Which calls the table ``calls`` holds, with their begin and end: "waits", "launches", both or none."""
+        if self._options.launches:
+            return ["waits", "launches"]
+        if not self.counts:
+            return []
+        return ["waits", *(["launches"] if self.log.stack_reader is not None else [])]
 
     def _lost(self) -> dict[str, int]:
         """Rows that could not be kept or written, by table."""

@@ -92,6 +92,8 @@ class Description(msgspec.Struct):
         warnings: warnings of the recorder.
         devices: GPUs of the process.
         threads: names of its threads by their ids.
+        calls: which calls the table calls holds, with begin and end: "waits" (calls that wait and those of events) and
+            "launches"; None if an older recorder wrote it, which did not say.
     """
 
     format: str = RECORDING
@@ -116,6 +118,7 @@ class Description(msgspec.Struct):
     python: str | None = None
     driver_cuda: str | None = None
     threads: dict[str, str] = {}
+    calls: list[str] | None = None
     versions: dict[str, str] = {}
     xla_flags: str | None = None
 

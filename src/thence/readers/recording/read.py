@@ -123,6 +123,7 @@ def _facts(folder: Folder) -> dict[str, Any]:
         "versions": about.versions,
         "xla_flags": about.xla_flags,
         "finished": about.finished,
+        "calls": about.calls,
     }
 
 
