@@ -8,6 +8,7 @@ Recording and checking are apart, because the recording machine needs torch and 
 
     python benchmarks/gpu_whatif.py record FOLDER [--seconds 240]       # on one GPU
     python benchmarks/gpu_whatif.py record-two FOLDER [--seconds 90]    # on two; starts torchrun itself
+    python benchmarks/gpu_whatif.py record-own FOLDER [--seconds 480]   # on one, with thence: its own recordings
     python benchmarks/gpu_whatif.py check FOLDER                        # anywhere, with thence
 
 How a step is measured: in rounds, each a profile of its own, which every variant of a program takes part in, the
@@ -19,6 +20,10 @@ What a change gains is its share of the unchanged block of the same round.
 Every round begins with two traces: of the unchanged program, from which that round is predicted, and of one of the
 changed ones, in turns. A trace that is older tells of a host that was faster or slower: within a process the same work
 of a host takes 0.6 to 1.5 times as long from second to second. ``check`` says what it finds (whatif_checks.py).
+
+record-own: the source of the predictions is what ``thence record`` writes of the unchanged program, in a process of its
+own. What a change gains is measured without thence, in the same kind of rounds, by a process before all recordings and
+by one after them. What thence does not know is not told: predictions are of the plain program.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ import os
 import statistics
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -37,15 +44,17 @@ from typing import TYPE_CHECKING, Any
 
 from command_line import documented_parser
 from whatif_checks import check
-from whatif_programs import ONE, TWO, Model, Planned, Program, changed
+from whatif_programs import ONE, RECORDED, TWO, Model, Planned, Program, changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     Blocks = list[list[float]]
 
-SECONDS = {"record": 240.0, "record-two": 90.0}
+SECONDS = {"record": 240.0, "record-two": 90.0, "record-own": 480.0}
 LEAST_ROUNDS, MOST_ROUNDS = 6, 30
+RECORDED_STEPS, RECORDED_SECONDS = 240, 20.0
+"""Steps of each recording, and about how long it takes with all that its process does."""
 CLOCKS_MS = 100
 
 
@@ -182,6 +191,79 @@ def record(folder: Path, plans: dict[str, Planned], until: float) -> None:
         torch.distributed.destroy_process_group()
 
 
+def made(name: str) -> Program:
+    """A program that is recorded by thence."""
+    models = {"model": False, "ahead": True}
+    return Model(nvtx=True, long=models[name]) if name in models else Program(nvtx=True)
+
+
+def plain(file: Path, plans: dict[str, Planned], seconds: float) -> None:
+    """Runs every variant of every program in rounds, without thence, and writes us of a step by program."""
+    result: dict[str, Blocks] = {}
+    gc.disable()
+    for name, plan in plans.items():
+        until = time.monotonic() + seconds / len(plans)
+        program = made(name)
+        variants = [plan.times, *(changed(plan.times, pair) for pair in plan.pairs)]
+        blocks: Blocks = [[] for _ in variants]
+        for _ in range(3):
+            block(program, plan.times, plan.steps)
+        number = 0
+        while number < LEAST_ROUNDS or (time.monotonic() < until and number < MOST_ROUNDS):
+            gc.collect()
+            program.warm_up(CLOCKS_MS)
+            block(program, plan.times, plan.steps)
+            for place in range(len(variants)):
+                variant = (place + number) % len(variants)
+                blocks[variant].append(block(program, variants[variant], plan.steps))
+            number += 1
+        result[name] = blocks
+        print(
+            f"{name}: {number} rounds, us of a step: {[round(statistics.median(of)) for of in blocks]}",
+            flush=True,
+        )
+    file.write_text(json.dumps(result))
+
+
+def steps(name: str, plan: Planned) -> None:
+    """Runs the unchanged program for so many steps, in blocks as `plain`; a process of its own is recorded doing so."""
+    gc.disable()
+    program = made(name)
+    program.warm_up(CLOCKS_MS)
+    us = [block(program, plan.times, plan.steps) for _ in range(RECORDED_STEPS // plan.steps)]
+    print(f"{name}: recorded, us of a step: {statistics.median(us[3:]):.0f}", flush=True)
+
+
+def record_own(folder: Path, plans: dict[str, Planned], until: float) -> None:
+    """Runs all programs without thence, then records each, then runs all without thence again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds = max((until - time.monotonic() - RECORDED_SECONDS * (len(plans) + 1)) / 2, 1.0)
+    this = [sys.executable, __file__]
+    measured_by: list[dict[str, Blocks]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for turn in range(2):
+            file = Path(scratch, f"plain{turn}.json")
+            given = ["--seconds", str(seconds), "--only", *plans]
+            subprocess.run([*this, "plain", str(file), *given], check=True)
+            measured_by.append(json.loads(file.read_text()))
+            for name in plans if turn == 0 else ():
+                recording = Path(scratch, name)
+                record = [sys.executable, "-m", "thence", "record", "-o", str(recording), "--"]
+                command = [*record, *this, "steps", str(folder), "--only", name]
+                subprocess.run(command, check=True)
+                with tarfile.open(folder / f"{name}.tar.xz", "w:xz", preset=1) as packed:
+                    packed.add(recording, name)
+    runs = []
+    for name, plan in plans.items():
+        first, second = (of[name] for of in measured_by)
+        blocks = [[*one, *other] for one, other in zip(first, second, strict=True)]
+        runs += [
+            {"program": name, "limit": plan.limit, **vars(pair), "base": [blocks[0]], "after": [after]}
+            for pair, after in zip(plan.pairs, blocks[1:], strict=True)
+        ]  # fmt: skip
+    (folder / "runs1.json").write_text(json.dumps(runs))
+
+
 def record_two(folder: Path, plans: dict[str, Planned], until: float) -> None:
     """Starts itself on two GPUs, or records as one of these two processes."""
     if "WORLD_SIZE" in os.environ:
@@ -195,16 +277,24 @@ def record_two(folder: Path, plans: dict[str, Planned], until: float) -> None:
     )  # fmt: skip
 
 
+VERBS = {"record": record, "record-two": record_two, "record-own": record_own}
+
 if __name__ == "__main__":
     parser = documented_parser(__doc__)
-    parser.add_argument("what", choices=("record", "record-two", "check"))
+    parser.add_argument("what", choices=(*VERBS, "check", "plain", "steps"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, help="how long to record, about")
     parser.add_argument("--only", nargs="+", help="programs, all else")
     given = parser.parse_args()
     if given.what == "check":
         sys.exit(check(given.folder))
-    deadline = time.monotonic() + (given.seconds or SECONDS[given.what])
-    known = ONE if given.what == "record" else TWO
+    known = {"record": ONE, "record-two": TWO}.get(given.what, RECORDED)
     chosen = {name: known[name] for name in given.only or known}
-    (record if given.what == "record" else record_two)(given.folder, chosen, deadline)
+    if given.what == "plain":
+        plain(given.folder, chosen, given.seconds)
+    elif given.what == "steps":
+        for its_name, its_plan in chosen.items():
+            steps(its_name, its_plan)
+    else:
+        deadline = time.monotonic() + (given.seconds or SECONDS[given.what])
+        VERBS[given.what](given.folder, chosen, deadline)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import tarfile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,12 +42,19 @@ def check(folder: Path) -> int:
         of_program = [run for run in runs if run["program"] == name]
         said = _predicted(folder, name, of_program)
         rows += [_compared(folder, run, number, said) for number, run in enumerate(of_program)]
+    (folder / "scores.json").write_text(json.dumps(rows, indent=1))
     return _summary(rows)
 
 
 def _traces(folder: Path, name: str, variant: int) -> dict[int, list[Path]]:
-    """The files of all ranks, by round; variant 0 is the unchanged program."""
+    """The files of all ranks, by round; variant 0 is the unchanged program. A recording by thence is of all rounds."""
     found: dict[int, list[Path]] = {}
+    packed = folder / f"{name}.tar.xz"
+    if packed.exists():
+        if not packed.with_suffix("").with_suffix("").exists():
+            with tarfile.open(packed) as archive:
+                archive.extractall(folder, filter="data")
+        return {} if variant else {0: [folder / name]}
     for ranks in ("", "_rank?"):
         for path in sorted(
             folder.glob(f"??_{variant:02}_{name}{ranks}.json*")

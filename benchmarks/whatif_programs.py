@@ -1,6 +1,7 @@
 """Parts of gpu_whatif.py: programs whose parts can be made shorter, longer or none, and the list of changes.
 
-The list was fixed before any run; pauses, rests, freed and uneven were added later, before theirs. Each change is made
+The list was fixed before any run; pauses, rests, freed and uneven were added later, before theirs, and so were the
+programs whose recordings by thence are the source (RECORDED), with twelve changes. Each change is made
 to the program itself and asked of thence; `Pair.meaning` is the row of the answer that says the same: where the program
 no longer launches a kernel, its host work is gone, too.
 """
@@ -9,16 +10,19 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ONE", "TWO", "Model", "Pair", "Planned", "Program", "changed"]
+__all__ = ["ONE", "RECORDED", "TWO", "Model", "Pair", "Planned", "Program", "changed"]
 
 ITEM_WAITS, ITEM_COPIES = 2.0, 1.0
 """Values of the part item: the step ends with item(), or with the same copy that nobody waits for; 0: neither."""
 _WIDTH, _TOKENS = 768, 512
 _LAYERS, _BATCH = 6, 4
 _SHARDED_LAYERS, _SHARDED_BATCH = 4, 12  # what FSDP2 adds on the host is by layer
+_LONG_BATCH = 16
+"""Of a model whose steps are so long on the device that the host is as far ahead as the queue of launches allows."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,44 @@ ONE: dict[str, Planned] = {
 }
 """Programs on one GPU. model is a training step of GPT-2 of Hugging Face's transformers. Of the last three the host
 decides: beside one long pause, in which it works or sleeps, and as soon as attention is free."""
+RECORDED: dict[str, Planned] = {
+    "gpu": Planned(
+        "device",
+        _times(load=500, attention=400, mlp=500, side=600, python=10, item=ITEM_WAITS),
+        8,
+        (_PARTS[0], _PARTS[3], _NO_WAIT, _NONE),
+    ),
+    "mixed": Planned(
+        "both",
+        _times(load=1500, attention=200, mlp=120, side=400, python=60, item=ITEM_WAITS),
+        8,
+        (_LOADER[0], _PARTS[6], _PARTS[0], _NONE),
+    ),
+    "model": Planned(
+        "device",
+        _times(load=4000, attention=1, item=ITEM_WAITS),
+        8,
+        (Pair("load", 0, "free", "source:busy", _HOST), _NO_WAIT, _NONE),
+    ),
+    "ahead": Planned(
+        "device",
+        _times(load=4000, attention=1),
+        8,
+        (_LOADER[0], Pair("attention", 0, "free", "module:attn", _HOST), _NONE),
+    ),
+    "rests": Planned(
+        "host",
+        _times(rest=3000, attention=20, mlp=20, side=15, item=ITEM_WAITS),
+        8,
+        (
+            Pair("rest", 0, "free", "source:load", _HOST),
+            Pair("rest", 0.5, "scale", "cause:loader=0.5"),
+            _NONE,
+        ),
+    ),
+}
+"""Programs that ``thence record`` records, without a word of thence in them; ranges are NVTX ranges. The host of ahead,
+a training step of the model with larger batches, never waits for the device but where the queue of launches is full."""
 TWO: dict[str, Planned] = {
     "fsdp2": Planned(
         "device", _times(load=12000, attention=1, item=ITEM_WAITS), 4, (*_LOADER, _NO_WAIT, _NONE)
@@ -170,12 +212,25 @@ def busy(us: float) -> None:
 
 
 class Program:
-    """A step on this process's GPU: a loader, six blocks on two streams, an optimizer, item() at the end or not."""
+    """A step on this process's GPU: a loader, six blocks on two streams, an optimizer, item() at the end or not.
 
-    def __init__(self) -> None:
+    Args:
+        nvtx: whether parts are NVTX ranges, which a recording holds, instead of those of torch.profiler, and whether
+            each step ends with a step of torch.optim, by which a recording knows steps.
+    """
+
+    def __init__(self, *, nvtx: bool = False) -> None:
         import torch
+        from torch.profiler import record_function
 
         self.torch = torch
+        self.named: Any = torch.cuda.nvtx.range if nvtx else record_function
+        self.nvtx = nvtx
+        self.optimizer: Any = None
+        if nvtx:
+            weight = torch.nn.Parameter(torch.zeros(1, device="cuda"))
+            weight.grad = torch.zeros_like(weight)
+            self.optimizer = torch.optim.SGD([weight], lr=0.0)
         self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         torch.manual_seed(0)
@@ -215,38 +270,38 @@ class Program:
 
     def step(self, times: dict[str, float], name: str) -> None:
         """One step."""
-        from torch.profiler import record_function as named
-
-        with named(name):
+        with self.outermost(name):
             self.load(times)
             y = self.x
             for _ in range(6):
                 y = self.block(times, y)
-            with named("optimizer"):
+            with self.named("optimizer"):
                 for _ in range(10):
                     y = y.add(1)
             if times["item"] == ITEM_WAITS:
                 y[0, 0].item()
             elif times["item"]:
                 self.kept.copy_(y[0, 0], non_blocking=True)
+            if self.optimizer is not None:
+                self.optimizer.step()
+
+    def outermost(self, name: str) -> Any:
+        """The range of a step; a recording knows steps by the optimizer."""
+        return nullcontext() if self.nvtx else self.named(name)
 
     def load(self, times: dict[str, float]) -> None:
         """The loader, and what makes rank 1 late."""
-        from torch.profiler import record_function as named
-
-        with named("load"):
+        with self.named("load"):
             if times["rest"]:
                 time.sleep(times["rest"] / 1e6)
             busy(times["load"])
         if self.rank == 1 and times["late"]:
-            with named("late"):
+            with self.named("late"):
                 busy(times["late"])
 
     def block(self, times: dict[str, float], y: Any) -> Any:
         """Attention, then mlp beside the side stream, each of which waits for the other."""
-        torch = self.torch
-        from torch.profiler import record_function as named
-
+        torch, named = self.torch, self.named
         main = torch.cuda.current_stream()
         y = y * 1.0 + 1
         with named("attention"):
@@ -270,15 +325,21 @@ class Program:
 
 
 class Model(Program):
-    """A training step of a small language model, with labelled attention; sharded by FSDP2 over several ranks."""
+    """A training step of a small language model, with labelled attention; sharded by FSDP2 over several ranks.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Args:
+        nvtx: as of `Program`.
+        long: whether it has so large batches that the host is ahead of the device.
+    """
+
+    def __init__(self, *, nvtx: bool = False, long: bool = False) -> None:
+        super().__init__(nvtx=nvtx)
         torch = self.torch
         self.with_attention = True
         self.layers, batch = (
             (_LAYERS, _BATCH) if self.world == 1 else (_SHARDED_LAYERS, _SHARDED_BATCH)
         )
+        batch = _LONG_BATCH if long else batch
         self.tokens = torch.randint(0, 1000, (batch, _TOKENS), device="cuda")
         self.model, blocks, attentions, self.loss = self._made()
         self.model.cuda()
@@ -330,13 +391,11 @@ class Model(Program):
 
     def _labelled(self, forward: Any) -> Any:
         """Attention under its label, which does nothing where the step asks for none."""
-        from torch.profiler import record_function as named
-
         others = 1
 
         def labelled(hidden: Any, *args: Any, **options: Any) -> Any:
             nonlocal others
-            with named("attention"):
+            with self.named("attention"):
                 if not self.with_attention:
                     return (hidden, *[None] * others)
                 result = forward(hidden, *args, **options)
@@ -347,10 +406,8 @@ class Model(Program):
 
     def step(self, times: dict[str, float], name: str) -> None:
         """One step. Gradients stay, so that the optimizer does the same without attention."""
-        from torch.profiler import record_function as named
-
         self.with_attention = bool(times["attention"])
-        with named(name):
+        with self.outermost(name):
             self.load(times)
             loss = self.loss()
             loss.backward()
