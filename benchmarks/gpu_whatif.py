@@ -251,6 +251,9 @@ def record_own(folder: Path, plans: dict[str, Planned], until: float) -> None:
                 record = [sys.executable, "-m", "thence", "record", "-o", str(recording), "--"]
                 command = [*record, *this, "steps", str(folder), "--only", name]
                 subprocess.run(command, check=True)
+                if not recording.exists():
+                    print(f"{name}: nothing was recorded", flush=True)
+                    continue
                 with tarfile.open(folder / f"{name}.tar.xz", "w:xz", preset=1) as packed:
                     packed.add(recording, name)
     runs = []
