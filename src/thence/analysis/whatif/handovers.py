@@ -1,4 +1,9 @@
-"""Finds where a thread begins to work because another thread of its rank has handed work to it."""
+"""Finds where a thread begins to work because another thread of its rank has handed work to it.
+
+Profiler traces hold operators, so the periods in which threads work are known: a thread was handed its work by the
+thread that stopped last before. Recordings hold no operators, but the calls of autograd's engine, as rows of the phase
+backward on the thread that called it: that thread waits while other threads of its process run the nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.idle.host_threads import thread_numbers
 from thence.analysis.whatif.edges import END, STEP
 from thence.model.intervals import NO_ROW
 from thence.model.row_groups import rows_by_number
@@ -45,6 +51,10 @@ def handovers(
     Returns:
         The nodes at which threads begin such work.
     """
+    by_engine = _calls_of_engine(trace, host, thread)
+    source = nodes.add(by_engine.stopped, END, by_engine.by, by_engine.row)
+    engine_target = nodes.add(by_engine.start, STEP, by_engine.thread, by_engine.row)
+    edges.add((source, engine_target), by_engine.start - by_engine.stopped, "handover")
     busy = _busy_periods(trace, host, thread)
     by = np.full(len(busy.start), NO_ROW)
     for _, ours in rows_by_number(trace.host["rank"].to_numpy()[busy.row]):
@@ -58,7 +68,102 @@ def handovers(
     source = nodes.add(stopped[handed], END, busy.thread[by[handed]], busy.row[handed])
     target = nodes.add(busy.start[handed], STEP, busy.thread[handed], busy.row[handed])
     edges.add((source, target), busy.start[handed] - stopped[handed], "handover")
-    return target
+    return np.concatenate([engine_target, target])
+
+
+@dataclass(frozen=True)
+class _Handed:
+    """Work handed from one thread to another.
+
+    Attributes:
+        by: number of the thread that hands it over.
+        stopped: when that thread stopped (ns).
+        thread: number of the thread that gets it.
+        start: when that thread began it (ns).
+        row: a host row of the work.
+    """
+
+    by: Int64
+    stopped: Int64
+    thread: Int64
+    start: Int64
+    row: Int64
+
+
+def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -> _Handed:
+    """The hand-overs from and to threads that called autograd's engine, of the ranks without rows of operators.
+
+    An outermost row of the phase backward is such a call if another thread of the process with rows of this phase makes
+    API calls inside it, and its own thread makes none from the first to the last of these. The work is handed over
+    between the API calls of the two threads, or at the ends of the row.
+    """
+    none = _Handed(*(np.empty(0, np.int64) for _ in range(5)))
+    ranks, category = trace.host["rank"], trace.host["category"]
+    with_operators = ranks.filter(category == "op").unique().implode()
+    without = ~ranks.is_in(with_operators).to_numpy()
+    rows = np.flatnonzero(
+        ((category == "phase") & (trace.host["name"] == "backward")).to_numpy() & without
+    )
+    calls = np.flatnonzero(category.is_in(API_CALLS).to_numpy() & without)
+    calls = calls[np.isin(thread[calls], thread[rows])]
+    if not len(rows) or not len(calls):
+        return none
+    process = thread_numbers(trace.host.select("rank", "process", thread=pl.lit(0)))
+    found = []
+    for number, ours in rows_by_number(process[rows]):
+        mine = _outermost(rows[ours], host)
+        made = calls[process[calls] == number]
+        at = np.searchsorted(host[0][mine], host[0][made], side="right") - 1
+        inside = (at >= 0) & (host[0][made] < host[1][mine[at]])
+        found.append((made[inside], mine[at[inside]]))
+    made, row = (np.concatenate(column) for column in zip(*found, strict=True))
+    others = thread[made] != thread[row]
+    each = pl.DataFrame(
+        {"row": row, "call": made, "thread": thread[made], "others": others}
+    ).with_columns(start=host[0][made], end=np.minimum(host[1][made], host[1][row]))
+    worked = (
+        each.filter("others")
+        .group_by("row", "thread")
+        .agg(first=pl.col("start").min(), last=pl.col("end").max())
+        .sort("row", "thread")
+    )
+    whole = worked.group_by("row").agg(begun=pl.col("first").min(), done=pl.col("last").max())
+    own = each.filter(~pl.col("others")).join(whole, on="row")
+    earlier = pl.col("start") < pl.col("begun")
+    own = own.group_by("row").agg(
+        before=pl.col("end").filter(earlier).max(),
+        behind=pl.col("start").filter(pl.col("start") >= pl.col("done")).min(),
+        amid=(~earlier & (pl.col("start") < pl.col("done"))).any(),
+    )
+    worked = (
+        worked.join(own, on="row", how="left", maintain_order="left")
+        .filter(~pl.col("amid").fill_null(value=False))
+        .with_columns(limit=pl.min_horizontal("first", "before"))
+    )
+    row, other, first, last = (
+        worked[name].to_numpy() for name in ("row", "thread", "first", "last")
+    )
+    given = worked["limit"].is_not_null().to_numpy() & worked["before"].is_not_null().to_numpy()
+    stopped = np.where(given, worked["limit"].fill_null(0).to_numpy(), host[0][row])
+    resumed = np.where(
+        worked["behind"].is_not_null().to_numpy(),
+        worked["behind"].fill_null(0).to_numpy(),
+        host[1][row],
+    )
+    caller = thread[row]
+    both = np.concatenate
+    return _Handed(
+        both([caller, other]), both([stopped, last]), both([other, caller]), both([first, resumed]), both([row, row])
+    )  # fmt: skip
+
+
+def _outermost(rows: Int64, host: tuple[Int64, Int64]) -> Int64:
+    """The rows that begin inside no other one, in order of time."""
+    rows = rows[np.lexsort((-host[1][rows], host[0][rows]))]
+    reached = np.maximum.accumulate(host[1][rows])
+    outer = np.ones(len(rows), np.bool_)
+    outer[1:] = host[0][rows[1:]] >= reached[:-1]
+    return rows[outer]
 
 
 @dataclass(frozen=True)
