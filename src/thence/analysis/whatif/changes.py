@@ -45,6 +45,8 @@ _OF_HOST = {"label": ("range",), "module": ("module",), "op": ("op",), "source":
 """Kinds of places whose work on the host can be changed with their kernels, and the categories of its host rows."""
 _GONE = 2 * BEFORE_ALL
 _ITEM = r"aten::item|_local_scalar_dense"
+_MAX_ITEM_BYTES = 16
+"""The largest number that item() can return, in bytes: complex128."""
 
 
 @dataclass(frozen=True)
@@ -317,6 +319,8 @@ def _without_waits(trace: Attributed, program: Program, change: Change) -> Graph
     graph = program.graph
     wait = program.wait_of
     chosen = (wait != NO_ROW) & found[np.maximum(wait, 0)]
+    if change.pattern == _ITEM and not (trace.host["category"] == "op").any():
+        chosen = _waits_for_numbers(trace, program)
     if not chosen.any():
         return None
     into = chosen[graph.target]
@@ -325,6 +329,20 @@ def _without_waits(trace: Attributed, program: Program, change: Change) -> Graph
     return replace(
         graph, edge_weight=edge_weight, delay=np.where(chosen, 0, graph.delay), shared=graph.order
     )
+
+
+def _waits_for_numbers(trace: Attributed, program: Program) -> Mask:
+    """Mask of the ends of waits for a copy of one number to the host, which is how item() is known without operators."""
+    copy = (
+        trace.gpu["kind"].eq("memcpy")
+        & trace.gpu["name"].cast(pl.String).str.starts_with("Memcpy DtoH")
+        & (trace.gpu["bytes"] <= _MAX_ITEM_BYTES)
+    ).fill_null(value=False)
+    graph, activity = program.graph, program.edge_activity
+    waits = np.flatnonzero((program.edge_kind == EDGES.index("wait")) & (activity != NO_ROW))
+    result = np.zeros(len(graph.time), np.bool_)
+    result[graph.target[waits[copy.to_numpy()[activity[waits]]]]] = True
+    return result & (program.wait_of != NO_ROW)
 
 
 def _on_time(trace: Attributed, program: Program, rank: int) -> Graph | None:

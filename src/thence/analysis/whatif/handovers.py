@@ -99,14 +99,16 @@ def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64
     """
     none = _Handed(*(np.empty(0, np.int64) for _ in range(5)))
     ranks, category = trace.host["rank"], trace.host["category"]
+    rows = np.flatnonzero((category == "phase").to_numpy())
+    rows = rows[(trace.host["name"].gather(rows) == "backward").to_numpy()] if len(rows) else rows
     with_operators = ranks.filter(category == "op").unique().implode()
     without = ~ranks.is_in(with_operators).to_numpy()
-    rows = np.flatnonzero(
-        ((category == "phase") & (trace.host["name"] == "backward")).to_numpy() & without
-    )
+    rows = rows[without[rows]]
+    if not len(rows):
+        return none
     calls = np.flatnonzero(category.is_in(API_CALLS).to_numpy() & without)
     calls = calls[np.isin(thread[calls], thread[rows])]
-    if not len(rows) or not len(calls):
+    if not len(calls):
         return none
     process = thread_numbers(trace.host.select("rank", "process", thread=pl.lit(0)))
     found = []
