@@ -6,6 +6,9 @@ much it is more than the repeats differ, which is how far the medians of three t
 interval; the share of the traces whose interval holds what was measured over all rounds; the largest error of a single
 trace beside what was measured over all rounds; and the pace of the host: how long it takes for the same work in the
 changed program, as a multiple of the time in the unchanged one, where both were traced in a round.
+
+Recordings by thence are scored twice: as they are, and with the plain step known, which is the median step that the
+unchanged program took without thence (a recording knows it where the recorder left some steps unrecorded).
 """
 
 from __future__ import annotations
@@ -37,13 +40,22 @@ def check(folder: Path) -> int:
         run for path in sorted(folder.glob("runs?.json")) for run in json.loads(path.read_text())
     ]
     print(f"{'program':8} {'change':36}{'step us':>9}" + "".join(f"{name:>10}" for name in COLUMNS))
-    rows: list[Row] = []
-    for name in dict.fromkeys(run["program"] for run in runs):
-        of_program = [run for run in runs if run["program"] == name]
-        said = _predicted(folder, name, of_program)
-        rows += [_compared(folder, run, number, said) for number, run in enumerate(of_program)]
-    (folder / "scores.json").write_text(json.dumps(rows, indent=1))
-    return _summary(rows)
+    rows: list[Row]
+    names = list(dict.fromkeys(run["program"] for run in runs))
+    recorded = any((folder / f"{name}.tar.xz").exists() for name in names)
+    wrong = 0
+    for known in (False, True) if recorded else (False,):
+        if recorded:
+            print("with the plain step known" if known else "from the recordings alone")
+        rows = []
+        for name in names:
+            of_program = [run for run in runs if run["program"] == name]
+            said = _predicted(folder, name, of_program, known=known)
+            rows += [_compared(folder, run, number, said) for number, run in enumerate(of_program)]
+        scores = folder / ("scores_plain.json" if known else "scores.json")
+        scores.write_text(json.dumps(rows, indent=1))
+        wrong = _summary(rows)
+    return wrong
 
 
 def _traces(folder: Path, name: str, variant: int) -> dict[int, list[Path]]:
@@ -63,8 +75,15 @@ def _traces(folder: Path, name: str, variant: int) -> dict[int, list[Path]]:
     return found
 
 
-def _predicted(folder: Path, name: str, runs: list[Row]) -> dict[int, Said | str]:
-    """By round of which there is a trace: rows of the answers by change and meaning, or why there are none."""
+def _predicted(folder: Path, name: str, runs: list[Row], *, known: bool) -> dict[int, Said | str]:
+    """By round of which there is a trace: rows of the answers by change and meaning, or why there are none.
+
+    Args:
+        folder: of the traces.
+        name: of the program.
+        runs: its pairs.
+        known: whether the step that was measured without thence is told as the plain step.
+    """
     import thence
     from thence.errors import ThenceError
 
@@ -76,7 +95,8 @@ def _predicted(folder: Path, name: str, runs: list[Row]) -> dict[int, Said | str
     result: dict[int, Said | str] = {}
     for number, paths in _traces(folder, name, 0).items():
         try:
-            answer = thence.open(paths).what_if(**asked)
+            trace = thence.open(paths)
+            answer = _with_plain_step(trace, runs, asked) if known else trace.what_if(**asked)
         except ThenceError as error:
             result[number] = str(error)
             continue
@@ -85,6 +105,25 @@ def _predicted(folder: Path, name: str, runs: list[Row]) -> dict[int, Said | str
             for row in answer.rows.to_dicts()
         }
     return result
+
+
+def _with_plain_step(trace: Any, runs: list[Row], asked: dict[str, list[str]]) -> Any:
+    """The answer if the plain step is that of the unchanged program without thence."""
+    from thence.analysis.steps.windows import steps
+    from thence.analysis.whatif.changes import parse_change
+    from thence.analysis.whatif.graph import program_graph
+    from thence.analysis.whatif.host_pace import PlainPace
+    from thence.analysis.whatif.prediction import what_if
+
+    us = _step_us(runs[0], "base")
+    recorded = steps(trace.whole).typical["duration"].median() / 1000
+    plain = PlainPace(statistics.median(us) / recorded, _spread(us) / statistics.median(us))
+    changes = [
+        parse_change(action.replace("_", "-"), text)
+        for action, texts in asked.items()
+        for text in texts
+    ]
+    return what_if(trace.whole, program_graph(trace.whole), changes, plain)
 
 
 def _compared(folder: Path, run: Row, number: int, said: dict[int, Said | str]) -> Row:

@@ -39,7 +39,8 @@ A label, module, op or source is predicted twice: for its kernels alone, and wit
 them. So is a collective: without its waiting for late ranks (only moving data is free), and with it.
 
 The prediction is a replay of the recorded program over threads, streams, events, waits and ranks; the
-replay of what was recorded is exact. It holds for the profiled program, whose host code is slower.
+replay of what was recorded is exact. It holds for the profiled program, whose host code is slower; where
+a recording by thence tells how long a step is without being recorded, it holds for that program.
 Gains within the interval count as noise. Nothing is predicted where activities began later than the
 trace explains by more than 5 % of the time, inside CUDA graphs whose edges are unknown, or for other numbers of GPUs.
 The critical path shows what every moment waited for last; a long time on it does not mean a large gain.
@@ -94,7 +95,7 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     health = found.health
     said = [
         (
-            f"of the profiled program: {found.steps:,} step{'s' * (found.steps != 1)} of "
+            f"of {found.program}: {found.steps:,} step{'s' * (found.steps != 1)} of "
             f"{format_ns(found.step_ns)}; intervals are at least +-{100 * health.noise:.1f} % of it"
         ),
         (

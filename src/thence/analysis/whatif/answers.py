@@ -17,7 +17,8 @@ from thence.analysis.whatif.health import (
     ranks_of_nodes,
     steps_took,
 )
-from thence.analysis.whatif.replay import TOGETHER, replayed_together
+from thence.analysis.whatif.host_pace import at_plain_step
+from thence.analysis.whatif.replay import TOGETHER, replayed, replayed_together
 from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from thence.analysis.whatif.changes import Change
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.health import Health
+    from thence.analysis.whatif.host_pace import PlainPace
     from thence.analysis.whatif.replay import Graph
     from thence.model.attributed import Attributed
 
@@ -45,7 +47,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Base:
-    """The program as it was recorded.
+    """The program as it was recorded, or as it is without being recorded.
 
     Attributes:
         trace, program: the trace, and its graph.
@@ -53,6 +55,9 @@ class Base:
         health: whether the graph explains the trace.
         facts: data shared by several changes.
         paced: times of all nodes with a slower host, and with a faster host.
+        time: times of all nodes.
+        uncertain: half of the width of the interval of the time of the steps, as a share of it, if that is not the
+            recorded time.
     """
 
     trace: Attributed
@@ -61,6 +66,8 @@ class Base:
     health: Health
     facts: ChangeFacts
     paced: list[Int64]
+    time: Int64
+    uncertain: float = 0.0
 
     @property
     def count(self) -> int:
@@ -73,16 +80,33 @@ class Base:
         return self.program.gpu[1] - self.program.gpu[0]
 
     @classmethod
-    def of(cls, trace: Attributed, program: Program, found: Health) -> Base:
-        """The base of a program whose health is known."""
+    def of(
+        cls, trace: Attributed, program: Program, found: Health, plain: PlainPace | None = None
+    ) -> Base:
+        """The base of a program whose health is known.
+
+        Args:
+            trace: the trace.
+            program: its graph.
+            found: its health.
+            plain: its step without being recorded, to which the host's work is scaled; None to take it as recorded.
+        """
+        time, uncertain = program.graph.time, 0.0
+        if plain is not None:
+            duration = program.gpu[1] - program.gpu[0]
+            program, missed = at_plain_step(
+                program, plain, lambda time: steps_took(program, time, duration, found.counted)
+            )
+            time, uncertain = replayed(program.graph), math.hypot(plain.within, missed)
         paces = (found.pace, -found.pace)
         paced = replayed_together([at_pace(program, program.graph, share) for share in paces])
-        return cls(trace, program, found.counted, found, ChangeFacts(trace, program), paced)
+        facts = ChangeFacts(trace, program)
+        return cls(trace, program, found.counted, found, facts, paced, time, uncertain)
 
     @cached_property
     def before(self) -> int:
         """Time of all steps, ns."""
-        return steps_took(self.program, self.program.graph.time, self.duration, self.counted)
+        return steps_took(self.program, self.time, self.duration, self.counted)
 
 
 @dataclass(frozen=True)
@@ -192,7 +216,7 @@ class _Answer:
         of_run = max(base.health.noise, math.hypot(base.health.spread, longer))
         paced = (steps_took(base.program, time, base.duration, base.counted) for time in base.paced)
         of_pace = max(abs(_share(*both) - self.share) for both in zip(paced, at_paces, strict=True))
-        return math.hypot(of_run, of_pace)
+        return math.hypot(of_run, of_pace, base.uncertain)
 
 
 def _share(before: int, after: int) -> float:

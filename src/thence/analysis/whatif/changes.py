@@ -332,7 +332,7 @@ def _without_waits(trace: Attributed, program: Program, change: Change) -> Graph
 
 
 def _waits_for_numbers(trace: Attributed, program: Program) -> Mask:
-    """Mask of the ends of waits for a copy of one number to the host, which is how item() is known without operators."""
+    """Mask of the ends of waits for a copy of one number to the host: by these, item() is known without operators."""
     copy = (
         trace.gpu["kind"].eq("memcpy")
         & trace.gpu["name"].cast(pl.String).str.starts_with("Memcpy DtoH")
@@ -342,7 +342,8 @@ def _waits_for_numbers(trace: Attributed, program: Program) -> Mask:
     waits = np.flatnonzero((program.edge_kind == EDGES.index("wait")) & (activity != NO_ROW))
     result = np.zeros(len(graph.time), np.bool_)
     result[graph.target[waits[copy.to_numpy()[activity[waits]]]]] = True
-    return result & (program.wait_of != NO_ROW)
+    result &= program.wait_of != NO_ROW
+    return result
 
 
 def _on_time(trace: Attributed, program: Program, rank: int) -> Graph | None:

@@ -1,4 +1,4 @@
-"""The variation of the host's speed for the same work, from step to step and from rank to rank.
+"""The speed of the host: its variation for the same work, and the host's work as it is without being recorded.
 
 A piece is the work of a thread from one launching call to its next one, without another node of the graph in between,
 such as a wait or the start of a step. Pieces are of one kind if their first calls launch the same kernel, and their
@@ -8,18 +8,27 @@ median of its kind, is a measure of the host's speed at that time:
     pace of a step of a rank = median over its pieces of (duration / median duration of their kind)
 
 Pauses and other work that only few pieces contain do not change the medians.
+
+Recording makes the host slower. If the recording tells how long a step is without it, one factor is searched: the
+host's work between two nodes, of which at most `MAX_SCALED_NS` counts, is multiplied by it, so that the replay of the
+unchanged program takes that time. A longer piece contains a pause, a computation or a read, which recording does not
+make longer in proportion.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from thence.analysis.whatif.replay import TOGETHER, replayed_together
 from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from thence.analysis.whatif.graph import Program
@@ -27,10 +36,69 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["host_pieces", "pace_spread"]
+__all__ = ["PlainPace", "at_plain_step", "host_pieces", "pace_spread"]
 
 _FEW = 8
 """Minimum number of pieces of a kind for a median, and of a step for a pace."""
+MAX_SCALED_NS = 500_000
+"""Of a longer piece of the host's work, only this much (ns) is scaled to the plain step. Limits of 0.1, 0.2 and 0.5 ms
+change no prediction for programs recorded by benchmarks/gpu_whatif.py by more than 2 % of the step; without a limit,
+pauses of 3 ms became shorter."""
+MIN_FACTOR = 0.3
+"""The least factor of the host's work: recording made no program more than three times as slow."""
+_ROUNDS = 3
+"""Rounds of the search, each of which divides the range of the factor by 7."""
+
+
+@dataclass(frozen=True)
+class PlainPace:
+    """How long a step is without being recorded.
+
+    Attributes:
+        share: as a multiple of the recorded step.
+        within: half of the width of the interval of the plain step, as a share of it.
+    """
+
+    share: float
+    within: float
+
+
+def at_plain_step(
+    program: Program, plain: PlainPace, took: Callable[[Int64], int]
+) -> tuple[Program, float]:
+    """The program with the host's work scaled so that its steps take the plain time.
+
+    Work is only made shorter: a plain step that is longer than the recorded one differs by chance.
+
+    Args:
+        program: as recorded.
+        plain: the plain step.
+        took: the time of the steps, ns, if the nodes have these times.
+
+    Returns:
+        The program, whose replay takes that time, and whose recorded times stay; and the part of that time by which
+        the replay differs from it, because the host does not limit the steps that much.
+    """
+    graph = program.graph
+    target = plain.share * took(graph.time)
+    scaled = np.where(program.thread == NO_ROW, 0, np.minimum(graph.weight, MAX_SCALED_NS))
+    low, high = MIN_FACTOR, 1.0
+    for _ in range(_ROUNDS):
+        factors = np.linspace(low, high, TOGETHER)
+        graphs = [
+            replace(
+                graph,
+                weight=graph.weight - np.rint(scaled * (1 - factor)).astype(np.int64),
+                shared=graph.order,
+            )
+            for factor in factors
+        ]
+        times = np.array([took(time) for time in replayed_together(graphs)])
+        # The largest factor with which the steps take no more than that time, or the one closest to it.
+        behind = int(np.searchsorted(times, max(target, times[0]), side="right"))
+        low, high = (float(factors[at]) for at in (behind - 1, min(behind, len(factors) - 1)))
+    best = int(np.argmin(np.abs(times - target)))
+    return replace(program, graph=graphs[best]), abs(float(times[best]) / max(target, 1) - 1)
 
 
 def host_pieces(trace: Attributed, program: Program) -> pl.DataFrame:

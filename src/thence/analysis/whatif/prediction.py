@@ -1,6 +1,8 @@
 """Predicts the gain of a change by replaying the recorded program with it.
 
 A prediction holds for the profiled program: profiling makes the host slower, and therefore all work that waits for it.
+Where a recording tells how long a step is without being recorded, it holds for that program
+(`thence.analysis.whatif.host_pace`).
 Nothing is predicted if the graph does not explain enough of the time (`thence.analysis.whatif.health`, which also
 describes the width of intervals). Changes of work inside CUDA graphs whose edges are unknown are refused.
 """
@@ -29,10 +31,13 @@ if TYPE_CHECKING:
 
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.health import Health
+    from thence.analysis.whatif.host_pace import PlainPace
     from thence.model.attributed import Attributed
 
 __all__ = ["WhatIf", "suggestions", "what_if"]
 
+_CALLS = {"waits": "the calls that wait for the device", "launches": "the ends of launches"}
+"""Calls without which nothing is predicted from a recording: names in its description, and as texts."""
 _PLACES = 6
 _FREEABLE = (
     "loader",
@@ -59,7 +64,8 @@ class WhatIf(Shown):
     Attributes:
         steps: number of steps from the first typical one to the last; 1 if the trace has none, so that the whole trace
             counts as one step.
-        step_ns: mean time of a step of the profiled program.
+        step_ns: mean time of a step of the program.
+        plain: whether the program is that without a recorder, or else the profiled program.
         health: whether the graph explains the trace.
         rows: change, part (its meaning, see `Change.part`), before_ns and after_ns (mean step), gain_ns, gain_share
             (of the step; negative if it becomes slower), low_share and high_share (the interval), verdict: gain,
@@ -72,12 +78,18 @@ class WhatIf(Shown):
     step_ns: int
     health: Health
     rows: pl.DataFrame
+    plain: bool = False
+
+    @property
+    def program(self) -> str:
+        """Of which program the predictions are."""
+        return "the program without a recorder" if self.plain else "the profiled program"
 
     def form(self) -> Form:
         """How a notebook displays the result."""
         return Form(
             f"a step takes {format_ns(self.step_ns)}; predicted gains",
-            f"of the profiled program, {several(self.steps, 'step')}",
+            f"of {self.program}, {several(self.steps, 'step')}",
             self.rows,
             {
                 "change": "change", "part": "meaning", "gain_ns": "gain", "gain_share": "share of a step",
@@ -90,7 +102,7 @@ class WhatIf(Shown):
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
         return {
-            "of": "the profiled program",
+            "of": self.program,
             "steps": self.steps,
             "step_ns": self.step_ns,
             "health": {
@@ -102,7 +114,12 @@ class WhatIf(Shown):
         }
 
 
-def what_if(trace: Attributed, program: Program, changes: Sequence[Change]) -> WhatIf:
+def what_if(
+    trace: Attributed,
+    program: Program,
+    changes: Sequence[Change],
+    plain: PlainPace | None = None,
+) -> WhatIf:
     """Predicts the gain of changes, each by itself.
 
     Args:
@@ -110,10 +127,13 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change]) -> W
         program: from `program_graph`, of this trace.
         changes: the changes; if empty, those of `suggestions`, of which the ten with the largest gain above the noise
             are kept.
+        plain: how long a step is without being recorded, if that is known.
 
     Raises:
-        MissingData: the graph explains too little of the device activity.
+        MissingData: the graph explains too little of the device activity, or the trace is a recording without the calls
+            that wait or the ends of launches.
     """
+    _check_calls(trace)
     found = health(trace, program)
     if found.unexplained > MAX_UNEXPLAINED:
         raise MissingData(
@@ -123,10 +143,23 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change]) -> W
             "thence.torch.event_ids(), all ranks of the job"
         )
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
-    base = Base.of(trace, program, found)
+    base = Base.of(trace, program, found, plain)
     rows = predicted(base, asked) if changes else largest_gains(base, asked)
     frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
-    return WhatIf(base.count, base.before // base.count, found, frame)
+    return WhatIf(base.count, base.before // base.count, found, frame, plain is not None)
+
+
+def _check_calls(trace: Attributed) -> None:
+    """Raises `MissingData` for recordings in which waiting cannot be told from work of the host."""
+    held = [set(facts["calls"] or ()) for facts in trace.meta.facts if "calls" in facts]
+    missing = set(_CALLS) - set.intersection(*held) if held else set()
+    if missing:
+        lacking = " and ".join(_CALLS[kind] for kind in _CALLS if kind in missing)
+        raise MissingData(
+            f"{trace.meta.named}: the recording does not hold {lacking}, so waiting would count as work of the host "
+            "and no change could be predicted; record the program again with this version of thence, with its compiled "
+            "probe (thence doctor) or with --with launches"
+        )
 
 
 def suggestions(trace: Attributed) -> list[Change]:
