@@ -28,6 +28,7 @@ __all__ = [
     "STEP",
     "Edges",
     "Nodes",
+    "blocked_calls",
     "collective_ends",
     "edges_through_events",
     "graph_edges",
@@ -44,6 +45,10 @@ _QUEUED_NS = 20_000  # an activity launched this long before the previous one en
 _RETURN_NS = 5_000  # maximum time that a waiting call needs to return after the activity ended
 _OWN_NS = 4_000  # maximum time that a waiting call takes if there is nothing to wait for
 _CLOCKS_NS = 2_000
+_MIN_OUTSTANDING = 256
+"""Least number of activities of a stream that were launched and have not ended where a launch is blocked because the
+queue is full. The queue has 1,024 entries; events and waits take some of them, and kernels more than one."""
+_LONG = 2  # a launch that takes as many times the usual time did not only launch
 _FEW = 8  # with fewer samples, a default latency is assumed
 _LATENCY_NS, _GAP_NS, _EVENT_NS = 5_000, 1_000, 500
 
@@ -167,6 +172,86 @@ def launch_lags(
     begin, call, returned = gpu[0][launched], host[0][launch[launched]], host[1][launch[launched]]
     took = np.where((begin >= returned) & (returned - call > _QUEUED_NS), returned - call, 0)
     return launched, np.minimum(begin - call, latency + took)
+
+
+def blocked_calls(
+    trace: Attributed,
+    launch: Int64,
+    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
+    nodes: Nodes,
+    edges: Edges,
+    of: tuple[Int64, Int64, Int64, Int64, Int64],
+) -> tuple[Int64, Mask]:
+    """Adds nodes and edges of the returns of launching calls that blocked, where a recording holds when they returned.
+
+    A copy blocked if it took long and began before the call returned: the host waited for it, as for copies of pageable
+    memory. Another launch blocked if the stream's queue was full: it took long, at least `_MIN_OUTSTANDING` activities
+    of the stream were launched and had not ended when it returned, and one ended during the call, shortly before it
+    returned. It waited for that one.
+
+    Args:
+        trace: attributed.
+        launch: host row of each activity's launch, or `NO_ROW`.
+        times: starts and ends of activities, and of host rows.
+        nodes: to which nodes are added.
+        edges: to which edges are added.
+        of: for each host row, the number of its thread and its node as a call; for each activity, its node, its end
+            node or `NO_ROW`, and the number of its stream.
+
+    Returns:
+        For each host row, the node of its return, or `NO_ROW` if it is no such call; and the mask of the activities
+        whose launch waited for the queue.
+    """
+    (gpu, host), (thread, call, start, ends, stream) = times, of
+    returned = np.full(len(host[0]), NO_ROW)
+    queued = np.zeros(len(launch), np.bool_)
+    told = any("launches" in (facts.get("calls") or ()) for facts in trace.meta.facts)
+    activity = np.flatnonzero(launch != NO_ROW)
+    if not told or not len(activity):
+        return returned, queued
+    # In order of streams and launches: one launch of an activity each, so places in this order count launches.
+    activity = activity[np.lexsort((host[0][launch[activity]], stream[activity]))]
+    row, own = launch[activity], stream[activity]
+    took = host[1][row] - host[0][row]
+    ended = _ended_before(own, gpu[1][activity], host[1][row])
+    outstanding = np.arange(len(activity)) - ended
+    short = took[outstanding < _MIN_OUTSTANDING]
+    usual = int(np.median(short)) if len(short) >= _FEW else _OWN_NS
+    long = took > _LONG * usual
+    # The activity of the same stream that ended last before the call returned.
+    last = activity[np.maximum(ended - 1, 0)]
+    is_copy = (trace.gpu["kind"] == "memcpy").to_numpy()[activity]
+    copied = long & is_copy & (gpu[0][activity] <= host[1][row])
+    since = np.maximum(host[0][row], host[1][row] - _QUEUED_NS)
+    full = long & ~copied & (outstanding >= _MIN_OUTSTANDING) & (gpu[1][last] >= since)
+    full &= (ended > 0) & (stream[last] == own)
+    awaited = np.where(copied, activity, last)
+    chosen = np.flatnonzero(copied | full)
+    # A call that launches several activities returns once: it waited for the last of what they waited for.
+    chosen = chosen[np.argsort(gpu[1][awaited[chosen]], kind="stable")[::-1]]
+    chosen = chosen[np.unique(row[chosen], return_index=True)[1]]
+    row, awaited = row[chosen], awaited[chosen]
+    returned[row] = nodes.add(host[1][row], END, thread[row], row)
+    edges.add((call[row], returned[row]), np.minimum(host[1][row] - host[0][row], usual), "host")
+    over = gpu[1][awaited] <= host[1][row] + _CLOCKS_NS
+    source, duration, counted = _after(awaited[over], gpu, (start, ends))
+    lag = np.minimum(host[1][row[over]] - gpu[1][awaited[over]], _RETURN_NS)
+    edges.add((source, returned[row[over]]), duration + lag, "wait", counted)
+    row, awaited = row[~over], awaited[~over]
+    edges.add((start[awaited], returned[row]), host[1][row] - gpu[0][awaited], "wait")
+    queued[activity[chosen[full[chosen]]]] = True
+    return returned, queued
+
+
+def _ended_before(stream: Int64, end: Int64, until: Int64) -> Int64:
+    """For activities in order of streams, the number that ended until these times, counting all on streams before."""
+    count = len(stream)
+    is_call = np.repeat([False, True], count)
+    order = np.lexsort((is_call, np.concatenate([end, until]), np.tile(stream, 2)))
+    ended = np.cumsum(~is_call[order])
+    result = np.empty(2 * count, np.int64)
+    result[order] = ended
+    return result[count:]
 
 
 def graph_edges(

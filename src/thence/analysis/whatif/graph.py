@@ -37,6 +37,7 @@ from thence.analysis.whatif.edges import (
     STEP,
     Edges,
     Nodes,
+    blocked_calls,
     collective_ends,
     edges_through_events,
     graph_edges,
@@ -236,8 +237,14 @@ def _found(
     # Nodes of one graph launch whose edges are known wait along these edges, not along the stream.
     free = inside.known[before] & inside.known[after] & (launch[before] == launch[after])
     overlapping[before[free]] = True
+    returned, queued = blocked_calls(
+        trace, launch, (gpu, host), nodes, edges, (thread, call_node, start, ends, stream)
+    )
     launched, lag = launch_lags(gpu, host, launch, latency)
-    edges.add((call_node[launch[launched]], start[launched]), lag, "launch")
+    rows, late = launch[launched], queued[launched]
+    since = np.clip(gpu[0][launched] - host[1][rows], 0, latency)
+    source = np.where(late, returned[rows], call_node[rows])
+    edges.add((source, start[launched]), np.where(late, since, lag), "launch")
     graph_edges(trace, inside, launch, (gpu, (start, ends)), edges)
     edges_through_events(trace, launch, gpu, edges, (start, ends))
     waits = wait_edges(trace, launch, (gpu, host), nodes, edges, (thread, start, ends))
@@ -247,6 +254,7 @@ def _found(
     first = min(trace.ranks, default=0)
     steps = _starts(trace, host[0], begins, first, ranges.filter(rank=first)["start"].to_numpy())
     handed = handovers(trace, host, thread, nodes, edges)
+    handed = np.concatenate([handed, returned[returned != NO_ROW]])
     return _Found(
         nodes,
         edges,

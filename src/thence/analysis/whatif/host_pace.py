@@ -40,7 +40,7 @@ __all__ = ["PlainPace", "at_plain_step", "host_pieces", "pace_spread"]
 
 _FEW = 8
 """Minimum number of pieces of a kind for a median, and of a step for a pace."""
-MAX_SCALED_NS = 500_000
+MAX_SCALED_NS = 100_000
 """Of a longer piece of the host's work, only this much (ns) is scaled to the plain step. Limits of 0.1, 0.2 and 0.5 ms
 change no prediction for programs recorded by benchmarks/gpu_whatif.py by more than 2 % of the step; without a limit,
 pauses of 3 ms became shorter."""
