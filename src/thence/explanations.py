@@ -180,8 +180,10 @@ class Explanations(ABC):
     def _replays(self) -> bool:
         """Whether `what_if` can replay the trace."""
         from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
-        from thence.analysis.whatif.health import health
+        from thence.analysis.whatif.health import health, missing_calls
 
+        if missing_calls(self.whole):
+            return False
         return health(self.whole, self._program).unexplained <= MAX_UNEXPLAINED
 
     def idle(self, by: str = "place") -> IdleTime:

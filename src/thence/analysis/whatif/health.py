@@ -48,6 +48,7 @@ __all__ = [
     "Health",
     "at_pace",
     "health",
+    "missing_calls",
     "ranks_of_nodes",
     "steps_took",
 ]
@@ -59,6 +60,8 @@ HOST_NOISE = 0.08
 PACE_NOISE = 0.2
 """Minimum difference of the host's pace from trace to trace, as a share of it."""
 _LATE_NS = 20_000
+_CALLS = {"waits": "the calls that wait for the device", "launches": "the ends of launches"}
+"""Calls without which waiting counts as work of the host: names in the description of a recording, and as texts."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,12 @@ class Health:
     spread: float
     pace: float
     counted: Mask = field(repr=False, compare=False)
+
+
+def missing_calls(trace: Attributed) -> list[str]:
+    """The calls that a recording by thence does not hold, so that nothing can be predicted; none for other traces."""
+    held = [facts["calls"] or () for facts in trace.meta.facts if "calls" in facts]
+    return [text for kind, text in _CALLS.items() if any(kind not in calls for calls in held)]
 
 
 def health(trace: Attributed, program: Program) -> Health:

@@ -20,7 +20,7 @@ from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
 from thence.analysis.idle.rules import CAUSES, host_causes
 from thence.analysis.whatif.answers import Base, largest_gains, predicted
 from thence.analysis.whatif.changes import Change
-from thence.analysis.whatif.health import health
+from thence.analysis.whatif.health import health, missing_calls
 from thence.errors import MissingData
 from thence.model.collective_kinds import kind_of
 from thence.notebook import Form, Shown
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WhatIf", "suggestions", "what_if"]
 
-_CALLS = {"waits": "the calls that wait for the device", "launches": "the ends of launches"}
-"""Calls without which nothing is predicted from a recording: names in its description, and as texts."""
 _PLACES = 6
 _FREEABLE = (
     "loader",
@@ -133,7 +131,12 @@ def what_if(
         MissingData: the graph explains too little of the device activity, or the trace is a recording without the calls
             that wait or the ends of launches.
     """
-    _check_calls(trace)
+    if missing := missing_calls(trace):
+        raise MissingData(
+            f"{trace.meta.named}: the recording does not hold {' and '.join(missing)}, so waiting would count as work of "
+            "the host and no change could be predicted; record the program again with this version of thence, with its "
+            "compiled probe (thence doctor) or with --with launches"
+        )
     found = health(trace, program)
     if found.unexplained > MAX_UNEXPLAINED:
         raise MissingData(
@@ -147,19 +150,6 @@ def what_if(
     rows = predicted(base, asked) if changes else largest_gains(base, asked)
     frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
     return WhatIf(base.count, base.before // base.count, found, frame, plain is not None)
-
-
-def _check_calls(trace: Attributed) -> None:
-    """Raises `MissingData` for recordings in which waiting cannot be told from work of the host."""
-    held = [set(facts["calls"] or ()) for facts in trace.meta.facts if "calls" in facts]
-    missing = set(_CALLS) - set.intersection(*held) if held else set()
-    if missing:
-        lacking = " and ".join(_CALLS[kind] for kind in _CALLS if kind in missing)
-        raise MissingData(
-            f"{trace.meta.named}: the recording does not hold {lacking}, so waiting would count as work of the host "
-            "and no change could be predicted; record the program again with this version of thence, with its compiled "
-            "probe (thence doctor) or with --with launches"
-        )
 
 
 def suggestions(trace: Attributed) -> list[Change]:
