@@ -1,7 +1,8 @@
 """Parts of gpu_whatif.py: programs whose parts can be made shorter, longer or none, and the list of changes.
 
 The list was fixed before any run; pauses, rests, freed and uneven were added later, before theirs, and so were the
-programs whose recordings by thence are the source (RECORDED), with twelve changes. Each change is made
+programs whose recordings by thence are the source (RECORDED), with twelve changes; of these, full was added after the
+first run. Each change is made
 to the program itself and asked of thence; `Pair.meaning` is the row of the answer that says the same: where the program
 no longer launches a kernel, its host work is gone, too.
 """
@@ -172,9 +173,16 @@ RECORDED: dict[str, Planned] = {
             _NONE,
         ),
     ),
+    "full": Planned(
+        "device",
+        _times(load=100, attention=400, mlp=500),
+        60,
+        (_PARTS[0], _PARTS[3], _NONE),
+    ),
 }
 """Programs that ``thence record`` records, without a word of thence in them; ranges are NVTX ranges. The host of ahead,
-a training step of the model with larger batches, never waits for the device but where the queue of launches is full."""
+a training step of the model with larger batches, waits for the device only where the model itself copies a number. That
+of full waits only where the queue of launches is full, after some 25 of 60 steps."""
 TWO: dict[str, Planned] = {
     "fsdp2": Planned(
         "device", _times(load=12000, attention=1, item=ITEM_WAITS), 4, (*_LOADER, _NO_WAIT, _NONE)

@@ -432,7 +432,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "outliers[].because_ns": "ns by which it did",
     },
     "whatif": {
-        "of": "what is predicted: the profiled program, whose host is slower",
+        "of": "what is predicted: the profiled program, whose host is slower; the recorded one; or that without its "
+        "recorder, if a recording tells how long a step is without it",
         "step_ns": "ns: mean step",
         "health": "whether the replay explains the trace",
         "health.unexplained_share": "share of the time by which activities began later than explained",

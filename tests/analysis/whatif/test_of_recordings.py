@@ -14,7 +14,7 @@ from helpers import kernel, launch, opened
 from thence.analysis.whatif.changes import parse_change
 from thence.analysis.whatif.graph import program_graph
 from thence.analysis.whatif.host_pace import PlainPace
-from thence.analysis.whatif.prediction import WhatIf, what_if
+from thence.analysis.whatif.prediction import PROGRAMS, WhatIf, what_if
 from thence.attribution.attribute import attribute
 from thence.errors import MissingData
 from thence.model.tables import GPU, HOST, Meta, Tables
@@ -164,6 +164,7 @@ def after_ns(found: Run, action: str, text: str, part: str = "", **more: Any) ->
 def test_the_first_step_of_a_recording_is_left_out() -> None:
     program = Program(first=400_000_000)
     found = answer(run(program), "free", "label:pause")
+    assert found.program == PROGRAMS[1]
     assert found.steps == STEPS - 1
     assert found.step_ns == pytest.approx(step_ns(run(program)), rel=0.02)
 
@@ -247,7 +248,7 @@ def test_where_the_plain_step_is_known_changes_are_of_the_program_without_its_re
     expected = step_ns(run(replace(plain, **change)))
     told = PlainPace(share, 0.01)
     found = answer(recorded, action, text, plain=told)
-    assert found.plain
+    assert found.program == PROGRAMS[2]
     assert found.step_ns == pytest.approx(step_ns(run(plain)), rel=0.01)
     row = found.rows.filter(part=part)
     assert row["after_ns"].item() == pytest.approx(expected, rel=0.03)

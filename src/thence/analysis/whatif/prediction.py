@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     from thence.analysis.whatif.host_pace import PlainPace
     from thence.model.attributed import Attributed
 
-__all__ = ["WhatIf", "suggestions", "what_if"]
+__all__ = ["PROGRAMS", "WhatIf", "suggestions", "what_if"]
 
+PROGRAMS = (
+    "the profiled program",
+    "the recorded program (with what recording cost it: no plain step is known)",
+    "the program without its recorder",
+)
+"""Of which program predictions are: of traces of profilers, and of recordings without and with a plain step."""
 _PLACES = 6
 _FREEABLE = (
     "loader",
@@ -63,7 +69,7 @@ class WhatIf(Shown):
         steps: number of steps from the first typical one to the last; 1 if the trace has none, so that the whole trace
             counts as one step.
         step_ns: mean time of a step of the program.
-        plain: whether the program is that without a recorder, or else the profiled program.
+        program: of which program the predictions are, one of `PROGRAMS`.
         health: whether the graph explains the trace.
         rows: change, part (its meaning, see `Change.part`), before_ns and after_ns (mean step), gain_ns, gain_share
             (of the step; negative if it becomes slower), low_share and high_share (the interval), verdict: gain,
@@ -76,12 +82,7 @@ class WhatIf(Shown):
     step_ns: int
     health: Health
     rows: pl.DataFrame
-    plain: bool = False
-
-    @property
-    def program(self) -> str:
-        """Of which program the predictions are."""
-        return "the program without a recorder" if self.plain else "the profiled program"
+    program: str = PROGRAMS[0]
 
     def form(self) -> Form:
         """How a notebook displays the result."""
@@ -133,9 +134,9 @@ def what_if(
     """
     if missing := missing_calls(trace):
         raise MissingData(
-            f"{trace.meta.named}: the recording does not hold {' and '.join(missing)}, so waiting would count as work of "
-            "the host and no change could be predicted; record the program again with this version of thence, with its "
-            "compiled probe (thence doctor) or with --with launches"
+            f"{trace.meta.named}: the recording does not hold {' and '.join(missing)}, so waiting would count as work "
+            "of the host and no change could be predicted; record the program again with this version of thence, with "
+            "its compiled probe (thence doctor) or with --with launches"
         )
     found = health(trace, program)
     if found.unexplained > MAX_UNEXPLAINED:
@@ -149,7 +150,10 @@ def what_if(
     base = Base.of(trace, program, found, plain)
     rows = predicted(base, asked) if changes else largest_gains(base, asked)
     frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
-    return WhatIf(base.count, base.before // base.count, found, frame, plain is not None)
+    profiled, recorded, unrecorded = PROGRAMS
+    is_recording = any("calls" in facts for facts in trace.meta.facts)
+    kind = unrecorded if plain else recorded if is_recording else profiled
+    return WhatIf(base.count, base.before // base.count, found, frame, kind)
 
 
 def suggestions(trace: Attributed) -> list[Change]:
