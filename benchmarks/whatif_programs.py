@@ -1,10 +1,9 @@
 """Parts of gpu_whatif.py: programs whose parts can be made shorter, longer or none, and the list of changes.
 
 The list was fixed before any run; pauses, rests, freed and uneven were added later, before theirs, and so were the
-programs whose recordings by thence are the source (RECORDED), with twelve changes; of these, full was added after the
-first run. Each change is made
-to the program itself and asked of thence; `Pair.meaning` is the row of the answer that says the same: where the program
-no longer launches a kernel, its host work is gone, too.
+programs whose recordings by thence are the source (RECORDED), with twelve changes; full, with two more, was added after
+the first run of these. Each change is made to the program itself and asked of thence; `Pair.meaning` is the row of the
+answer that says the same: where the program no longer launches a kernel, its host work is gone, too.
 """
 
 from __future__ import annotations
