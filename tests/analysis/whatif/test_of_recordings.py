@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from helpers import kernel, launch, opened
+import thence
+from helpers import DATA, kernel, launch, opened
 from thence.analysis.whatif.changes import parse_change
 from thence.analysis.whatif.graph import program_graph
 from thence.analysis.whatif.host_pace import PlainPace
@@ -223,6 +224,11 @@ def test_a_recording_that_cannot_tell_waiting_from_work_is_refused(
         MissingData, match=f"does not hold {lacking}, so .* record the program again"
     ):
         answer(run(Program()), "free", "kernel:.", calls)
+
+
+def test_an_older_recording_is_refused() -> None:
+    with pytest.raises(MissingData, match="does not hold the calls that wait"):
+        thence.open(DATA / "recording" / "two_ranks").what_if(free=["kernel:."])
 
 
 def test_traces_of_profilers_hold_their_calls(tmp_path: Path) -> None:
