@@ -33,7 +33,7 @@ __all__ = [
     "edges_through_events",
     "graph_edges",
     "latencies",
-    "launch_lags",
+    "launch_edges",
     "wait_edges",
 ]
 
@@ -160,18 +160,36 @@ def collective_ends(
     return ends, moves
 
 
-def launch_lags(
-    gpu: tuple[Int64, Int64], host: tuple[Int64, Int64], launch: Int64, latency: int
-) -> tuple[Int64, Int64]:
-    """The activities that began after their launch call began, and the least time from that call's start to each.
+def launch_edges(
+    gpu: tuple[Int64, Int64],
+    host: tuple[Int64, Int64],
+    launch: Int64,
+    latency: int,
+    edges: Edges,
+    of: tuple[Int64, Int64, Int64, Mask],
+) -> None:
+    """Adds edges from launch calls to their activities, except those that began before the call.
 
-    The duration of a long call, such as the first use of a kernel, is included if the activity began after it.
+    The duration of a long call, such as the first use of a kernel, is included if the activity began after it. Where
+    the call waited for the queue, the edge is from its return.
+
+    Args:
+        gpu: starts and ends of activities.
+        host: starts and ends of host rows.
+        launch: host row of each activity's launch, or `NO_ROW`.
+        latency: the least latency of a launch (ns).
+        edges: to which edges are added.
+        of: nodes of the activities; of the calls, by host row; and both results of `blocked_calls`.
     """
+    start, call, ended, queued = of
     launched = np.flatnonzero(launch != NO_ROW)
     launched = launched[gpu[0][launched] >= host[0][launch[launched]]]
-    begin, call, returned = gpu[0][launched], host[0][launch[launched]], host[1][launch[launched]]
-    took = np.where((begin >= returned) & (returned - call > _QUEUED_NS), returned - call, 0)
-    return launched, np.minimum(begin - call, latency + took)
+    row, late = launch[launched], queued[launched]
+    begin, called, returned = gpu[0][launched], host[0][row], host[1][row]
+    took = np.where((begin >= returned) & (returned - called > _QUEUED_NS), returned - called, 0)
+    lag = np.minimum(begin - called, latency + took)
+    lag = np.where(late, np.clip(begin - returned, 0, latency), lag)
+    edges.add((np.where(late, ended[row], call[row]), start[launched]), lag, "launch")
 
 
 def blocked_calls(
@@ -205,10 +223,37 @@ def blocked_calls(
     (gpu, host), (thread, call, start, ends, stream) = times, of
     returned = np.full(len(host[0]), NO_ROW)
     queued = np.zeros(len(launch), np.bool_)
-    told = any("launches" in (facts.get("calls") or ()) for facts in trace.meta.facts)
-    activity = np.flatnonzero(launch != NO_ROW)
-    if not told or not len(activity):
+    if not any("launches" in (facts.get("calls") or ()) for facts in trace.meta.facts):
         return returned, queued
+    activity, awaited, usual = _blocked(trace, launch, times, stream)
+    queued[activity[activity != awaited]] = True
+    # A call that launches several activities returns once: it waited for the last of what they waited for.
+    last = np.argsort(gpu[1][awaited], kind="stable")[::-1]
+    last = last[np.unique(launch[activity[last]], return_index=True)[1]]
+    row, awaited = launch[activity[last]], awaited[last]
+    returned[row] = nodes.add(host[1][row], END, thread[row], row)
+    edges.add((call[row], returned[row]), np.minimum(host[1][row] - host[0][row], usual), "host")
+    over = gpu[1][awaited] <= host[1][row] + _CLOCKS_NS
+    source, duration, counted = _after(awaited[over], gpu, (start, ends))
+    lag = np.minimum(host[1][row[over]] - gpu[1][awaited[over]], _RETURN_NS)
+    edges.add((source, returned[row[over]]), duration + lag, "wait", counted)
+    row, awaited = row[~over], awaited[~over]
+    edges.add((start[awaited], returned[row]), host[1][row] - gpu[0][awaited], "wait")
+    return returned, queued
+
+
+def _blocked(
+    trace: Attributed,
+    launch: Int64,
+    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
+    stream: Int64,
+) -> tuple[Int64, Int64, int]:
+    """The activities whose launch blocked, those that they waited for, and the usual ns of a launch.
+
+    A copy that blocked waited for itself.
+    """
+    gpu, host = times
+    activity = np.flatnonzero(launch != NO_ROW)
     # In order of streams and launches: one launch of an activity each, so places in this order count launches.
     activity = activity[np.lexsort((host[0][launch[activity]], stream[activity]))]
     row, own = launch[activity], stream[activity]
@@ -225,22 +270,8 @@ def blocked_calls(
     since = np.maximum(host[0][row], host[1][row] - _QUEUED_NS)
     full = long & ~copied & (outstanding >= _MIN_OUTSTANDING) & (gpu[1][last] >= since)
     full &= (ended > 0) & (stream[last] == own)
-    awaited = np.where(copied, activity, last)
-    chosen = np.flatnonzero(copied | full)
-    # A call that launches several activities returns once: it waited for the last of what they waited for.
-    chosen = chosen[np.argsort(gpu[1][awaited[chosen]], kind="stable")[::-1]]
-    chosen = chosen[np.unique(row[chosen], return_index=True)[1]]
-    row, awaited = row[chosen], awaited[chosen]
-    returned[row] = nodes.add(host[1][row], END, thread[row], row)
-    edges.add((call[row], returned[row]), np.minimum(host[1][row] - host[0][row], usual), "host")
-    over = gpu[1][awaited] <= host[1][row] + _CLOCKS_NS
-    source, duration, counted = _after(awaited[over], gpu, (start, ends))
-    lag = np.minimum(host[1][row[over]] - gpu[1][awaited[over]], _RETURN_NS)
-    edges.add((source, returned[row[over]]), duration + lag, "wait", counted)
-    row, awaited = row[~over], awaited[~over]
-    edges.add((start[awaited], returned[row]), host[1][row] - gpu[0][awaited], "wait")
-    queued[activity[chosen[full[chosen]]]] = True
-    return returned, queued
+    chosen = copied | full
+    return activity[chosen], np.where(copied, activity, last)[chosen], usual
 
 
 def _ended_before(stream: Int64, end: Int64, until: Int64) -> Int64:

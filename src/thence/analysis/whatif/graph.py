@@ -42,7 +42,7 @@ from thence.analysis.whatif.edges import (
     edges_through_events,
     graph_edges,
     latencies,
-    launch_lags,
+    launch_edges,
     wait_edges,
 )
 from thence.analysis.whatif.handovers import handovers
@@ -240,11 +240,7 @@ def _found(
     returned, queued = blocked_calls(
         trace, launch, (gpu, host), nodes, edges, (thread, call_node, start, ends, stream)
     )
-    launched, lag = launch_lags(gpu, host, launch, latency)
-    rows, late = launch[launched], queued[launched]
-    since = np.clip(gpu[0][launched] - host[1][rows], 0, latency)
-    source = np.where(late, returned[rows], call_node[rows])
-    edges.add((source, start[launched]), np.where(late, since, lag), "launch")
+    launch_edges(gpu, host, launch, latency, edges, (start, call_node, returned, queued))
     graph_edges(trace, inside, launch, (gpu, (start, ends)), edges)
     edges_through_events(trace, launch, gpu, edges, (start, ends))
     waits = wait_edges(trace, launch, (gpu, host), nodes, edges, (thread, start, ends))
@@ -253,8 +249,7 @@ def _found(
     begins = np.concatenate([marked, call_node[calls]]), np.concatenate([rows, calls])
     first = min(trace.ranks, default=0)
     steps = _starts(trace, host[0], begins, first, ranges.filter(rank=first)["start"].to_numpy())
-    handed = handovers(trace, host, thread, nodes, edges)
-    handed = np.concatenate([handed, returned[returned != NO_ROW]])
+    handed = handovers(trace, host, thread, nodes, edges), returned[returned != NO_ROW]
     return _Found(
         nodes,
         edges,
@@ -269,7 +264,7 @@ def _found(
         overlapping,
         waits,
         steps,
-        handed,
+        np.concatenate(handed),
         inside,
     )
 

@@ -97,32 +97,11 @@ def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64
     API calls inside it, and its own thread makes none from the first to the last of these. The work is handed over
     between the API calls of the two threads, or at the ends of the row.
     """
-    none = _Handed(*(np.empty(0, np.int64) for _ in range(5)))
-    ranks, category = trace.host["rank"], trace.host["category"]
-    rows = np.flatnonzero((category == "phase").to_numpy())
-    rows = rows[(trace.host["name"].gather(rows) == "backward").to_numpy()] if len(rows) else rows
-    with_operators = ranks.filter(category == "op").unique().implode()
-    without = ~ranks.is_in(with_operators).to_numpy()
-    rows = rows[without[rows]]
-    if not len(rows):
-        return none
-    calls = np.flatnonzero(category.is_in(API_CALLS).to_numpy() & without)
-    calls = calls[np.isin(thread[calls], thread[rows])]
-    if not len(calls):
-        return none
-    process = thread_numbers(trace.host.select("rank", "process", thread=pl.lit(0)))
-    found = []
-    for number, ours in rows_by_number(process[rows]):
-        mine = _outermost(rows[ours], host)
-        made = calls[process[calls] == number]
-        at = np.searchsorted(host[0][mine], host[0][made], side="right") - 1
-        inside = (at >= 0) & (host[0][made] < host[1][mine[at]])
-        found.append((made[inside], mine[at[inside]]))
-    made, row = (np.concatenate(column) for column in zip(*found, strict=True))
+    made, row = _calls_in_backward(trace, host, thread)
     others = thread[made] != thread[row]
-    each = pl.DataFrame(
-        {"row": row, "call": made, "thread": thread[made], "others": others}
-    ).with_columns(start=host[0][made], end=np.minimum(host[1][made], host[1][row]))
+    each = pl.DataFrame({"row": row, "thread": thread[made], "others": others}).with_columns(
+        start=host[0][made], end=np.minimum(host[1][made], host[1][row])
+    )
     worked = (
         each.filter("others")
         .group_by("row", "thread")
@@ -131,32 +110,59 @@ def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64
     )
     whole = worked.group_by("row").agg(begun=pl.col("first").min(), done=pl.col("last").max())
     own = each.filter(~pl.col("others")).join(whole, on="row")
-    earlier = pl.col("start") < pl.col("begun")
+    earlier, later = pl.col("start") < pl.col("begun"), pl.col("start") >= pl.col("done")
     own = own.group_by("row").agg(
-        before=pl.col("end").filter(earlier).max(),
-        behind=pl.col("start").filter(pl.col("start") >= pl.col("done")).min(),
-        amid=(~earlier & (pl.col("start") < pl.col("done"))).any(),
+        stopped=pl.col("end").filter(earlier).max(),
+        resumed=pl.col("start").filter(later).min(),
+        amid=(~earlier & ~later).any(),
     )
-    worked = (
-        worked.join(own, on="row", how="left", maintain_order="left")
-        .filter(~pl.col("amid").fill_null(value=False))
-        .with_columns(limit=pl.min_horizontal("first", "before"))
+    worked = worked.join(own, on="row", how="left", maintain_order="left").filter(
+        ~pl.col("amid").fill_null(value=False)
     )
-    row, other, first, last = (
-        worked[name].to_numpy() for name in ("row", "thread", "first", "last")
+    row = worked["row"].to_numpy()
+    ends = {"begin": host[0][row], "end": host[1][row]}
+    worked = worked.with_columns(**ends, caller=thread[row]).with_columns(
+        stopped=pl.min_horizontal("first", pl.coalesce("stopped", "begin")),
+        resumed=pl.coalesce("resumed", "end"),
     )
-    given = worked["limit"].is_not_null().to_numpy() & worked["before"].is_not_null().to_numpy()
-    stopped = np.where(given, worked["limit"].fill_null(0).to_numpy(), host[0][row])
-    resumed = np.where(
-        worked["behind"].is_not_null().to_numpy(),
-        worked["behind"].fill_null(0).to_numpy(),
-        host[1][row],
+    forth, back = (
+        [worked[name].to_numpy() for name in names]
+        for names in (
+            ("caller", "stopped", "thread", "first", "row"),
+            ("thread", "last", "caller", "resumed", "row"),
+        )
     )
-    caller = thread[row]
-    both = np.concatenate
-    return _Handed(
-        both([caller, other]), both([stopped, last]), both([other, caller]), both([first, resumed]), both([row, row])
-    )  # fmt: skip
+    return _Handed(*(np.concatenate(both) for both in zip(forth, back, strict=True)))
+
+
+def _calls_in_backward(
+    trace: Attributed, host: tuple[Int64, Int64], thread: Int64
+) -> tuple[Int64, Int64]:
+    """API calls inside outermost rows of the phase backward, and these rows; of ranks without rows of operators.
+
+    The calls are those of threads of the row's process that have such rows.
+    """
+    none = np.empty(0, np.int64)
+    ranks, category = trace.host["rank"], trace.host["category"]
+    rows = np.flatnonzero((category == "phase").to_numpy())
+    if not len(rows):
+        return none, none
+    rows = rows[(trace.host["name"].gather(rows) == "backward").to_numpy()]
+    with_operators = ranks.filter(category == "op").unique().implode()
+    without = ~ranks.is_in(with_operators).to_numpy()
+    rows = rows[without[rows]]
+    calls = np.flatnonzero(category.is_in(API_CALLS).to_numpy() & without)
+    calls = calls[np.isin(thread[calls], thread[rows])]
+    process = thread_numbers(trace.host.select("rank", "process", thread=pl.lit(0)))
+    found = [(none, none)]
+    for number, ours in rows_by_number(process[rows]):
+        mine = _outermost(rows[ours], host)
+        made = calls[process[calls] == number]
+        at = np.searchsorted(host[0][mine], host[0][made], side="right") - 1
+        inside = (at >= 0) & (host[0][made] < host[1][mine[at]])
+        found.append((made[inside], mine[at[inside]]))
+    made, row = (np.concatenate(column) for column in zip(*found, strict=True))
+    return made, row
 
 
 def _outermost(rows: Int64, host: tuple[Int64, Int64]) -> Int64:
