@@ -86,7 +86,7 @@ def child(name: str, out: Path) -> dict[str, Any]:
         step()
     count = max(3, round(BLOCK_SECONDS / ((time.perf_counter() - begin) / 20)))
     recorder = Recorder
-    why = recorder._why_attached  # noqa: SLF001 - the script chooses the state
+    why = recorder.why_attached  # noqa: SLF001 - the script chooses the state
     times: dict[str, list[float]] = {state: [] for state in STATES}
     took: dict[str, list[float]] = {"pause": [], "resume": []}
     recorded_steps = detachments = 0
@@ -96,7 +96,7 @@ def child(name: str, out: Path) -> dict[str, Any]:
         for state in states:
             recording = None
             if state != "none":
-                recorder._why_attached = (  # noqa: SLF001
+                recorder.why_attached = (  # noqa: SLF001
                     why if state == "detached" else lambda _self: "the script wants it"
                 )  # type: ignore[method-assign]
                 recording = thence.record(out / f"{state}{number}")
@@ -106,7 +106,7 @@ def child(name: str, out: Path) -> dict[str, Any]:
                     before = time.perf_counter()
                     recording._recorder.pause()  # noqa: SLF001
                     took["pause"] += [1e3 * (time.perf_counter() - before)] * (state == "detached")
-                    detachments += not recording._recorder._attached  # noqa: SLF001
+                    detachments += not recording._recorder.attached  # noqa: SLF001
             step()
             step()
             before = time.perf_counter()

@@ -42,12 +42,20 @@ static int made(char *frame, uint32_t code, uint32_t position) {
     return said(PyObject_CallFunctionObjArgs(callbacks[NODES], NULL));
 }
 
+/* How many calls of modules there are from a frame outwards, without those around a call of autograd's engine. */
+static long modules_from(char *frame) {
+    long count = 0;
+    for (int left = MOST_FRAMES; frame && left-- && thence_kind(frame) != ENGINE; frame = thence_previous(frame))
+        count += thence_kind(frame) == MODULE;
+    return count;
+}
+
 static PyObject *module_begins(char *frame) {
     Here *here = thence_here();
     char *around = thence_previous(frame);
     if (made(around, 0, 0)) return NULL;
     PyObject *module = thence_self(frame);
-    here->depth = here->depth < 0 ? 1 : here->depth + 1;
+    here->depth = (here->depth < 0 ? modules_from(around) : here->depth) + 1;
     if (callbacks[MODULE_BEGINS] && (here->depth == 1 || !thence_module(module))) {
         uint32_t in = 0;
         for (char *at = around; at && here->depth > 1 && !in; at = thence_previous(at))
@@ -60,6 +68,7 @@ static PyObject *module_begins(char *frame) {
 static PyObject *module_ends(char *frame) {
     Here *here = thence_here();
     if (made(frame, 0, 0)) return NULL;
+    if (here->depth < 0) here->depth = modules_from(frame);
     if (here->depth > 0 && --here->depth == 0 && callbacks[MODULE_OVER]) {
         if (said(PyObject_CallFunctionObjArgs(callbacks[MODULE_OVER], NULL))) return NULL;
     }

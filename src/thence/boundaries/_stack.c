@@ -31,6 +31,7 @@ _Static_assert(sizeof(Made) == 40, "rows are read as NumPy records of 40 bytes")
 
 static uint64_t (*next_sequence)(void);
 static uint32_t generation = 1, lost_callers;
+static int events_were_off; /* threads may be in calls of modules whose beginning had no event */
 static __thread Here mine;
 static Rows changes = {.size = sizeof(Change), .most = 1 << 22}, made = {.size = sizeof(Made), .most = 1 << 22};
 int thence_reading, thence_nodes;
@@ -39,6 +40,7 @@ Here *thence_here(void) {
     if (mine.generation != generation) {
         mine = (Here){.generation = generation};
         mine.sequence = NOT_KNOWN;
+        mine.depth = -events_were_off;
     }
     return &mine;
 }
@@ -148,6 +150,7 @@ void thence_call_ended(int64_t time) { thence_here()->ended = time; }
 
 void thence_forget_stacks(void) {
     generation++;
+    events_were_off = 0;
     thence_reading = thence_nodes = 0;
     next_sequence = NULL;
     thence_forget_chains();
@@ -184,6 +187,16 @@ static PyObject *end_stacks(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     pthread_mutex_lock(&thence_lock);
     thence_reading = 0;
+    pthread_mutex_unlock(&thence_lock);
+    RETURN_NONE;
+}
+
+/* After a time without events: what is known of each thread's stack and nodes is of before that time. */
+static PyObject *events_go_on(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pthread_mutex_lock(&thence_lock);
+    generation++;
+    events_were_off = 1;
     pthread_mutex_unlock(&thence_lock);
     RETURN_NONE;
 }
@@ -234,6 +247,8 @@ static PyMethodDef functions[] = {
     {"begin_stacks", begin_stacks, METH_O, "Begins to read stacks; takes the address of autograd's counter, or 0."},
     {"count_nodes", count_nodes, METH_O, "Sets the address of autograd's counter, if it becomes known later."},
     {"end_stacks", end_stacks, METH_NOARGS, "Stops reading stacks; what was read can still be taken."},
+    {"events_go_on", events_go_on, METH_NOARGS,
+     "Forgets what is known of the state of threads, because there were no events for some time."},
     {"code_kind", code_kind, METH_O, "Returns the kind of a code object by its address; 0 if unknown."},
     {"here", here, METH_NOARGS, "Returns the chain of the calling thread and the node that it runs."},
     {"go_below", go_below, METH_VARARGS,

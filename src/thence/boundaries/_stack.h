@@ -30,7 +30,7 @@ enum { UNKNOWN, WATCHED, MODULE, ENGINE, GENERATED, FIRST_OWN };
 /* The state of the calling thread. `frame` is only compared with frames on the stack, and never dereferenced. */
 typedef struct {
     uint32_t generation, chain; /* the reading of stacks that this state is of; the chain noted last */
-    long depth;                 /* how many calls of modules the thread is in */
+    long depth;                 /* how many calls of modules the thread is in; -1: not counted since the events were off */
     char *frame;                /* frame of the user's function in which a line began last, */
     uint32_t code, position;    /* and the number of that function and its position */
     uint64_t sequence;          /* autograd nodes below this number are noted */

@@ -68,6 +68,12 @@ _NO_PROCESS = (
     help="How often records are written to disk. A killed program loses those since the last write.",
 )
 @click.option(
+    "--without-baseline",
+    "no_baseline",
+    is_flag=True,
+    help="Record every step. By default some are left out, at most a tenth of them, to measure what recording costs.",
+)
+@click.option(
     "--strict",
     is_flag=True,
     help="Exit with code 2 if the command succeeds but its recording is empty or incomplete.",
@@ -83,6 +89,7 @@ def command(
     flush: float,
     program: tuple[str, ...],
     *,
+    no_baseline: bool,
     strict: bool,
 ) -> None:
     """Run a command and record the GPU work of every Python process in it.
@@ -108,6 +115,7 @@ def command(
         lines="lines" not in left_out,
         samples="samples" not in left_out,
         own=own,
+        baseline=not no_baseline,
         overhead="overhead" in added,
         flush_seconds=flush,
     )

@@ -107,6 +107,7 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "boundaries": _integers("counter", "time", "thread", "place", "flags"),
         "places": _integers("number", "kind", "parent", "name", "detail", "line"),
         "samples": _integers("time", "until", "thread", "line", "frame", "count", "state"),
+        "steps": _integers("number", "start", "duration", "recorded", "counted"),
         "collectives": _integers("serial", *TEXTS, *NUMBERS),
     }
 )
@@ -118,7 +119,9 @@ launches (`thence.boundaries.log`); in marks it is that of the boundary at the s
 described in `thence.boundaries.places`. A row of samples is ``count`` consecutive samples of a thread between two of
 its calls, from ``time`` to ``until``, all with the same line of the user's code and innermost frame (``line`` and
 ``frame``, numbers of places, 0 for none) and state (a number of `SAMPLE_STATES`). Recordings of this version that were
-made before there were samples have no such table."""
+made before there were samples have no such table. steps are those that the recorder saw while it ran
+(`thence.recording.step_times`): ``recorded`` is 1 or 0, ``counted`` is 1 for steps that show what recording costs;
+older recordings have no such table."""
 SAMPLE_STATES = (None, *HOST_STATES)
 """What a thread did in a sample, by the number in the table samples; None: unknown."""
 LACKING: Mapping[str, frozenset[str]] = MappingProxyType(

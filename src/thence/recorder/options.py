@@ -48,6 +48,8 @@ class RecordOptions:
             with the compiled probe, and where modules or lines are recorded): the function, and whether it runs Python
             or C, waits or sleeps.
         own: packages, folders or files whose code counts as the user's own, too; a name after ``!`` does not count.
+        baseline: leaves some windows of steps unrecorded, at most a tenth of the steps, so that the recording holds how
+            long steps take without it (`thence.recording.step_times`); not with a schedule.
         overhead: time that CUPTI itself took.
         flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
             500th of the time so far if that is more.
@@ -62,6 +64,7 @@ class RecordOptions:
     lines: bool = True
     samples: bool = True
     own: tuple[str, ...] = ()
+    baseline: bool = True
     overhead: bool = False
     flush_seconds: float = 2.0
     buffer_megabytes: int = 160

@@ -96,6 +96,8 @@ class Recorder:
         log: log of boundaries, from `start` on; its counter is always 0 if every launch is recorded.
         counts: whether launches are counted instead of recorded.
         samples: samples of threads while they launch nothing; None if they are not taken.
+        attached: whether CUPTI is attached to the process.
+        plain_trouble: why windows of steps were not left unrecorded; for the description.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Recorder:
         self.log = BoundaryLog(lambda: 0)
         self.counts = False
         self.samples: HostSamples | None = None
+        self.plain_trouble: str | None = None
         self._no_samples: str | None = "the option samples is off"
         self._counting = Counting()
         self._options = options
@@ -131,7 +134,7 @@ class Recorder:
         )
         self._finished = False
         self._paused = True
-        self._attached = False
+        self.attached = False
         self._using_cupti = threading.Lock()
         self._detachments = 0
         self._launching: set[int] = set()
@@ -173,7 +176,7 @@ class Recorder:
             self._cupti = load()
             self._began_ns = time.time_ns()
             self._take_cupti()
-            self._attached = True
+            self.attached = True
             _running = self
         self._thread = threading.Thread(target=self._work, name="thence-recorder", daemon=True)
         self._thread.start()
@@ -181,20 +184,20 @@ class Recorder:
     def pause(self) -> None:
         """Records nothing until `resume`.
 
-        Where that is safe (`_why_attached`), CUPTI is detached, and the program then runs as without a recorder.
+        Where that is safe (`why_attached`), CUPTI is detached, and the program then runs as without a recorder.
         """
         if not self._paused and self.alive:
             self._paused = True
             self._counting.follow(Followed.NOTHING)
-            detaches = self._why_attached() is None and synchronize(_PATIENCE_SECONDS)
+            detaches = self.why_attached() is None and synchronize(_PATIENCE_SECONDS)
             if detaches:
                 self._flush(unfinished=True)
             for kind in self._options.kinds():
                 self._cupti.disable(kind)
             if detaches:
                 self._detach()
-            if self._attached:
-                self._say_why_attached()
+            if self.attached:
+                self._saywhy_attached()
 
     def resume(self) -> None:
         """Records again after `pause`."""
@@ -228,8 +231,12 @@ class Recorder:
         self._buffers.filled.put(None)
         return done.wait(seconds)
 
-    def stop(self) -> None:
-        """Waits for the device, writes what is left, and releases CUPTI."""
+    def stop(self, idle: Callable[[], None] = lambda: None) -> None:
+        """Waits for the device, writes what is left, and releases CUPTI.
+
+        Args:
+            idle: called when the device is idle.
+        """
         global _running  # noqa: PLW0603
         with _lock:
             if not self.alive:
@@ -241,6 +248,7 @@ class Recorder:
                 "ended: activities that had not finished by then are missing"
             )
         self._stopped_ns = time.time_ns()
+        idle()
         self._flush(unfinished=True)
         for kind in self._options.kinds() if not self._paused else ():
             self._try(lambda kind=kind: self._cupti.disable(kind))  # type: ignore[misc]
@@ -249,7 +257,7 @@ class Recorder:
             self.samples.end()
         self._buffers.filled.put(None)
         self._thread.join(_PATIENCE_SECONDS)
-        if self._attached:
+        if self.attached:
             self._try(lambda: self._cupti.unsubscribe(self._subscription))
             if self._buffers.outstanding == 0 and not self._thread.is_alive():
                 self._try(self._cupti.finalize)
@@ -295,14 +303,14 @@ class Recorder:
     def _detach(self) -> None:
         """Detaches CUPTI from the process; called when no kind is recorded and all buffers were delivered."""
         # Reading may ask libcupti for the size of a record, and any call would attach it again.
-        if not self._by_thread(self._read_all, _PATIENCE_SECONDS) or self._why_attached():
+        if not self._by_thread(self._read_all, _PATIENCE_SECONDS) or self.why_attached():
             return
         with self._using_cupti:
-            self._attached = not self._counting.detach(self._cupti)
-            self._detachments += not self._attached
+            self.attached = not self._counting.detach(self._cupti)
+            self._detachments += not self.attached
 
-    def _say_why_attached(self) -> None:
-        why = self._why_attached() or "detaching failed"
+    def _saywhy_attached(self) -> None:
+        why = self.why_attached() or "detaching failed"
         self.warn(
             f"CUPTI stays attached while the recording is paused, because {why}: steps that are not recorded take "
             "longer, too"
@@ -310,7 +318,7 @@ class Recorder:
 
     def _attach(self) -> bool:
         """Attaches CUPTI again if it is detached; False if another profiler uses it."""
-        if self._attached:
+        if self.attached:
             return True
         with self._using_cupti:
             try:
@@ -321,11 +329,11 @@ class Recorder:
             self._buffers.numbers_before = self._counting.numbers_before
             self._prepare_cupti()
             self._counting.attach(self._cupti, self._subscription)
-            self._attached = True
+            self.attached = True
         return True
 
-    def _why_attached(self) -> str | None:
-        """Why CUPTI stays attached while the recording is paused; None if it can be detached on this thread.
+    def why_attached(self) -> str | None:
+        """Why CUPTI stays attached if the recording is paused; None if it can be detached on this thread.
 
         On an H100 with CUPTI 13.0, 4,399 detachments from twelve programs lost no record and crashed none. A thirteenth
         program, JAX with loops in command buffers, crashed (`benchmarks/gpu_baseline.py`). libcupti once crashed when a
@@ -344,7 +352,7 @@ class Recorder:
 
     def _flush(self, *, unfinished: bool) -> None:
         with self._using_cupti:
-            if self._attached:
+            if self.attached:
                 self._try(lambda: self._cupti.flush(unfinished=unfinished))
 
     def _count_launches(self) -> None:
@@ -512,7 +520,7 @@ class Recorder:
 
     def _count_dropped(self, context: int | None, stream: int) -> None:
         with self._using_cupti:
-            if not self._attached:
+            if not self.attached:
                 return
             try:
                 dropped = self._cupti.dropped(context, stream)
@@ -569,6 +577,7 @@ class Recorder:
             "launches": bool(self._options.launches),
             "calls": self._calls_held(),
             "detachments": self._detachments,
+            "plain_steps": {"trouble": self.plain_trouble},
             "began_ns": self._began_ns,
             "stopped_ns": self._stopped_ns,
             "finished": finished,

@@ -34,9 +34,10 @@ from thence.recorder.session import Recorder
 from thence.recording.endings import Endings
 from thence.recording.mark_log import MarkLog
 from thence.recording.noted_places import NotedPlaces
+from thence.recording.step_times import StepTimes
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from thence.marks.watching import Frame
     from thence.recorder.names import Names
@@ -110,7 +111,8 @@ class Recording:
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._collects_nvtx = False
-        self._step = 0
+        self._steps = StepTimes(self, schedule, baseline=options.baseline)
+        self._told = 0
         self._labelled = 0
 
     @property
@@ -144,7 +146,7 @@ class Recording:
             self._rows,
             lambda: self._known,
             jax_uses_cuda,
-            self._endings.end_if_signalled,
+            self._look,
         )
         recorder.start()
         self._recorder = recorder
@@ -152,7 +154,9 @@ class Recording:
         self._log = MarkLog(recorder.log if recorder.counts else None)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
-        self._step = self._labelled = 0
+        self._steps = StepTimes(self, self._schedule, baseline=self._options.baseline)
+        self._told = 0
+        self._labelled = 0
         for frame in _open_frames():
             self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
         listen(self._log)
@@ -167,10 +171,31 @@ class Recording:
     def step(self) -> None:
         """Notes that one step of the program has ended and the next one begins."""
         if self._recorder is not None and self._recorder.alive:
-            self._step += 1
-            self._begin_step()
+            self._told += 1
+            recorded = self._begin_step()
             if self._hooks is not None:
-                self._hooks.step()
+                self._hooks.step(recorded=recorded)
+
+    # What `StepTimes` switches.
+
+    def why_attached(self) -> str | None:
+        """See `thence.recording.step_times.Switch`."""
+        return "there is no recording" if self._recorder is None else self._recorder.why_attached()
+
+    def pause(self) -> bool:
+        """See `thence.recording.step_times.Switch`."""
+        if self._recorder is None:
+            return False
+        followed = self._hooks is not None and not self._hooks.pause()
+        self._recorder.pause()
+        return not (followed or self._recorder.attached)
+
+    def resume(self, frame: FrameType | None) -> None:
+        """See `thence.recording.step_times.Switch`."""
+        if self._recorder is not None:
+            self._recorder.resume()
+            if self._hooks is not None:
+                self._hooks.resume(frame)
 
     def stop(self) -> None:
         """Waits for the device, writes what is left, and ends the recording. A second call does nothing."""
@@ -185,7 +210,7 @@ class Recording:
             self._collectives.end()
             self._handover.end()
             self._xla.end()
-            recorder.stop()
+            recorder.stop(self._steps.end)
             if recorder.folder is not None:
                 self._xla.save(recorder.folder)
                 _save_labels(recorder.folder)
@@ -216,10 +241,16 @@ class Recording:
         """
         self._xla.look()
         self._handover.look()
+        if self._recorder is not None:
+            self._recorder.plain_trouble = self._steps.trouble
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
-        return {**self._log.take(names), **self.noted.take(names)}
+        return {
+            **self._log.take(names),
+            **self.noted.take(names),
+            "steps": self._steps.take(),
+        }
 
     def _keep_labels(self, path: Path) -> None:
         """Writes the labels of the graphs captured so far, so that a program that is killed keeps them."""
@@ -232,7 +263,9 @@ class Recording:
     def _start_hooks(self) -> None:
         """Starts the hooks that note boundaries of modules and lines."""
         if self.noted.log is not None:
-            self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options)
+            self._hooks = hooks = Hooks(
+                self.noted.log, self.noted.places, self._options, self._step_begins
+            )
             self._known = {"lines": hooks.way()}
             hooks.start()
             follow_boundaries((self.noted.log, self.noted.places))
@@ -259,14 +292,26 @@ class Recording:
         if recorder.complete(_COMPLETE_SECONDS):
             self._endings.completed(recorder.parts.trouble)
 
-    def _begin_step(self) -> None:
-        assert self._recorder is not None
-        recorded = self._schedule is None or self._schedule.records(self._step)
-        self._log.step(self._step, recorded=recorded)
-        if recorded:
-            self._recorder.resume()
+    def _begin_step(self) -> bool:
+        """A step begins that the program announced, or the first one; returns whether it is recorded."""
+        frame = sys._getframe()  # noqa: SLF001 - no other way to a frame
+        first = self._told == 0
+        if first and self._schedule is None:
+            recorded = True  # so far, steps are those that hooks find
         else:
-            self._recorder.pause()
+            recorded = self._steps.begins(frame, self._told)
+        self._log.step(self._told, recorded=recorded)
+        return recorded
+
+    def _step_begins(self, frame: FrameType | None) -> bool:
+        """A step begins that hooks found; returns whether it is recorded."""
+        if self._schedule is not None:
+            return True  # its steps are those that the program announces
+        return self._steps.begins(frame)
+
+    def _look(self) -> None:
+        self._endings.end_if_signalled()
+        self._steps.resume_if_overdue()
 
     def _give_way(self) -> None:
         """Ends the recording, because the program starts a profiler of its own, which needs CUPTI."""

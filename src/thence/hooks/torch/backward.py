@@ -137,6 +137,11 @@ class BackwardCalls:
     def resume(self) -> None:
         """Do nothing: the function is no generator."""
 
+    @property
+    def running(self) -> bool:
+        """Whether any thread is in a call of the engine."""
+        return bool(self._runs)
+
     def inside(self) -> bool:
         """Whether the calling thread runs a node."""
         return self._torch._C._current_autograd_node() is not None  # noqa: SLF001 - no public name

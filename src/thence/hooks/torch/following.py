@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from thence.boundaries.chains import Chains
+from thence.boundaries.chains import MODULE_CALL, Chains
 from thence.hooks.torch.lines import Lines
 from thence.hooks.torch.modules import ModuleCalls, ModulePaths
 from thence.hooks.torch.monitoring import CALLS, Handler, Monitor
@@ -24,7 +24,7 @@ from thence.hooks.torch.threads import Common, Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, ModuleType
+    from types import CodeType, FrameType, ModuleType
 
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from thence.hooks.torch.phases import PhasePlaces
     from thence.hooks.torch.threads import Thread
 
-__all__ = ["ByEvents", "ByStack", "Told", "Way"]
+__all__ = ["ByEvents", "ByStack", "Told", "Way", "outer_frames"]
 
 
 class Told(Protocol):
@@ -81,6 +81,12 @@ class ByEvents:
         self.monitor.start(everywhere=lines)
         if lines:
             self._lines.follow_running()
+
+    pauses = False
+    """Whether following can be switched off for a time: not if the state of threads is kept by events."""
+
+    def resume(self, frame: FrameType | None) -> None:
+        """Do nothing: there is no pause."""
 
     def torch_is_there(self, torch: Any) -> str | None:
         """Handle the import of PyTorch; returns a sentence about what it lacks, None if nothing."""
@@ -145,12 +151,34 @@ class ByStack:
             self.threads, self.paths, told.outermost, told.over, told.failed
         )
         self._monitor = monitor
+        self._lines = lines
+
+    pauses = True
+    """See `ByEvents`."""
 
     def start(self, *, lines: bool) -> None:
         """Begin, with or without the lines of the user's own code."""
         self.monitor.start(everywhere=lines)
         if lines:
             self._functions.follow_running()
+
+    def resume(self, frame: FrameType | None) -> None:
+        """Follow again after a pause of the monitor: register what began meanwhile and still runs.
+
+        Lines and modules of launches are read from the stack, so only functions and modules that are new have to be
+        made known.
+
+        Args:
+            frame: where the calling thread is.
+        """
+        self.chains.native.events_go_on()
+        self.monitor.resume()
+        if self._lines:
+            self._functions.follow_running()
+        around = 0
+        for at in outer_frames(frame):
+            if self.chains.kind(at.f_code) == MODULE_CALL:
+                around = self.paths.number(at.f_locals["self"], around)
 
     def step(self) -> None:
         """Do nothing at the beginning of a step: no line is switched off."""
@@ -185,6 +213,15 @@ class ByStack:
     def too_many(self) -> bool:
         """Whether there were too many chains of calls to distinguish them."""
         return bool(self.chains.lost()[2])
+
+
+def outer_frames(frame: FrameType | None) -> list[FrameType]:
+    """A frame and its callers, outermost first."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
 
 
 Way = ByEvents | ByStack

@@ -14,7 +14,7 @@ from thence.boundaries.stacks import why_unreadable
 from thence.hooks.torch.backward import BackwardCalls
 from thence.hooks.torch.compiled import CompiledPlaces
 from thence.hooks.torch.eager_place import Here
-from thence.hooks.torch.following import ByEvents, ByStack
+from thence.hooks.torch.following import ByEvents, ByStack, outer_frames
 from thence.hooks.torch.monitoring import CALLS, Handler, why_not
 from thence.hooks.torch.own_files import OwnFiles
 from thence.hooks.torch.phases import (
@@ -24,12 +24,12 @@ from thence.hooks.torch.phases import (
     inner_code,
     phase_functions,
 )
-from thence.hooks.torch.steps import Steps
+from thence.hooks.torch.steps import PausedCalls, Steps, code_of_call
 from thence.importing import when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
+    from types import CodeType, FrameType
 
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
@@ -67,13 +67,20 @@ class Hooks:
         log: takes boundaries; `log.note` is called on the program's threads.
         places: takes places.
         options: what to note.
+        recorded: see `Steps`.
 
     Attributes:
         missing: why nothing is noted; None if something is.
         no_stacks: why modules and lines are followed by events or not at all; None if they are read from stacks.
     """
 
-    def __init__(self, log: BoundaryLog, places: Places, options: HooksOptions) -> None:
+    def __init__(
+        self,
+        log: BoundaryLog,
+        places: Places,
+        options: HooksOptions,
+        recorded: Callable[[FrameType | None], bool] = lambda _frame: True,
+    ) -> None:
         self._options = options
         self.missing = (
             why_not()
@@ -90,7 +97,7 @@ class Hooks:
             self._way = ByEvents(log, places, is_own, self)
         self._common, self._threads = self._way.common, self._way.threads
         self._monitor = self._way.monitor
-        self._steps = Steps(self._common, places, self._way.step)
+        self._steps = Steps(self._common, places, self._way.step, recorded)
         self._phases = PhasePlaces(places)
         here = Here(self._common, self._threads, self._way.paths, is_own)
         self._compiled = CompiledPlaces(places, log, here, chains=self._way.chains)
@@ -100,7 +107,12 @@ class Hooks:
         self._grad_enabled: Callable[[], bool] = lambda: False
         self._waiting: list[Callable[[], None]] = []
         self._said: list[str] = []
+        self._ending_steps: dict[CodeType, Handler] = {}
+        self._module_call: CodeType | None = None
         self._live = False
+        self._paused = False
+        self._called: Any = None
+        self._began_pause: int | None = None
 
     def start(self) -> None:
         """Begin; PyTorch may be imported later."""
@@ -136,10 +148,75 @@ class Hooks:
             self._waiting.pop()()
         self._monitor.stop()
 
-    def step(self) -> None:
+    def step(self, *, recorded: bool) -> None:
         """Begin a step because the program says so; from then on, only the program begins steps."""
         if self._live:
-            self._steps.told(self._threads.now)
+            self._steps.told(self._threads.now, recorded=recorded)
+
+    def pause(self) -> bool:
+        """Follow nothing until `resume`, except what begins a step; returns whether that is so.
+
+        Nothing changes while a backward pass runs, or where the state of threads is kept by events.
+        """
+        if not self._live or not self._way.pauses:
+            return not self._live
+        if self._backward is not None and self._backward.running:
+            return False
+        models = self._steps.models()
+        calls: dict[CodeType, Handler] = {
+            code: PausedCalls(self._threads, models, self._called_in_pause)
+            for code in {code_of_call(model) or self._module_call for model in models}
+            if code is not None
+        }
+        self._monitor.pause({**self._ending_steps, **calls})
+        self._compiled.end()
+        self._paused = True
+        began = self._called is not None and code_of_call(self._called) is not None
+        self._began_pause = id(self._called) if began else None
+        return True
+
+    def resume(self, frame: FrameType | None) -> None:
+        """Follow again after `pause`.
+
+        Args:
+            frame: where the calling thread is.
+        """
+        if not self._paused:
+            return
+        self._paused = False
+        if not self._live:
+            return
+        try:
+            self._compiled.begin()
+            self._way.resume(frame)
+            self._find_phase(frame)
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            self.failed(error)
+
+    def _find_phase(self, frame: FrameType | None) -> None:
+        """Find the phases that the calling thread is in, by its frames."""
+        thread, phases = self._threads.now, self._phases
+        around, phase = [], phases.none
+        for outer in outer_frames(frame):
+            handler = self._monitor.handler(outer.f_code)
+            if isinstance(handler, PhaseCalls):
+                around.append(phase)
+                phase = handler.phase
+            elif outer.f_code is self._module_call and phase == phases.none:
+                phase = phases.forward if self._grad_enabled() else phases.other
+        thread.phases = around
+        self._common.phase(thread, phase)
+
+    def _called_in_pause(self, thread: Thread, module: Any, frame: FrameType) -> None:
+        """Note the call of a model that begins steps, unless it is the call with which the pause began."""
+        if self._began_pause == id(module):
+            self._began_pause = None
+            return
+        at: FrameType | None = frame
+        while at is not None and at.f_code is not self._module_call:
+            at = at.f_back
+        if at is not None and not self._grad_enabled():
+            self._steps.model_called(thread, module, at)
 
     def forked(self) -> None:
         """Note nothing in this child process: the recording is its parent's."""
@@ -196,6 +273,8 @@ class Hooks:
     def _phase_function(self, phase: str, code: CodeType) -> None:
         over = self._scaler_updated if code.co_qualname == "GradScaler.update" else None
         calls = PhaseCalls(self._common, self._threads, getattr(self._phases, phase), over)
+        if over is not None:
+            self._ending_steps[code] = calls
         self._watch(code, calls, f"the phase {phase} is")
 
     def _torch_is_there(self, torch: Any) -> None:
@@ -209,8 +288,9 @@ class Hooks:
             self._backward = backward = BackwardCalls(
                 torch, common, threads, phases, self._log, self._nodes
             )
+            self._module_call = code_of(torch.nn.Module, "_wrapped_call_impl")
             self._known(
-                code_of(torch.nn.Module, "_wrapped_call_impl"),
+                self._module_call,
                 self._way.watch_modules,
                 "modules are",
             )
@@ -224,6 +304,8 @@ class Hooks:
                 self._watch(code_of(torch.autograd, name), ending, "the backward pass is")
             wrapper = inner_code(code_of(torch.optim.Optimizer, "profile_hook_step"), "wrapper")
             stepping = PhaseCalls(common, threads, phases.optimizer, self._optimizer_over)
+            if wrapper is not None:
+                self._ending_steps[wrapper] = stepping
             self._watch(wrapper, stepping, "the optimizer's steps are")
             recompute = PhaseCalls(common, threads, phases.recompute)
             self._waiting.append(
@@ -253,7 +335,9 @@ class Hooks:
         else:
             if not thread.phases:
                 self._common.phase(thread, self._phases.other)
+            self._called = module
             self._steps.model_called(thread, module, frame)
+            self._called = None
             self._way.called_without_gradients()
 
     def over(self, thread: Thread) -> None:
@@ -278,10 +362,10 @@ class Hooks:
         if not scaled and self._backward is not None and not self._backward.inside():
             arguments = frame.f_locals.get("args")
             if arguments:
-                self._steps.optimizer_stepped(thread, arguments[0])
+                self._steps.optimizer_stepped(thread, arguments[0], frame.f_back)
 
     def _scaler_updated(self, thread: Thread, frame: Any) -> None:
-        self._steps.optimizer_stepped(thread, frame.f_locals["self"])
+        self._steps.optimizer_stepped(thread, frame.f_locals["self"], frame.f_back)
 
 
 def _cuda_is_used() -> bool:

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import CodeType
 
 __all__ = ["ALL_LINES", "CALLS", "EVENTS", "Handler", "Monitor", "free_id", "why_not"]
@@ -88,7 +88,11 @@ class Monitor:
         self._lines = lines
         self._failed = failed
         self._tool: int | None = None
+        self._everywhere = False
+        self._paused = False
+        self._events: dict[int, int] = {}
         self._handlers: dict[int, Handler] = {}
+        self._kept: tuple[CodeType, ...] = ()
         self._codes: dict[int, CodeType] = {}  # keeps them alive, so that ids stay valid
         self.disable: Any = getattr(_monitoring, "DISABLE", None)
 
@@ -96,8 +100,7 @@ class Monitor:
         """Follow a code object from now on."""
         self._codes[id(code)] = code
         self._handlers[id(code)] = handler
-        if self._tool is not None:
-            _monitoring.set_local_events(self._tool, code, events)
+        self._set_events(code, events)
 
     def handler(self, code: CodeType) -> Handler | None:
         """The handler of a code object."""
@@ -106,9 +109,52 @@ class Monitor:
     def rearm(self, code: CodeType, events: int) -> None:
         """Set the events of a code object anew, which enables them also at locations where they were disabled."""
         self._codes[id(code)] = code
-        if self._tool is not None:
-            _monitoring.set_local_events(self._tool, code, 0)
+        self._set_events(code, 0)
+        self._set_events(code, events)
+
+    def _set_events(self, code: CodeType, events: int) -> None:
+        self._events[id(code)] = events
+        if self._tool is not None and not self._paused:
             _monitoring.set_local_events(self._tool, code, events)
+
+    def pause(self, kept: Mapping[CodeType, Handler]) -> None:
+        """Receive no events until `resume`, except the calls of a few functions, by handlers of their own."""
+        if self._tool is None or self._paused:
+            return
+        self._paused = True
+        handlers = {id(code): handler for code, handler in kept.items()}
+        _monitoring.set_events(self._tool, 0)
+        for code in self._codes.values():
+            if id(code) not in handlers:
+                _monitoring.set_local_events(self._tool, code, 0)
+        callbacks = {
+            EVENTS.PY_START: self._beginning("enter", handlers),
+            EVENTS.PY_RETURN: self._ending(handlers),
+        }
+        for event, callback in callbacks.items():
+            _monitoring.register_callback(self._tool, event, callback)
+        self._kept = tuple(kept)
+        for code in kept:
+            _monitoring.set_local_events(self._tool, code, CALLS)
+
+    def resume(self) -> None:
+        """Receive events again after `pause`."""
+        if self._tool is None or not self._paused:
+            return
+        self._paused = False
+        for event, callback in self._callbacks().items():
+            _monitoring.register_callback(self._tool, event, callback)
+        for code in self._kept:
+            _monitoring.set_local_events(self._tool, code, self._events.get(id(code), 0))
+        self._kept = ()
+        for code in self._codes.values():
+            _monitoring.set_local_events(self._tool, code, self._events.get(id(code), 0))
+        self._listen(self._tool)
+
+    def _listen(self, tool: int) -> None:
+        """Set the events that all code has."""
+        always, begins = EVENTS.PY_UNWIND | EVENTS.PY_THROW, EVENTS.PY_START | EVENTS.PY_RESUME
+        _monitoring.set_events(tool, always | (begins if self._everywhere else 0))
 
     def start(self, *, everywhere: bool) -> None:
         """Begin.
@@ -121,8 +167,8 @@ class Monitor:
         _monitoring.use_tool_id(self._tool, _NAME)
         for event, callback in self._callbacks().items():
             _monitoring.register_callback(self._tool, event, callback)
-        always, begins = EVENTS.PY_UNWIND | EVENTS.PY_THROW, EVENTS.PY_START | EVENTS.PY_RESUME
-        _monitoring.set_events(self._tool, always | (begins if everywhere else 0))
+        self._everywhere = everywhere
+        self._listen(self._tool)
 
     def stop(self) -> None:
         """Receive no events from now on, and free the tool id."""
@@ -130,11 +176,13 @@ class Monitor:
         if tool is None or _monitoring.get_tool(tool) != _NAME:
             return
         _monitoring.set_events(tool, 0)
-        for code in self._codes.values():
+        for code in (*self._codes.values(), *self._kept):
             _monitoring.set_local_events(tool, code, 0)
         for event in self._callbacks():
             _monitoring.register_callback(tool, event, None)
         _monitoring.free_tool_id(tool)
+        self._paused, self._kept = False, ()
+        self._events.clear()
         self._handlers.clear()
         self._codes.clear()
 
@@ -150,8 +198,11 @@ class Monitor:
             EVENTS.LINE: self._lines(self._failed),
         }
 
-    def _beginning(self, method: str) -> Callable[..., Any]:
-        handlers, unknown, disable = self._handlers, self._unknown, self.disable
+    def _beginning(
+        self, method: str, kept: Mapping[int, Handler] | None = None
+    ) -> Callable[..., Any]:
+        handlers, disable = self._handlers if kept is None else kept, self.disable
+        unknown = self._unknown if kept is None else _no_handler
         call = operator.methodcaller(method)
 
         def begins(code: CodeType, _offset: int) -> Any:
@@ -168,8 +219,8 @@ class Monitor:
 
         return begins
 
-    def _ending(self) -> Callable[..., None]:
-        handlers = self._handlers
+    def _ending(self, kept: Mapping[int, Handler] | None = None) -> Callable[..., None]:
+        handlers = self._handlers if kept is None else kept
 
         def ends(code: CodeType, _offset: int, _value: object) -> None:
             handler = handlers.get(id(code))
@@ -193,3 +244,7 @@ class Monitor:
                     self._failed(error)
 
         return throws
+
+
+def _no_handler(_code: CodeType) -> None:
+    return None

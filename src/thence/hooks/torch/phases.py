@@ -76,6 +76,9 @@ class PhaseCalls:
         common, threads: the state of threads.
         phase: number of the phase's place.
         over: called with thread and frame at the end of each call that is not inside another one of the same phase.
+
+    Attributes:
+        phase: as given.
     """
 
     def __init__(
@@ -87,14 +90,14 @@ class PhaseCalls:
     ) -> None:
         self._common = common
         self._threads = threads
-        self._phase = phase
+        self.phase = phase
         self._over = over
 
     def enter(self) -> None:
         """Handle a call of such a function: the phase begins."""
         thread = self._threads.now
         thread.phases.append(thread.phase)
-        self._common.phase(thread, self._phase)
+        self._common.phase(thread, self.phase)
 
     def leave(self) -> None:
         """Handle the end of the call: the phase around it continues."""
@@ -102,7 +105,7 @@ class PhaseCalls:
         if not thread.phases:
             return  # it began before the recording
         self._common.phase(thread, thread.phases.pop())
-        if self._over is not None and thread.phase != self._phase:
+        if self._over is not None and thread.phase != self.phase:
             self._over(thread, sys._getframe(2))  # noqa: SLF001 - no other way to the caller's frame
 
     def resume(self) -> None:

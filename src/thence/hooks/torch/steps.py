@@ -12,7 +12,9 @@ program calls `recording.step`, only these calls begin steps.
 
 from __future__ import annotations
 
+import sys
 import weakref
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from thence.boundaries.places import MODEL_CALL, STEP, Place
@@ -20,14 +22,17 @@ from thence.model.phases import Serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from thence.boundaries.places import Places
-    from thence.hooks.torch.threads import Common, Thread
+    from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["Steps", "tokens"]
+__all__ = ["PausedCalls", "Steps", "code_of_call", "tokens"]
 
 _NAME = "step"
 _MOST_MODELS = 1000
+_SUSPENDS = 0x20 | 0x80 | 0x200
+"""CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR of `inspect`, which must not be imported here."""
 _INPUTS = ("input_ids", "inputs_embeds")
 """Arguments of a language model's call, of shape (batch, tokens, ...)."""
 
@@ -39,12 +44,22 @@ class Steps:
         common: the state that threads share.
         places: gives numbers.
         begins: called at the beginning of each step.
+        recorded: called before that for each step that the program did not announce, with the frame of the calling
+            thread in which it begins; returns whether the step is recorded.
     """
 
-    def __init__(self, common: Common, places: Places, begins: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        common: Common,
+        places: Places,
+        begins: Callable[[], None],
+        recorded: Callable[[FrameType | None], bool] = lambda _frame: True,
+    ) -> None:
         self._common = common
         self._places = places
         self._begins = begins
+        self._recorded = recorded
+        self._models: dict[int, weakref.ref[Any]] = {}
         self._any = False
         self._told = False
         self._trains = False
@@ -54,24 +69,48 @@ class Steps:
         self._calls: dict[int, int] = {}
         self._most = 0
 
-    def begin(self, thread: Thread, name: str = _NAME, detail: str | None = None) -> None:
+    def begin(
+        self,
+        thread: Thread,
+        name: str = _NAME,
+        detail: str | None = None,
+        frame: FrameType | None = None,
+    ) -> None:
         """Begin a step. Steps are identified by their order: with numbers in their names, places would never end."""
         self._any = True
-        self._common.cross(thread, self._places.number(Place(STEP, 0, name, detail)))
-        self._begins()
+        self._note(thread, name, detail, recorded=self._recorded(frame))
 
-    def told(self, thread: Thread) -> None:
-        """Begin a step because the program says so."""
-        self._told = True
-        self.begin(thread)
+    def _note(self, thread: Thread, name: str, detail: str | None, *, recorded: bool) -> None:
+        place = Place(STEP, 0, name, detail)
+        number = self._places.number(place) if recorded else self._places.nothing(STEP)
+        self._common.cross(thread, number)
+        if recorded:
+            self._begins()
+
+    def told(self, thread: Thread, *, recorded: bool = True) -> None:
+        """Begin a step because the program says so, and say whether it is recorded."""
+        self._told = self._any = True
+        self._note(thread, _NAME, None, recorded=recorded)
+
+    def models(self) -> list[Any]:
+        """The models whose calls begin steps."""
+        if self._told or self._trains:
+            return []
+        return [model for ref in self._models.values() if (model := ref()) is not None]
 
     def differentiated(self, thread: Thread) -> None:
         """Handle the call of a module outside of all other modules, with gradients: it may begin the first step."""
         if not self._any:
             self.begin(thread)
 
-    def optimizer_stepped(self, thread: Thread, optimizer: Any) -> None:
-        """Handle that an optimizer has changed the parameters, or that the gradient scaler around it was updated."""
+    def optimizer_stepped(self, thread: Thread, optimizer: Any, frame: FrameType | None = None) -> None:
+        """Handle that an optimizer has changed the parameters, or that the gradient scaler around it was updated.
+
+        Args:
+            thread: the calling thread.
+            optimizer: the optimizer or scaler.
+            frame: the frame that called it.
+        """
         self._trains = True
         if self._told:
             return
@@ -86,7 +125,7 @@ class Steps:
             self._last, last = self._before, before
         self._before = here
         if optimizer is last:
-            self.begin(thread)
+            self.begin(thread, frame=frame)
 
     def model_called(self, thread: Thread, model: Any, frame: Any) -> None:
         """Handle the call of a module outside of all other modules, without gradients."""
@@ -98,7 +137,52 @@ class Steps:
         self._calls[id(model)] = calls
         if calls >= self._most:
             self._most = calls
-            self.begin(thread, MODEL_CALL, tokens(frame.f_locals))
+            if id(model) not in self._models:
+                if len(self._models) >= _MOST_MODELS:
+                    self._models.clear()
+                self._models[id(model)] = weakref.ref(model)
+            self.begin(thread, MODEL_CALL, tokens(frame.f_locals), frame)
+
+
+class PausedCalls:
+    """Notes, while nothing else is followed, the calls of models that begin steps: a `Handler` of `code_of_call`.
+
+    Args:
+        threads: the state of threads.
+        models: the models.
+        called: called with thread, model and frame of each call.
+    """
+
+    def __init__(
+        self, threads: Threads, models: list[Any], called: Callable[[Thread, Any, FrameType], None]
+    ) -> None:
+        self._threads = threads
+        self._models = {id(model): weakref.ref(model) for model in models}
+        self._called = called
+
+    def enter(self) -> None:
+        """Handle a call of the code: of one of the models, or of another object."""
+        frame = sys._getframe(2)  # noqa: SLF001 - no other way to the caller's frame
+        name = frame.f_code.co_varnames[0]
+        given = frame.f_locals.get(name)
+        model = given[0] if isinstance(given, tuple) and given else given
+        known = self._models.get(id(model))
+        if known is not None and known() is model:
+            self._called(self._threads.now, model, frame)
+
+    def leave(self) -> None:
+        """Do nothing at the end of a call."""
+
+    def resume(self) -> None:
+        """Do nothing: the function is no generator."""
+
+
+def code_of_call(model: Any) -> CodeType | None:
+    """The code that each call of a model runs, and few other calls do; None if it is not known."""
+    forward = None if "forward" in vars(model) else getattr(type(model), "forward", None)
+    code = getattr(forward, "__code__", None)
+    usable = isinstance(code, CodeType) and code.co_varnames and not code.co_flags & _SUSPENDS
+    return code if usable else None
 
 
 def tokens(arguments: dict[str, Any]) -> str | None:
