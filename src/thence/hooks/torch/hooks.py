@@ -194,16 +194,15 @@ class Hooks:
             self.failed(error)
 
     def _find_phase(self, frame: FrameType | None) -> None:
-        """Find the phases that the calling thread is in, by its frames."""
-        thread, phases = self._threads.now, self._phases
-        around, phase = [], phases.none
+        """Find the phases that the calling thread is in, by its frames; outside of these it is where the pause began."""
+        thread = self._threads.now
+        phase = thread.phases[0] if thread.phases else thread.phase
+        around = []
         for outer in outer_frames(frame):
             handler = self._monitor.handler(outer.f_code)
             if isinstance(handler, PhaseCalls):
                 around.append(phase)
                 phase = handler.phase
-            elif outer.f_code is self._module_call and phase == phases.none:
-                phase = phases.forward if self._grad_enabled() else phases.other
         thread.phases = around
         self._common.phase(thread, phase)
 
