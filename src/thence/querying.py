@@ -24,8 +24,8 @@ class Querying(ABC):
     def sql(self, query: str) -> pl.DataFrame:
         """Runs an SQL query over the tables of the trace.
 
-        The tables are gpu, host, places, activities, annotations, collectives, threads, programs, events, waits
-        and steps.
+        The tables are gpu, host, places, activities, annotations, collectives, threads, programs, events, waits,
+        steps and step_times.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``

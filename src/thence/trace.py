@@ -176,6 +176,11 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         return self.attributed.waits
 
     @property
+    def step_times(self) -> pl.DataFrame:
+        """One row per step that thence's recorder saw, recorded or not; empty for other traces."""
+        return self.attributed.step_times
+
+    @property
     def meta(self) -> Meta:
         """Facts about the whole trace, including warnings."""
         return self.tables.meta

@@ -31,6 +31,7 @@ TABLES = (
     "events",
     "waits",
     "steps",
+    "step_times",
 )
 """The tables that a query can name."""
 

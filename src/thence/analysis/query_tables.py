@@ -11,7 +11,7 @@ from thence.model.attributed import RULE
 from thence.model.phases import POSITIONS
 from thence.model.places import KINDS, PLACES
 from thence.model.schema import Column, Table
-from thence.model.tables import COLLECTIVES, EVENTS, GPU, HOST, PROGRAMS, STEPS, THREADS, WAITS
+from thence.model.tables import COLLECTIVES, EVENTS, GPU, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ ANNOTATIONS = Table(
     ),
 )  # fmt: skip
 DESCRIBED_TABLES = (
-    GPU, PLACES_TABLE, ACTIVITIES, HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, ANNOTATIONS,
+    GPU, PLACES_TABLE, ACTIVITIES, HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, ANNOTATIONS,
 )  # fmt: skip
 """Every table that a query can name."""
 

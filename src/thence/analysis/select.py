@@ -276,6 +276,7 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
         gpu=_moved(trace.gpu, _numbers(programs), "program"),
         places=_moved(trace.places, _numbers(in_steps), "step_row"),
         steps=trace.steps.filter(in_steps),
+        step_times=trace.step_times.filter(pl.col("rank").is_in(ranks)),
     )
 
 

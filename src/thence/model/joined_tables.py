@@ -31,6 +31,7 @@ _ROW_REFERENCES = {
     "events": {"host": "host", "record": "events"},
     "waits": {"host": "host", "record": "events"},
     "steps": {},
+    "step_times": {},
     "graph_places": {"gpu": "gpu"},
 }
 """Columns that hold row numbers, by table, and the table that they point into."""
@@ -170,6 +171,7 @@ def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
         events=frame(part.events),
         waits=frame(part.waits),
         steps=frame(part.steps),
+        step_times=frame(part.step_times),
         graph_labels=labels,
         flight_records=records,
         meta=dataclasses.replace(part.meta, devices=devices),

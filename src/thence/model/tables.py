@@ -40,6 +40,7 @@ __all__ = [
     "KNOWN",
     "PROGRAMS",
     "STEPS",
+    "STEP_TIMES",
     "THREADS",
     "WAITS",
     "WAIT_KINDS",
@@ -330,6 +331,37 @@ STEPS = Table(
 )
 
 
+STEP_TIMES = Table(
+    "step_times",
+    "how long one step took, recorded or not, as thence's recorder measured it; sorted by rank and start",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column(
+            "number", pl.Int64(), "position of the step from 0, or the number that the program gave"
+        ),
+        Column("start", pl.Int64(), "ns on the trace's clock: when the host began it"),
+        Column(
+            "duration",
+            pl.Int64(),
+            "ns to the next step: on the device, between CUDA events on the current stream, where the recorder "
+            "compares steps; elsewhere on the host",
+        ),
+        Column(
+            "recorded",
+            pl.Boolean(),
+            "whether the step was recorded; if not, nothing of it is in other tables",
+        ),
+        Column(
+            "counted",
+            pl.Boolean(),
+            "whether it shows what recording costs: a plain step, or a recorded one near plain steps, and not the first "
+            "one after the recorder was switched on or off",
+        ),
+    ),
+    required=("rank", "number", "start", "duration", "recorded", "counted"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One GPU of one rank, as the producer described it; None for what it did not describe."""
@@ -415,6 +447,7 @@ class Tables:
     events: pl.DataFrame = field(default_factory=EVENTS.empty)
     waits: pl.DataFrame = field(default_factory=WAITS.empty)
     steps: pl.DataFrame = field(default_factory=STEPS.empty)
+    step_times: pl.DataFrame = field(default_factory=STEP_TIMES.empty)
     hlo: tuple[HloModule, ...] = ()
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()

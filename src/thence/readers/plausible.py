@@ -11,7 +11,7 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.fitted_names import affordable
 from thence.model.losses import Loss
-from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, STEPS, THREADS, WAITS
+from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
 from thence.model.times import LATEST_NS, LONGEST_NS
 from thence.units import several
 
@@ -39,7 +39,7 @@ def plausible(tables: _Tables, name: str) -> _Tables:
             durations of device activities add up to more than a century.
     """
     gpu = tables.gpu
-    for table in (GPU, HOST, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, GRAPH_PLACES):
+    for table in (GPU, HOST, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES):
         if lacking := table.lacking(getattr(tables, table.name)):
             raise DamagedInput(
                 name, f"has rows of the table {table.name} without {', '.join(lacking)}"

@@ -26,6 +26,7 @@ from thence.model.tables import (
     GRAPH_PLACES,
     HOST,
     PROGRAMS,
+    STEP_TIMES,
     STEPS,
     THREADS,
     WAITS,
@@ -75,7 +76,7 @@ _MOST_FACTS = 1 << 30
 
 _TABLES = {
     table.name: table.schema
-    for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, GRAPH_PLACES)
+    for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES)
 }
 _TABLES |= {"collective_parts": COLLECTIVES.schema, "host_collectives": COLLECTIVES.schema}
 _HLO = {

@@ -94,6 +94,7 @@ class Description(msgspec.Struct):
         threads: names of its threads by their ids.
         calls: which calls the table calls holds, with begin and end: "waits" (calls that wait and those of events) and
             "launches"; None if an older recorder wrote it, which did not say.
+        plain_steps: ``trouble``, why no steps were left unrecorded, or not all that should have been.
     """
 
     format: str = RECORDING
@@ -121,6 +122,7 @@ class Description(msgspec.Struct):
     calls: list[str] | None = None
     versions: dict[str, str] = {}
     xla_flags: str | None = None
+    plain_steps: dict[str, str | None] = {}
 
 
 class Folder:

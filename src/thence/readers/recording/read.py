@@ -13,7 +13,7 @@ from thence.errors import DamagedInput, InputError
 from thence.model.formats import ACTIVITIES, LABELS_FILE
 from thence.model.joined_tables import concat
 from thence.model.losses import says_lost
-from thence.model.tables import THREADS, Device, Meta, Tables
+from thence.model.tables import STEP_TIMES, THREADS, Device, Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.label_files import read_labels
 from thence.readers.recording.activities import activities
@@ -79,6 +79,7 @@ def _tables(folder: Folder) -> Tables:
             ).to_dict()
         ),
         graph_labels=_labels(folder),
+        step_times=_step_times(folder, zero, rank),
     )
     meta = Meta(
         inputs=(str(folder.path),),
@@ -97,6 +98,17 @@ def _tables(folder: Folder) -> Tables:
     )
     tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), host.domain, folder.path)
     return tables.with_warnings(f"{folder.path.name}: {text}" for text in warnings)
+
+
+def _step_times(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
+    steps = folder.table("steps").sort("start").drop_nulls()
+    times = steps.with_columns(
+        pl.col("start") - zero_ns,
+        pl.col("duration").clip(0),
+        pl.col("recorded", "counted").cast(pl.Boolean),
+        rank=pl.lit(rank),
+    )
+    return STEP_TIMES.frame(times.to_dict())
 
 
 def _labels(folder: Folder) -> tuple[GraphLabels, ...]:
@@ -124,6 +136,7 @@ def _facts(folder: Folder) -> dict[str, Any]:
         "xla_flags": about.xla_flags,
         "finished": about.finished,
         "calls": about.calls,
+        "plain_steps": about.plain_steps,
     }
 
 

@@ -17,7 +17,7 @@ __all__ = ["FILES", "write_parquet"]
 
 _TABLES = (
     *("gpu", "host", "places", "collectives", "threads", "programs"),
-    *("events", "waits", "steps", "counters"),
+    *("events", "waits", "steps", "step_times", "counters"),
 )
 _INSIDE = "inside.parquet"
 _META = "meta.json"
@@ -26,7 +26,7 @@ FILES = (*(f"{table}.parquet" for table in _TABLES), _INSIDE, _META)
 
 
 def write_parquet(timeline: Timeline, folder: Path) -> None:
-    """Writes gpu, host, places, collectives, threads, programs, events, waits, steps and counters, and meta.json.
+    """Writes gpu, host, places, collectives, threads, programs, events, waits, steps, step_times and counters, and meta.json.
 
     In-kernel ranges, if there are any, are in inside.parquet.
 
