@@ -4,7 +4,8 @@
 
 A decode of 12 tokens by a small Transformer whose layers are launched one by one, the same as one CUDA graph for each
 token, and a training step, each in a process of its own. Blocks of steps in four states, in random order: no recording;
-recorded; paused, with CUPTI detached; paused, with CUPTI attached (as where it cannot be detached). Prints for each
+recorded; paused, with CUPTI detached; paused, with CUPTI attached (as where it cannot be detached). In a pause, modules
+and lines are not followed. Prints for each
 state the median time of a step, and the median of the differences from the block without a recording next to it, with
 a 95 % interval; and for how long `pause` and `resume` take. At the end, whether the recording is complete: the kernels
 of all recorded blocks are counted.
@@ -86,7 +87,7 @@ def child(name: str, out: Path) -> dict[str, Any]:
         step()
     count = max(3, round(BLOCK_SECONDS / ((time.perf_counter() - begin) / 20)))
     recorder = Recorder
-    why = recorder.why_attached  # noqa: SLF001 - the script chooses the state
+    why = recorder.why_attached
     times: dict[str, list[float]] = {state: [] for state in STATES}
     took: dict[str, list[float]] = {"pause": [], "resume": []}
     recorded_steps = detachments = 0
@@ -96,15 +97,17 @@ def child(name: str, out: Path) -> dict[str, Any]:
         for state in states:
             recording = None
             if state != "none":
-                recorder.why_attached = (  # noqa: SLF001
+                recorder.why_attached = (
                     why if state == "detached" else lambda _self: "the script wants it"
                 )  # type: ignore[method-assign]
-                recording = thence.record(out / f"{state}{number}")
+                recording = thence.record(
+                    out / f"{state}{number}", thence.RecordOptions(baseline=False)
+                )
                 recording.start()
                 step()
                 if state != "recorded":
                     before = time.perf_counter()
-                    recording._recorder.pause()  # noqa: SLF001
+                    recording.pause()
                     took["pause"] += [1e3 * (time.perf_counter() - before)] * (state == "detached")
                     detachments += not recording._recorder.attached  # noqa: SLF001
             step()
@@ -116,7 +119,7 @@ def child(name: str, out: Path) -> dict[str, Any]:
             if recording is not None:
                 if state != "recorded":
                     before = time.perf_counter()
-                    recording._recorder.resume()  # noqa: SLF001
+                    recording.resume(sys._getframe())  # noqa: SLF001
                     took["resume"] += [1e3 * (time.perf_counter() - before)] * (state == "detached")
                     step()
                 recording.stop()

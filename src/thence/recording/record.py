@@ -37,6 +37,7 @@ from thence.recording.noted_places import NotedPlaces
 from thence.recording.step_times import StepTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType, TracebackType
 
     from thence.marks.watching import Frame
@@ -111,6 +112,7 @@ class Recording:
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._collects_nvtx = False
+        self._open: set[int] = set()
         self._steps = StepTimes(self, schedule, baseline=options.baseline)
         self._told = 0
         self._labelled = 0
@@ -157,8 +159,7 @@ class Recording:
         self._steps = StepTimes(self, self._schedule, baseline=self._options.baseline)
         self._told = 0
         self._labelled = 0
-        for frame in _open_frames():
-            self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
+        self._note_open(_open_frames())
         listen(self._log)
         if self._options.collectives:
             self._collectives.begin()
@@ -187,6 +188,8 @@ class Recording:
         if self._recorder is None:
             return False
         followed = self._hooks is not None and not self._hooks.pause()
+        unlisten(self._log)
+        self._open = {frame[1] for frame in _open_frames()}
         self._recorder.pause()
         return not (followed or self._recorder.attached)
 
@@ -196,6 +199,11 @@ class Recording:
             self._recorder.resume()
             if self._hooks is not None:
                 self._hooks.resume(frame)
+            frames = _open_frames()
+            for number in self._open - {frame[1] for frame in frames}:
+                self._log.closed(number)
+            self._note_open(frame for frame in frames if frame[1] not in self._open)
+            listen(self._log)
 
     def stop(self) -> None:
         """Waits for the device, writes what is left, and ends the recording. A second call does nothing."""
@@ -232,6 +240,10 @@ class Recording:
                 f"{self.directory}: nothing was recorded, because this process did nothing on a GPU"
             )
         return open_trace(self.folder)
+
+    def _note_open(self, frames: Iterable[Frame]) -> None:
+        for frame in frames:
+            self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
 
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of marks, collectives, boundaries and places, for the recorder to write with its own.
