@@ -3,7 +3,8 @@
 Nothing that the selection leaves out makes a device idle: idle is only the time in which none of the device's work
 ran, selected or not. It counts in these windows of time on each device:
 
-whole trace     from the first start to the last end of the device's work
+whole trace     from the first start to the last end of the device's work, without the time of steps that the recorder
+                left out: there, from the first start to the last end between two such times
 ranks, devices  the same
 steps           the windows of the selected steps (`thence.analysis.steps.windows`)
 program         the selected executions, each from the start of its first activity to the end of its last one
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["covered", "cut", "extent", "span_and_busy"]
+__all__ = ["covered", "cut", "extent", "paused", "span_and_busy"]
 
 
 def extent(trace: Attributed) -> pl.DataFrame:
@@ -45,28 +46,59 @@ def extent(trace: Attributed) -> pl.DataFrame:
     """
     selection = trace.selection
     if selection.idle_unknown:
-        return _windows(trace.gpu).clear()
+        return _windows(trace).clear()
     if selection.steps is not None:
         windows = selected_windows(steps(trace).frame, selection.steps)
     elif selection.program is not None:
         windows = _executions(trace)
     else:
-        return _windows(trace.gpu)
+        return _windows(trace)
     windows = windows.select("rank", "device", "start", "duration")
     if selection.window_ns is None:
         return windows
-    _, row, start, end = cut(_windows(trace.gpu), windows)
+    _, row, start, end = cut(_windows(trace), windows)
     return windows.select("rank", "device")[row].with_columns(
         start=pl.Series(start), duration=pl.Series(end - start)
     )
 
 
-def _windows(gpu: pl.DataFrame) -> pl.DataFrame:
-    """From the first start to the last end of each device."""
+def _windows(trace: Attributed) -> pl.DataFrame:
+    """From the first start to the last end of each device, in each part of the recording."""
     end = (pl.col("start") + pl.col("duration")).max()
     start = pl.col("start").min()
+    device = ("rank", "device")
+    pauses = paused(trace)
+    if pauses.is_empty():
+        windows = trace.gpu.group_by(device)
+    else:
+        pauses = pauses.with_columns(part=pl.int_range(1, pl.len() + 1))
+        numbered_work = trace.gpu.select(*device, "start", "duration").sort("start")
+        windows = numbered_work.join_asof(
+            pauses.sort("start").select("rank", "part", "start"), on="start", by="rank",
+            check_sortedness=False,
+        ).group_by(*device, "part")  # fmt: skip
+    found = windows.agg(start=start, duration=end - start).sort(*device, "start")
+    # Work that was launched before a time that is left out may end after it.
+    before = (pl.col("start") + pl.col("duration")).cum_max().shift(1).over(device)
+    begin = pl.max_horizontal("start", before)
+    return found.select(
+        *device, start=begin, duration=(pl.col("start") + pl.col("duration") - begin).clip(0)
+    )
+
+
+def paused(trace: Attributed) -> pl.DataFrame:
+    """The times in which the recorder left out steps: rank, start and end (ns) and steps (their number)."""
+    times = trace.step_times.sort("rank", "start")
+    turns = pl.col("recorded") != pl.col("recorded").shift(1).over("rank")
+    following = pl.col("start").shift(-1).over("rank").fill_null(pl.col("start") + pl.col("duration"))
+    runs = times.with_columns(
+        run=turns.fill_null(value=True).cum_sum().over("rank"), end=following
+    ).filter(~pl.col("recorded"))
     return (
-        gpu.group_by("rank", "device").agg(start=start, duration=end - start).sort("rank", "device")
+        runs.group_by("rank", "run")
+        .agg(pl.col("start").min(), pl.col("end").max(), steps=pl.len())
+        .sort("rank", "start")
+        .drop("run")
     )
 
 

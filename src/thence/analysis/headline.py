@@ -16,22 +16,24 @@ so the parts of a recording add up to the mean time from the first to the last r
 start_up  before the first step: loading, compilation, autotuning, warm-up without steps
 steps     typical steps, and one part for each rule by which others are left out: first, warm_up, outlier, last
 between   between steps: evaluation, checkpoints, pauses
+unrecorded  the same, where steps were not recorded, to measure the cost of recording
 after     after the last step
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
-from thence.analysis.extent import covered, cut, span_and_busy
+from thence.analysis.extent import covered, cut, paused, span_and_busy
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.select import in_time
 from thence.analysis.steps.counted import OUTLIER, RULES, left_out_of_windows
+from thence.analysis.steps.plain import plain_step, why_no_plain_step
 from thence.analysis.steps.windows import Steps, basis_of, selected_steps
 from thence.analysis.verdict import Late, Measured, Verdict, verdict
 from thence.errors import MissingData
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from thence.analysis.part import Part
     from thence.analysis.ranks.job import Job
     from thence.analysis.soundness.findings import Soundness
+    from thence.analysis.steps.plain import PlainStep
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
@@ -61,7 +64,7 @@ __all__ = [
     "step_figures",
 ]
 
-PARTS = ("start_up", "steps", *RULES, "between", "after")
+PARTS = ("start_up", "steps", *RULES, "between", "unrecorded", "after")
 """Parts of a recording, in the order in which they are listed."""
 _PART_WORDS = {
     "start_up": "start-up",
@@ -70,6 +73,7 @@ _PART_WORDS = {
     "outlier": "outlying steps",
     "last": "last step",
     "between": "between steps",
+    "unrecorded": "steps that were not recorded, to measure the cost of recording",
     "after": "after the steps",
 }
 MAX_HOST_RANGES = 1_000_000
@@ -93,6 +97,8 @@ class StepFigures:
         busy_share, exposed_share: likewise, from 0 to 1.
         min_ns, max_ns: the shortest and the longest window of typical steps and outliers.
         idle_is: how the idle share is meant: exact, or at most.
+        busy_ns: median of busy time.
+        plain: the step without recording, if the trace holds it: then the busy share is that of ``busy_ns`` in it.
     """
 
     kind: str
@@ -106,6 +112,20 @@ class StepFigures:
     min_ns: Ns
     max_ns: Ns
     idle_is: str = "exact"
+    busy_ns: float = 0.0
+    plain: PlainStep | None = None
+
+    def as_plain(self, plain: PlainStep) -> StepFigures:
+        """The figures of the step without recording.
+
+        Nothing is known of the GPU's work in a plain step, so the work of a recorded one counts as its work. Kernels
+        may take longer while they are recorded, so that it may be more than the plain step: then the GPU is busy all
+        the time.
+        """
+        length = max(plain.plain.median_ns, 1)
+        busy = min(self.busy_ns / length, 1.0)
+        exposed = min(self.exposed_share * self.median_ns / length, busy)
+        return replace(self, busy_share=busy, exposed_share=exposed, plain=plain)
 
     @property
     def spread(self) -> float:
@@ -125,6 +145,8 @@ class StepFigures:
         at_most = "at most " if self.idle_is == "at most" else ""
         at_least = "at least " if self.idle_is == "at most" else ""
         steps = f"{several(self.count, 'step')} of {format_ns(self.median_ns)}"
+        if self.plain is not None:
+            steps = self.plain.text
         return (
             f"{steps}: GPU busy {at_least}{format_share(self.busy_share, 1)}, idle {at_most}"
             f"{format_share(self.idle_share, 1)}"
@@ -133,13 +155,17 @@ class StepFigures:
     @property
     def basis(self) -> str:
         """What the steps are, and how many of them the figures leave out."""
-        return basis_of(self.what, self.left_out)
+        basis = basis_of(self.what, self.left_out)
+        if self.plain is None:
+            return basis
+        return f"{self.plain.basis}; GPU busy by {several(self.count, 'recorded step')}: {basis}"
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON values."""
         return {
             "count": self.count,
             "median_ns": self.median_ns,
+            "busy_ns": self.busy_ns,
             "busy_share": self.busy_share,
             "idle_share": self.idle_share,
             "idle_is": self.idle_is,
@@ -204,6 +230,8 @@ class Headline:
         no_steps: why there are none, as a part of a sentence; empty if there are.
         verdict: what limits the program.
         measured: the figures of which the verdict is made.
+        no_plain: why it is not known how long a step takes without recording; empty if it is, and for traces that are
+            no recordings of steps.
         late: one sentence on late and missing ranks; empty for one device if no rank is missing.
         run: the parts of the recording; empty without steps.
     """
@@ -213,6 +241,7 @@ class Headline:
     verdict: Verdict
     measured: Measured
     late: str = ""
+    no_plain: str = ""
     run: tuple[RunPart, ...] = field(default=())
 
     @property
@@ -231,8 +260,24 @@ class Headline:
         yield self.verdict.text
         if rest := self.rest:
             yield rest
+        if self.plain_text:
+            yield self.plain_text
         if self.late:
             yield self.late
+
+    @property
+    def plain_text(self) -> str:
+        """What must be said of the plain step besides its figures, one sentence without a period; mostly empty."""
+        if self.no_plain:
+            return f"how long a step takes without being recorded is not known: {self.no_plain}"
+        if self.steps is None or self.steps.plain is None:
+            return ""
+        if self.steps.busy_ns > self.steps.plain.plain.median_ns:
+            return (
+                f"work of the GPU in a recorded step took {format_ns(self.steps.busy_ns)}, more than a plain step: "
+                "kernels take longer while they are recorded"
+            )
+        return ""
 
     @property
     def rest(self) -> str:
@@ -245,10 +290,13 @@ class Headline:
 
     def to_json(self) -> dict[str, Any]:
         """The headline as JSON values: the keys with which ``report --format json`` begins."""
+        plain = None if self.steps is None else self.steps.plain
         return {
             "verdict": self.verdict.to_json(),
             "steps": None if self.steps is None else self.steps.to_json(),
             "no_steps": self.no_steps,
+            "plain_step_ns": None if plain is None else plain.to_json(),
+            "no_plain_step": self.no_plain,
             "start_up_ns": self.start_up_ns,
             "run": [part.to_json() for part in self.run],
             "late_ranks": self.late,
@@ -282,6 +330,10 @@ def headline(
     else:
         no_steps = ""
         figures = step_figures(found, soundness)
+        recorded_idle = figures.idle_share
+        plain = None if _of_some_steps(trace) else plain_step(trace)
+        if plain is not None:
+            figures = figures.as_plain(plain)
         if trace.selection.of_ranks_and_devices_only:
             run = tuple(_run(trace, found))
         busy, exposed = figures.busy_share, figures.exposed_share
@@ -296,8 +348,32 @@ def headline(
             if figures is None
             else _of_typical(idle.result, found.typical)
         )
+    if figures is not None and figures.plain is not None and causes is not None:
+        causes = _in_plain_step(causes, recorded_idle, figures.idle_share)
     shares = _Shares(busy, exposed, causes, reason)
-    return _headline(figures, no_steps, shares, soundness, late, run)
+    made = _headline(figures, no_steps, shares, soundness, late, run)
+    if figures is None or figures.plain is not None or _of_some_steps(trace):
+        return made
+    return replace(made, no_plain=why_no_plain_step(trace))
+
+
+def _of_some_steps(trace: Attributed) -> bool:
+    """Whether a range of steps is selected, of which the plain steps are not."""
+    return isinstance(trace.selection.steps, tuple)
+
+
+def _in_plain_step(
+    causes: Mapping[str, float], recorded: float, plain: float
+) -> Mapping[str, float]:
+    """Shares of causes in the plain step: those of a recorded one, all made smaller (or larger) alike.
+
+    Args:
+        causes: share of each cause in a recorded step.
+        recorded: share of idle time in it.
+        plain: share of idle time in a plain step.
+    """
+    ratio = plain / recorded if recorded > 0 else 0.0
+    return {cause: share * ratio for cause, share in causes.items()}
 
 
 def headline_of_summaries(
@@ -363,15 +439,16 @@ def _headline(
         () if late.result is None else _late(late.result),
     )
     said = late.reason if late.result is None else late.result.statement
-    return Headline(figures, no_steps, verdict(measured, soundness), measured, said, run)
+    return Headline(figures, no_steps, verdict(measured, soundness), measured, said, run=run)
 
 
 def step_figures(found: Steps, soundness: Soundness) -> StepFigures:
     """The typical step of a trace."""
     frame, typical = found.frame, found.typical
     length = pl.col("duration").clip(1)
-    median, busy, exposed = typical.select(
+    median, busy_ns, busy, exposed = typical.select(
         pl.col("duration").median(),
+        pl.col("busy_ns").median(),
         busy=(pl.col("busy_ns") / length).median(),
         exposed=(pl.col("exposed_ns") / length).median(),
     ).row(0)
@@ -386,6 +463,7 @@ def step_figures(found: Steps, soundness: Soundness) -> StepFigures:
         exposed,
         *_extremes(found),
         soundness.idle_is(),
+        busy_ns,
     )
 
 
@@ -519,12 +597,7 @@ def _run(trace: Attributed, found: Steps) -> Iterator[RunPart]:
         [
             of_device.select(*device, part=pl.lit("start_up"), start="begun", end="first"),
             frame.select(*device, "start", part=pl.col("left_out").fill_null("steps"), end=end),
-            frame.select(
-                *device,
-                part=pl.lit("between"),
-                start=end,
-                end=pl.col("start").shift(-1).over(device),
-            ).drop_nulls(),
+            _between(frame, paused(trace)),
             of_device.select(*device, part=pl.lit("after"), start="last", end="ended"),
         ],
         how="diagonal",
@@ -545,6 +618,27 @@ def _run(trace: Attributed, found: Steps) -> Iterator[RunPart]:
     )
     times = {part: ns for part, *ns in sums.rows()}
     return (RunPart(part, *times[part]) for part in PARTS if part in times)
+
+
+def _between(frame: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
+    """The times between windows of steps: rank, device, part, start and end; ``unrecorded`` if steps were left out.
+
+    Args:
+        frame: windows of steps.
+        pauses: as `paused` returns them.
+    """
+    device = ("rank", "device")
+    gaps = frame.select(
+        *device,
+        start=pl.col("start") + pl.col("duration"),
+        end=pl.col("start").shift(-1).over(device),
+    ).drop_nulls()
+    left = gaps.sort("end").join_asof(
+        pauses.select("rank", pause="end").sort("pause"), left_on="end", right_on="pause", by="rank",
+        check_sortedness=False,
+    )  # fmt: skip
+    part = pl.when(pl.col("pause") > pl.col("start")).then(pl.lit("unrecorded"))
+    return left.select(*device, "start", "end", part=part.otherwise(pl.lit("between")))
 
 
 def _moments(trace: Attributed) -> pl.DataFrame:

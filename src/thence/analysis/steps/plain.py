@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
     from thence.units import Ns
 
-__all__ = ["MIN_STEPS", "PlainStep", "Typical", "median_interval", "plain_step", "unrecorded_steps"]
+__all__ = ["MIN_STEPS", "PlainStep", "Typical", "median_interval", "plain_step", "unrecorded_steps", "why_no_plain_step"]
 
 PROBABILITY = 0.95
 """Of the intervals of medians."""
@@ -92,10 +92,10 @@ class PlainStep:
 
     @property
     def text(self) -> str:
-        """The step as a part of a sentence: ``13.07 ms a step (12.9 to 13.2), 14.7 ms while recorded (+13 %)``."""
+        """The step as a part of a sentence: ``13.07 ms a step (+-0.1 ms), 14.7 ms while recorded (+13 %)``."""
         plain = self.plain
-        interval = f"{format_ns(plain.low_ns)} to {format_ns(plain.high_ns)}"
-        text = f"{format_ns(plain.median_ns)} a step ({interval})"
+        away = max(plain.high_ns - plain.median_ns, plain.median_ns - plain.low_ns)
+        text = f"{format_ns(plain.median_ns)} a step (+-{format_ns(away)})"
         if self.recorded is None:
             return text
         added = self.added_share or 0.0
@@ -108,10 +108,8 @@ class PlainStep:
     @property
     def basis(self) -> str:
         """Of what the figures are made."""
-        text = f"{several(self.plain.count, 'step')} that were not recorded"
-        if self.recorded is not None:
-            text += f", {self.recorded.count:,} recorded ones around them"
-        return f"{text}; intervals of medians with {PROBABILITY:.0%} probability"
+        others = "" if self.recorded is None else f" and {self.recorded.count:,} recorded"
+        return f"medians of {self.plain.count:,} plain{others} steps, interval {PROBABILITY:.0%}"
 
     def to_json(self) -> dict[str, Any]:
         """The values for JSON."""
@@ -141,6 +139,26 @@ def plain_step(tables: Tables) -> PlainStep | None:
         _typical(of_number.filter(pl.col("recorded") == kind)["duration"]) for kind in (False, True)
     )
     return None if plain is None else PlainStep(plain, recorded)
+
+
+def why_no_plain_step(tables: Tables) -> str:
+    """Why `plain_step` is None for a recording with steps, as a part of a sentence; empty for other traces."""
+    times = tables.step_times
+    if times.is_empty():
+        return ""
+    troubles = [
+        said
+        for facts in tables.meta.facts
+        if (said := (facts.get("plain_steps") or {}).get("trouble")) is not None
+    ]
+    if troubles:
+        return str(troubles[0])
+    left = unrecorded_steps(tables)
+    if left:
+        return (
+            f"of {several(left, 'step')} that were not recorded, fewer than {MIN_STEPS} count on all ranks"
+        )
+    return "no steps were left unrecorded, which the recorder does after some 60 steps"
 
 
 def unrecorded_steps(tables: Tables) -> int:

@@ -135,7 +135,7 @@ def _strip(report: Report) -> str:
         for kind, ns in kinds
     )
     attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines}</div></div>'
-    said = [line for line in (headline.rest, headline.late) if line]
+    said = [line for line in (headline.rest, headline.plain_text, headline.late) if line]
     if headline.steps is not None:
         said.insert(0, f"steps: {headline.steps.basis}")
     verdict = f'<p class="verdict">{escape(printable(headline.verdict.text))}</p>'

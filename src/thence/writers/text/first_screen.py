@@ -70,7 +70,7 @@ def _headline(glance: Glance) -> Iterator[RenderableType]:
         basis = (f" ({printable(headline.steps.basis)})", "dim")
         yield Text.assemble((headline.steps.text, "bold"), basis)
     yield Text(printable(headline.verdict.text), "bold")
-    for line in (headline.rest, headline.late):
+    for line in (headline.rest, headline.plain_text, headline.late):
         if line:
             yield Text(printable(line))
     if summary.idle_unknown:
