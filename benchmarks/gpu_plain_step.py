@@ -108,10 +108,11 @@ def run_resnet(torch: Any) -> Iterator[None]:
         def on_train_batch_end(self, *_: Any) -> None:
             CLOCK.tick()
 
-    loader = [(x.pin_memory(), y.pin_memory())] * (STEPS + 1)
+    batches = [(x, y)] * (STEPS + 2)
+    loader = torch.utils.data.DataLoader(batches, batch_size=None, pin_memory=DEVICE == "cuda")  # type: ignore[arg-type]
     lightning.Trainer(
         max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[Steps()], accelerator="gpu", devices=1,
+        enable_model_summary=False, callbacks=[Steps()], accelerator="gpu" if DEVICE == "cuda" else "cpu", devices=1,
     ).fit(Training(), loader)  # fmt: skip
 
 
@@ -185,7 +186,7 @@ def run_loader(torch: Any) -> Iterator[None]:
         yield
 
 
-class Enough(Exception):  # noqa: N818 - the end of a run, no error
+class Enough(Exception):
     """Ends a program after `STEPS` steps."""
 
 
@@ -387,12 +388,16 @@ def summary(name: str, result: dict[str, Any]) -> None:
     for number, pair in enumerate(result["runs"]):
         alone, recorded = pair["alone"], pair["recorded"]
         if "error" in alone or "error" in recorded:
-            print(f"{name} {number}: {alone.get('error', '')} {recorded.get('error', '')}", flush=True)
+            print(
+                f"{name} {number}: {alone.get('error', '')} {recorded.get('error', '')}", flush=True
+            )
             continue
         steps = list(zip(*recorded["steps"], strict=True))
         plain = [row[2] / 1e6 for row in steps if row[4] and not row[3]]
         kept = [row[2] / 1e6 for row in steps if row[4] and row[3]]
-        said = [f"{statistics.median(values):.3f}" if values else "none" for values in (plain, kept)]
+        said = [
+            f"{statistics.median(values):.3f}" if values else "none" for values in (plain, kept)
+        ]
         print(
             f"{name} {number}: alone {statistics.median(alone['steps_ms']):.3f} ms (host {alone['host_ms']:.3f}); "
             f"recorded run: plain {said[0]} ({len(plain)}), recorded {said[1]} ({len(kept)}), busy "
@@ -400,7 +405,10 @@ def summary(name: str, result: dict[str, Any]) -> None:
             flush=True,
         )
     if "error" not in result["profiled"]:
-        print(f"{name}: torch.profiler adds {100 * result['profiled']['profiler_added']:.1f} %", flush=True)
+        print(
+            f"{name}: torch.profiler adds {100 * result['profiled']['profiler_added']:.1f} %",
+            flush=True,
+        )
 
 
 def check(out: Path) -> None:
@@ -429,7 +437,9 @@ def check(out: Path) -> None:
                 continue
             within = found.plain.low_ns <= 1e6 * median <= found.plain.high_ns
             inside += within
-            print(f"{name} {number}: alone {median:.3f} ms, {found.text}: {'inside' if within else 'OUTSIDE'}")
+            print(
+                f"{name} {number}: alone {median:.3f} ms, {found.text}: {'inside' if within else 'OUTSIDE'}"
+            )
         if medians:
             compare_verdicts(out, name, result, medians)
     print(f"the stated interval holds the median of the run alone in {inside} of {total} pairs")

@@ -90,7 +90,9 @@ def paused(trace: Attributed) -> pl.DataFrame:
     """The times in which the recorder left out steps: rank, start and end (ns) and steps (their number)."""
     times = trace.step_times.sort("rank", "start")
     turns = pl.col("recorded") != pl.col("recorded").shift(1).over("rank")
-    following = pl.col("start").shift(-1).over("rank").fill_null(pl.col("start") + pl.col("duration"))
+    following = (
+        pl.col("start").shift(-1).over("rank").fill_null(pl.col("start") + pl.col("duration"))
+    )
     runs = times.with_columns(
         run=turns.fill_null(value=True).cum_sum().over("rank"), end=following
     ).filter(~pl.col("recorded"))

@@ -11,7 +11,17 @@ from thence.model.attributed import RULE
 from thence.model.phases import POSITIONS
 from thence.model.places import KINDS, PLACES
 from thence.model.schema import Column, Table
-from thence.model.tables import COLLECTIVES, EVENTS, GPU, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
+from thence.model.tables import (
+    COLLECTIVES,
+    EVENTS,
+    GPU,
+    HOST,
+    PROGRAMS,
+    STEP_TIMES,
+    STEPS,
+    THREADS,
+    WAITS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,17 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.fitted_names import affordable
 from thence.model.losses import Loss
-from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
+from thence.model.tables import (
+    EVENTS,
+    GPU,
+    GRAPH_PLACES,
+    HOST,
+    PROGRAMS,
+    STEP_TIMES,
+    STEPS,
+    THREADS,
+    WAITS,
+)
 from thence.model.times import LATEST_NS, LONGEST_NS
 from thence.units import several
 

@@ -175,6 +175,7 @@ class StepTimes:
         longest = max(self._latest, default=0)
         limit = max(_MIN_OVERDUE_NS, _OVERDUE * self._window[1] * longest)
         if time_ns() - self._began_pause > limit:
+            self._began_pause = time_ns()  # asks again after this time
             _call_on_main_thread(self._resume_now)
 
     def end(self) -> None:
@@ -305,7 +306,7 @@ def _reached(event: Any) -> bool:
 
 
 def _between(begin: _Border, end: _Border) -> int:
-    """ns from one border to another: on the device where both have an event."""
+    """Ns from one border to another: on the device where both have an event."""
     if begin.event is not None and end.event is not None and _reached(end.event):
         try:
             return round(begin.event.elapsed_time(end.event) * 1e6)
@@ -322,15 +323,13 @@ def _call_on_main_thread(function: Callable[[], None]) -> None:
     """Have the main thread call a function soon, between two instructions of its Python code."""
     import ctypes
 
-    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
     def call(_nothing: int) -> int:
-        _PENDING.discard(call)
         function()
         return 0
 
-    _PENDING.add(call)
-    ctypes.pythonapi.Py_AddPendingCall(call, None)
+    # Kept: the main thread may call it at any later time.
+    _KEPT.append(ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call))
+    ctypes.pythonapi.Py_AddPendingCall(_KEPT[-1], None)
 
 
-_PENDING: set[Any] = set()
-"""Keeps callbacks alive until they were called."""
+_KEPT: list[Any] = []

@@ -76,7 +76,17 @@ _MOST_FACTS = 1 << 30
 
 _TABLES = {
     table.name: table.schema
-    for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES)
+    for table in (
+        HOST,
+        COLLECTIVES,
+        PROGRAMS,
+        THREADS,
+        EVENTS,
+        WAITS,
+        STEPS,
+        STEP_TIMES,
+        GRAPH_PLACES,
+    )
 }
 _TABLES |= {"collective_parts": COLLECTIVES.schema, "host_collectives": COLLECTIVES.schema}
 _HLO = {

@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
     from thence.units import Ns
 
-__all__ = ["MIN_STEPS", "PlainStep", "Typical", "median_interval", "plain_step", "unrecorded_steps", "why_no_plain_step"]
+__all__ = [
+    "MIN_STEPS",
+    "PlainStep",
+    "Typical",
+    "median_interval",
+    "plain_step",
+    "unrecorded_steps",
+    "why_no_plain_step",
+]
 
 PROBABILITY = 0.95
 """Of the intervals of medians."""
@@ -155,9 +163,7 @@ def why_no_plain_step(tables: Tables) -> str:
         return str(troubles[0])
     left = unrecorded_steps(tables)
     if left:
-        return (
-            f"of {several(left, 'step')} that were not recorded, fewer than {MIN_STEPS} count on all ranks"
-        )
+        return f"of {several(left, 'step')} that were not recorded, fewer than {MIN_STEPS} count on all ranks"
     return "no steps were left unrecorded, which the recorder does after some 60 steps"
 
 

@@ -148,7 +148,7 @@ class Hooks:
             self._waiting.pop()()
         self._monitor.stop()
 
-    def step(self, *, recorded: bool) -> None:
+    def step(self, *, recorded: bool = True) -> None:
         """Begin a step because the program says so; from then on, only the program begins steps."""
         if self._live:
             self._steps.told(self._threads.now, recorded=recorded)

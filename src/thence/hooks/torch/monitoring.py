@@ -135,7 +135,9 @@ class Monitor:
             _monitoring.register_callback(self._tool, event, callback)
         self._kept = tuple(kept)
         for code in kept:
-            _monitoring.set_local_events(self._tool, code, CALLS)
+            # An event that was disabled while all code had it stays so until no tool wants it.
+            for events in (CALLS, 0, CALLS):
+                _monitoring.set_local_events(self._tool, code, events)
 
     def resume(self) -> None:
         """Receive events again after `pause`."""

@@ -103,7 +103,9 @@ class Steps:
         if not self._any:
             self.begin(thread)
 
-    def optimizer_stepped(self, thread: Thread, optimizer: Any, frame: FrameType | None = None) -> None:
+    def optimizer_stepped(
+        self, thread: Thread, optimizer: Any, frame: FrameType | None = None
+    ) -> None:
         """Handle that an optimizer has changed the parameters, or that the gradient scaler around it was updated.
 
         Args:
