@@ -10,14 +10,15 @@ records a CUDA event at the end of each step, in all runs alike; its step is the
 step 30 on. In turns it runs alone, recorded, and once under torch.profiler.
 
 ``record`` writes OUT/results.json, and for each program OUT/NAME.tar.gz, its first recording without host ranges.
-``check`` prints for each pair of runs the median that the program measured alone, the interval that thence states of the
-recorded run, whether the one is inside of the other, and what recording and torch.profiler add to a step; and for each
+``check`` prints for each pair of runs the median that the program measured alone, the interval that thence states
+of the recorded run, whether the one is inside of the other, and what recording and torch.profiler add to a step; and for each
 program the verdict of the recording beside the share of the GPU's idle time in the step that the program has alone.
 Processes differ from each other: the spread of the medians of runs alone is printed beside.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -215,7 +216,7 @@ class Clock:
 
         torch.cuda.synchronize()
         kept = self.events[FIRST:]
-        times = [a.elapsed_time(b) for (a, _), (b, _) in zip(kept, kept[1:], strict=False)]
+        times = [a.elapsed_time(b) for (a, _), (b, _) in itertools.pairwise(kept)]
         return times, (kept[-1][1] - kept[0][1]) / 1e6 / (len(kept) - 1)
 
 
@@ -339,6 +340,7 @@ def forked(name: str, way: str, folder: Path) -> dict[str, Any]:
 
 def record(out: Path, seconds: float, names: list[str]) -> None:
     """Runs the programs, and writes what they measured."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes that outlive a run
     import_packages()
     results: dict[str, Any] = {}
     for name in names:
