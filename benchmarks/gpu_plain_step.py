@@ -11,8 +11,9 @@ step 30 on. In turns it runs alone, recorded, and once under torch.profiler.
 
 ``record`` writes OUT/results.json, and for each program OUT/NAME.tar.gz, its first recording without host ranges.
 ``check`` prints for each pair of runs the median that the program measured alone, the interval that thence states
-of the recorded run, whether the one is inside of the other, and what recording and torch.profiler add to a step; and for each
-program the verdict of the recording beside the share of the GPU's idle time in the step that the program has alone.
+of the recorded run, whether the one is inside of the other, and what recording and torch.profiler add to a step;
+and for each program the verdict of the recording beside the share of the GPU's idle time in the step that the program
+has alone.
 Processes differ from each other: the spread of the medians of runs alone is printed beside.
 """
 

@@ -354,8 +354,8 @@ STEP_TIMES = Table(
         Column(
             "counted",
             pl.Boolean(),
-            "whether it shows what recording costs: a plain step, or a recorded one near plain steps, and not the first "
-            "one after the recorder was switched on or off",
+            "whether it shows what recording costs: a plain step, or a recorded one near plain steps, and not the "
+            "first one after the recorder was switched on or off",
         ),
     ),
     required=("rank", "number", "start", "duration", "recorded", "counted"),

@@ -308,10 +308,9 @@ class Recording:
         """A step begins that the program announced, or the first one; returns whether it is recorded."""
         frame = sys._getframe()  # noqa: SLF001 - no other way to a frame
         first = self._told == 0
-        if first and self._schedule is None:
-            recorded = True  # so far, steps are those that hooks find
-        else:
-            recorded = self._steps.begins(frame, self._told)
+        # Before the program announces a step, steps are those that hooks find.
+        found = first and self._schedule is None
+        recorded = found or self._steps.begins(frame, self._told)
         self._log.step(self._told, recorded=recorded)
         return recorded
 

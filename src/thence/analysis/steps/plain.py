@@ -7,8 +7,8 @@ median of the distribution lies between the k-th smallest and the k-th largest w
 
     1 - 2 P(B < k), B binomial with n trials of 1/2
 
-whatever the distribution is, if the values are independent (David and Nagaraja, Order Statistics, 7.1). k is the largest
-for which this is at least 95 %, so 6 values are needed. Values of one process that follow each other are not
+whatever the distribution is, if the values are independent (David and Nagaraja, Order Statistics, 7.1). k is the
+largest for which this is at least 95 %, so 6 values are needed. Values of one process that follow each other are not
 independent: slow changes of a machine make the interval too narrow. Windows spread over the run make up for that in
 part.
 

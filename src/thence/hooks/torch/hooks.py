@@ -194,7 +194,7 @@ class Hooks:
             self.failed(error)
 
     def _find_phase(self, frame: FrameType | None) -> None:
-        """Find the phases that the calling thread is in, by its frames; outside of these it is where the pause began."""
+        """Find the phases that the calling thread is in, by its frames; outside of these, that of before the pause."""
         thread = self._threads.now
         phase = thread.phases[0] if thread.phases else thread.phase
         around = []

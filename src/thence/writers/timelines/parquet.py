@@ -26,7 +26,7 @@ FILES = (*(f"{table}.parquet" for table in _TABLES), _INSIDE, _META)
 
 
 def write_parquet(timeline: Timeline, folder: Path) -> None:
-    """Writes gpu, host, places, collectives, threads, programs, events, waits, steps, step_times and counters, and meta.json.
+    """Writes every table of `_TABLES`, the counters among them, and meta.json.
 
     In-kernel ranges, if there are any, are in inside.parquet.
 
