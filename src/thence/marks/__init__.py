@@ -31,6 +31,7 @@ __all__ = [
     "save_known_labels",
     "save_labels",
     "unlisten",
+    "watch_backward",
 ]
 
 _graphs = LabelledGraphs()
@@ -102,6 +103,11 @@ def save_known_labels(path: Path, saved: int) -> int:
     if graphs > saved:
         write_whole(path, _graphs.document())
     return max(graphs, saved)
+
+
+def watch_backward(*, on: bool) -> None:
+    """Whether listeners are told of the nodes of backward passes, which takes a hook for each node."""
+    watch.backward = on
 
 
 def _torch_is_there(torch: Any) -> None:

@@ -77,7 +77,7 @@ class BackwardMarks:
         run = _Run(self._torch.autograd._get_sequence_nr())  # noqa: SLF001 - no public name
         self._running.append(run)
         try:
-            if not self._watch.live:
+            if not (self._watch.backward and self._watch.live) and self._watch.changed is None:
                 return original(roots, *args, **kwargs)
             return self._watched(run, original, roots, *args, **kwargs)
         finally:

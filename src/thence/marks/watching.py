@@ -59,6 +59,7 @@ class Watch:
         loop: returns the asyncio event loop that runs on this thread; None until asyncio is imported.
         ranges: whether NVTX or JAX may show marks as ranges.
         live: whether there is a listener or a capture.
+        backward: whether backward passes are watched; their captures are in any case.
         listeners: the listeners.
         opened: calls `Listener.opened` of all listeners; None if there are none.
         closed: calls `Listener.closed` of all listeners; None if there are none.
@@ -74,6 +75,7 @@ class Watch:
         self.loop: Callable[[], object] | None = None
         self.ranges = False
         self.live = False
+        self.backward = True
         self.listeners: tuple[Listener, ...] = ()
         self.opened: Opened | None = None
         self.closed: Closed | None = None

@@ -26,6 +26,7 @@ from thence.marks import (
     save_known_labels,
     save_labels,
     unlisten,
+    watch_backward,
 )
 from thence.marks.frames import top
 from thence.model.formats import LABELS_FILE
@@ -37,7 +38,6 @@ from thence.recording.noted_places import NotedPlaces
 from thence.recording.step_times import StepTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import FrameType, TracebackType
 
     from thence.marks.watching import Frame
@@ -112,7 +112,6 @@ class Recording:
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._collects_nvtx = False
-        self._open: set[int] = set()
         self._steps = StepTimes(self, schedule, baseline=options.baseline)
         self._told = 0
         self._labelled = 0
@@ -159,7 +158,8 @@ class Recording:
         self._steps = StepTimes(self, self._schedule, baseline=self._options.baseline)
         self._told = 0
         self._labelled = 0
-        self._note_open(_open_frames())
+        for frame in _open_frames():
+            self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
         listen(self._log)
         if self._options.collectives:
             self._collectives.begin()
@@ -188,8 +188,7 @@ class Recording:
         if self._recorder is None:
             return False
         followed = self._hooks is not None and not self._hooks.pause()
-        unlisten(self._log)
-        self._open = {frame[1] for frame in _open_frames()}
+        watch_backward(on=False)  # marks themselves cost little
         self._recorder.pause()
         return not (followed or self._recorder.attached)
 
@@ -199,11 +198,7 @@ class Recording:
             self._recorder.resume()
             if self._hooks is not None:
                 self._hooks.resume(frame)
-            frames = _open_frames()
-            for number in self._open - {frame[1] for frame in frames}:
-                self._log.closed(number)
-            self._note_open(frame for frame in frames if frame[1] not in self._open)
-            listen(self._log)
+            watch_backward(on=True)
 
     def stop(self) -> None:
         """Waits for the device, writes what is left, and ends the recording. A second call does nothing."""
@@ -215,6 +210,7 @@ class Recording:
             if self._collects_nvtx:
                 leave_nvtx()  # before unlisten: marks without a listener check whether a tool collects NVTX
             unlisten(self._log)
+            watch_backward(on=True)
             self._collectives.end()
             self._handover.end()
             self._xla.end()
@@ -240,10 +236,6 @@ class Recording:
                 f"{self.directory}: nothing was recorded, because this process did nothing on a GPU"
             )
         return open_trace(self.folder)
-
-    def _note_open(self, frames: Iterable[Frame]) -> None:
-        for frame in frames:
-            self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
 
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of marks, collectives, boundaries and places, for the recorder to write with its own.
