@@ -364,7 +364,7 @@ def _of_some_steps(trace: Attributed) -> bool:
 
 def _in_plain_step(
     causes: Mapping[str, float], recorded: float, plain: float
-) -> Mapping[str, float]:
+) -> dict[str, float]:
     """Shares of causes in the plain step: those of a recorded one, all made smaller (or larger) alike.
 
     Args:

@@ -197,7 +197,7 @@ class Recorder:
             if detaches:
                 self._detach()
             if self.attached:
-                self._saywhy_attached()
+                self._say_why_attached()
 
     def resume(self) -> None:
         """Records again after `pause`."""
@@ -309,7 +309,7 @@ class Recorder:
             self.attached = not self._counting.detach(self._cupti)
             self._detachments += not self.attached
 
-    def _saywhy_attached(self) -> None:
+    def _say_why_attached(self) -> None:
         why = self.why_attached() or "detaching failed"
         self.warn(
             f"CUPTI stays attached while the recording is paused, because {why}: steps that are not recorded take "

@@ -309,7 +309,8 @@ def _between(begin: _Border, end: _Border) -> int:
     """Ns from one border to another: on the device where both have an event."""
     if begin.event is not None and end.event is not None and _reached(end.event):
         try:
-            return round(begin.event.elapsed_time(end.event) * 1e6)
+            milliseconds: float = begin.event.elapsed_time(end.event)
+            return round(milliseconds * 1e6)
         except RuntimeError:  # of two devices
             pass
     return end.time - begin.time
