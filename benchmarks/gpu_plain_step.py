@@ -265,7 +265,9 @@ def profiled_facts(profiler: Any, times: list[float]) -> dict[str, Any]:
     spans = [
         (event.start_ns(), event.start_ns() + event.duration_ns())
         for event in profiler.profiler.kineto_results.events()
-        if str(event.device_type()).endswith("CUDA") and event.name() != "Context Sync"
+        if str(event.device_type()).endswith("CUDA")
+        and event.name() != "Context Sync"
+        and not event.is_user_annotation()
     ]
     busy = busy_ns(*np.array(spans).T) if spans else 0
     steps = len(times) - PROFILED_STEPS + 1

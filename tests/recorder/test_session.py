@@ -745,6 +745,45 @@ def test_cupti_stays_attached_if_another_thread_launches(tmp_path: Path) -> None
     assert "several threads launch" in warning
 
 
+GRAPH_LAUNCHES = {
+    "noted by a callback": "fake.library.fake_graph_launch()",
+    "seen in a record": 'fake.emit(kernel("k", 1, 2, correlationId=fake.launch(), graphId=3, graphNodeId=4))',
+}
+
+
+@pytest.mark.parametrize("launched", GRAPH_LAUNCHES.values(), ids=GRAPH_LAUNCHES.keys())
+@pytest.mark.parametrize("baseline", [True, False])
+def test_cupti_stays_attached_once_a_cuda_graph_was_launched_while_it_was_attached(
+    tmp_path: Path, launched: str, *, baseline: bool
+) -> None:
+    if choose_probe().compiled is None:
+        pytest.skip("the probe was not compiled")
+    schedule = "None" if baseline else "thence.Schedule(active=30, wait=10)"
+    program(
+        f"""
+        with thence.record(OUT, schedule={schedule}) as recording:
+            recording.step()
+            for step in range(100):
+                launch("k")
+                if step == 12:
+                    {launched}
+                recording.step()
+                assert step < 12 or not fake.library.fake_finalized(), step
+        """,
+        tmp_path,
+    )
+    reason = "CUDA graphs were captured or launched"
+    # With the schedule, CUPTI is detached before step 0, when nothing has run.
+    assert description(tmp_path)["detachments"] == (0 if baseline else 1)
+    trace = thence.open(tmp_path)
+    if baseline:
+        assert reason in description(tmp_path)["plain_steps"]["trouble"]
+        assert trace.step_times["recorded"].all()
+    else:
+        (warning,) = trace.meta.warnings
+        assert reason in warning
+
+
 def test_a_recording_ends_quietly_if_another_profiler_took_cupti_while_it_was_detached(
     tmp_path: Path,
 ) -> None:

@@ -362,9 +362,7 @@ def _of_some_steps(trace: Attributed) -> bool:
     return isinstance(trace.selection.steps, tuple)
 
 
-def _in_plain_step(
-    causes: Mapping[str, float], recorded: float, plain: float
-) -> dict[str, float]:
+def _in_plain_step(causes: Mapping[str, float], recorded: float, plain: float) -> dict[str, float]:
     """Shares of causes in the plain step: those of a recorded one, all made smaller (or larger) alike.
 
     Args:

@@ -67,6 +67,8 @@ _DETACHABLE = 24
 _PATIENCE_SECONDS = 10.0
 """How long `stop` waits for the device, and then for the thread that reads and writes."""
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
+_OF_GRAPHS = re.compile(r"cu(da)?(Graph|Stream(Begin|End)Capture)")
+"""Calls that capture, build or launch CUDA graphs."""
 _OF_AUTOGRAD = "pt_autograd"
 """How PyTorch names the threads of autograd."""
 _NO_DRIVER = (15, 999)
@@ -138,6 +140,9 @@ class Recorder:
         self._using_cupti = threading.Lock()
         self._detachments = 0
         self._launching: set[int] = set()
+        self._graphs = (
+            False  # whether CUDA graphs were captured, built or launched while CUPTI was attached
+        )
         self._began_ns = 0
         self._stopped_ns: int | None = None
         self._due = 0.0
@@ -335,9 +340,12 @@ class Recorder:
     def why_attached(self) -> str | None:
         """Why CUPTI stays attached if the recording is paused; None if it can be detached on this thread.
 
-        On an H100 with CUPTI 13.0, 4,399 detachments from twelve programs lost no record and crashed none. A thirteenth
-        program, JAX with loops in command buffers, crashed (`benchmarks/gpu_baseline.py`). libcupti once crashed when a
-        thread launched meanwhile. Threads of autograd launch during backward passes only, so not between two steps.
+        On an H100 with CUPTI 13.0, 4,399 detachments from twelve programs lost no record and crashed none, although
+        some of them replayed CUDA graphs. JAX with loops in command buffers crashed (`benchmarks/gpu_baseline.py`), and
+        so did training with `torch.cuda.make_graphed_callables`, whose graphs were captured while CUPTI was attached:
+        "unspecified launch failure" in two of two runs (`benchmarks/gpu_plain_step.py`). Which graphs are harmless is
+        not known, so CUPTI stays attached once it has seen any. libcupti once crashed when a thread launched meanwhile.
+        Threads of autograd launch during backward passes only, so not between two steps.
         """
         if self._uses_xla():
             return "JAX is used"
@@ -348,6 +356,10 @@ class Recorder:
         others = self._launching - {threading.get_native_id()}
         if any(_may_launch(thread) for thread in others):
             return "several threads launch"
+        if not self._graphs and not self._by_thread(self._take_calls, _PATIENCE_SECONDS):
+            return "it is not known in time what was launched"
+        if self._graphs:
+            return "CUDA graphs were captured or launched while it was attached"
         return None
 
     def _flush(self, *, unfinished: bool) -> None:
@@ -499,6 +511,7 @@ class Recorder:
         try:
             for kind, columns in self._parser.read(filled.address, filled.valid_bytes):
                 _count_on(columns, filled.numbers_before)
+                self._graphs = self._graphs or ("graph" in columns and columns["graph"].any())
                 self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
             self._take_calls()
             self._count_dropped(filled.context, filled.stream)
@@ -535,10 +548,15 @@ class Recorder:
     def _take_calls(self) -> None:
         """Adds the calls that callbacks noted; called after each buffer, so that few of them wait in memory."""
         if self.counts:
-            calls = self._counting.take_calls(self._function_number)
+            calls = self._counting.take_calls(self._called)
             threads = np.sort(calls["thread"].astype(np.int64))  # np.unique would import numpy.ma
             self._launching.update(threads[np.diff(threads, prepend=-1) > 0].tolist())
             self.parts.add("calls", calls)
+
+    def _called(self, name: str) -> int:
+        """The number of the name of a function that was called."""
+        self._graphs = self._graphs or _OF_GRAPHS.match(name) is not None
+        return self._function_number(name)
 
     def _function_number(self, name: str) -> int:
         return self._names.of_text(_SUFFIX.sub("", name))

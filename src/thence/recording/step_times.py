@@ -220,6 +220,10 @@ class StepTimes:
             if self.trouble is not None:
                 return
             self._plain = self._switch.pause()
+            if not self._plain:
+                self.trouble = self._switch.why_attached() or "a backward pass was running"
+                self._switch.resume(frame)
+                return
             self._recording = False
             self._began_pause = time_ns()
         self._switched = number

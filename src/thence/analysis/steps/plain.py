@@ -8,9 +8,10 @@ median of the distribution lies between the k-th smallest and the k-th largest w
     1 - 2 P(B < k), B binomial with n trials of 1/2
 
 whatever the distribution is, if the values are independent (David and Nagaraja, Order Statistics, 7.1). k is the
-largest for which this is at least 95 %, so 6 values are needed. Values of one process that follow each other are not
-independent: slow changes of a machine make the interval too narrow. Windows spread over the run make up for that in
-part.
+largest for which this is at least 95 %, so 6 values are needed. Steps that follow each other are not independent: the
+host of a program becomes slower and faster over seconds, so this interval alone is too narrow. It is made wider where
+the medians of single windows are outside of it, and then by `BETWEEN_PROCESSES` of the median on each side, for what no
+window of a process shows.
 
 With several ranks, a step counts as plain if no rank recorded it, and as recorded if all ranks did; its duration is the
 longest of the ranks, because the others wait for it.
@@ -43,6 +44,10 @@ __all__ = [
 
 PROBABILITY = 0.95
 """Of the intervals of medians."""
+BETWEEN_PROCESSES = 0.005
+"""Share of a step by which processes that do the same differ. On an H100, a compiled training step took 0.3 % longer
+while CUPTI was detached than in processes that were never recorded, whose medians differed by 0.03 %
+(`benchmarks/gpu_plain_step.py`)."""
 MIN_STEPS = 6
 """Fewer values have no interval of a median with that probability: 2 * 0.5**5 > 1 - `PROBABILITY`."""
 
@@ -54,18 +59,21 @@ class Typical:
     Attributes:
         count: number of steps.
         median_ns: of their durations.
-        low_ns, high_ns: the interval in which the median is with the probability `PROBABILITY`.
+        low_ns, high_ns: the interval in which the median is, see above.
+        windows: number of runs of steps with consecutive numbers.
     """
 
     count: int
     median_ns: float
     low_ns: Ns
     high_ns: Ns
+    windows: int
 
     def to_json(self) -> dict[str, Any]:
         """The values for JSON."""
         return {
             "count": self.count, "median": self.median_ns, "low": self.low_ns, "high": self.high_ns,
+            "windows": self.windows,
         }  # fmt: skip
 
 
@@ -117,7 +125,8 @@ class PlainStep:
     def basis(self) -> str:
         """Of what the figures are made."""
         others = "" if self.recorded is None else f" and {self.recorded.count:,} recorded"
-        return f"medians of {self.plain.count:,} plain{others} steps, interval {PROBABILITY:.0%}"
+        windows = several(self.plain.windows, "window")
+        return f"medians of {self.plain.count:,} plain{others} steps, {windows}, interval {PROBABILITY:.0%}"
 
     def to_json(self) -> dict[str, Any]:
         """The values for JSON."""
@@ -144,7 +153,7 @@ def plain_step(tables: Tables) -> PlainStep | None:
         .filter(pl.col("ranks") == ranks)
     )
     plain, recorded = (
-        _typical(of_number.filter(pl.col("recorded") == kind)["duration"]) for kind in (False, True)
+        _typical(of_number.filter(pl.col("recorded") == kind)) for kind in (False, True)
     )
     return None if plain is None else PlainStep(plain, recorded)
 
@@ -191,10 +200,21 @@ def median_interval(count: int) -> tuple[int, int] | None:
     return (k - 1, count - k) if k else None
 
 
-def _typical(durations: pl.Series) -> Typical | None:
-    values = np.sort(durations.to_numpy())
+def _typical(steps: pl.DataFrame) -> Typical | None:
+    steps = steps.sort("number")
+    values = np.sort(steps["duration"].to_numpy())
     ends = median_interval(len(values))
     if ends is None:
         return None
-    low, high = (int(values[at]) for at in ends)
-    return Typical(len(values), float(np.median(values)), low, high)
+    window = (pl.col("number").diff() != 1).fill_null(value=True).cum_sum()
+    medians = steps.group_by(window=window).agg(pl.col("duration").median())["duration"].to_numpy()
+    low, high = (values[end] for end in ends)
+    median = float(np.median(values))
+    beside = BETWEEN_PROCESSES * median
+    return Typical(
+        len(values),
+        median,
+        math.floor(min(low, medians.min()) - beside),
+        math.ceil(max(high, medians.max()) + beside),
+        len(medians),
+    )
