@@ -421,7 +421,7 @@ def check(out: Path) -> None:
     import polars as pl
 
     from thence.analysis.steps.plain import plain_step
-    from thence.model.tables import STEP_TIMES, Tables
+    from thence.model.tables import STEP_TIMES
 
     inside = total = 0
     for name, result in json.loads((out / "results.json").read_text()).items():
@@ -435,7 +435,7 @@ def check(out: Path) -> None:
             columns = ("number", "start", "duration", "recorded", "counted")
             frame = pl.DataFrame(dict(zip(columns, pair["recorded"]["steps"], strict=True)))
             times = frame.with_columns(pl.col("recorded", "counted").cast(pl.Boolean), rank=0)
-            found = plain_step(Tables(step_times=STEP_TIMES.frame(times.to_dict())))
+            found = plain_step(STEP_TIMES.frame(times.to_dict()))
             total += 1
             if found is None:
                 print(f"{name} {number}: no plain step: {pair['recorded']['plain_steps']}")

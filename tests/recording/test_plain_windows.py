@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,11 @@ import polars as pl
 import pytest
 
 import thence
-from recorder_programs import Copies, description, program
-from thence.recording.step_times import StepTimes, plain_windows
+from recorder_programs import Copies, description
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import FrameType
 
 needs_monitoring = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"

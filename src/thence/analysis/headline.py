@@ -33,7 +33,7 @@ from thence.analysis.extent import covered, cut, paused, span_and_busy
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.select import in_time
 from thence.analysis.steps.counted import OUTLIER, RULES, left_out_of_windows
-from thence.analysis.steps.plain import plain_step, why_no_plain_step
+from thence.analysis.steps.plain import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import Steps, basis_of, selected_steps
 from thence.analysis.verdict import Late, Measured, Verdict, verdict
 from thence.errors import MissingData
@@ -331,7 +331,7 @@ def headline(
         no_steps = ""
         figures = step_figures(found, soundness)
         recorded_idle = figures.idle_share
-        plain = None if _of_some_steps(trace) else plain_step(trace)
+        plain = None if of_some_steps(trace) else plain_step(trace.step_times)
         if plain is not None:
             figures = figures.as_plain(plain)
         if trace.selection.of_ranks_and_devices_only:
@@ -352,14 +352,9 @@ def headline(
         causes = _in_plain_step(causes, recorded_idle, figures.idle_share)
     shares = _Shares(busy, exposed, causes, reason)
     made = _headline(figures, no_steps, shares, soundness, late, run)
-    if figures is None or figures.plain is not None or _of_some_steps(trace):
+    if figures is None or figures.plain is not None or of_some_steps(trace):
         return made
     return replace(made, no_plain=why_no_plain_step(trace))
-
-
-def _of_some_steps(trace: Attributed) -> bool:
-    """Whether a range of steps is selected, of which the plain steps are not."""
-    return isinstance(trace.selection.steps, tuple)
 
 
 def _in_plain_step(causes: Mapping[str, float], recorded: float, plain: float) -> dict[str, float]:
@@ -375,7 +370,10 @@ def _in_plain_step(causes: Mapping[str, float], recorded: float, plain: float) -
 
 
 def headline_of_summaries(
-    summaries: Mapping[str, pl.DataFrame], soundness: Soundness, late: Part[Job]
+    summaries: Mapping[str, pl.DataFrame],
+    soundness: Soundness,
+    late: Part[Job],
+    times: pl.DataFrame,
 ) -> Headline:
     """The first answer about a job, from the summaries of its ranks: without the parts of the recording.
 
@@ -383,6 +381,7 @@ def headline_of_summaries(
         summaries: the tables devices, steps and idle of `thence.analysis.ranks.summary_tables.SUMMARY`.
         soundness: of the job.
         late: late ranks, or why they were not looked for.
+        times: the table step_times of all ranks.
     """
     kinds = summaries["devices"]["step_kind"].drop_nulls()
     frame = summaries["steps"].sort("rank", "device", "start")
@@ -406,6 +405,11 @@ def headline_of_summaries(
     )
     sums = sums.group_by(pl.col("cause").cast(pl.String), "window").agg(ns=pl.col("total_ns").sum())
     causes = _median_shares(sums, windows["duration"]) if figures else None
+    if figures is not None and (plain := plain_step(times)) is not None:
+        recorded_idle = figures.idle_share
+        figures = figures.as_plain(plain)
+        busy, exposed = figures.busy_share, figures.exposed_share
+        causes = _in_plain_step(causes or {}, recorded_idle, figures.idle_share)
     shares = _Shares(busy, exposed, causes, "" if figures else "the ranks' summaries do not tell")
     return _headline(figures, no_steps, shares, soundness, late, ())
 

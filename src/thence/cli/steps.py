@@ -66,12 +66,15 @@ def command(inputs: Inputs, result: Result) -> None:
             "kind": found.steps.kind,
             "what": found.steps.what,
             "idle_is": trace.soundness.idle_is(),
+            **found.plain_json(),
             **found.json_tables(),
         }
         result.emit(document_of(trace, document), found.frame.drop("row"), {}, notes)
         return
 
     output = console()
+    for line in found.plain_said():
+        print_table(output, line)
     print_table(output, f"{several(found.count, 'step')}: {found.basis}")
     causes = [
         name for name in found.frame.columns if name.startswith("idle_") and name != "idle_ns"

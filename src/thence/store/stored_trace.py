@@ -178,13 +178,14 @@ class StoredTrace(Trace):
         with reading(self.store.root):
             frames = self.store.lateness()
             tables = {name: frames[name].collect() for name in ("devices", "steps", "idle")}
+        times = self.sql("select * from step_times")
         devices = tables["devices"]
         if devices.is_empty():
             raise MissingData(f"{self.store.root}: holds no device activity")
         late = part(lambda: self.late_ranks(explain=False))
         if devices.height < 2 and late.result is not None and not late.result.shown.missing:
             late = Part(None)
-        return headline_of_summaries(tables, self.soundness, late)
+        return headline_of_summaries(tables, self.soundness, late, times)
 
     def sql(self, query: str) -> pl.DataFrame:
         """As `Trace.sql`, as a lazy query over the files of all ranks, which reads only what the query needs.

@@ -10,15 +10,17 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.waits import participants
+from thence.analysis.extent import cut, extent
 from thence.analysis.idle.causes import REASONS, idle_causes
 from thence.analysis.idle.places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
 from thence.analysis.idle.rules import CAUSES, MEANINGS, REASON_TITLES
 from thence.analysis.no_device_work import no_device_work
+from thence.analysis.steps.plain import plain_step, unrecorded_steps
 from thence.errors import UsageError
 from thence.model.questions import IDLE_BY
 from thence.notebook import Form, Shown
 from thence.parallel import both
-from thence.units import format_ns
+from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
@@ -43,6 +45,38 @@ _ROWS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class AddedIdle:
+    """Idle time that recording added.
+
+    In a step, recording makes the host slower, and kernels at most a little: a step that is longer by some time holds
+    at most so much more idle time.
+
+    Attributes:
+        ns: at most, of all idle time.
+        step_ns: how much longer a step takes while it is recorded, at the median.
+        unrecorded: number of steps that were not recorded, which are in no row.
+    """
+
+    ns: Ns
+    step_ns: Ns
+    unrecorded: int
+
+    def text(self, idle_ns: Ns) -> str:
+        """One sentence on it.
+
+        Args:
+            idle_ns: all idle time.
+        """
+        left = f"{several(self.unrecorded, 'step')} that were not recorded, to measure this, are left out"
+        if not self.ns:
+            return f"recording added no idle time that its steps without recording show; {left}"
+        return (
+            f"recording added at most {format_ns(self.ns)} ({format_share(self.ns, idle_ns)}) of it: "
+            f"{format_ns(self.step_ns)} to a step; {left}"
+        )
+
+
 @dataclass(frozen=True)
 class IdleTime(Shown):
     """Why the devices were idle.
@@ -64,6 +98,7 @@ class IdleTime(Shown):
         found: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
         names: the name of each piece.
         unknown: why idle time is unknown, as a part of a sentence; empty if it is known.
+        added: how much of it recording added; None if that is unknown, as in traces that are no recordings.
     """
 
     idle_ns: Ns | None
@@ -77,6 +112,7 @@ class IdleTime(Shown):
     found: pl.DataFrame = field(repr=False)
     names: PieceNames = field(repr=False)
     unknown: str = ""
+    added: AddedIdle | None = None
 
     @cached_property
     def pieces(self) -> pl.DataFrame:
@@ -93,7 +129,8 @@ class IdleTime(Shown):
         """One sentence for each reason why a part is unknown, and one on the program without a recorded row."""
         if self.unknown:
             return (f"idle time is unknown: {self.unknown}",)
-        notes = [
+        notes = [] if self.added is None else [self.added.text(self.idle_ns or 0)]
+        notes += [
             f"unknown ({REASON_TITLES[reason]}): {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
         ]
@@ -137,6 +174,7 @@ class IdleTime(Shown):
         columns = ["by", "name", "total_ns", "count"]
         return {
             "idle_ns": self.idle_ns,
+            "recording_added_at_most_ns": None if self.added is None else self.added.ns,
             "unsampled_ns": self.unsampled_ns,
             "idle_unknown": self.unknown,
             "causes": [
@@ -221,7 +259,22 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         pieces,
         names,
         unknown,
+        None if unknown else _added(trace, total),
     )
+
+
+def _added(trace: Attributed, total: Ns) -> AddedIdle | None:
+    """How much of the idle time recording added: for each recorded step, or part of one, as much as to the median."""
+    times = trace.step_times.filter("recorded", pl.col("duration") > 0)
+    plain = plain_step(trace.step_times)
+    if plain is None or plain.recorded is None:
+        return None
+    devices = trace.gpu.select("rank", "device").unique()
+    steps = times.join(devices, on="rank").sort("rank", "device", "start")
+    row, _, start, end = cut(steps, extent(trace).sort("rank", "device", "start"))
+    parts = (end - start) / steps["duration"].gather(row).to_numpy()
+    ns = min(round(float(parts.sum()) * plain.added_ns), total)
+    return AddedIdle(ns, round(plain.added_ns), unrecorded_steps(trace.step_times))
 
 
 def _unsampled(trace: Attributed, pieces: pl.DataFrame) -> Ns:

@@ -29,6 +29,7 @@ import polars as pl
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
+    from thence.model.attributed import Attributed
     from thence.model.tables import Tables
     from thence.units import Ns
 
@@ -37,6 +38,7 @@ __all__ = [
     "PlainStep",
     "Typical",
     "median_interval",
+    "of_some_steps",
     "plain_step",
     "unrecorded_steps",
     "why_no_plain_step",
@@ -107,6 +109,15 @@ class PlainStep:
         )
 
     @property
+    def added_ns(self) -> float:
+        """How much longer recording makes a step; 0 if that is unknown, or not longer."""
+        return (
+            0.0
+            if self.recorded is None
+            else max(self.recorded.median_ns - self.plain.median_ns, 0.0)
+        )
+
+    @property
     def text(self) -> str:
         """The step as a part of a sentence: ``13.07 ms a step (+-0.1 ms), 14.7 ms while recorded (+13 %)``."""
         plain = self.plain
@@ -126,7 +137,7 @@ class PlainStep:
         """Of what the figures are made."""
         others = "" if self.recorded is None else f" and {self.recorded.count:,} recorded"
         windows = several(self.plain.windows, "window")
-        return f"medians of {self.plain.count:,} plain{others} steps, {windows}, interval {PROBABILITY:.0%}"
+        return f"medians of {self.plain.count:,} plain{others} steps, {windows}, interval {PROBABILITY * 100:.0f} %"
 
     def to_json(self) -> dict[str, Any]:
         """The values for JSON."""
@@ -140,9 +151,12 @@ class PlainStep:
         }
 
 
-def plain_step(tables: Tables) -> PlainStep | None:
-    """The step without recording; None if no steps were left unrecorded, or fewer than `MIN_STEPS` that count."""
-    times = tables.step_times
+def plain_step(times: pl.DataFrame) -> PlainStep | None:
+    """The step without recording; None if no steps were left unrecorded, or fewer than `MIN_STEPS` that count.
+
+    Args:
+        times: the table step_times.
+    """
     if times.is_empty() or times["recorded"].all():
         return None
     ranks = times["rank"].n_unique()
@@ -170,15 +184,24 @@ def why_no_plain_step(tables: Tables) -> str:
     ]
     if troubles:
         return str(troubles[0])
-    left = unrecorded_steps(tables)
+    left = unrecorded_steps(times)
     if left:
         return f"of {several(left, 'step')} that were not recorded, fewer than {MIN_STEPS} count on all ranks"
     return "no steps were left unrecorded, which the recorder does after some 60 steps"
 
 
-def unrecorded_steps(tables: Tables) -> int:
-    """The number of steps that were not recorded: that of the rank with most."""
-    left = tables.step_times.filter(~pl.col("recorded")).group_by("rank").len()
+def of_some_steps(trace: Attributed) -> bool:
+    """Whether a range of steps is selected, of which the plain steps are not."""
+    return isinstance(trace.selection.steps, tuple)
+
+
+def unrecorded_steps(times: pl.DataFrame) -> int:
+    """The number of steps that were not recorded: that of the rank with most.
+
+    Args:
+        times: the table step_times.
+    """
+    left = times.filter(~pl.col("recorded")).group_by("rank").len()
     return int(str(left["len"].max() or 0))
 
 

@@ -11,6 +11,7 @@ import polars as pl
 from thence.analysis.extent import cut
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.rules import CAUSES
+from thence.analysis.steps.plain import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import STEP, selected_steps, steps
 from thence.notebook import Form, Shown
 from thence.units import format_ns, several
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from thence.analysis.steps.plain import PlainStep
     from thence.analysis.steps.windows import Steps
     from thence.model.attributed import Attributed
 
@@ -44,12 +46,17 @@ class StepTable(Shown):
         outliers: rank, device, step, duration, excess_ns (over the median of its device), because (the part of the
             step that exceeds its own median most: busy, exposed or ``idle_<cause>``), because_ns (by how much). A
             step is an outlier if it exceeds the median by more than 5 % and 4 robust standard deviations.
+        plain: the step without recording; None if it is not known, as in traces that are no recordings, or if a range
+            of steps is selected.
+        no_plain: why it is not known; empty if it is, and for traces that are no recordings of steps.
     """
 
     steps: Steps
     frame: pl.DataFrame
     spread: pl.DataFrame
     outliers: pl.DataFrame
+    plain: PlainStep | None = None
+    no_plain: str = ""
 
     @property
     def count(self) -> int:
@@ -72,8 +79,15 @@ class StepTable(Shown):
                 "idle_ns": "idle",
             },
             "duration",
-            notes=(*self._spread_said(), *self._outliers_said()),
+            notes=(*self.plain_said(), *self._spread_said(), *self._outliers_said()),
         )  # fmt: skip
+
+    def plain_said(self) -> Iterator[str]:
+        """One sentence on the step without recording, or on why it is not known."""
+        if self.plain is not None:
+            yield f"{self.plain.text} ({self.plain.basis})"
+        elif self.no_plain:
+            yield f"how long a step takes without being recorded is not known: {self.no_plain}"
 
     def _spread_said(self) -> Iterator[str]:
         columns = ("rank", "device", "steps", "median_ns", "min_ns", "max_ns")
@@ -89,7 +103,12 @@ class StepTable(Shown):
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
         tables = {name: frame.to_dicts() for name, frame in self.json_tables().items()}
-        return {"kind": self.steps.kind, "what": self.steps.what, **tables}
+        return {"kind": self.steps.kind, "what": self.steps.what, **self.plain_json(), **tables}
+
+    def plain_json(self) -> dict[str, Any]:
+        """The step without recording as JSON values, with the keys of ``report --format json``."""
+        plain = None if self.plain is None else self.plain.to_json()
+        return {"plain_step_ns": plain, "no_plain_step": self.no_plain}
 
     def json_tables(self) -> dict[str, pl.DataFrame]:
         """The tables of `to_json` as data frames, which take a tenth of the memory of its Python objects."""
@@ -115,7 +134,16 @@ def step_table(trace: Attributed) -> StepTable:
     frame = _with_causes(trace.around, steps(trace).frame).join(
         found.frame, on=["rank", "device", "row"], how="semi", maintain_order="left"
     )
-    return StepTable(found, frame, _spread(frame), _outliers(frame))
+    some = of_some_steps(trace)
+    plain = None if some else plain_step(trace.step_times)
+    return StepTable(
+        found,
+        frame,
+        _spread(frame),
+        _outliers(frame),
+        plain,
+        "" if some or plain is not None else why_no_plain_step(trace),
+    )
 
 
 def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:

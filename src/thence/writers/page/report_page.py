@@ -149,7 +149,13 @@ def _step_cards(report: Report) -> Iterator[_Card]:
     if steps is None:
         return
     typical = f"median of {format_count(steps.typical)} of {format_count(steps.count)} steps"
-    yield "Step", format_ns(steps.median_ns), typical, None
+    if steps.plain is None:
+        yield "Step", format_ns(steps.median_ns), typical, None
+    else:
+        plain = steps.plain.plain
+        counted = f"without recording; median of {format_count(plain.count)} steps"
+        yield "Step", format_ns(plain.median_ns), counted, None
+        yield "Recorded step", format_ns(steps.median_ns), typical, None
     at_least, at_most = ("at least ", "at most ") if steps.idle_is == "at most" else ("", "")
     busy, idle = steps.busy_share, steps.idle_share
     yield "Busy", at_least + format_share(busy, 1), "of a step", busy
