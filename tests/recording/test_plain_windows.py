@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 
 import thence
-from recorder_programs import Copies, description
+from recorder_programs import Copies, description, program
+from stores import stored
+from thence.boundaries.probe import choose_probe
+from thence.recording.step_times import StepTimes, plain_windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from types import FrameType
 
 needs_monitoring = pytest.mark.skipif(
     sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"
@@ -173,3 +179,167 @@ def test_kernels_after_steps_that_were_not_recorded_have_the_places_of_a_full_re
     assert left_out in ([*UNRECORDED], [number + 1 for number in UNRECORDED])
     kept = full.join(found.select("name"), on="name", how="semi")
     assert kept.sort("name").equals(found.sort("name"))
+
+
+class Switches:
+    """Notes pauses instead of making them."""
+
+    def __init__(self, *, attached: str | None = None, plain: bool = True) -> None:
+        self.attached = attached
+        self.plain = plain
+        self.calls: list[str] = []
+
+    def why_attached(self) -> str | None:
+        return self.attached
+
+    def pause(self) -> bool:
+        self.calls.append("pause")
+        return self.plain
+
+    def resume(self, frame: FrameType | None) -> None:
+        assert frame is None
+        self.calls.append("resume")
+
+
+def unrecorded(steps: int, switches: Switches, **more: bool) -> list[int]:
+    """The numbers of the steps that are not recorded."""
+    given = {"baseline": True, **more}
+    noted = StepTimes(switches, None, **given)
+    return [number for number in range(steps) if not noted.begins(None)]
+
+
+def test_at_no_time_more_than_a_tenth_of_the_steps_and_none_of_the_first_twenty_is_left_out() -> (
+    None
+):
+    numbers = unrecorded(20_000, Switches())
+    assert numbers[:7] == [*UNRECORDED]
+    assert numbers[0] >= 20
+    assert all(10 * count <= number + 1 for count, number in enumerate(numbers, 1))
+    windows = list(itertools.takewhile(lambda window: window[0] < 20_000, plain_windows()))
+    assert numbers == [n for start, length in windows for n in range(start, start + length)]
+    starts = [start for start, _ in windows]
+    # Spread over the run: also in a run of twice the steps, there is a window in its second half.
+    assert all(later <= 2.4 * start for start, later in itertools.pairwise(starts))
+
+
+def test_windows_are_the_same_on_all_ranks_however_long_their_steps_take() -> None:
+    slow = StepTimes(Switches(), None, baseline=True)
+    numbers = []
+    for number in range(100):
+        if number % 10 == 0:
+            time.sleep(0.001)
+        if not slow.begins(None):
+            numbers.append(number)
+    assert numbers == unrecorded(100, Switches()) == [*UNRECORDED]
+
+
+def test_without_baseline_every_step_is_recorded() -> None:
+    switches = Switches()
+    assert unrecorded(500, switches, baseline=False) == []
+    assert switches.calls == []
+
+
+def test_no_step_is_left_out_where_cupti_cannot_be_detached() -> None:
+    switches = Switches(attached="several threads launch")
+    noted = StepTimes(switches, None, baseline=True)
+    assert all(noted.begins(None) for _ in range(200))
+    assert switches.calls == []
+    assert noted.trouble == "several threads launch"
+
+
+def test_a_pause_that_does_not_make_steps_plain_ends_at_once() -> None:
+    switches = Switches(plain=False)
+    noted = StepTimes(switches, None, baseline=True)
+    assert all(noted.begins(None) for _ in range(100))
+    assert set(zip(switches.calls[::2], switches.calls[1::2], strict=True)) == {("pause", "resume")}
+    assert noted.trouble is not None
+
+
+def test_a_schedule_of_the_program_wins() -> None:
+    noted = StepTimes(Switches(), thence.Schedule(wait=2, active=2), baseline=True)
+    found = [noted.begins(None) for _ in range(200)]
+    assert found == [number % 4 >= 2 for number in range(200)]
+
+
+def test_the_first_step_after_a_switch_does_not_count() -> None:
+    noted = StepTimes(Switches(), None, baseline=True)
+    for _ in range(81):
+        noted.begins(None)
+    rows = pl.DataFrame(noted.take())
+    plain = rows.filter(pl.col("recorded") == 0)
+    assert plain["number"].to_list() == [*UNRECORDED]
+    assert plain.filter(pl.col("counted") == 1)["number"].to_list() == [*UNRECORDED[1:]]
+    beside = rows.filter(pl.col("counted") == 1, pl.col("recorded") == 1)["number"].to_list()
+    assert beside == [*range(56, 63), *range(71, 77)]
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
+    """A recording of 160 steps, each of 1 ms with a kernel of 0.1 ms; two windows of 7 steps are left out."""
+    if choose_probe().compiled is None:
+        pytest.skip("the probe was not compiled")
+    out = tmp_path_factory.mktemp("windowed")
+    program(
+        """
+        with thence.record(OUT) as recording:
+            recording.step()
+            for step in range(160):
+                number, now = fake.launch(), time.time_ns()
+                fake.emit(kernel("k", now, now + 100_000, correlationId=number, queued=now))
+                time.sleep(0.001)
+                recording.step()
+        """,
+        out,
+    )
+    assert description(out)["detachments"] == 2
+    return thence.open(out)
+
+
+def test_steps_that_were_not_recorded_are_no_idle_time_and_no_loss(windowed: thence.Trace) -> None:
+    assert windowed.soundness.sound
+    times = windowed.step_times.filter(~pl.col("recorded"))
+    assert times["number"].to_list() == [*range(63, 70), *range(133, 140)]
+    assert windowed.gpu.height == 160 - 14
+    gaps = windowed.idle().pieces.sort("start")
+    for start, duration in times.select("start", "duration").rows():
+        middle = start + duration // 2
+        inside = (gaps["start"] <= middle) & (gaps["start"] + gaps["duration"] > middle)
+        assert not inside.any()
+    assert windowed.summary().idle_ns == windowed.idle().idle_ns
+
+
+def test_answers_about_steps_lead_with_the_step_that_was_not_recorded(
+    windowed: thence.Trace,
+) -> None:
+    counted = windowed.step_times.filter("counted")
+    plain = float(counted.filter(~pl.col("recorded"))["duration"].median())  # type: ignore[arg-type]
+    recorded = float(counted.filter("recorded")["duration"].median())  # type: ignore[arg-type]
+    assert len(counted.filter(~pl.col("recorded"))) == 12
+    document = windowed.headline.to_json()
+    assert document["plain_step_ns"]["median"] == plain
+    assert document["plain_step_ns"]["recorded"]["median"] == recorded
+    assert document["steps"]["busy_share"] == pytest.approx(100_000 / plain)
+    assert windowed.steps().to_json()["plain_step_ns"] == document["plain_step_ns"]
+    idle = windowed.idle()
+    added = max(recorded - plain, 0) * 146
+    # The first and the last step lie in part before the first kernel and after the last one.
+    stated = idle.to_json()["recording_added_at_most_ns"]
+    assert stated <= added
+    assert stated == pytest.approx(added, rel=0.1, abs=1)
+    assert "14 steps that were not recorded" in idle.notes[0]
+
+
+def test_a_store_and_sql_hold_the_times_of_steps(windowed: thence.Trace, tmp_path: Path) -> None:
+    query = "select recorded, counted, count(*) as n from step_times group by recorded, counted"
+    folder = Path(windowed.meta.inputs[0])
+    stored(tmp_path / "store", [folder])
+    again = thence.open(tmp_path / "store")
+    assert (
+        again.sql(query)
+        .sort("recorded", "counted")
+        .equals(windowed.sql(query).sort("recorded", "counted"))
+    )
+    assert again.headline.to_json()["plain_step_ns"] == windowed.headline.to_json()["plain_step_ns"]
+    windowed.write(tmp_path / "steps.parquet")
+    exported = pl.read_parquet(tmp_path / "steps.parquet" / "step_times.parquet")
+    assert exported.height == windowed.step_times.height

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["covered", "cut", "extent", "paused", "span_and_busy"]
+__all__ = ["covered", "cut", "extent", "in_parts", "paused", "span_and_busy"]
 
 
 def extent(trace: Attributed) -> pl.DataFrame:
@@ -60,6 +60,11 @@ def extent(trace: Attributed) -> pl.DataFrame:
     return windows.select("rank", "device")[row].with_columns(
         start=pl.Series(start), duration=pl.Series(end - start)
     )
+
+
+def in_parts(trace: Attributed) -> bool:
+    """Whether idle time counts in less than the whole time from the first start to the last end of each device."""
+    return trace.unselected is not None or not trace.step_times["recorded"].all()
 
 
 def _windows(trace: Attributed) -> pl.DataFrame:

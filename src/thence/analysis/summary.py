@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.exposed import exposed_time
-from thence.analysis.extent import extent, span_and_busy
+from thence.analysis.extent import extent, in_parts, span_and_busy
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
 from thence.analysis.idle.gaps import idle_inside_programs
 from thence.analysis.layers import folded_rows, tree_rows
@@ -357,7 +357,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
 def totals_of(trace: Attributed) -> Totals:
     """Totals of a trace with device activity."""
     gpu = trace.gpu
-    known = trace.unselected is not None and not trace.selection.idle_unknown
+    known = in_parts(trace) and not trace.selection.idle_unknown
     span, busy = span_and_busy(trace) if known else _span_and_busy(gpu)
     kinds = gpu.group_by("kind").agg(pl.len(), ns=pl.col("duration").sum())
     counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}

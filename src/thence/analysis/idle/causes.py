@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.extent import cut, extent
+from thence.analysis.extent import cut, extent, in_parts
 from thence.analysis.idle.host_threads import (
     NOWHERE,
     Pieces,
@@ -90,7 +90,7 @@ def idle_causes(trace: Attributed, windows: pl.DataFrame | None = None) -> pl.Da
         million pieces plus 16 for each row of the trace, each gap is one piece with an unknown cause.
     """
     if windows is None:
-        if trace.unselected is None:
+        if not in_parts(trace):
             return _causes_of(trace, device_gaps(trace))
         windows = extent(trace)
     end = pl.col("start") + pl.col("duration")

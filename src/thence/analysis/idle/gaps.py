@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.extent import cut, extent
+from thence.analysis.extent import cut, extent, in_parts
 from thence.model.intervals import NO_ROW, gaps, last_begun, longest_begun
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
             )
         )
     found = pl.concat(parts)
-    if trace.unselected is None or trace.selection.idle_unknown:
+    if not in_parts(trace) or trace.selection.idle_unknown:
         return found
     found = found.sort("rank", "device", "start")
     cut_row, _, begins, ends = cut(found, extent(trace))
