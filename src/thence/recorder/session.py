@@ -511,7 +511,7 @@ class Recorder:
         try:
             for kind, columns in self._parser.read(filled.address, filled.valid_bytes):
                 _count_on(columns, filled.numbers_before)
-                self._graphs = self._graphs or ("graph" in columns and columns["graph"].any())
+                self._graphs = self._graphs or bool("graph" in columns and columns["graph"].any())
                 self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
             self._take_calls()
             self._count_dropped(filled.context, filled.stream)
