@@ -118,8 +118,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "plain_step_ns.added_share_high": "the largest share that both intervals allow",
         "no_plain_step": "why the step without recording is not known; empty if it is, and where nothing was recorded "
         "by thence",
-        "steps.busy_ns": "ns: median of the busy time of typical steps; busy_share is its share of the plain step, where "
-        "that is known",
+        "steps.busy_ns": "ns: median of the busy time of typical steps; busy_share is its share of the plain step, "
+        "where that is known",
         "start_up_ns": "ns from the first recorded moment of a rank to its first step, mean over devices; null without "
         "steps, for a selection and for a store",
         "run": "the parts of the recording; empty where start_up_ns is null",

@@ -273,6 +273,20 @@ def test_the_first_step_after_a_switch_does_not_count() -> None:
     assert beside == [*range(56, 63), *range(71, 77)]
 
 
+def test_steps_of_another_kind_are_counted_anew() -> None:
+    noted = StepTimes(Switches(), None, baseline=True)
+    for _ in range(80):
+        noted.begins(None, kind="call of a model")
+    began = time.time_ns()
+    numbers = [number for number in range(80) if not noted.begins(None, kind="step")]
+    assert numbers == [*UNRECORDED]
+    rows = pl.DataFrame(noted.take())
+    before = rows.filter(pl.col("start") < noted.since)
+    assert began <= noted.since
+    assert before["number"].to_list() == [*range(80)]
+    assert rows.filter(pl.col("start") >= noted.since)["number"].to_list() == [*range(79)]
+
+
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
     """A recording of 160 steps, each of 1 ms with a kernel of 0.1 ms; two windows of 7 steps are left out."""

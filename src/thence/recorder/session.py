@@ -99,7 +99,7 @@ class Recorder:
         counts: whether launches are counted instead of recorded.
         samples: samples of threads while they launch nothing; None if they are not taken.
         attached: whether CUPTI is attached to the process.
-        plain_trouble: why windows of steps were not left unrecorded; for the description.
+        plain_steps: entry of the description, see `thence.readers.recording.parts.Description`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Recorder:
         self.log = BoundaryLog(lambda: 0)
         self.counts = False
         self.samples: HostSamples | None = None
-        self.plain_trouble: str | None = None
+        self.plain_steps: dict[str, str | int | None] = {"trouble": None, "since_ns": 0}
         self._no_samples: str | None = "the option samples is off"
         self._counting = Counting()
         self._options = options
@@ -595,7 +595,7 @@ class Recorder:
             "launches": bool(self._options.launches),
             "calls": self._calls_held(),
             "detachments": self._detachments,
-            "plain_steps": {"trouble": self.plain_trouble},
+            "plain_steps": self.plain_steps,
             "began_ns": self._began_ns,
             "stopped_ns": self._stopped_ns,
             "finished": finished,

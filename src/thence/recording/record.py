@@ -35,7 +35,7 @@ from thence.recorder.session import Recorder
 from thence.recording.endings import Endings
 from thence.recording.mark_log import MarkLog
 from thence.recording.noted_places import NotedPlaces
-from thence.recording.step_times import StepTimes
+from thence.recording.step_times import TOLD, StepTimes
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -246,7 +246,10 @@ class Recording:
         self._xla.look()
         self._handover.look()
         if self._recorder is not None:
-            self._recorder.plain_trouble = self._steps.trouble
+            self._recorder.plain_steps = {
+                "trouble": self._steps.trouble,
+                "since_ns": self._steps.since,
+            }
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
@@ -302,15 +305,15 @@ class Recording:
         first = self._told == 0
         # Before the program announces a step, steps are those that hooks find.
         found = first and self._schedule is None
-        recorded = found or self._steps.begins(frame, self._told)
+        recorded = found or self._steps.begins(frame, self._told, TOLD)
         self._log.step(self._told, recorded=recorded)
         return recorded
 
-    def _step_begins(self, frame: FrameType | None) -> bool:
+    def _step_begins(self, frame: FrameType | None, kind: str) -> bool:
         """A step begins that hooks found; returns whether it is recorded."""
         if self._schedule is not None:
             return True  # its steps are those that the program announces
-        return self._steps.begins(frame)
+        return self._steps.begins(frame, kind=kind)
 
     def _look(self) -> None:
         self._endings.end_if_signalled()

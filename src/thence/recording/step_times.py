@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from thence.recorder.options import Schedule
 
-__all__ = ["PLAIN_STEPS", "StepTimes", "Switch", "plain_windows"]
+__all__ = ["PLAIN_STEPS", "TOLD", "StepTimes", "Switch", "plain_windows"]
 
+TOLD = "told"
+"""The kind of steps that the program announces."""
 PLAIN_STEPS = 6
 """Plain steps of a window that count, at least: the fewest whose extremes contain the median with 95 % probability."""
 MAX_PLAIN_STEPS = 20
@@ -107,15 +109,16 @@ class StepTimes:
 
     Attributes:
         trouble: why no window was left unrecorded, or not all; None for no reason.
+        since: Unix ns: when the steps began that are of the kind of the last ones; those before do not count.
     """
 
     def __init__(self, switch: Switch, schedule: Schedule | None, *, baseline: bool) -> None:
         self._switch = switch
         self._schedule = schedule
-        self._windows = plain_windows() if schedule is None and baseline else None
-        self._window = (0, 0) if self._windows is None else next(self._windows)
-        self._previous = (0, 0)
+        self._baseline = schedule is None and baseline
+        self._begin_windows()
         self._number = -1
+        self._kind = ""
         self._border: _Border | None = None
         self._recording = True
         self._plain = False
@@ -128,13 +131,23 @@ class StepTimes:
         self._busy = False
         self._lock = threading.RLock()
         self.trouble: str | None = None
+        self.since = 0
 
-    def begins(self, frame: FrameType | None, number: int | None = None) -> bool:
+    def _begin_windows(self) -> None:
+        self._windows = plain_windows() if self._baseline else None
+        self._window = (0, 0) if self._windows is None else next(self._windows)
+        self._previous = (0, 0)
+
+    def begins(
+        self, frame: FrameType | None, number: int | None = None, kind: str = "step"
+    ) -> bool:
         """Handle that a step begins on the calling thread, and the one before it ends.
 
         Args:
             frame: where the calling thread is.
             number: of the step; None for the one after the step before.
+            kind: of what the steps are. If it changes, as from the passes of a model to steps of an optimizer, steps
+                are counted anew, because the durations of both cannot be compared.
 
         Returns:
             whether it is recorded.
@@ -142,11 +155,11 @@ class StepTimes:
         with self._lock:
             self._busy = True
             try:
-                return self._begins(frame, number)
+                return self._begins(frame, number, kind)
             finally:
                 self._busy = False
 
-    def _begins(self, frame: FrameType | None, number: int | None) -> bool:
+    def _begins(self, frame: FrameType | None, number: int | None, kind: str) -> bool:
         thread = threading.get_ident()
         if self._thread not in {0, thread}:
             self._stop_windows("steps begin on several threads")
@@ -157,12 +170,24 @@ class StepTimes:
         self._end_step(border)
         if not capturing:
             self._resolve()
+        if kind != self._kind:
+            number = self._begin_kind(kind, number, border)
         self._number = number
         wanted = self._recording if capturing else self._wanted(number)
         if wanted != self._recording:
             self._turn(number, frame, on=wanted)
         self._border = border
         return self._recording
+
+    def _begin_kind(self, kind: str, number: int, border: _Border) -> int:
+        """Begin to count steps anew; returns the number of the first one."""
+        if self._kind:
+            self.since = border.time
+            if self._windows is not None:
+                self._begin_windows()
+                number = 0 if kind != TOLD else number
+        self._kind, self._switched = kind, -1
+        return number
 
     def resume_if_overdue(self) -> None:
         """Let the recording go on if a window has not ended in time; called on the thread that writes.

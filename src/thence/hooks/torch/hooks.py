@@ -79,7 +79,7 @@ class Hooks:
         log: BoundaryLog,
         places: Places,
         options: HooksOptions,
-        recorded: Callable[[FrameType | None], bool] = lambda _frame: True,
+        recorded: Callable[[FrameType | None, str], bool] = lambda _frame, _kind: True,
     ) -> None:
         self._options = options
         self.missing = (

@@ -45,7 +45,7 @@ class Steps:
         places: gives numbers.
         begins: called at the beginning of each step.
         recorded: called before that for each step that the program did not announce, with the frame of the calling
-            thread in which it begins; returns whether the step is recorded.
+            thread in which it begins, and its name; returns whether the step is recorded.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Steps:
         common: Common,
         places: Places,
         begins: Callable[[], None],
-        recorded: Callable[[FrameType | None], bool] = lambda _frame: True,
+        recorded: Callable[[FrameType | None, str], bool] = lambda _frame, _kind: True,
     ) -> None:
         self._common = common
         self._places = places
@@ -78,7 +78,7 @@ class Steps:
     ) -> None:
         """Begin a step. Steps are identified by their order: with numbers in their names, places would never end."""
         self._any = True
-        self._note(thread, name, detail, recorded=self._recorded(frame))
+        self._note(thread, name, detail, recorded=self._recorded(frame, name))
 
     def _note(self, thread: Thread, name: str, detail: str | None, *, recorded: bool) -> None:
         place = Place(STEP, 0, name, detail)

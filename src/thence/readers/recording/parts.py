@@ -94,7 +94,8 @@ class Description(msgspec.Struct):
         threads: names of its threads by their ids.
         calls: which calls the table calls holds, with begin and end: "waits" (calls that wait and those of events) and
             "launches"; None if an older recorder wrote it, which did not say.
-        plain_steps: ``trouble``, why no steps were left unrecorded, or not all that should have been.
+        plain_steps: ``trouble``, why no steps were left unrecorded, or not all that should have been; ``since_ns``, the
+            start of the first step (Unix ns) of the kind of the last ones: those before do not count.
     """
 
     format: str = RECORDING
@@ -122,7 +123,7 @@ class Description(msgspec.Struct):
     calls: list[str] | None = None
     versions: dict[str, str] = {}
     xla_flags: str | None = None
-    plain_steps: dict[str, str | None] = {}
+    plain_steps: dict[str, str | int | None] = {}
 
 
 class Folder:

@@ -102,10 +102,12 @@ def _tables(folder: Folder) -> Tables:
 
 def _step_times(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
     steps = folder.table("steps").sort("start").drop_nulls()
+    since = int(folder.description.plain_steps.get("since_ns") or 0)
     times = steps.with_columns(
         pl.col("start") - zero_ns,
         pl.col("duration").clip(0),
-        pl.col("recorded", "counted").cast(pl.Boolean),
+        pl.col("recorded").cast(pl.Boolean),
+        counted=pl.col("counted").cast(pl.Boolean) & (pl.col("start") >= since),
         rank=pl.lit(rank),
     )
     return STEP_TIMES.frame(times.to_dict())
