@@ -35,7 +35,10 @@ from thence.analysis.steps.windows import steps
 if TYPE_CHECKING:
     from pathlib import Path
 
-FRONT = ("verdict", "steps", "no_steps", "start_up_ns", "run", "late_ranks")
+FRONT = (
+    *("verdict", "steps", "no_steps", "plain_step_ns", "no_plain_step"),
+    *("start_up_ns", "run", "late_ranks"),
+)
 NSIGHT = DATA / "nsight"
 
 

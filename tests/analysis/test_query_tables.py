@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import thence
     from thence.model.schema import Table
 
-NUMBERS = {"integer": cs.integer(), "real": cs.float()}
+NUMBERS = {"integer": cs.integer(), "real": cs.float(), "boolean": cs.boolean()}
 
 
 @pytest.fixture(scope="module")

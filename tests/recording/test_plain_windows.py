@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -255,6 +256,21 @@ def test_a_pause_that_does_not_make_steps_plain_ends_at_once() -> None:
     assert noted.trouble is not None
 
 
+def test_rows_are_taken_while_a_pause_waits_for_the_thread_that_takes_them() -> None:
+    taken = []
+
+    class Waiting(Switches):
+        def pause(self) -> bool:
+            other = threading.Thread(target=lambda: taken.append(len(noted.take()["number"])))
+            other.start()
+            other.join(5)
+            return not other.is_alive()
+
+    noted = StepTimes(Waiting(), None, baseline=True)
+    assert [noted.begins(None) for _ in range(64)][-1] is False
+    assert taken == [63]
+
+
 def test_a_schedule_of_the_program_wins() -> None:
     noted = StepTimes(Switches(), thence.Schedule(wait=2, active=2), baseline=True)
     found = [noted.begins(None) for _ in range(200)]
@@ -296,12 +312,12 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
     program(
         """
         with thence.record(OUT) as recording:
-            recording.step()
             for step in range(160):
+                if step:
+                    recording.step()
                 number, now = fake.launch(), time.time_ns()
                 fake.emit(kernel("k", now, now + 100_000, correlationId=number, queued=now))
                 time.sleep(0.001)
-                recording.step()
         """,
         out,
     )

@@ -119,6 +119,8 @@ def _type(dtype: Any) -> str:
         return "text"
     if isinstance(dtype, pl.Array):
         return f"{dtype.size} integers"
+    if isinstance(dtype, pl.Boolean):
+        return "boolean"
     return "integer" if dtype.is_integer() else "real"
 
 

@@ -130,6 +130,8 @@ class StepTimes:
         self._rows: list[tuple[int, int, int, bool, bool]] = []
         self._busy = False
         self._lock = threading.RLock()
+        # Of the rows alone: whoever holds the other lock may wait for the thread that takes them.
+        self._of_rows = threading.Lock()
         self.trouble: str | None = None
         self.since = 0
 
@@ -212,7 +214,7 @@ class StepTimes:
 
     def take(self) -> dict[str, Any]:
         """Rows of the table ``steps`` since the last call."""
-        with self._lock:
+        with self._of_rows:
             rows, self._rows = self._rows, []
         columns = zip(*rows, strict=True) if rows else ((),) * 5
         kinds = (np.int64, np.int64, np.int64, np.uint8, np.uint8)
@@ -301,7 +303,8 @@ class StepTimes:
                 return
             del self._waiting[0]
             duration = _between(row.begin, row.end)
-            self._rows.append((row.number, row.begin.time, duration, row.recorded, row.counted))
+            with self._of_rows:
+                self._rows.append((row.number, row.begin.time, duration, row.recorded, row.counted))
 
 
 _MAX_WAITING = 1000
