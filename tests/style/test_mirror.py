@@ -102,6 +102,7 @@ ELSEWHERE = {
     "marks/backward.py": "marks/test_marking_torch.py",
     "marks/frames.py": "marks/test_marking.py",
     "marks/watching.py": "marks/test_marking.py",
+    "model/formats.py": "readers/recording/test_xla.py",
     "model/graph_labels.py": "attribution/cuda_graphs/test_join_labels.py::test_a_kernel_has_the_place_of_its_node",
     "model/places.py": "attribution/test_attribute.py",
     "model/selection.py": "analysis/test_select.py",

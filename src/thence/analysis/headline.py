@@ -165,10 +165,10 @@ class StepFigures:
         return {
             "count": self.count,
             "median_ns": self.median_ns,
-            "busy_ns": self.busy_ns,
             "busy_share": self.busy_share,
             "idle_share": self.idle_share,
             "idle_is": self.idle_is,
+            "busy_ns": self.busy_ns,
             "exposed_share": self.exposed_share,
             "kind": self.kind,
             "what": self.what,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from thence.units import Ns
 
 __all__ = [
+    "AddedIdle",
     "IdleTime",
     "idle_time",
     "idle_tracks",

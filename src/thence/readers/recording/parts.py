@@ -123,7 +123,7 @@ class Description(msgspec.Struct):
     calls: list[str] | None = None
     versions: dict[str, str] = {}
     xla_flags: str | None = None
-    plain_steps: dict[str, str | int | None] = {}
+    plain_steps: dict[str, str | Count | None] = {}
 
 
 class Folder:
