@@ -18,7 +18,7 @@ from thence.analysis.whatif.host_pace import PlainPace
 from thence.analysis.whatif.prediction import PROGRAMS, WhatIf, what_if
 from thence.attribution.attribute import attribute
 from thence.errors import MissingData
-from thence.model.tables import GPU, HOST, Meta, Tables
+from thence.model.tables import GPU, HOST, STEP_TIMES, Meta, Tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,14 +146,36 @@ def answer(
     text: str,
     calls: list[str] | None = ["waits", "launches"],  # noqa: B006 - is not changed
     plain: PlainPace | None = None,
+    step_times: list[dict[str, Any]] | None = None,
 ) -> WhatIf:
     """The answer for a recording of the run."""
     rows = sorted(found.host, key=lambda row: (row["thread"], row["start"], -row["duration"]))
     host = HOST.frame({name: [row[name] for row in rows] for name in rows[0]})
     gpu = GPU.frame({name: [row[name] for row in found.gpu] for name in found.gpu[0]})
     meta = Meta(facts=({"producer": "thence record", "calls": calls},))
-    trace = attribute(Tables(gpu=gpu, host=host, meta=meta))
+    times = STEP_TIMES.frame(
+        {name: [row[name] for row in step_times or ()] for name in STEP_TIMES.schema}
+    )
+    trace = attribute(Tables(gpu=gpu, host=host, meta=meta, step_times=times))
     return what_if(trace, program_graph(trace), [parse_change(action, text)], plain)
+
+
+def with_unrecorded(found: Run, first: int, count: int) -> tuple[Run, list[dict[str, Any]]]:
+    """The run without what some steps left but their marks; and rows of the table of step times."""
+    steps = [row for row in found.host if row["category"] == "step"]
+    begin, end = (steps[number]["start"] for number in (first, first + count))
+    marks = [row for row in found.host if row["category"] == "step"]
+    host = [
+        row for row in found.host if row["category"] != "step" and not begin <= row["start"] < end
+    ]
+    kept = {row["correlation"] for row in host if row["correlation"]}
+    gpu = [row for row in found.gpu if row["correlation"] in kept]
+    times = [
+        {"rank": 0, "number": number, "start": row["start"], "duration": row["duration"],
+         "recorded": not first <= number < first + count, "counted": number > 0}
+        for number, row in enumerate(steps)
+    ]  # fmt: skip
+    return Run([*host, *marks], gpu), times
 
 
 def after_ns(found: Run, action: str, text: str, part: str = "", **more: Any) -> float:
@@ -270,3 +292,31 @@ def test_what_the_host_cannot_explain_of_the_plain_step_widens_the_interval() ->
     widths = [row["high_share"] - row["low_share"] for row in (narrow, wide)]
     assert widths[0] < 0.1
     assert widths[1] > 2 * 0.2
+
+
+def test_steps_that_were_not_recorded_do_not_change_the_prediction() -> None:
+    program = Program(pause=300_000, kernels=20, first_ns=60_000)
+    left_out, times = with_unrecorded(run(program), 4, 6)
+    whole, part = (
+        answer(found, "free", "kernel:^first$", plain=PlainPace(1.0, 0.0), step_times=rows)
+        for found, rows in ((run(program), None), (left_out, times))
+    )
+    assert (whole.steps, part.steps) == (STEPS - 1, STEPS - 1 - 6)
+    assert part.step_ns == pytest.approx(whole.step_ns, rel=0.01)
+    after = [found.rows["after_ns"].item() for found in (part, whole)]
+    assert after[0] == pytest.approx(after[1], rel=0.01)
+
+
+def test_the_plain_step_of_a_recording_is_that_of_its_unrecorded_steps() -> None:
+    program = Program(kernels=60, host=32_000)
+    found, times = with_unrecorded(run(program), 3, 6)
+    for row in times:  # 3 of 12 are recorded near them: too few, so each step counts as several
+        row["duration"] = 1_380_000 if not row["recorded"] else 2_220_000
+    times = [
+        row | {"number": 100 * copy + row["number"], "start": row["start"] + copy}
+        for copy in range(3)
+        for row in times
+    ]
+    told = answer(found, "free", "label:pause", step_times=times)
+    assert told.program == PROGRAMS[2]
+    assert told.step_ns == pytest.approx(step_ns(run(program)) * 1_380 / 2_220, rel=0.02)

@@ -81,7 +81,12 @@ class Base:
 
     @classmethod
     def of(
-        cls, trace: Attributed, program: Program, found: Health, plain: PlainPace | None = None
+        cls,
+        trace: Attributed,
+        program: Program,
+        found: Health,
+        time: Int64,
+        plain: PlainPace | None = None,
     ) -> Base:
         """The base of a program whose health is known.
 
@@ -89,13 +94,14 @@ class Base:
             trace: the trace.
             program: its graph.
             found: its health.
+            time: times of all nodes.
             plain: its step without being recorded, to which the host's work is scaled; None to take it as recorded.
         """
-        time, uncertain = program.graph.time, 0.0
+        uncertain = 0.0
         if plain is not None:
             duration = program.gpu[1] - program.gpu[0]
             program, missed = at_plain_step(
-                program, plain, lambda time: steps_took(program, time, duration, found.counted)
+                program, plain, lambda at: steps_took(program, at, duration, found.counted), time
             )
             time, uncertain = replayed(program.graph), math.hypot(plain.within, missed)
         paces = (found.pace, -found.pace)

@@ -92,8 +92,14 @@ def missing_calls(trace: Attributed) -> list[str]:
     return [text for kind, text in _CALLS.items() if any(kind not in calls for calls in held)]
 
 
-def health(trace: Attributed, program: Program) -> Health:
-    """Checks whether the graph explains the trace, and estimates the error of predictions."""
+def health(trace: Attributed, program: Program, time: Int64 | None = None) -> Health:
+    """Checks whether the graph explains the trace, and estimates the error of predictions.
+
+    Args:
+        trace: attributed.
+        program: its graph.
+        time: times of all nodes, if they are not the recorded ones.
+    """
     delay = program.graph.delay[program.is_activity]
     span = int(program.graph.time.max(initial=0)) * max(
         trace.gpu.select("rank", "device").n_unique(), 1
@@ -101,7 +107,8 @@ def health(trace: Attributed, program: Program) -> Health:
     late = int(delay[delay > _LATE_NS].sum())
     counted = _counted_nodes(trace, program)
     duration = program.gpu[1] - program.gpu[0]
-    took = steps_took(program, program.graph.time, duration, counted)
+    time = program.graph.time if time is None else time
+    took = steps_took(program, time, duration, counted)
     slower = replayed(at_pace(program, program.graph, HOST_NOISE))
     longer = steps_took(program, slower, duration, counted) - took
     spread = _spread_of_steps(trace)

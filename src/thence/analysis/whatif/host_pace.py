@@ -17,14 +17,17 @@ make longer in proportion.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from thence.analysis.whatif.replay import TOGETHER, replayed_together
-from thence.model.intervals import NO_ROW
+from thence.analysis.extent import paused
+from thence.analysis.steps.plain import plain_step
+from thence.analysis.whatif.replay import TOGETHER, replayed, replayed_together
+from thence.model.intervals import NO_ROW, covered_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["PlainPace", "at_plain_step", "host_pieces", "pace_spread"]
+__all__ = ["PlainPace", "at_plain_step", "host_pieces", "pace_spread", "without_pauses"]
 
 _FEW = 8
 """Minimum number of pieces of a kind for a median, and of a step for a pace."""
@@ -62,9 +65,57 @@ class PlainPace:
     share: float
     within: float
 
+    @classmethod
+    def of(cls, trace: Attributed) -> PlainPace | None:
+        """That of a recording; None if it holds no plain step, or no recorded ones beside those."""
+        step = plain_step(trace.step_times)
+        if step is None or step.recorded is None:
+            return None
+        medians = [max(kind.median_ns, 1.0) for kind in (step.plain, step.recorded)]
+        widths = [
+            max(kind.high_ns - median, median - kind.low_ns) / median
+            for kind, median in zip((step.plain, step.recorded), medians, strict=True)
+        ]
+        return cls(medians[0] / medians[1], math.hypot(*widths))
+
+
+def without_pauses(trace: Attributed, program: Program) -> tuple[Program, Int64]:
+    """The program without the times in which the recorder left out steps, of which the trace holds nothing.
+
+    Returns:
+        The program, in whose graph these times are no work of the host and their steps do not count, while its recorded
+        times stay; and the times of all nodes then.
+    """
+    pauses = paused(trace)
+    graph = program.graph
+    if pauses.is_empty():
+        return program, graph.time
+    shift = program.host[0] - trace.host["start"].to_numpy()
+    weight = graph.weight.copy()
+    ranks = trace.host["rank"].to_numpy()
+    nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.previous != NO_ROW))
+    of_node = ranks[program.row[nodes]]
+    typical = program.typical
+    for rank, start, end in pauses.group_by("rank").agg("start", "end").rows():
+        ours = nodes[of_node == rank]
+        if not len(ours):
+            continue
+        later = shift[program.row[ours[0]]]  # one clock for each rank
+        begins, ends = np.array(start, np.int64) + later, np.array(end, np.int64) + later
+        covered = covered_lengths(graph.time[graph.previous[ours]], graph.time[ours], begins, ends)
+        weight[ours] = np.maximum(weight[ours] - covered, 0)
+        if rank == min(trace.ranks):
+            begun = graph.time[typical]
+            last = np.searchsorted(begins, begun, side="right") - 1
+            typical = typical[(last < 0) | (begun >= ends[last])]
+    changed = replace(
+        program, typical=typical, graph=replace(graph, weight=weight, shared=graph.order)
+    )
+    return changed, replayed(changed.graph)
+
 
 def at_plain_step(
-    program: Program, plain: PlainPace, took: Callable[[Int64], int]
+    program: Program, plain: PlainPace, took: Callable[[Int64], int], time: Int64
 ) -> tuple[Program, float]:
     """The program with the host's work scaled so that its steps take the plain time.
 
@@ -74,13 +125,14 @@ def at_plain_step(
         program: as recorded.
         plain: the plain step.
         took: the time of the steps, ns, if the nodes have these times.
+        time: of all nodes, of the program as recorded.
 
     Returns:
         The program, whose replay takes that time, and whose recorded times stay; and the part of that time by which
         the replay differs from it, because the host does not limit the steps that much.
     """
     graph = program.graph
-    target = plain.share * took(graph.time)
+    target = plain.share * took(time)
     scaled = np.where(program.thread == NO_ROW, 0, np.minimum(graph.weight, MAX_SCALED_NS))
     low, high = MIN_FACTOR, 1.0
     for _ in range(_ROUNDS):

@@ -21,6 +21,7 @@ from thence.analysis.idle.rules import CAUSES, host_causes
 from thence.analysis.whatif.answers import Base, largest_gains, predicted
 from thence.analysis.whatif.changes import Change
 from thence.analysis.whatif.health import health, missing_calls
+from thence.analysis.whatif.host_pace import PlainPace, without_pauses
 from thence.errors import MissingData
 from thence.model.collective_kinds import kind_of
 from thence.notebook import Form, Shown
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.health import Health
-    from thence.analysis.whatif.host_pace import PlainPace
     from thence.model.attributed import Attributed
 
 __all__ = ["PROGRAMS", "WhatIf", "suggestions", "what_if"]
@@ -126,7 +126,7 @@ def what_if(
         program: from `program_graph`, of this trace.
         changes: the changes; if empty, those of `suggestions`, of which the ten with the largest gain above the noise
             are kept.
-        plain: how long a step is without being recorded, if that is known.
+        plain: how long a step is without being recorded, if that is known; else it is that of the trace.
 
     Raises:
         MissingData: the graph explains too little of the device activity, or the trace is a recording without the calls
@@ -138,7 +138,9 @@ def what_if(
             "of the host and no change could be predicted; record the program again with this version of thence, with "
             "its compiled probe (thence doctor) or with --with launches"
         )
-    found = health(trace, program)
+    program, time = without_pauses(trace, program)
+    plain = plain or PlainPace.of(trace)
+    found = health(trace, program, time)
     if found.unexplained > MAX_UNEXPLAINED:
         raise MissingData(
             f"{trace.meta.named}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of "
@@ -147,7 +149,7 @@ def what_if(
             "thence.torch.event_ids(), all ranks of the job"
         )
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
-    base = Base.of(trace, program, found, plain)
+    base = Base.of(trace, program, found, time, plain)
     rows = predicted(base, asked) if changes else largest_gains(base, asked)
     frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
     profiled, recorded, unrecorded = PROGRAMS
