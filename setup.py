@@ -36,6 +36,7 @@ _PROBE = Extension(
     depends=["src/thence/boundaries/_stack.h"],
     define_macros=[("Py_LIMITED_API", _OLDEST)],
     extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
+    extra_link_args=["-s"],  # no debug information, which names folders of the machine that builds
     libraries=["rt"],  # timer_create, before glibc 2.34
     py_limited_api=True,
     optional=True,

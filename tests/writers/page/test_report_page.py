@@ -138,6 +138,17 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
     assert HOSTILE in data(page)["tables"]["by-kernel"]["full"]
 
 
+def test_the_page_holds_the_license_texts_of_the_script_that_it_embeds() -> None:
+    """The MIT and BSD licenses require them in every copy; the script itself only names them and their holders."""
+    before, _, script = shared(*FSDP).report_html().partition("<script>/**\n* plotly.js")
+    assert "Copyright" in script[:200]
+    assert "Permission is hereby granted, free of charge" in before
+    assert "Redistribution and use in source and binary forms" in before
+    named = set(re.findall(r"(?i)\b(MIT|BSD|Apache|ISC|MPL|GPL|LGPL|Zlib|CC0)\b[ -](?:\S+ )?license", script))
+    named |= {name.strip() for name in re.findall(r"@license +([^\n.]{1,20})", script)}
+    assert {name.removeprefix("3-Clause ").split()[0].upper() for name in named} <= {"MIT", "BSD"}
+
+
 @pytest.mark.parametrize("name", ["plot_timeline", "plot_by", "plot_flame", "plot_streams", "plot_concurrency",
                                   "plot_bandwidth", "plot_waits", "plot_wait_histogram",
                                   "plot_wait_sizes", "plot_last_arrivals", "plot_spread"])  # fmt: skip
