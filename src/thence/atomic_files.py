@@ -1,4 +1,8 @@
-"""Atomic writes: a temporary file in the target's folder, renamed to the target when it is complete."""
+"""Atomic writes: a temporary file in the target's folder, renamed to the target when it is complete.
+
+What replaces a file or a folder gets its permissions, and only its user can read it until then: contents that others
+may not read never become readable for them. What is new has the permissions that the umask leaves.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, TextIO
 
@@ -62,6 +67,20 @@ def temporary_path(target: Path) -> Path:
     return target.parent / f".{target.name}.{secrets.token_hex(4)}"
 
 
+def _permissions(target: Path) -> int | None:
+    """The permissions of a file or folder that is to be replaced; None if there is none."""
+    try:
+        return stat.S_IMODE(target.stat().st_mode) & 0o777
+    except OSError:
+        return None
+
+
+def _permit(path: Path, permissions: int | None) -> None:
+    if permissions is not None:
+        with suppress(OSError):  # of a file system without permissions
+            path.chmod(permissions)
+
+
 @contextmanager
 def atomic_open(target: Path) -> Iterator[IO[bytes]]:
     """A binary file that replaces the target when the block ends without an exception.
@@ -72,10 +91,15 @@ def atomic_open(target: Path) -> Iterator[IO[bytes]]:
         OSError: the target cannot be written.
     """
     temporary = temporary_path(target)
-    file = temporary.open("xb")
+    permissions = _permissions(target)
+    made_with = 0o666 if permissions is None else 0o600
+    file = open(  # noqa: SIM115 - closed below, before it is renamed
+        temporary, "xb", opener=lambda name, flags: os.open(name, flags, made_with)
+    )
     try:
         with file:
             yield file
+        _permit(temporary, permissions)
         temporary.replace(target)
     except BaseException:
         with suppress(OSError):
@@ -122,9 +146,11 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     """
     place = target.resolve()  # a symbolic link stays, and what it points to is replaced
     unfinished, replaced = temporary_path(place), temporary_path(place)
-    unfinished.mkdir()
+    permissions = _permissions(place)
+    unfinished.mkdir(0o777 if permissions is None else 0o700)
     try:
         yield unfinished
+        _permit(unfinished, permissions)
         with suppress(FileNotFoundError):
             place.rename(replaced)
         try:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import thence
 from thence.atomic_files import atomic_folder, atomic_open, temporary_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -89,6 +94,45 @@ def test_temporary_names_cannot_be_guessed_and_what_is_planted_there_is_not_writ
     with pytest.raises(FileExistsError), atomic_open(tmp_path / "out.json"):
         pass
     assert not elsewhere.exists()
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_a_file_that_is_replaced_keeps_its_permissions_and_is_private_until_then(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "out.json"
+    for permissions in (0o600, 0o640, 0o664):
+        target.write_text("old")
+        target.chmod(permissions)
+        with atomic_open(target) as file:
+            file.write(b"new")
+            assert [mode(p) for p in tmp_path.iterdir() if p != target] == [0o600]
+        assert (target.read_text(), mode(target)) == ("new", permissions)
+    target.unlink()
+    with atomic_open(target) as file:
+        file.write(b"new")
+    assert mode(target) == 0o644
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_a_folder_that_is_replaced_keeps_its_permissions_and_is_private_until_then(
+    target: Path,
+) -> None:
+    target.chmod(0o750)
+    with atomic_folder(target) as folder:
+        assert mode(folder) == 0o700
+    assert mode(target) == 0o750
 
 
 def test_temporary_files_are_of_their_user_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -99,7 +100,8 @@ def test_ids_of_nsight_are_those_of_its_tables(tmp_path: Path) -> None:
           on e.globalPid = s.globalPid and e.eventId = s.eventId and e.eventSyncId = s.eventSyncId
         where n.value like '%StreamWaitEvent%'
     """
-    all_waits, matched = sqlite3.connect(path).execute(query).fetchone()
+    with closing(sqlite3.connect(path)) as connection:
+        all_waits, matched = connection.execute(query).fetchone()
     trace = thence.open(path)
     waits = trace.events.filter(pl.col("kind") == "wait")
     known = dict(waits["known"].value_counts().rows())

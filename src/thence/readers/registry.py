@@ -18,7 +18,7 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plausible import plausible
 from thence.readers.remote import fetched, is_folder, is_url
 from thence.readers.runs import Read, in_newest_run, in_run, one_job
-from thence.readers.source import STANDARD_INPUT, Source, check_regular, expand
+from thence.readers.source import STANDARD_INPUT, Source, check_regular, expand, unchanged
 from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
@@ -310,7 +310,8 @@ def _read_file(
         head = source.head()
         reader = _file_reader(head)
         if reader is not None:
-            return reader.read(source, lambda done: progress(name, done, source.stored_bytes))
+            with unchanged(name, lambda: source.changed):
+                return reader.read(source, lambda done: progress(name, done, source.stored_bytes))
     is_zip = head.startswith(b"PK")
     if is_zip and name == STANDARD_INPUT:
         raise UnknownFormat(name, "is a zip archive, which can be read from a file only: name it")

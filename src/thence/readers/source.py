@@ -8,21 +8,29 @@ import os
 import stat
 import sys
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from isal import isal_zlib
 
-from thence.errors import InputError
+from thence.errors import DamagedInput, InputError
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.remote import is_folder, is_url, matching_urls, open_url, urls_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["STANDARD_INPUT", "Source", "check_regular", "expand", "matching"]
+__all__ = [
+    "STANDARD_INPUT",
+    "Source",
+    "changes_in",
+    "check_regular",
+    "expand",
+    "matching",
+    "unchanged",
+]
 
 STANDARD_INPUT = "-"
 _HEAD_BYTES = 1 << 16
@@ -32,6 +40,12 @@ _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
 _DAMAGE = (EOFError, _ISAL_ERROR, zlib.error)
 _STEP_BYTES = 1 << 15
 _MOST_AT_ONCE = 1 << 26  # bytes of one read call, which allocates that much in advance
+_CHANGED = (
+    "was written to while it was read, so that parts of it may be older than others; "
+    "read it again when it is complete, or read a copy"
+)
+Written = tuple[int, int]
+"""Size of a file and the time of its last change, in ns."""
 _SPECIAL = {
     "FIFO": stat.S_ISFIFO,
     "device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
@@ -111,6 +125,7 @@ class Source:
     damage: str | None = None
     _raw: BinaryIO | None = None
     _ahead: bytes = b""
+    _written: Written | None = None
 
     @classmethod
     @contextmanager
@@ -128,13 +143,14 @@ class Source:
             InputError: the input does not exist, is a directory or a special file, or may not be read.
         """
         with _opened(name) as (raw, size):
+            local = name != STANDARD_INPUT and not is_url(name)
+            source = cls(name, raw, size, local, expansion, cores, _raw=raw)
+            if local:
+                source._written = _written(os.fstat(raw.fileno()))
             try:
                 if raw.peek(2)[:2] == _GZIP_MAGIC:
-                    unzipped = _Unzipped(raw, name, expansion)
-                    yield cls(name, unzipped, size, False, expansion, cores, _raw=raw)  # noqa: FBT003
-                else:
-                    plain = name != STANDARD_INPUT and not is_url(name)
-                    yield cls(name, raw, size, plain, expansion, cores, _raw=raw)
+                    source.stream, source.plain = _Unzipped(raw, name, expansion), False
+                yield source
             except IsADirectoryError as error:
                 raise InputError(name, "is a directory") from error
 
@@ -157,6 +173,23 @@ class Source:
             if os.access(opened, os.R_OK):
                 return opened
         return self.name
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file was written to since it was opened. A file that was renamed, replaced or deleted was not."""
+        return self._state is not None and _written(self._state) != self._written
+
+    @property
+    def deleted(self) -> bool:
+        """Whether no name leads to the file any more, because it was deleted or replaced since it was opened."""
+        return self._state is not None and self._state.st_nlink == 0
+
+    @property
+    def _state(self) -> os.stat_result | None:
+        """The state of a file of this machine now."""
+        if self._raw is None or self._written is None:
+            return None
+        return os.fstat(self._raw.fileno())
 
     @property
     def expected_bytes(self) -> int:
@@ -203,6 +236,48 @@ class Source:
         except OSError as error:
             self.damage = f"reading failed ({error.strerror or error})"
         return b""
+
+
+def _written(state: os.stat_result) -> Written:
+    return state.st_size, state.st_mtime_ns
+
+
+@contextmanager
+def unchanged(name: str, changed: Callable[[], bool]) -> Iterator[None]:
+    """Refuses an input that is written to while the block reads it: what was read may be parts of two states of it.
+
+    Args:
+        name: the input as the user named it.
+        changed: whether it was written to since reading began.
+
+    Raises:
+        DamagedInput: it was written to.
+    """
+    try:
+        yield
+    except DamagedInput as error:
+        if changed():
+            raise DamagedInput(name, _CHANGED) from error
+        raise
+    if changed():
+        raise DamagedInput(name, _CHANGED)
+
+
+def changes_in(folder: str) -> Callable[[], bool]:
+    """A function that says whether a file of this folder, or this file, was written to, replaced or deleted since."""
+    path = Path(folder)
+
+    def states() -> dict[Path, tuple[int, Written]]:
+        found = {}
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            with suppress(OSError):  # deleted meanwhile
+                state = file.stat()
+                if stat.S_ISREG(state.st_mode):
+                    found[file] = state.st_ino, _written(state)
+        return found
+
+    before = states()
+    return lambda: bool(before.items() - states().items())
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import sqlite3
+from contextlib import closing
 import statistics
 from typing import TYPE_CHECKING
 
@@ -211,10 +212,12 @@ def test_ddp_ranks_against_their_raw_arrivals(tmp_path: Path) -> None:
     """Two ranks of DistributedDataParallel in one export of nsys: launch by launch of NCCL's kernels."""
     database = tmp_path / "ddp.sqlite"
     database.write_bytes(gzip.decompress((NSIGHT / "torch_ddp.sqlite.gz").read_bytes()))
-    rows = sqlite3.connect(database).execute(
+    query = (
         "select k.globalPid, k.start, k.end, s.value from CUPTI_ACTIVITY_KIND_KERNEL k "
         "join StringIds s on s.id = k.shortName where s.value like 'nccl%AllReduce%' order by k.start"
     )
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(query).fetchall()
     ranks: dict[int, list[tuple[int, int]]] = {}
     for process, start, end, _ in rows:
         ranks.setdefault(process, []).append((start, end))

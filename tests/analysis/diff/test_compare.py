@@ -243,6 +243,13 @@ def test_a_comparison_needs_two_sides(base: list[Sample]) -> None:
 # ---- Gates
 
 
+@pytest.mark.parametrize("window", [{"steps": "0:1"}, {"window": ":50us"}])
+def test_a_part_in_which_no_step_counts_is_refused_with_the_reason(window: dict[str, str]) -> None:
+    part = thence.open(DATA / "torch/graph_replay_rank0.json.gz").select(**window)
+    with pytest.raises(MissingData, match=r"no step of the selected part counts.*the first: rec"):
+        part.sample()
+
+
 def gate(diff: Diff, text: str) -> str:
     return judge(diff, [parse_bound(text)])[0].verdict
 

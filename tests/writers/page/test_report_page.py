@@ -144,7 +144,11 @@ def test_the_page_holds_the_license_texts_of_the_script_that_it_embeds() -> None
     assert "Copyright" in script[:200]
     assert "Permission is hereby granted, free of charge" in before
     assert "Redistribution and use in source and binary forms" in before
-    named = set(re.findall(r"(?i)\b(MIT|BSD|Apache|ISC|MPL|GPL|LGPL|Zlib|CC0)\b[ -](?:\S+ )?license", script))
+    named = set(
+        re.findall(
+            r"(?i)\b(MIT|BSD|Apache|ISC|MPL|GPL|LGPL|Zlib|CC0)\b[ -](?:\S+ )?license", script
+        )
+    )
     named |= {name.strip() for name in re.findall(r"@license +([^\n.]{1,20})", script)}
     assert {name.removeprefix("3-Clause ").split()[0].upper() for name in named} <= {"MIT", "BSD"}
 

@@ -17,7 +17,8 @@ from thence.analysis.diff.conditions import Conditions, conditions
 from thence.analysis.diff.steps import IDLE_CAUSE, run_steps
 from thence.analysis.diff.streams import streams_of
 from thence.analysis.group_by import time_by_place
-from thence.analysis.steps.counted import OUTLIER
+from thence.analysis.steps.counted import OUTLIER, RULES
+from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED
 
@@ -114,6 +115,9 @@ def sample(
         kinds: kinds of place by which the time is divided.
         outliers: whether outlying steps count.
         causes: whether to divide idle time by cause; None to do so if it takes little time.
+
+    Raises:
+        MissingData: no step counts, because the selected part of the trace has left-out ones only.
     """
     if causes is None:
         causes = trace.host.height <= _MOST_HOST_RANGES
@@ -122,6 +126,12 @@ def sample(
     if outliers:
         codes = codes.replace(OUTLIER, None)
     counted = codes.is_null().to_numpy()
+    if not counted.any():
+        reasons = "; ".join(RULES[code] for code in codes.unique(maintain_order=True).drop_nulls())
+        raise MissingData(
+            f"{', '.join(trace.meta.inputs)}: no step of the selected part counts in a comparison ({reasons}); "
+            "select a part with other steps"
+        )
     number = np.where(counted, np.cumsum(counted) - 1, NO_ROW)
     of_activity = np.append(number, NO_ROW)[steps.of_activity]
     devices = max(1, trace.gpu.select("rank", "device").n_unique())

@@ -12,6 +12,7 @@ from thence.errors import DamagedInput
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.nsight.store import EXPORT, PAYLOADS, READABLE, Part
 from thence.readers.parquet_probe import ARROW_ENDING, MAX_ROWS, probing
+from thence.readers.source import changes_in, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,9 +52,10 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
 
     paths = {f.stem: f for f in sorted(Path(name).iterdir())
              if f.suffix in _SUFFIXES and f.stem in READABLE and f.is_file()}  # fmt: skip
-    with probing(list(paths.values()), name, expansion) as probe:
-        probe.passed()
-    tables = tables_of(Folder(name, paths))
+    with unchanged(name, changes_in(name)):
+        with probing(list(paths.values()), name, expansion) as probe:
+            probe.passed()
+        tables = tables_of(Folder(name, paths))
     progress(sum(path.stat().st_size for path in paths.values()))
     return tables
 

@@ -78,7 +78,13 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         UnknownFormat: the file is a database of another program.
     """
     if source.plain:
-        tables = _read(source.name, source.name)
+        try:
+            tables = _read(source.path, source.name)
+        except DamagedInput as error:  # SQLite opens files by their names
+            if source.deleted:
+                text = "was replaced or deleted before it was read; read it again"
+                raise DamagedInput(source.name, text) from error
+            raise
     else:
         with tempfile.TemporaryDirectory(prefix="thence-") as folder:
             path = Path(folder) / "unpacked.sqlite"

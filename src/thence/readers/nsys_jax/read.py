@@ -28,6 +28,7 @@ from thence.readers.nsys_jax.compilation import compile_ranges
 from thence.readers.nsys_jax.programs import Launchers, device_tables, launchers
 from thence.readers.nsys_jax.projection import projection
 from thence.readers.parquet_probe import probing
+from thence.readers.source import changes_in, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +70,11 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
         InputError: the path cannot be opened.
         DamagedInput: the path is not an archive, lacks trace.parquet, or a member cannot be read.
     """
+    with unchanged(name, changes_in(name)):
+        return _read(name, progress, expansion)
+
+
+def _read(name: str, progress: Callable[[int], None], expansion: Expansion) -> Tables:
     archive = Archive.open(name, expansion=expansion)
     stems: list[str | None] = [*sorted(archive.variants(TRACE))]
     if not stems:

@@ -6,6 +6,7 @@ their numbers and by the counts in `DESCRIPTION`, a warning states how many rows
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,11 @@ class Folder:
     @cached_property
     def bytes(self) -> int:
         """Size of all parts."""
-        return sum(file.stat().st_size for parts in self._parts.values() for file in parts.values())
+        size = 0
+        for file in (file for parts in self._parts.values() for file in parts.values()):
+            with suppress(FileNotFoundError):  # deleted meanwhile: `_part` finds that it cannot be read
+                size += file.stat().st_size
+        return size
 
     @cached_property
     def _unreadable(self) -> set[Path]:
