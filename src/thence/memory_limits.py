@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from thence.errors import MissingRequirement
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from thence.units import Bytes
 
 __all__ = ["check_memory", "free_bytes"]
@@ -31,6 +33,11 @@ _STACK: Bytes = 10_000_000
 """Address space of thence and its libraries before they read anything, most of which is never used: 1.05, 1.34, 1.51
 and 1.53 GB with 1, 2, 4 and 8 threads of Polars on Linux."""
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_FIGURES = ("memory.max", "memory.current", "inactive_file")
+"""Of a control group: the files of its limit and of what it uses, and what of it can be given back, in memory.stat."""
+_FIGURES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+"""The same in version 1 of control groups."""
 
 
 def check_memory(name: str = "", decompressed: Bytes = 0) -> None:
@@ -65,13 +72,34 @@ def free_bytes() -> Bytes | None:
     """Memory that this process can still use without swapping; None if the system does not report it."""
     of_kind = _numbers("/proc/meminfo")
     free = [1024 * of_kind["MemAvailable:"]] if "MemAvailable:" in of_kind else []
-    with suppress(
-        OSError, ValueError
-    ):  # a container, whose limit cgroup v2 states; "max" is no number
-        allowed = int((_CGROUP / "memory.max").read_text("ascii"))
-        used = int((_CGROUP / "memory.current").read_text("ascii"))
-        free.append(allowed - used + _numbers(_CGROUP / "memory.stat").get("inactive_file", 0))
+    for folder, (limit, used, reclaimable) in _groups():
+        with suppress(OSError, ValueError):  # "max" is no number
+            allowed = int((folder / limit).read_text("ascii"))
+            taken = int((folder / used).read_text("ascii"))
+            free.append(allowed - taken + _numbers(folder / "memory.stat").get(reclaimable, 0))
     return max(0, min(free)) if free else None
+
+
+def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Folders of the control groups that may limit the memory of this process, with the names of their figures.
+
+    These are its own group, as of a job of Slurm or a unit of systemd, and those around it. In a container, whose view
+    of the folders may begin at its own group, some do not exist.
+    """
+    groups = []
+    with suppress(OSError):
+        for line in _OWN_GROUPS.read_text("utf-8", "replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                groups += [(_CGROUP, path, _FIGURES), (_CGROUP / "unified", path, _FIGURES)]
+            elif "memory" in controllers.split(","):
+                groups.append((_CGROUP / "memory", path, _FIGURES_V1))
+    for root, path, figures in groups or [(_CGROUP, "/", _FIGURES)]:
+        inner = root / path.lstrip("/")
+        for folder in (inner, *inner.parents):
+            yield folder, figures
+            if folder == root:
+                break
 
 
 def _numbers(path: str | Path) -> dict[str, int]:

@@ -77,17 +77,41 @@ def test_an_input_larger_than_the_free_memory_is_refused(
         opened(tmp_path, [kernel(1, 10)])
 
 
-def test_a_container_has_the_memory_that_its_limit_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+V2 = ("memory.max", "memory.current", "anon 2000000\ninactive_file 1000000\n")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "cache 5\ntotal_inactive_file 1000000\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "folder", "files"),
+    [
+        ("0::/\n", "", V2),  # a container
+        ("0::/system.slice/slurm/job_7/step_0\n", "system.slice/slurm/job_7/step_0", V2),
+        ("0::/system.slice/slurm/job_7/step_0\n", "system.slice/slurm/job_7", V2),
+        ("5:cpu:/\n4:memory:/slurm/job_7\n0::/\n", "memory/slurm/job_7", V1),
+        ("4:cpu,memory:/docker/0123\n0::/\n", "memory", V1),  # whose group is the root that it sees
+        ("4:cpu:/\n0::/user.slice\n", "unified/user.slice", V2),
+    ],
+)
+def test_a_container_or_job_has_the_memory_that_its_limit_leaves(
+    own: str,
+    folder: str,
+    files: tuple[str, str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = free_bytes()
     assert whole is None or whole > 10**7
-    monkeypatch.setattr(memory_limits, "_CGROUP", tmp_path)
-    (tmp_path / "memory.max").write_text("5000000\n")
-    (tmp_path / "memory.current").write_text("3000000\n")
-    (tmp_path / "memory.stat").write_text("anon 2000000\ninactive_file 1000000\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(memory_limits, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory_limits, "_CGROUP", tmp_path / "groups")
+    place = tmp_path / "groups" / folder
+    place.mkdir(parents=True)
+    limit, used, stat = files
+    (place / limit).write_text("5000000\n")
+    (place / used).write_text("3000000\n")
+    (place / "memory.stat").write_text(stat)
     assert free_bytes() == 3_000_000
-    (tmp_path / "memory.max").write_text("max\n")
+    (place / limit).write_text("max\n")
     assert free_bytes() is None or free_bytes() != 3_000_000
 
 

@@ -156,7 +156,9 @@ class Folder:
         """Size of all parts."""
         size = 0
         for file in (file for parts in self._parts.values() for file in parts.values()):
-            with suppress(FileNotFoundError):  # deleted meanwhile: `_part` finds that it cannot be read
+            with suppress(
+                FileNotFoundError
+            ):  # deleted meanwhile: `_part` finds that it cannot be read
                 size += file.stat().st_size
         return size
 
