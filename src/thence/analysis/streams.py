@@ -318,13 +318,14 @@ class _Lanes:
         all_of = self.timeline
         of_group = {int(g): group == g for g in np.unique(group)}
         joined = {g: union(all_of.start[m], all_of.end[m]) for g, m in of_group.items()}
-        found: dict[int, dict[int, dict[int, Ns]]] = {}
+        pairs: list[
+            tuple[int, int, Int64, Int64]
+        ] = []  # of groups, with the devices and their times
 
         def note(a: int, b: int, time: Int64, lengths: Int64) -> None:
             totals = all_of.sums(time, lengths)
-            for device in np.flatnonzero(totals).tolist():
-                of = found.setdefault(device, {})
-                of.setdefault(a, {})[b] = of.setdefault(b, {})[a] = int(totals[device])
+            devices = np.flatnonzero(totals)
+            pairs.extend((*pair, devices, totals[devices]) for pair in {(a, b), (b, a)})
 
         for a, (begins, ends) in joined.items():
             mine = of_group[a]
@@ -337,14 +338,14 @@ class _Lanes:
             for b, theirs in joined.items():
                 if b > a:
                     note(a, b, begins, covered_lengths(begins, ends, *theirs))
-        named = {
-            device: {
-                names[a]: {names[b]: row[b] for b in sorted(row)} for a, row in sorted(of.items())
-            }
-            for device, of in found.items()
-        }
         nothing: dict[str, dict[str, Ns]] = {}
-        return [named.get(device, nothing) for device in range(all_of.groups)]
+        found = [nothing] * all_of.groups  # one dict for all devices without any: there may be many
+        for a, b, devices, totals in sorted(pairs, key=lambda pair: pair[:2]):
+            for device, ns in zip(devices.tolist(), totals.tolist(), strict=True):
+                if found[device] is nothing:
+                    found[device] = {}
+                found[device].setdefault(names[a], {})[names[b]] = ns
+        return found
 
 
 def _sums(group: Int64, values: Int64, groups: int) -> Int64:

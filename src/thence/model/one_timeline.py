@@ -93,16 +93,15 @@ def numbered(frame: pl.DataFrame, *columns: str) -> tuple[Int64, pl.DataFrame]:
     # Rows come in runs, mostly; only the first of each run is looked up.
     first = np.flatnonzero(changes.to_numpy() | (np.arange(len(changes)) == 0))
     runs = keys[first]
-    distinct = runs.unique().sort(*columns)
-    number = runs.join(
-        distinct.with_row_index("number"),
-        on=list(columns),
-        how="left",
-        nulls_equal=True,
-        maintain_order="left",
-    )["number"]
+    order = runs.select(pl.arg_sort_by(*columns)).to_series()
+    ordered = runs[order]
+    new = ordered.select(
+        pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in columns)
+    ).to_series().to_numpy() | (np.arange(ordered.height) == 0)
+    number = np.empty(runs.height, np.int64)
+    number[order.to_numpy()] = np.cumsum(new) - 1
     length = np.diff(np.append(first, frame.height))
-    return np.repeat(number.cast(pl.Int64).to_numpy(), length), distinct
+    return np.repeat(number, length), ordered.filter(pl.Series(new, dtype=pl.Boolean))
 
 
 def rows_of_groups(number: Int64, groups: int) -> list[Int64]:
