@@ -237,3 +237,12 @@ def test_summaries_without_a_column_of_today_are_read(job: Path, tmp_path: Path)
         pl.read_parquet(path).drop("host_ns").write_parquet(path)
     found, now = (thence.open(where).late_ranks() for where in (store, job))
     assert_frame_equal(found.ranks, now.ranks)
+
+
+def test_steps_of_an_unknown_kind_are_told(job: Path, tmp_path: Path) -> None:
+    store = tmp_path / "new.store"
+    shutil.copytree(job, store)
+    for path in (store / SUMMARIES / LATENESS["devices"]).glob("*.parquet"):
+        pl.read_parquet(path).with_columns(step_kind=pl.lit("0")).write_parquet(path)
+    with pytest.raises(DamagedInput, match=r"a kind that thence does not know \(0\)"):
+        _ = thence.open(store).headline

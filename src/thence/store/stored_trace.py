@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.errors import MissingData
+from thence.errors import DamagedInput, MissingData
 from thence.model.attributed import concat_attributed
 from thence.model.selection import Selection
+from thence.model.steps import STEP_KINDS
 from thence.store.files import reading
 from thence.store.summaries import SUMMARISED_BY
 from thence.trace import Trace
@@ -182,6 +183,12 @@ class StoredTrace(Trace):
         devices = tables["devices"]
         if devices.is_empty():
             raise MissingData(f"{self.store.root}: holds no device activity")
+        if unknown := set(devices["step_kind"].drop_nulls()) - STEP_KINDS.keys():
+            kinds = ", ".join(sorted(unknown))
+            raise DamagedInput(
+                str(self.store.root),
+                f"states steps of a kind that thence does not know ({kinds}); run the same thence ingest again",
+            )
         late = part(lambda: self.late_ranks(explain=False))
         if devices.height < 2 and late.result is not None and not late.result.shown.missing:
             late = Part(None)

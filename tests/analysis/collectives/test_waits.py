@@ -6,8 +6,8 @@ import gzip
 import json
 import random
 import sqlite3
-from contextlib import closing
 import statistics
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest

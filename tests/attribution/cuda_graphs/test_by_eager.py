@@ -6,19 +6,23 @@ import dataclasses
 import gzip
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import polars as pl
 import pytest
 
 import thence
 from graph_data import Made, Ran, as_eager, replay, tables_of
 from helpers import TORCH, recording, shared, written
+from thence.attribution.cuda_graphs.by_kernel_name import ByKernelName
 from thence.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from thence.attribution.cuda_graphs.join_labels import Numbered
     from thence.model.tables import Tables
 
 TIMES, KERNELS, REPLAYS = 4, 15, 4
@@ -140,6 +144,17 @@ def test_names_that_ran_more_often_than_their_share_say_nothing() -> None:
     by_name = dict(zip(trace.gpu["name"].cast(pl.String), labelled.places["label"], strict=True))
     assert by_name["softmax"] is None
     assert by_name["gelu"] == "mlp"
+
+
+def test_copies_of_a_graph_get_nothing_from_a_run_without_copies() -> None:
+    memcpy, memset = 0, 1
+    run = ByKernelName(
+        np.array([memcpy]), np.zeros(memset + 1, np.int64), np.full(2, -1), pl.DataFrame()
+    )
+    replay = SimpleNamespace(
+        replays=SimpleNamespace(variant=np.zeros(2, np.int64)), number=np.full(2, -3)
+    )
+    assert run.put(cast("Numbered", replay), np.array([[0, 1]])) is None
 
 
 def test_operators_are_joined_where_there_are_no_labels() -> None:

@@ -112,6 +112,8 @@ class ByKernelName:
             return None
         launched = np.bincount(name[0][name[0] >= 0], minlength=len(self.count))
         present = np.flatnonzero(launched * self.count)
+        if not len(present):  # copies alone, of which the run has none
+            return None
         times = launched[present] / self.count[present]
         each, how_many = np.unique(times, return_counts=True)
         fitting = np.append(np.zeros(len(self.count), np.bool_), [False])  # the last one is for -1
