@@ -246,3 +246,14 @@ def test_steps_of_an_unknown_kind_are_told(job: Path, tmp_path: Path) -> None:
         pl.read_parquet(path).with_columns(step_kind=pl.lit("0")).write_parquet(path)
     with pytest.raises(DamagedInput, match=r"a kind that thence does not know \(0\)"):
         _ = thence.open(store).headline
+
+
+def test_a_store_that_an_ingest_writes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    """Its manifest was read before, its summaries would be those of more ranks."""
+    store = tmp_path / "a.store"
+    stored(store, FSDP[:2])
+    trace = thence.open(store)
+    stored(store, FSDP)
+    with pytest.raises(DamagedInput, match="was written to while it was read"):
+        trace.summary("rank")
+    assert len(thence.open(store).summary("rank").rows) == 4

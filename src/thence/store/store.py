@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +19,11 @@ from thence.errors import InputError, UsageError
 from thence.memory_limits import free_bytes
 from thence.model.losses import Loss
 from thence.model.tables import GPU, Meta, Tables
+from thence.readers.source import unchanged
 from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundness
 from thence.store.files import is_there, reading, rows_within
 from thence.store.joining import read_summary, summary_folders
-from thence.store.layout import MANIFEST, RANKS, Manifest, read_manifest
+from thence.store.layout import MANIFEST, RANKS, SUMMARIES, Manifest, read_manifest
 from thence.store.parquet_check import check_parquet
 from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
 from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TABLES, WINDOWS
@@ -29,7 +31,7 @@ from thence.units import format_bytes, several
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from thence.model.attributed import Attributed
     from thence.store.layout import Entry
@@ -49,10 +51,22 @@ class Store:
     Attributes:
         root: its folder.
         manifest: what is in it; entries of other ranks are left out.
+        written: whether thence ingest has written it since it was opened.
     """
 
     root: Path
     manifest: Manifest
+    written: Callable[[], bool] = lambda: False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Converts errors of a block that reads summaries.
+
+        Raises:
+            DamagedInput: one of them cannot be read, or the store was written to since it was opened.
+        """
+        with unchanged(str(self.root), self.written), reading(self.root):
+            yield
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -189,7 +203,7 @@ class Store:
         plan = self._summary_plan(name)
         if plan is None:
             return None
-        with reading(self.root):
+        with self.reading():
             return TABLES[name].complete(plan.collect())
 
     @cached_property
@@ -207,7 +221,7 @@ class Store:
         table = read_summary(self.root, self.manifest, name)
         if table is None:
             return None
-        with reading(self.root):
+        with self.reading():
             written = table.collect_schema().names()
         table = table.select(
             pl.lit(None, dtype).alias(column)
@@ -271,6 +285,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         DamagedInput: its manifest cannot be read.
     """
     root = Path(path)
+    opened = _state(root)
     manifest = read_manifest(root)
     if not manifest.complete:
         raise InputError(
@@ -279,7 +294,17 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         )
     if not manifest.entries:
         raise InputError(str(root), f"{MANIFEST} lists no rank")
-    return Store(root, manifest)
+    return Store(root, manifest, lambda: _state(root) != opened)
+
+
+def _state(root: Path) -> list[tuple[int, int]]:
+    """What changes when thence ingest writes the manifest or the summaries."""
+    states = []
+    for name in (MANIFEST, SUMMARIES):
+        with suppress(OSError):  # a damaged store may lack them
+            state = (root / name).stat()
+            states.append((state.st_ino, state.st_mtime_ns))
+    return states
 
 
 def _with_entries(manifest: Manifest, entries: tuple[Entry, ...]) -> Manifest:

@@ -12,7 +12,6 @@ from thence.errors import DamagedInput, MissingData
 from thence.model.attributed import concat_attributed
 from thence.model.selection import Selection
 from thence.model.steps import STEP_KINDS
-from thence.store.files import reading
 from thence.store.summaries import SUMMARISED_BY
 from thence.trace import Trace
 
@@ -116,7 +115,7 @@ class StoredTrace(Trace):
             return super().summary(by)
         if not frames or frames["totals"]["xla"].n_unique() != 1:
             return super().summary(by)
-        with reading(self.store.root):
+        with self.store.reading():
             found = consistent_summary(merged_summary(frames, by, self.meta, self.selection))
         return replace(found, soundness=self.soundness)
 
@@ -160,7 +159,7 @@ class StoredTrace(Trace):
             return super().late_ranks(explain=explain)
         from thence.analysis.ranks.job import job_of
 
-        with reading(self.store.root):
+        with self.store.reading():
             return job_of(self.store.lateness(), explain=explain)
 
     @property
@@ -176,7 +175,7 @@ class StoredTrace(Trace):
         from thence.analysis.headline import headline_of_summaries
         from thence.analysis.part import Part, part
 
-        with reading(self.store.root):
+        with self.store.reading():
             frames = self.store.lateness()
             tables = {name: frames[name].collect() for name in ("devices", "steps", "idle")}
         times = self.sql("select * from step_times")
