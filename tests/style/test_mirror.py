@@ -28,6 +28,7 @@ NSIGHT = "readers/nsight/test_read.py"
 PERFETTO = "writers/timelines/perfetto/test_write.py"
 
 ELSEWHERE = {
+    "atomic_files.py": "model/test_atomic_files.py",
     "analysis/timelines/activity_details.py": "analysis/timelines/test_activity_timeline.py",
     "analysis/diff/conditions.py": f"{DIFF}::test_figures_are_those_counted_from_the_file",
     "analysis/diff/explanation.py": "analysis/diff/test_signs.py",
