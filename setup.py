@@ -26,9 +26,7 @@ from setuptools.command.build_ext import build_ext
 _ROOT = Path(__file__).parent
 _OLDEST = "0x030B0000"
 _SERVED = (
-    sys.platform == "linux"
-    and sys.implementation.name == "cpython"
-    and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    sys.platform == "linux" and sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 )
 _PROBE = Extension(
     "thence.boundaries._probe",
@@ -103,9 +101,7 @@ def _urls(repository: str | None) -> dict[str, str]:
 
 
 def _version() -> str:
-    found = re.search(
-        r'^version = "(.+)"', (_ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE
-    )
+    found = re.search(r'^version = "(.+)"', (_ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
     assert found is not None
     return found[1]
 

@@ -23,9 +23,7 @@ from command_line import documented_parser
 SETTLING, TIMED = 4, 10
 OFF, ON = 0, 1
 ALONE = ("plain", "calls")
-WAYS = tuple(
-    f"{what}, by {back}" for what in ("modules", "modules, lines") for back in ("hooks", "numbers")
-)
+WAYS = tuple(f"{what}, by {back}" for what in ("modules", "modules, lines") for back in ("hooks", "numbers"))
 VIEWS = """
 view t transpose permute reshape expand slice select unsqueeze squeeze as_strided detach empty empty_like empty_strided
 alias _unsafe_view split narrow chunk linear matmul to contiguous unbind item resize_ reshape_as view_as expand_as

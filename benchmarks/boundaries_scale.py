@@ -36,9 +36,7 @@ def record(directory: Path, kernels: int, boundaries: int) -> None:
     from thence.boundaries.places import LINE, MODULE, STEP, Place
 
     name = fake.text("_Z3addPfi")
-    kernel = fake.record(
-        "CONCURRENT_KERNEL", name=name, deviceId=0, streamId=7, gridX=4, blockX=128
-    )
+    kernel = fake.record("CONCURRENT_KERNEL", name=name, deviceId=0, streamId=7, gridX=4, blockX=128)
     recording = thence.record(directory, thence.RecordOptions(nvtx=False))
     recording.start()
     idle = memory_mb()
@@ -73,9 +71,7 @@ def record(directory: Path, kernels: int, boundaries: int) -> None:
         table = path.name.partition("-")[0]
         sizes[table] = sizes.get(table, 0) + path.stat().st_size
     total, rows = sum(sizes.values()), recording.counts["kernels"]
-    print(
-        f"recorded {recording.counts} in {took:.1f} s, dropped {recording.dropped}; stop {stop:.2f} s"
-    )
+    print(f"recorded {recording.counts} in {took:.1f} s, dropped {recording.dropped}; stop {stop:.2f} s")
     print(f"{total / 1e6:.0f} MB on disk, {total / rows:.1f} bytes a kernel:",
           {table: f"{size / 1e6:.1f} MB" for table, size in sizes.items()})  # fmt: skip
     print(f"a boundary took {noting / boundaries * 1e9:.0f} ns with its two clocks; memory at most "

@@ -46,9 +46,7 @@ def made(rows: int) -> Tables:
         "device": np.zeros(rows, int),
         "stream": np.full(rows, 7),
         "kind": pl.Series(["kernel"]).gather(np.zeros(rows, np.uint32)),
-        "name": names(f"void kernel_{i}<float>" for i in range(KERNELS)).gather(
-            kernel.astype(np.uint32)
-        ),
+        "name": names(f"void kernel_{i}<float>" for i in range(KERNELS)).gather(kernel.astype(np.uint32)),
         "start": at + 10_000,
         "duration": random.integers(1000, 4900, rows),
         "correlation": correlation,
@@ -65,9 +63,7 @@ def made(rows: int) -> Tables:
         "process": np.ones(2 * len(calls), int),
         "thread": np.ones(2 * len(calls), int),
         "category": pl.Series(["op", "runtime"]).gather(both),
-        "name": names(["aten::add", "cudaLaunchKernel", "cudaGraphLaunch"]).gather(
-            both + graph_calls
-        ),
+        "name": names(["aten::add", "cudaLaunchKernel", "cudaGraphLaunch"]).gather(both + graph_calls),
         "start": np.repeat(at[first], 2) - 100 + 100 * both,
         "duration": np.where(both, 3000, 4000),
         "correlation": pl.Series(np.where(both, np.repeat(calls, 2), -1)).replace(-1, None),

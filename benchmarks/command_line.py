@@ -13,9 +13,7 @@ __all__ = ["documented_parser", "folder_argument"]
 
 def documented_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser without arguments yet, which shows a script's docstring as it is written."""
-    return argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def folder_argument(options: argparse.ArgumentParser, meaning: str) -> None:

@@ -56,9 +56,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "record": ["-o", str(folder / "recording"), "--", "true"],
         "report --help": ["--help"],
     }
-    named = {
-        name: ["-m", "thence", name.split()[0], *arguments] for name, arguments in verbs.items()
-    }
+    named = {name: ["-m", "thence", name.split()[0], *arguments] for name, arguments in verbs.items()}
     opening = f"import thence; thence.open({GRAPHS!r})"
     return named | {
         "--help": ["-m", "thence", "--help"],
@@ -89,9 +87,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", help="with commas between them")
     options = parser.parse_args()
-    print(
-        "| command | CPU s other | ours | ratio | wall s other | ours |\n|---|---|---|---|---|---|"
-    )
+    print("| command | CPU s other | ours | ratio | wall s other | ours |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ranks").mkdir()
@@ -105,8 +101,7 @@ def main() -> None:
                 for _ in range(options.rounds + 1)
             ][1:]
             other, ours = (
-                [statistics.median(values) for values in zip(*side, strict=True)]
-                for side in zip(*rounds, strict=True)
+                [statistics.median(values) for values in zip(*side, strict=True)] for side in zip(*rounds, strict=True)
             )
             print(
                 f"| {shown} | {other[0]:.3f} | {ours[0]:.3f} | {ours[0] / other[0]:.2f} "

@@ -384,10 +384,7 @@ def planned(side: Side, digests: dict[str, str]) -> list[Job]:
             words[f"{verb} {option}"] = choices.split("|")
     found = [one for name in digests for one in recordings(side.root / name)]
     first = [
-        Job(
-            ("inside" if one.buffers else "report", *one.paths, "--format", "json"),
-            digests[one.source],
-        )
+        Job(("inside" if one.buffers else "report", *one.paths, "--format", "json"), digests[one.source])
         for one in found
     ]
     jobs = {top: None} | dict.fromkeys(helps) | {Job(("demo",)): None} | dict.fromkeys(first)
@@ -433,9 +430,7 @@ def main() -> None:
         new = after.results(jobs, renamed)
         after.close()
         end = time.perf_counter()
-        print(
-            f"{len(jobs):,} commands: {between - begin:.0f} s before, {end - between:.0f} s after"
-        )
+        print(f"{len(jobs):,} commands: {between - begin:.0f} s before, {end - between:.0f} s after")
         codes = collections.Counter((folder / "code").read_text() for folder in old)
         print("exit codes before:", ", ".join(f"{n:,} x {code}" for code, n in codes.items()))
         report = Report()

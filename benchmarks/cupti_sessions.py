@@ -15,10 +15,7 @@ SCRATCH = Path(tempfile.mkdtemp(prefix="thence-boundaries-"))
 """Where the compiled collector and recordings lie; the scripts remove it."""
 DEVICE_KINDS = (10, 1, 22, 2)
 """Kernels, copies, peer copies, sets."""
-LAUNCHING = {
-    2: ("cudaLaunchKernel", "cudaLaunchKernelExC"),
-    1: ("cuLaunchKernel", "cuLaunchKernelEx"),
-}
+LAUNCHING = {2: ("cudaLaunchKernel", "cudaLaunchKernelExC"), 1: ("cuLaunchKernel", "cuLaunchKernelEx")}
 """Functions that launch kernels, by the number of CUPTI's callback domain: 2 is the runtime, 1 the driver."""
 
 

@@ -136,10 +136,7 @@ def by_jax(python: str, count: int) -> float:
         np.save(path, words)
         arguments = [str(path), names, about.trace_words, list(about.grid), list(about.block)]
         run = subprocess.run(
-            [python, "-c", JAX_SIDE, json.dumps(arguments)],
-            check=True,
-            capture_output=True,
-            text=True,
+            [python, "-c", JAX_SIDE, json.dumps(arguments)], check=True, capture_output=True, text=True
         )
     best, size = json.loads(run.stdout.splitlines()[-1])
     number = blocks * per_trace
@@ -163,9 +160,7 @@ def main() -> None:
     in_a_process("thence", given.events)
     own = in_a_process("mosaic", given.events)
     if given.jax_python:
-        print(
-            f"JAX takes {by_jax(given.jax_python, given.jax_events) / own:.0f} times as long per event"
-        )
+        print(f"JAX takes {by_jax(given.jax_python, given.jax_events) / own:.0f} times as long per event")
     else:
         print("no --jax-python given: JAX's own decoder was not measured")
 

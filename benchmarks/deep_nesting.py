@@ -75,8 +75,7 @@ def write_kineto(path: Path, depth: int, category: str, name: str) -> None:
 def write_replay(path: Path, depth: int) -> None:
     """A trace with the kernels of the same program as one graph."""
     kernels = (
-        kernel(level, 1, 10 * level + 5, f', "graph id": 1, "graph node id": {level + 1}')
-        for level in range(depth)
+        kernel(level, 1, 10 * level + 5, f', "graph id": 1, "graph node id": {level + 1}') for level in range(depth)
     )
     write_events(path, itertools.chain([launch("cudaGraphLaunch", 1, 1)], kernels))
 
@@ -134,9 +133,7 @@ def write_recording(folder: Path, depth: int) -> None:
         )
         content = encode(
             {
-                name: frame[name].to_list()
-                if dtype == pl.String
-                else frame[name].fill_null(0).to_numpy()
+                name: frame[name].to_list() if dtype == pl.String else frame[name].fill_null(0).to_numpy()
                 for name, dtype in SCHEMAS[table].items()
             }
         )
@@ -167,9 +164,7 @@ def measured(arguments: tuple[str, ...], source: Path, folder: Path) -> str:
         process.returncode = os.waitstatus_to_exitcode(status)
     seconds, busy = time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
     said = "" if process.returncode == 0 else (folder / "output").read_text()[-300:].strip()
-    return (
-        f"{seconds:6.1f} s, {busy:6.1f} s of processors, {usage.ru_maxrss / 1024:6,.0f} MB {said}"
-    )
+    return f"{seconds:6.1f} s, {busy:6.1f} s of processors, {usage.ru_maxrss / 1024:6,.0f} MB {said}"
 
 
 def written(folder: Path) -> float:

@@ -66,9 +66,7 @@ def first_steps(sample: Sample, steps: int) -> Sample:
     """The sample as if only so many steps had counted."""
     number = sample.steps["left_out"].is_null().cum_sum()
     return dataclasses.replace(
-        sample,
-        steps=sample.steps.filter(number <= steps),
-        rows=sample.rows.filter(pl.col("step") < steps),
+        sample, steps=sample.steps.filter(number <= steps), rows=sample.rows.filter(pl.col("step") < steps)
     )
 
 
@@ -76,9 +74,7 @@ def different(diff: Diff) -> pl.DataFrame:
     """Rows that are called different, the whole step among them."""
     rows = diff.rows.select("by", "name", "verdict", "difference_ns")
     whole = pl.DataFrame(
-        [("step", "all", diff.total.verdict, diff.total.difference_ns)],
-        schema=rows.schema,
-        orient="row",
+        [("step", "all", diff.total.verdict, diff.total.difference_ns)], schema=rows.schema, orient="row"
     )
     return pl.concat([whole, rows]).filter(pl.col("verdict").is_in(DIFFERENT))
 
@@ -104,9 +100,7 @@ def false_rows(base: Sequence[Sample], draws: int, generator: np.random.Generato
         print(f"    {count} times {by} {name[:100]}")
 
 
-def power(
-    base: Sequence[Sample], planted: Sequence[Sample], draws: int, generator: np.random.Generator
-) -> None:
+def power(base: Sequence[Sample], planted: Sequence[Sample], draws: int, generator: np.random.Generator) -> None:
     found = quiet = total = 0
     others = Counter[tuple[str, str]]()
     ours = _holding(planted[0])
@@ -154,9 +148,7 @@ def check(folder: Path, draws: int) -> None:
     generator = np.random.default_rng(22)
     begin = time.perf_counter()
     base = samples_of(variants.pop("base"))
-    print(
-        f"{len(base)} unchanged runs, opened and summed up in {time.perf_counter() - begin:.0f} s"
-    )
+    print(f"{len(base)} unchanged runs, opened and summed up in {time.perf_counter() - begin:.0f} s")
     counted = [sample.counted for sample in base]
     print(f"steps that count: {min(counted)} to {max(counted)} of {base[0].steps.height}")
     short = [first_steps(sample, STEPS) for sample in base]
@@ -167,20 +159,14 @@ def check(folder: Path, draws: int) -> None:
     for name, path in variants.items():
         changed = samples_of(path)
         diff = compare(base[:RUNS], changed)
-        refused = (
-            f" [not comparable: {', '.join(r.code for r in diff.refusals)}]"
-            if diff.refusals
-            else ""
-        )
+        refused = f" [not comparable: {', '.join(r.code for r in diff.refusals)}]" if diff.refusals else ""
         print(f"\n{name} ({len(changed)} runs){refused}\n    {diff.explanation[0]}")
         if name == RECORDED:
             # The gate on the overhead of our own recorder, beside torch.profiler's.
             print(f"    {judge(diff, [parse_bound(GATE)])[0]}")
 
 
-def simulated(
-    rows: int, runs: int, noise: float, shift: float, generator: np.random.Generator, trials: int
-) -> float:
+def simulated(rows: int, runs: int, noise: float, shift: float, generator: np.random.Generator, trials: int) -> float:
     """How often the first of some rows is found if it takes longer by a share, and all vary by a share."""
     mean = 1 + noise * generator.standard_normal((trials, rows, 2 * runs))
     mean[:, 0, runs:] += shift
@@ -198,16 +184,11 @@ def curves(trials: int) -> None:
     generator = np.random.default_rng(0)
     changes = (0.5, 1, 2, 3, 5)
     for rows in (1, 50, 200):
-        print(
-            f"\nOne changed row among {rows}; change of the row in multiples of the noise between runs\n"
-        )
+        print(f"\nOne changed row among {rows}; change of the row in multiples of the noise between runs\n")
         print("| runs a side |" + "".join(f" {change:g}x |" for change in changes))
         print("|--:|" + "--:|" * len(changes))
         for runs in (2, 3, 5, 8, 12, 20):
-            found = (
-                simulated(rows, runs, 0.005, 0.005 * change, generator, trials)
-                for change in changes
-            )
+            found = (simulated(rows, runs, 0.005, 0.005 * change, generator, trials) for change in changes)
             print(f"| {runs} |" + "".join(f" {share:.0%} |" for share in found))
 
 
@@ -259,18 +240,14 @@ def processes(jobs: Sequence[str]) -> None:
         trace = thence.open(job)
         devices = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
         samples = {
-            place: trace.selected(Selection(ranks=place[:1], devices=place[1:])).sample(
-                causes=False
-            )
+            place: trace.selected(Selection(ranks=place[:1], devices=place[1:])).sample(causes=False)
             for place in devices
         }
         print(job)
         for one, other in combinations(devices, 2):
             diff = compare([samples[one]], [samples[other]])
             equal = (pl.col("before_count") - pl.col("after_count")).abs() < EQUAL
-            rows = diff.rows.filter(
-                pl.col("by") == "kernel", equal, ~pl.col("name").str.contains(COLLECTIVES)
-            )
+            rows = diff.rows.filter(pl.col("by") == "kernel", equal, ~pl.col("name").str.contains(COLLECTIVES))
             share = rows["difference_share"].abs()
             whole = rows["difference_ns"].sum() / max(rows["before_ns"].sum(), 1)
             print(

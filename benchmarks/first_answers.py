@@ -29,11 +29,7 @@ GRAPHS = "tests/data/torch/graphs"
 BAD = "import json, sys; sys.exit(json.load(sys.stdin)['busy_ns'] < 1_000_000)"
 NOTEBOOK = f"import thence; trace = thence.open('{TORCH}'); print(len(trace._repr_html_()), trace.self_check())"
 USERS = {
-    "PyTorch trainer": (
-        f"thence {TORCH}",
-        f"thence idle {TORCH}",
-        f"thence flame {TORCH} -o flame.html",
-    ),
+    "PyTorch trainer": (f"thence {TORCH}", f"thence idle {TORCH}", f"thence flame {TORCH} -o flame.html"),
     "JAX engineer": ("thence logdir", "thence report logdir --by hlo", "thence programs logdir"),
     "inference engineer": (
         "thence graphs/replay.json.gz",
@@ -66,9 +62,7 @@ def main() -> None:
         setup = {
             "git clone": took(["git", "clone", "--quiet", str(ROOT), str(clone)], folder),
             "python -m venv": took([chosen.python, "-m", "venv", str(folder / "venv")], folder),
-            "pip install .": took(
-                [str(folder / "venv" / "bin" / "pip"), "install", "--quiet", "."], clone
-            ),
+            "pip install .": took([str(folder / "venv" / "bin" / "pip"), "install", "--quiet", "."], clone),
         }
         place(clone)
         show("setup")
@@ -89,9 +83,7 @@ def main() -> None:
 
 def show(text: str, times: Seconds | None = None) -> None:
     """A line of the result, at once."""
-    print(
-        text if times is None else f"{times.wall:7.1f} s {times.cpu:7.1f} CPU s  {text}", flush=True
-    )
+    print(text if times is None else f"{times.wall:7.1f} s {times.cpu:7.1f} CPU s  {text}", flush=True)
 
 
 def total(parts: Iterable[Seconds]) -> Seconds:
@@ -118,9 +110,7 @@ def took(command: list[str], folder: Path) -> Seconds:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     times = Seconds(time.monotonic() - start, cpu() - before)
     if done.returncode:
-        sys.exit(
-            f"{command}: exit code {done.returncode}\n{done.stdout[-500:]}{done.stderr[-1500:]}"
-        )
+        sys.exit(f"{command}: exit code {done.returncode}\n{done.stdout[-500:]}{done.stderr[-1500:]}")
     return times
 
 

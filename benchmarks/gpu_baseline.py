@@ -162,13 +162,8 @@ class Attachment:
             self.buffers.recycle(filled)
         names: dict[str, int] = {}
         calls = self.counting.take_calls(lambda name: names.setdefault(name, len(names)))
-        calls["graph"] = np.isin(
-            calls["function"], [n for name, n in names.items() if "GraphLaunch" in name]
-        )
-        tables = {
-            kind: {c: np.concatenate([p[c] for p in parts]) for c in parts[0]}
-            for kind, parts in found.items()
-        }
+        calls["graph"] = np.isin(calls["function"], [n for name, n in names.items() if "GraphLaunch" in name])
+        tables = {kind: {c: np.concatenate([p[c] for p in parts]) for c in parts[0]} for kind, parts in found.items()}
         return {**tables, 0: calls}
 
 
@@ -330,9 +325,7 @@ def nccl() -> Any:
 
     folder = tempfile.mkdtemp()
     os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
-    torch.distributed.init_process_group(
-        "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1
-    )
+    torch.distributed.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
     model = torch.nn.parallel.DistributedDataParallel(Llama(1).cuda())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     words = torch.randint(0, WORDS, (2, 64), device="cuda")
@@ -456,9 +449,7 @@ def detach_child(name: str, way: str, rounds: int) -> dict[str, Any]:
         d = time.perf_counter()
         if code:
             said[f"cuptiFinalize {code}"] += 1
-        windows.append(
-            {**facts(name, attachment.take()), "counter": counter, "attach": b - a, "detach": d - c}
-        )
+        windows.append({**facts(name, attachment.take()), "counter": counter, "attach": b - a, "detach": d - c})
         step()
         step()
         between = getattr(step, "between", None)
@@ -518,9 +509,7 @@ def summary(windows: list[dict[str, Any]]) -> dict[str, Any]:
     for what in ("attach", "detach"):
         values = sorted(window[what] * 1e3 for window in windows)
         if values:
-            found[f"{what}_ms"] = [
-                round(values[int(q * (len(values) - 1))], 2) for q in (0, 0.5, 0.9, 1)
-            ]
+            found[f"{what}_ms"] = [round(values[int(q * (len(values) - 1))], 2) for q in (0, 0.5, 0.9, 1)]
     return found
 
 
@@ -551,12 +540,7 @@ def flush_child(step: Any, attachment: Attachment, way: str, rounds: int) -> dic
     attachment.detach("pause")
     rest = attachment.take()
     last = len(rest[KERNEL]["start"]) if KERNEL in rest else 0
-    return {
-        "steps": steps,
-        "kernels": kernels + last,
-        "of_these_after_the_end": last,
-        "each_20_steps": late[:10],
-    }
+    return {"steps": steps, "kernels": kernels + last, "of_these_after_the_end": last, "each_20_steps": late[:10]}
 
 
 # Graph trace.
@@ -682,17 +666,11 @@ def trace_program(
             kernels = len(tables[KERNEL]["start"]) if KERNEL in tables else 0
             kind = "detached" if not attachment._attached else "trace on" if on else "trace off"  # noqa: SLF001
             times[kind].append(took)
-            done.append(
-                (kind, kernels // 10, attachment.parser.unknown.get(GRAPH_TRACE, 0) - traces)
-            )
+            done.append((kind, kernels // 10, attachment.parser.unknown.get(GRAPH_TRACE, 0) - traces))
     seen = collections.Counter(done)
     return {
-        "kernels_of_a_replay_and_trace_records_of_10": [
-            [*key, count] for key, count in seen.items()
-        ],
-        "us_a_replay": {
-            kind: round(statistics.median(values), 1) for kind, values in times.items()
-        },
+        "kernels_of_a_replay_and_trace_records_of_10": [[*key, count] for key, count in seen.items()],
+        "us_a_replay": {kind: round(statistics.median(values), 1) for kind, values in times.items()},
     }
 
 
@@ -714,9 +692,7 @@ def jax_ode() -> Any:
             k2 = jnp.tanh(matrix @ (y + h * k1))
             k3 = jnp.tanh(matrix @ (y + h * 0.5 * k2))
             error = jnp.abs(k1 - k3).max()
-            y = jax.lax.cond(
-                error < 10.0, lambda z: z + h * (k1 + k2 + k3) * 0.01, lambda z: z * 0.5, y
-            )
+            y = jax.lax.cond(error < 10.0, lambda z: z + h * (k1 + k2 + k3) * 0.01, lambda z: z * 0.5, y)
             return number + 1, y, jnp.clip(h * 0.99, 1e-3, 1e-1)
 
         _, y, _ = jax.lax.while_loop(lambda s: s[0] < 300, turn, (0, y, 0.05))
@@ -772,9 +748,7 @@ def block(
         return took, {}
     attachment.detach("direct")
     tables = attachment.take()
-    return took, {
-        str(kind): max(map(len, table.values())) // (steps + 1) for kind, table in tables.items()
-    }
+    return took, {str(kind): max(map(len, table.values())) // (steps + 1) for kind, table in tables.items()}
 
 
 def kinds_child(name: str, way: str, rounds: int) -> dict[str, Any]:
@@ -802,19 +776,13 @@ def kinds_child(name: str, way: str, rounds: int) -> dict[str, Any]:
             times[state].append(took)
             counts[state] = records
     plain = np.array(times["detached"])
-    found: dict[str, Any] = {
-        "rounds": len(plain),
-        "steps_in_a_block": in_a_block,
-        "records_of_a_step": counts,
-    }
+    found: dict[str, Any] = {"rounds": len(plain), "steps_in_a_block": in_a_block, "records_of_a_step": counts}
     for state, values in times.items():
         more = np.array(values) - plain
         wide = 1.96 * more.std(ddof=1) / len(more) ** 0.5
         found[state] = {
             "median_ms": round(float(np.median(values)), 3),
-            "more_ms": [
-                round(float(x), 3) for x in (more.mean() - wide, more.mean(), more.mean() + wide)
-            ],
+            "more_ms": [round(float(x), 3) for x in (more.mean() - wide, more.mean(), more.mean() + wide)],
             "median_more_percent": round(float(np.median(more / plain)) * 100, 1),
         }
     return found
@@ -874,19 +842,11 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
                 yield "trace", name, state, 0
         return
     if options.part == "kinds":
-        for name, way in (
-            ("jax_ode", "nvtx"),
-            ("jax_ode", "plain"),
-            ("jax_ode_while", "nvtx"),
-            ("torch", "nvtx"),
-        ):
+        for name, way in (("jax_ode", "nvtx"), ("jax_ode", "plain"), ("jax_ode_while", "nvtx"), ("torch", "nvtx")):
             yield "kinds", name, way, min(options.rounds, 60)
         return
     for name in options.only or PROGRAMS:
-        ways = [
-            *(options.way or WAYS),
-            *(FLUSHES if name.startswith("jax") and not options.way else ()),
-        ]
+        ways = [*(options.way or WAYS), *(FLUSHES if name.startswith("jax") and not options.way else ())]
         for way in ways:
             yield "detach", name, way, options.rounds
 
@@ -902,14 +862,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--only", nargs="*", choices=tuple(PROGRAMS))
     parser.add_argument("--way", nargs="*", choices=(*WAYS, *FLUSHES))
-    parser.add_argument(
-        "--at-once", type=int, default=21, help="processes that run at the same time"
-    )
+    parser.add_argument("--at-once", type=int, default=21, help="processes that run at the same time")
     options = parser.parse_args()
     if choose_probe().compiled is None:
-        sys.exit(
-            "the compiled probe is not built (pip install -e .), so callbacks cannot be measured"
-        )
+        sys.exit("the compiled probe is not built (pip install -e .), so callbacks cannot be measured")
     all_found = []
     with ThreadPoolExecutor(1 if options.part == "kinds" else options.at_once) as pool:
         for found in pool.map(lambda case: run(*case), cases(options)):
@@ -918,9 +874,7 @@ def main() -> None:
     for name in ("torch", "jax") if options.part == "trace" else ():
         all_found.append(run("trace", name, "timed", 0))
         print(json.dumps(all_found[-1]), flush=True)
-    crashed = [
-        f"{one['program']} {one['way']}: {one['ended']}" for one in all_found if one["ended"] != 0
-    ]
+    crashed = [f"{one['program']} {one['way']}: {one['ended']}" for one in all_found if one["ended"] != 0]
     print(f"\n{len(all_found)} runs; crashed or failed: {'; '.join(crashed) or 'none'}")
     if options.output:
         options.output.write_text(json.dumps(all_found, indent=1))

@@ -82,9 +82,7 @@ def by_cupti(x: Any, loop: Callable[[Any], float] = plain_loop, **how: Any) -> f
     return took
 
 
-def by_thence(
-    x: Any, loop: Callable[[Any], float], said: dict[str, str], probe: str, **options: Any
-) -> float:
+def by_thence(x: Any, loop: Callable[[Any], float], said: dict[str, str], probe: str, **options: Any) -> float:
     import thence
 
     os.environ["THENCE_PROBE"] = probe
@@ -124,9 +122,7 @@ def floor() -> None:
     said: dict[str, str] = {}
     frequent: dict[str, Callable[[], float]] = {
         "CUPTI: kernels": lambda: by_cupti(x),
-        f"CUPTI: kernels, a mark every {EACH} that nobody records": lambda: by_cupti(
-            x, marked_loop
-        ),
+        f"CUPTI: kernels, a mark every {EACH} that nobody records": lambda: by_cupti(x, marked_loop),
         "CUPTI: + queued times": lambda: by_cupti(x, latency=True),
         f"CUPTI: + probe in C every {EACH}": lambda: by_cupti(x, latency=True, probe="c"),
         f"CUPTI: + probe in Python every {EACH}": lambda: by_cupti(x, latency=True, probe="python"),
@@ -134,12 +130,8 @@ def floor() -> None:
         f"thence: + a mark every {EACH}": lambda: by_thence(x, marked_loop, said, "c", **BARE),
     }
     costly: dict[str, Callable[[], float]] = {
-        "thence: the same, probe in Python": lambda: by_thence(
-            x, marked_loop, said, "python", **BARE
-        ),
-        "thence: --with launches, marks": lambda: by_thence(
-            x, marked_loop, said, "c", launches=True, **BARE
-        ),
+        "thence: the same, probe in Python": lambda: by_thence(x, marked_loop, said, "python", **BARE),
+        "thence: --with launches, marks": lambda: by_thence(x, marked_loop, said, "c", launches=True, **BARE),
         "thence: default, a line for each launch": lambda: by_thence(x, plain_loop, said, "c"),
         "torch.profiler CUDA": lambda: by_torch(x, "CUDA"),
         "torch.profiler CPU + CUDA": lambda: by_torch(x, "CPU", "CUDA"),
@@ -157,9 +149,7 @@ def floor() -> None:
             added[name].append(during - (before + after) / 2)
             plain.append(after)
             before = after
-    print(
-        f"plain {statistics.median(plain):.3f} us a launch; added us a launch, median (quartiles):"
-    )
+    print(f"plain {statistics.median(plain):.3f} us a launch; added us a launch, median (quartiles):")
     for name, found in added.items():
         low, middle, high = quartiles(found)
         print(f"{name:52} {middle:+.3f} ({low:+.3f} {high:+.3f}) n={len(found)}")

@@ -86,9 +86,7 @@ def program(log: Any) -> None:
         number[0] += 1
         log.note(number[0], BEGINS)
         del turn
-    threads = [
-        threading.Thread(target=work, args=(500,), kwargs={"flagged": False}) for _ in range(2)
-    ]
+    threads = [threading.Thread(target=work, args=(500,), kwargs={"flagged": False}) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -176,13 +174,9 @@ def check(path: Path) -> None:
     right = certain.filter(pl.col("thread") == pl.col("thread_call")).height
     late = certain.filter(pl.col("latest") == pl.col("start"))
     away = (late["start"] - late["start_call"]).abs()
-    print(
-        f"{both.height:,} launches, {certain.height:,} certain, of these {right:,} of the right thread"
-    )
+    print(f"{both.height:,} launches, {certain.height:,} certain, of these {right:,} of the right thread")
     print(found["name"].value_counts(sort=True))
-    print(
-        f"queued is {away.median():.0f} ns from the call (90 %: {away.quantile(0.9):.0f}) in {late.height:,}"
-    )
+    print(f"queued is {away.median():.0f} ns from the call (90 %: {away.quantile(0.9):.0f}) in {late.height:,}")
 
 
 def main() -> None:

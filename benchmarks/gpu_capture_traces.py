@@ -53,10 +53,7 @@ def model(side: Any) -> Any:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with record_function("attention"):
-                q, k, v = (
-                    t.view(*x.shape[:2], HEADS, -1).transpose(1, 2)
-                    for t in self.qkv(x).chunk(3, -1)
-                )
+                q, k, v = (t.view(*x.shape[:2], HEADS, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
                 weights = torch.softmax(q @ k.transpose(-1, -2) * 0.1, -1)
                 attended = self.out((weights @ v).transpose(1, 2).reshape(x.shape))
             if side is not None:
@@ -96,11 +93,7 @@ def record(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    facts = {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "gpu": torch.cuda.get_device_name(),
-    }
+    facts = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": torch.cuda.get_device_name()}
     print(facts)
     (folder / "facts.json").write_text(json.dumps(facts))
     for way in WAYS:
@@ -192,9 +185,7 @@ def is_call(event: dict[str, Any]) -> bool:
 def open_around(events: list[dict[str, Any]], category: str, thread: Any, at: float) -> list[str]:
     """Names of the events of a category that are open on a thread at a time, the outermost first."""
     found = [
-        e
-        for e in events
-        if e.get("cat") == category and e["tid"] == thread and e["ts"] <= at < e["ts"] + e["dur"]
+        e for e in events if e.get("cat") == category and e["tid"] == thread and e["ts"] <= at < e["ts"] + e["dur"]
     ]
     return [e["name"] for e in sorted(found, key=lambda e: (e["ts"], -e["dur"]))]
 
@@ -202,11 +193,7 @@ def open_around(events: list[dict[str, Any]], category: str, thread: Any, at: fl
 def truth_of(path: Path) -> list[tuple[str, str | None, str]]:
     """Of each launch of an eager run, in order: kernel, innermost operator, and labels around it."""
     events = events_of(path)
-    device = {
-        e["args"]["correlation"]: e
-        for e in events
-        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    }
+    device = {e["args"]["correlation"]: e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")}
     nested = [e for e in events if e.get("cat") in ("cpu_op", "user_annotation")]
     result = []
     for call in sorted(filter(is_call, events), key=lambda e: float(e["ts"])):
@@ -222,9 +209,7 @@ def truth_of(path: Path) -> list[tuple[str, str | None, str]]:
 def replays_of(path: Path) -> dict[int, list[dict[str, Any]]]:
     """The activities of each graph launch by its correlation id, by node where known, else by start."""
     events = events_of(path)
-    launches = {
-        e["args"]["correlation"] for e in events if "GraphLaunch" in e["name"] and "args" in e
-    }
+    launches = {e["args"]["correlation"] for e in events if "GraphLaunch" in e["name"] and "args" in e}
     found: dict[int, list[dict[str, Any]]] = {}
     for event in events:
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
@@ -241,9 +226,7 @@ def wanted_of(folder: Path, way: str) -> dict[tuple[int, int], tuple[str | None,
     truths = {size: truth_of(folder / f"{way}_eager_{size}.json.gz") for size in LAYERS}
     wanted: dict[tuple[int, int], tuple[str | None, str]] = {}
     unlike: Counter[str] = Counter()
-    for number, (correlation, rows) in enumerate(
-        sorted(replays_of(folder / f"{way}_replay.json.gz").items())
-    ):
+    for number, (correlation, rows) in enumerate(sorted(replays_of(folder / f"{way}_replay.json.gz").items())):
         size = list(LAYERS)[number % len(LAYERS)]  # the order in which they were replayed
         names, truth = [row["name"] for row in rows], truths[size]
         known = any(row["args"].get("graph node id") for row in rows)
@@ -251,13 +234,9 @@ def wanted_of(folder: Path, way: str) -> dict[tuple[int, int], tuple[str | None,
             for row, (_, operator, labels) in zip(rows, truth, strict=True):
                 wanted[correlation, round(float(row["ts"]) * 1000)] = (operator, labels)
         else:
-            unlike[
-                f"batch size {size}: {len(rows)} activities, {len(truth)} eager launches, node ids {known}"
-            ] += 1
+            unlike[f"batch size {size}: {len(rows)} activities, {len(truth)} eager launches, node ids {known}"] += 1
     for text, count in unlike.items():
-        print(
-            f"   {count} launches without a truth (kernels are not those of the eager run): {text}"
-        )
+        print(f"   {count} launches without a truth (kernels are not those of the eager run): {text}")
     return wanted
 
 
@@ -271,17 +250,13 @@ def check(folder: Path) -> int:
     for way in WAYS:
         print(f"=== {way}")
         wanted = wanted_of(folder, way)
-        wrong += compare(
-            folder / f"{way}_replay.json.gz", folder / f"{way}_capture.json.gz", wanted
-        )
+        wrong += compare(folder / f"{way}_replay.json.gz", folder / f"{way}_capture.json.gz", wanted)
         wrong += damaged(folder, way, wanted)
     print(f"{wrong} wrong")
     return wrong
 
 
-def compare(
-    replay: Path, capture: Path, wanted: dict[tuple[int, int], tuple[str | None, str]]
-) -> int:
+def compare(replay: Path, capture: Path, wanted: dict[tuple[int, int], tuple[str | None, str]]) -> int:
     """Prints how many activities got the right place, a wrong one and none; returns how many got a wrong one."""
     import polars as pl
 
@@ -294,11 +269,7 @@ def compare(
         print(f"   refused: {str(error)[:300]}")
         return 0
     labelled.self_check()
-    origin = min(
-        float(e["ts"])
-        for e in events_of(replay)
-        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    )
+    origin = min(float(e["ts"]) for e in events_of(replay) if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
     first = labelled.gpu["start"].min()
     rows = pl.DataFrame(
         {
@@ -332,16 +303,8 @@ def damaged(folder: Path, way: str, wanted: dict[tuple[int, int], tuple[str | No
     source = folder / f"{way}_capture.json.gz"
     document = json.loads(gzip.decompress(source.read_bytes()))
     events = document["traceEvents"]
-    worked = {
-        e["args"]["correlation"]
-        for e in events
-        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    }
-    calls = [
-        e
-        for e in events
-        if e.get("ph") == "X" and is_call(e) and e["args"]["correlation"] not in worked
-    ]
+    worked = {e["args"]["correlation"] for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")}
+    calls = [e for e in events if e.get("ph") == "X" and is_call(e) and e["args"]["correlation"] not in worked]
     calls.sort(key=lambda e: float(e["ts"]))
     victim = calls[len(calls) // 3]
     # Into the operator before, of another name: the order of the calls is then another.
@@ -350,13 +313,8 @@ def damaged(folder: Path, way: str, wanted: dict[tuple[int, int], tuple[str | No
     last = max(e["args"]["correlation"] for e in calls)
     changes: dict[str, list[Any]] = {
         "a launch left out": [e for e in events if e is not victim],
-        "a launch twice": [
-            *events,
-            {**victim, "args": {**victim["args"], "correlation": last + 10_000_000}},
-        ],
-        "a launch of another kind": [
-            {**e, "name": "cudaMemsetAsync"} if e is victim else e for e in events
-        ],
+        "a launch twice": [*events, {**victim, "args": {**victim["args"], "correlation": last + 10_000_000}}],
+        "a launch of another kind": [{**e, "name": "cudaMemsetAsync"} if e is victim else e for e in events],
         "a launch moved": [{**e, "ts": before["ts"] - 0.002} if e is victim else e for e in events],
     }
     wrong = 0

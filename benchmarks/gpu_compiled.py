@@ -168,17 +168,13 @@ def check(folder: Path) -> None:
             if None not in {part for key in (*eager, *each) for part in key}
             else "some unknown"
         )
-        print(
-            f"  multiplications a step: {sum(each.values()):.1f}, in {len(each)} modules and phases"
-        )
+        print(f"  multiplications a step: {sum(each.values()):.1f}, in {len(each)} modules and phases")
         print(f"  against the eager run: {different or 'equal, module by module'}")
 
 
 def main() -> None:
     options = documented_parser(__doc__)
-    options.add_argument(
-        "verb", choices=("record", "check", "run"), help="run: one variant, in this process"
-    )
+    options.add_argument("verb", choices=("record", "check", "run"), help="run: one variant, in this process")
     options.add_argument("folder", type=Path, help="of the recordings")
     options.add_argument("variants", nargs="*", metavar="VARIANT", help="all but hf without it")
     given = options.parse_args()
@@ -186,9 +182,7 @@ def main() -> None:
     if given.verb == "run":
         run(given.folder, rest[0])
     elif given.verb == "record":
-        chosen = (
-            [*VARIANTS] if not rest else [n for n in (*VARIANTS, *HF) if n.split("-")[0] in rest]
-        )
+        chosen = [*VARIANTS] if not rest else [n for n in (*VARIANTS, *HF) if n.split("-")[0] in rest]
         record(given.folder, chosen)
     else:
         check(given.folder)

@@ -53,14 +53,7 @@ if TYPE_CHECKING:
 STEPS, UNTRACED = 30, 8
 LAYERS, WIDTH, HEADS, TOKENS, BATCH = 2, 1024, 16, 1024, 16
 PLANTED_ELEMENTS, PLANTED = 100_000_000, 1.03
-RUNS = {
-    "planted": 10,
-    "compiled": 3,
-    "attention": 3,
-    "precision": 3,
-    "item": 3,
-    "recorded_by_thence": 5,
-}
+RUNS = {"planted": 10, "compiled": 3, "attention": 3, "precision": 3, "item": 3, "recorded_by_thence": 5}
 """How often each variant is run."""
 
 
@@ -99,9 +92,7 @@ class Program:
         self.numbers = most if variant == "planted" else most[:PLANTED_ELEMENTS]
         if variant == "compiled":
             self.model = torch.compile(self.model)
-        self.backend = (
-            SDPBackend.EFFICIENT_ATTENTION if variant == "attention" else SDPBackend.FLASH_ATTENTION
-        )
+        self.backend = SDPBackend.EFFICIENT_ATTENTION if variant == "attention" else SDPBackend.FLASH_ATTENTION
 
     def step(self) -> None:
         x = self.inputs.to("cuda", non_blocking=True)
@@ -190,9 +181,7 @@ def succeeded(child: int) -> bool:
 
 def order(runs: int) -> list[tuple[str, int]]:
     """Which run comes when: one of a variant after every base run until there are no more."""
-    waiting = [
-        (variant, n) for n in range(max(RUNS.values())) for variant in RUNS if n < RUNS[variant]
-    ]
+    waiting = [(variant, n) for n in range(max(RUNS.values())) for variant in RUNS if n < RUNS[variant]]
     result = []
     for number in range(runs):
         result.append(("base", number))
@@ -210,9 +199,7 @@ def record(out: Path, runs: int, seconds: float, only: tuple[str, ...]) -> None:
         if variant in failed or (only and variant not in only):
             continue
         if time.monotonic() - begin > seconds:
-            print(
-                f"the {seconds:.0f} seconds are over: {variant} {number} and what follows is left out"
-            )
+            print(f"the {seconds:.0f} seconds are over: {variant} {number} and what follows is left out")
             break
         ending = "" if variant == "recorded_by_thence" else ".json.gz"
         target = out / variant / f"{number:02}{ending}"

@@ -78,15 +78,7 @@ UNARY = {
     "integers": "({0} ^ ({0} << 5)) + jnp.uint32(12345)",
 }
 """Operations that can be repeated without XLA folding them; {0} is the value so far, y an array."""
-REPEATED = {
-    "multiply_add": 128,
-    "multiply": 128,
-    "add": 128,
-    "select": 64,
-    "floor": 64,
-    "maximum": 64,
-    "integers": 64,
-}
+REPEATED = {"multiply_add": 128, "multiply": 128, "add": 128, "select": 64, "floor": 64, "maximum": 64, "integers": 64}
 """How often an operation is repeated to find what it costs; others `REPEATED_OTHERS` times."""
 REPEATED_OTHERS = 16
 
@@ -115,11 +107,7 @@ class Line:
     @classmethod
     def of(cls, operation: str, count: int, value: str = "a") -> Line:
         """A line that repeats an operation."""
-        return cls(
-            chain(operation, count, value),
-            chain(operation, 2 * count, value),
-            name=f"{operation} x {count}",
-        )
+        return cls(chain(operation, count, value), chain(operation, 2 * count, value), name=f"{operation} x {count}")
 
 
 @dataclass(frozen=True)
@@ -355,10 +343,7 @@ def opcode_programs() -> list[Program]:
     counts = {name: REPEATED.get(name, REPEATED_OTHERS) for name in UNARY}
     return [
         Program(
-            f"op_{name}",
-            OUTER,
-            [Line(BITS if name == "integers" else BROADCAST), Line.of(name, count)],
-            kind="opcode",
+            f"op_{name}", OUTER, [Line(BITS if name == "integers" else BROADCAST), Line.of(name, count)], kind="opcode"
         )
         for name, count in counts.items()
     ]
@@ -404,9 +389,7 @@ def arrays(program: Program) -> list[Any]:
     keys = jax.random.split(jax.random.key(0), len(program.inputs))
     return [
         jax.random.uniform(key, shape, jnp.float32, 0.1, 0.9).astype(kind)
-        for key, (shape, kind) in zip(
-            keys, (shapes[what] for what in program.inputs.values()), strict=True
-        )
+        for key, (shape, kind) in zip(keys, (shapes[what] for what in program.inputs.values()), strict=True)
     ]
 
 
@@ -477,17 +460,14 @@ def compiled(
     waiting = {}
     for program in programs:
         try:
-            waiting[program.name] = {
-                name: pool.submit(build) for name, build in prepared(program, folder)
-            }
+            waiting[program.name] = {name: pool.submit(build) for name, build in prepared(program, folder)}
         except Exception:  # noqa: BLE001 - one program that cannot be lowered stops no other
             traceback.print_exc()
     runs: dict[str, Callable[[], Any]] = {}
     for program_name, variants in waiting.items():
         try:
             runs |= {
-                name: future.result(max(0.0, seconds - (time.monotonic() - begin)))
-                for name, future in variants.items()
+                name: future.result(max(0.0, seconds - (time.monotonic() - begin))) for name, future in variants.items()
             }
             print(f"{program_name}: compiled after {time.monotonic() - begin:.1f} s", flush=True)
         except TimeoutError:
@@ -605,19 +585,14 @@ def check(folder: Path) -> None:
 
 
 def print_program(
-    program: Program,
-    found: dict[str, Variant],
-    errors: dict[str, list[float]],
-    memory: dict[str, list[float]],
+    program: Program, found: dict[str, Variant], errors: dict[str, list[float]], memory: dict[str, list[float]]
 ) -> None:
     """Prints a program's lines, and adds the errors of their shares to those of its kind."""
     base = found.get(f"jit_{program.name}__base")
     if base is None:
         print(f"\n{program.name}: was not recorded")
         return
-    print(
-        f"\n{program.name}: {base.ns / 1000:.1f} us, {base.kernels:.0f} fusions: {', '.join(base.fusions)}"
-    )
+    print(f"\n{program.name}: {base.ns / 1000:.1f} us, {base.kernels:.0f} fusions: {', '.join(base.fusions)}")
     truth: dict[str, dict[int, float]] = {"arithmetic": {}, "bytes": {}}
     for number, line in enumerate(program.lines):
         for work, values in truth.items():
@@ -642,9 +617,7 @@ def print_program(
         moved = array_bytes(program)
         for number, value in truth["bytes"].items():
             more = SIZES[added_type(program, number)] / moved
-            print(
-                f"  {program.lines[number].name}: +{100 * more:.1f} % of the bytes, +{100 * value:.1f} % of the time"
-            )
+            print(f"  {program.lines[number].name}: +{100 * more:.1f} % of the bytes, +{100 * value:.1f} % of the time")
             memory.setdefault(program.kind, []).append(abs(more - value))
         return
     kept = errors.setdefault(program.kind, [])
@@ -690,9 +663,7 @@ def print_opcodes(found: dict[str, Variant]) -> None:
         )
     unit = cost.get("multiply_add")
     if unit:
-        print(
-            "\ncost in multiply-adds: " + ", ".join(f"{k} {v / unit:.1f}" for k, v in cost.items())
-        )
+        print("\ncost in multiply-adds: " + ", ".join(f"{k} {v / unit:.1f}" for k, v in cost.items()))
 
 
 def main() -> None:

@@ -59,9 +59,7 @@ class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mark = self.mark
         with mark("qkv"):
-            q, k, v = (
-                t.view(BATCH, TIME, HEADS, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)
-            )
+            q, k, v = (t.view(BATCH, TIME, HEADS, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         with mark("attention"):
             scores = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(WIDTH / HEADS), -1)
             context = (scores @ v).transpose(1, 2).reshape(BATCH, TIME, WIDTH)
@@ -250,11 +248,7 @@ def block(out: Path) -> None:
     document = json.loads((out / "forward_labels.json").read_text())
     nodes = document["graphs"][-1]["nodes"]
     labels = ["/".join(one["path"]) for one in document["labels"]]
-    mine = {
-        n: labels[label]
-        for n, label in zip(nodes["number"], nodes["label"], strict=True)
-        if label >= 0
-    }
+    mine = {n: labels[label] for n, label in zip(nodes["number"], nodes["label"], strict=True) if label >= 0}
     truth = forward_truth(model, x)
     model.use(thence.mark)
     same = sum(mine.get(n) == label for n, label in truth.items())
@@ -282,9 +276,7 @@ def graphed_callables(out: Path) -> None:
     thence.save_labels(out / "callables_labels.json")
     document = json.loads((out / "callables_labels.json").read_text())
     made = range(before, len(document["graphs"]))
-    print(
-        "make_graphed_callables:", len(made), "graphs", [document["graphs"][i]["id"] for i in made]
-    )
+    print("make_graphed_callables:", len(made), "graphs", [document["graphs"][i]["id"] for i in made])
     captured = [
         (name, (label or "").removeprefix("outside").lstrip("/") or None, phase)
         for i in made

@@ -114,8 +114,7 @@ def decode(dump: Path) -> None:
     torch.manual_seed(0)
     size = WIDTH // HEADS
     weights = [
-        {name: torch.randn(WIDTH, WIDTH, device="cuda") / math.sqrt(WIDTH) for name in "qkvo"}
-        for _ in range(LAYERS)
+        {name: torch.randn(WIDTH, WIDTH, device="cuda") / math.sqrt(WIDTH) for name in "qkvo"} for _ in range(LAYERS)
     ]
     caches = [torch.zeros(2, BATCH, HEADS, LENGTH, size, device="cuda") for _ in range(LAYERS)]
     x = torch.randn(BATCH, 1, WIDTH, device="cuda")
@@ -205,9 +204,7 @@ def longest(edges: set[tuple[int, int]], took: dict[int, float]) -> float:
 def label(out: Path, name: str) -> subprocess.CompletedProcess[str]:
     page = out / f"{name}.html"
     command = [sys.executable, "-m", "thence", "label", str(out / name), "--graph", str(page)]
-    return subprocess.run(
-        [*command, "--force", "--format", "json"], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([*command, "--force", "--format", "json"], capture_output=True, text=True, check=False)
 
 
 def compared(out: Path, name: str) -> list[str]:
@@ -263,16 +260,7 @@ def main() -> None:
     for name in PROGRAMS:
         begun = time.monotonic()
         program = [sys.executable, __file__, str(out), "--program", name]
-        recording = [
-            sys.executable,
-            "-m",
-            "thence",
-            "record",
-            "-o",
-            str(out / name),
-            "--",
-            *program,
-        ]
+        recording = [sys.executable, "-m", "thence", "record", "-o", str(out / name), "--", *program]
         done = subprocess.run(recording, capture_output=True, text=True, check=False)
         if done.returncode and name == "jax" and "No module named 'jax'" in done.stderr:
             print("jax: is not installed")

@@ -178,9 +178,7 @@ def record(out: Path) -> None:
         module, function = write_program(kind, folder)
         names = {"folder": str(folder), "module": module, "out": str(folder / "recording")}
         body = CHILD.format(**names, warm_up=WARM_UP, steps=STEPS)
-        done = subprocess.run(
-            [sys.executable, "-c", body], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{kind}: {done.stderr[-2000:]}")
         said = json.loads(done.stdout.splitlines()[-1])
@@ -272,10 +270,7 @@ def report(name: str, step: Callable[[], None], native: Any) -> None:
             f"{what} {100 * statistics.mean(values):+.2f} % +- {100 * half:.2f} (median "
             f"{100 * statistics.median(values):+.2f} %)"
         )
-    print(
-        f"{name}: {PAIRS} pairs of blocks of {steps} steps, with samples: {'; '.join(said)}",
-        flush=True,
-    )
+    print(f"{name}: {PAIRS} pairs of blocks of {steps} steps, with samples: {'; '.join(said)}", flush=True)
 
 
 def check(out: Path) -> None:

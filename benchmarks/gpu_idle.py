@@ -215,9 +215,7 @@ def event_wait(x: Any) -> Step:
         event = torch.cuda.Event()
         with torch.cuda.stream(side):
             _ = x + 1
-        runtime.cudaLaunchHostFunc(
-            ctypes.c_void_p(side.cuda_stream), sleeper, ctypes.c_void_p(PLANTED_US)
-        )
+        runtime.cudaLaunchHostFunc(ctypes.c_void_p(side.cuda_stream), sleeper, ctypes.c_void_p(PLANTED_US))
         event.record(side)
         torch.cuda.current_stream().wait_event(event)
         _ = x + 2
@@ -247,9 +245,7 @@ def record(folder: Path) -> None:
         config = torch._C._profiler._ExperimentalConfig  # noqa: SLF001 - there is no public one
         settings = config(enable_cuda_sync_events=True)
         total = 0
-        with profile(
-            activities=activities, with_stack=True, experimental_config=settings
-        ) as profiler:
+        with profile(activities=activities, with_stack=True, experimental_config=settings) as profiler:
             for number in range(STEPS):
                 with record_function(f"ProfilerStep#{number}"):
                     _ = x @ x
@@ -270,18 +266,14 @@ def check(folder: Path) -> None:
     import thence
 
     planted = json.loads((folder / "planted.json").read_text())
-    print(
-        f"{'scenario':12} {'planted':>10} {'found':>10} {'error':>8} {'unknown':>8}  cause and line"
-    )
+    print(f"{'scenario':12} {'planted':>10} {'found':>10} {'error':>8} {'unknown':>8}  cause and line")
     for name, ns in planted.items():
         cause, function = EXPECTED[name]
         found = thence.open(folder / f"{name}.json.gz", own=(__file__,)).idle("line")
         if cause == "wait":
             rows = found.waits.filter(pl.col("place").str.contains(function))
         else:
-            rows = found.rows.filter(
-                pl.col("cause") == cause, pl.col("name").str.contains(function)
-            )
+            rows = found.rows.filter(pl.col("cause") == cause, pl.col("name").str.contains(function))
         total = int(rows["total_ns"].sum())
         unknown = int(found.causes.filter(pl.col("cause") == "unknown")["total_ns"].sum())
         line = (rows["place" if cause == "wait" else "name"].to_list() or ["not found"])[0]
@@ -290,9 +282,7 @@ def check(folder: Path) -> None:
             f"{100 * unknown / max(found.idle_ns, 1):6.1f} %  {cause} {line}"
         )
         for row in found.causes.head(4).iter_rows(named=True):
-            print(
-                f"{'':14}{row['cause']:11} {row['total_ns'] / 1e6:8.3f} ms {100 * row['share']:5.1f} %"
-            )
+            print(f"{'':14}{row['cause']:11} {row['total_ns'] / 1e6:8.3f} ms {100 * row['share']:5.1f} %")
 
 
 if __name__ == "__main__":

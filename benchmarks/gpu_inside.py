@@ -30,10 +30,7 @@ def cupy_kernels(folder: Path | None) -> None:
     module = example("inside_cupy")
     for blocks, rounds, kept in ((16, 50, "cupy.npz"), (264, 200, ""), (4096, 2000, "")):
         compare(
-            f"CuPy {blocks} blocks",
-            lambda b=blocks, r=rounds: of_launches(module.run(b, r, repeats=2)),
-            folder,
-            kept,
+            f"CuPy {blocks} blocks", lambda b=blocks, r=rounds: of_launches(module.run(b, r, repeats=2)), folder, kept
         )
     for scope, staged in (("block", True), ("warpgroup", True), ("warp", False)):
         compare(
@@ -47,10 +44,7 @@ def triton_kernels(folder: Path | None) -> None:
     module = example("inside_triton")
     for blocks, rounds, kept in ((64, 50, "triton.npz"), (264, 200, ""), (4096, 1000, "")):
         compare(
-            f"Triton {blocks} blocks",
-            lambda b=blocks, r=rounds: of_launches(module.run(b, r, repeats=2)),
-            folder,
-            kept,
+            f"Triton {blocks} blocks", lambda b=blocks, r=rounds: of_launches(module.run(b, r, repeats=2)), folder, kept
         )
 
 
@@ -83,9 +77,7 @@ def raw_mosaic(folder: Path | None) -> None:
         def body(ctx: Any, x: Any, y: Any, _: Any) -> None:
             index = ir.IndexType.get()
             size = arith.constant(index, threads)
-            i = arith.addi(
-                arith.muli(gpu.block_id(gpu.Dimension.x), size), gpu.thread_id(gpu.Dimension.x)
-            )
+            i = arith.addi(arith.muli(gpu.block_id(gpu.Dimension.x), size), gpu.thread_id(gpu.Dimension.x))
             with ctx.named_region("load"):
                 value = memref.load(x, [i])
             with ctx.named_region("compute"):
@@ -95,9 +87,7 @@ def raw_mosaic(folder: Path | None) -> None:
                 memref.store(value, y, [i])
 
         with mlir.make_ir_context(), ir.Location.unknown():
-            kernel = mgpu.as_gpu_kernel(
-                body, (blocks, 1, 1), (threads, 1, 1), shape, shape, (), prof_spec=spec
-            )
+            kernel = mgpu.as_gpu_kernel(body, (blocks, 1, 1), (threads, 1, 1), shape, shape, (), prof_spec=spec)
 
         def work(spec: Any = spec, kernel: Any = kernel) -> list[Run]:
             spec.executions.clear()
@@ -116,10 +106,7 @@ def overhead(_: Path | None) -> None:
     from thence.inside import cuda
     from thence.inside import triton as inside_triton
 
-    said(
-        f"an event takes: CUDA {cuda.event_overhead():.0f} cycles,"
-        f" Triton {inside_triton.event_overhead():.0f} cycles"
-    )
+    said(f"an event takes: CUDA {cuda.event_overhead():.0f} cycles, Triton {inside_triton.event_overhead():.0f} cycles")
     source = """
     extern "C" __global__ void loop(THENCE_PARAMETERS) {
         THENCE_KERNEL();
@@ -133,9 +120,7 @@ def overhead(_: Path | None) -> None:
         kernel((1,), (32,), launch.arguments)
     clocks = launch.words()[17::2]
     steps = np.diff(clocks)
-    said(
-        f"in a loop: begin to end {np.median(steps[::2]):.0f}, end to begin {np.median(steps[1::2]):.0f}"
-    )
+    said(f"in a loop: begin to end {np.median(steps[::2]):.0f}, end to begin {np.median(steps[1::2]):.0f}")
     module = example("inside_cupy")
     x = cupy.random.rand(264 * 256, dtype=cupy.float32)
     for define in ("", "#define THENCE_OFF\n"):
@@ -148,9 +133,7 @@ def overhead(_: Path | None) -> None:
             cupy.cuda.Device().synchronize()
             spans = kernels.spans(20)
         took = np.median([end - start for start, end in spans])
-        said(
-            f"{'without' if define else 'with'} events: {took:,.0f} ns (CUPTI, median of {len(spans)})"
-        )
+        said(f"{'without' if define else 'with'} events: {took:,.0f} ns (CUPTI, median of {len(spans)})")
 
 
 def overflow(folder: Path | None) -> None:
@@ -232,9 +215,7 @@ def torch_extension(_: Path | None) -> None:
     module = load_inline(
         "thence_torch",
         cpp_sources="void run(torch::Tensor x, torch::Tensor y, torch::Tensor events, int64_t blocks);",
-        cuda_sources="#include <torch/extension.h>\n#include <ATen/cuda/CUDAContext.h>\n"
-        + profile.source
-        + host,
+        cuda_sources="#include <torch/extension.h>\n#include <ATen/cuda/CUDAContext.h>\n" + profile.source + host,
         functions=["run"],
     )
     x = torch.rand(64 * 256, device="cuda")
@@ -256,11 +237,7 @@ def pallas_variants(_: Path | None) -> None:
 
     module = example("inside_pallas")
     x = jax.random.uniform(jax.random.key(0), (8 * module.SIZE,))
-    made = {
-        "out_type": jax.ShapeDtypeStruct(x.shape, x.dtype),
-        "grid": (8,),
-        "grid_names": ("blocks",),
-    }
+    made = {"out_type": jax.ShapeDtypeStruct(x.shape, x.dtype), "grid": (8,), "grid_names": ("blocks",)}
     original = plgpu.kernel
     for label, scope in (("traces of warps", "warp"), ("profile.params() given", "warpgroup")):
         with pallas(6, scope=scope) as profile:

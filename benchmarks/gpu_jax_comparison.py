@@ -85,12 +85,8 @@ class Side:
     def by_op(self) -> Ops:
         """Kernels of each HLO op."""
         found: Ops = {}
-        columns = self.activities.select(
-            "program", "hlo", "kind", "name", "opcode", "grid", "block"
-        )
-        for program, hlo, kind, kernel, opcode, grid, block in columns.drop_nulls(
-            "hlo"
-        ).iter_rows():
+        columns = self.activities.select("program", "hlo", "kind", "name", "opcode", "grid", "block")
+        for program, hlo, kind, kernel, opcode, grid, block in columns.drop_nulls("hlo").iter_rows():
             decides = opcode in ("conditional", "while")
             if re.match(r"set_\w*condition", kernel) or (decides and kind == "memcpy"):
                 key: Any = _DECISION
@@ -111,22 +107,14 @@ def _of_conditions(with_graphs: Side, ours: Ops, theirs: Ops) -> dict[tuple[str,
     expected = {}
     for program, module in with_graphs.modules:
         names = module.instructions.select("computation", "name")
-        for name, condition, body, trips in module.loops.select(
-            "name", "condition", "body", "trip_count"
-        ).iter_rows():
+        for name, condition, body, trips in module.loops.select("name", "condition", "body", "trip_count").iter_rows():
             of_body = names.filter(names["computation"] == body)["name"]
-            counts = Counter(
-                theirs[program, op].total() for op in of_body if (program, op) in theirs
-            )
+            counts = Counter(theirs[program, op].total() for op in of_body if (program, op) in theirs)
             if not trips or not counts or (program, name) in theirs:
                 continue
             runs = counts.most_common(1)[0][0]
             of_condition = names.filter(names["computation"] == condition)["name"]
-            expected |= {
-                (program, op): runs + runs // trips
-                for op in (name, *of_condition)
-                if (program, op) in ours
-            }
+            expected |= {(program, op): runs + runs // trips for op in (name, *of_condition) if (program, op) in ours}
     return expected
 
 

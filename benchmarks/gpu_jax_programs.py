@@ -180,9 +180,7 @@ def pallas() -> None:
     elif "backend" in inspect.signature(pl.pallas_call).parameters:
         options["backend"] = "triton"
     spec = pl.BlockSpec((64, 64), lambda i, j: (i, j))
-    kernel = pl.pallas_call(
-        doubled, out_shape=shape, grid=(4, 4), in_specs=[spec], out_specs=spec, **options
-    )
+    kernel = pl.pallas_call(doubled, out_shape=shape, grid=(4, 4), in_specs=[spec], out_specs=spec, **options)
 
     @jax.jit
     def step(x):
@@ -394,9 +392,7 @@ def run_here(name: str, out: str | None) -> int:
         return SKIPPED
     import jax
 
-    print(
-        f"ran {name} on {len(jax.devices())} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
-    )
+    print(f"ran {name} on {len(jax.devices())} x {jax.devices()[0].device_kind}, jax {jax.__version__}")
     return 0
 
 
@@ -412,16 +408,7 @@ def record(folder: Path, names: list[str]) -> int:
             if name == "late":
                 command.append(str(out))
             else:
-                command = [
-                    sys.executable,
-                    "-m",
-                    "thence",
-                    "record",
-                    "-o",
-                    str(out),
-                    "--",
-                    *command,
-                ]
+                command = [sys.executable, "-m", "thence", "record", "-o", str(out), "--", *command]
             flags = NO_BUFFERS if way == "off" else FLAGS.get(name, "")
             env = {
                 **os.environ,
@@ -431,12 +418,8 @@ def record(folder: Path, names: list[str]) -> int:
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             }
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=env, timeout=300, check=False
-            )
-            said = [
-                line for line in done.stdout.splitlines() if line.startswith(("SKIPPED", "ran "))
-            ]
+            done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+            said = [line for line in done.stdout.splitlines() if line.startswith(("SKIPPED", "ran "))]
             print(f"{name} {way}: exit {done.returncode}", *said)
             if any(line.startswith("SKIPPED") for line in said):
                 break
@@ -471,12 +454,7 @@ def main(arguments: list[str]) -> int:
     """The command line; see the module."""
     options = documented_parser(__doc__)
     options.add_argument("verb", choices=("record", "check", "try", "run"))
-    options.add_argument(
-        "rest",
-        nargs="*",
-        metavar="ARGUMENT",
-        help="DIR of record and check, then names of programs",
-    )
+    options.add_argument("rest", nargs="*", metavar="ARGUMENT", help="DIR of record and check, then names of programs")
     given = options.parse_args(arguments)
     verb, rest = given.verb, given.rest
     if verb != "try" and not rest:

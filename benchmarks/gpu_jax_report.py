@@ -120,9 +120,7 @@ def compare(title: str, folder: Path) -> int:
         nonlocal failures
         same = abs(ours - theirs) <= tolerance
         failures += not same
-        print(
-            f"{'agree ' if same else 'DIFFER'} {title}: {what}: thence {ours:,.0f}, jax {theirs:,.0f}"
-        )
+        print(f"{'agree ' if same else 'DIFFER'} {title}: {what}: thence {ours:,.0f}, jax {theirs:,.0f}")
 
     count = len(intervals)
     check("activities", trace.gpu.height, count, 0)
@@ -130,9 +128,7 @@ def compare(title: str, folder: Path) -> int:
     check("sum ns", summary.sum_ns, sum(end - start for start, end in intervals), count)
     check("busy ns", summary.busy_ns, union(intervals), count)
     ours = dict(summary.rows.filter("attributed").select("name", "total_ns").iter_rows())
-    ops = {
-        op: ns for op, ns in by_op.items() if op != "None" and not op.startswith("command_buffer")
-    }
+    ops = {op: ns for op, ns in by_op.items() if op != "None" and not op.startswith("command_buffer")}
     check("HLO ops", len(ours), len(ops), 0)
     worst = max((abs(ours.get(op, 0) - ns) for op, ns in ops.items()), default=0)
     check("largest difference of one op, ns", worst, 0, count)
@@ -159,10 +155,7 @@ def main() -> None:
         root = given.folder or Path(temporary)
         for title, flags in FLAGS.items():
             folder = root / title.replace(" ", "_")
-            environment = os.environ | {
-                "XLA_FLAGS": flags,
-                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            }
+            environment = os.environ | {"XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
             command = [sys.executable, __file__, "--train", str(folder)]
             subprocess.run(command, env=environment, check=True)
             failures += compare(title, folder)

@@ -21,19 +21,14 @@ import thence
 from command_line import documented_parser, folder_argument
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "jax_two_streams.py"
-ENVIRONMENT = {
-    "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-}
+ENVIRONMENT = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 ANNOTATED = "streams in the compiled program: "
 
 
 def record(folder: Path, variant: str, options: list[str]) -> str:
     """Runs the example; what it says of the compiled program, such as ``(1,)``."""
     command = [sys.executable, str(EXAMPLE), str(folder), "--variant", variant, *options]
-    done = subprocess.run(
-        command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
     said = [line for line in done.stdout.splitlines() if line.startswith(ANNOTATED)]
     if not said or not any(folder.rglob("*.xplane.pb")):
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")

@@ -173,9 +173,7 @@ class Running:
         self._output.seek(0)
         told = self._output.read()
         self._output.close()
-        size = sum(
-            file.stat().st_size for file in (self.job.out / self.name).rglob("*") if file.is_file()
-        )
+        size = sum(file.stat().st_size for file in (self.job.out / self.name).rglob("*") if file.is_file())
         turn = f"a turn of {took:.1f} s" if took is not None else "no turn: the time is up"
         print(f"{self.name}: {code}, {turn}, {size / 1e6:.2f} MB recorded", flush=True)
         (self.job.out / f"{self.name}.log").write_text(told[-20_000:])
@@ -273,9 +271,7 @@ def main() -> int:
     given = parser.parse_intermixed_args()
     names = given.programs or list(ENTRIES)
     if unknown := set(names) - set(ENTRIES):
-        sys.exit(
-            f"there is no program {', '.join(sorted(unknown))}; there are {', '.join(ENTRIES)}"
-        )
+        sys.exit(f"there is no program {', '.join(sorted(unknown))}; there are {', '.join(ENTRIES)}")
     if given.what == "check":
         from job_checks import check
 

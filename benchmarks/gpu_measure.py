@@ -132,9 +132,7 @@ def torch_functions() -> None:
     for n in (1 << 14, 1 << 20, 1 << 24, 1 << 27):
         y = torch.randn(n, device="cuda")
         compare(f"40 elementwise, {n}", chain, (y,), wait)
-    block = torch.nn.Sequential(
-        torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)
-    ).cuda()
+    block = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)).cuda()
     x = torch.randn(4096, 1024, device="cuda")
     compare("MLP 4096 x 1024", block, (x,), wait)
     try:

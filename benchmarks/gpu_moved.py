@@ -56,9 +56,7 @@ class Layers:
         self.torch = torch
         make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
         self.x = make(batch, width)
-        self.layers = [
-            torch.nn.Linear(width, width, device="cuda", dtype=torch.bfloat16) for _ in range(depth)
-        ]
+        self.layers = [torch.nn.Linear(width, width, device="cuda", dtype=torch.bfloat16) for _ in range(depth)]
         self.parameters = [p for layer in self.layers for p in layer.parameters()]
         self.averages = [p.detach().float().clone() for p in self.parameters]
 
@@ -245,10 +243,7 @@ class Decoder:
 
 def decode(torch: Any) -> dict[str, Step]:
     decoder, side = Decoder(torch), torch.cuda.Stream()
-    return {
-        "before": captured(torch, lambda: decoder.step(None)),
-        "after": captured(torch, lambda: decoder.step(side)),
-    }
+    return {"before": captured(torch, lambda: decoder.step(None)), "after": captured(torch, lambda: decoder.step(side))}
 
 
 def decode_joined(torch: Any) -> dict[str, Step]:
@@ -289,19 +284,13 @@ def times_by_events(torch: Any, steps: dict[str, Step]) -> dict[str, list[float]
 
 
 def trace_torch(torch: Any, step: Step, path: Path) -> None:
-    from torch.profiler import (  # type: ignore[import-not-found,unused-ignore]  # on the GPU machine
-        ProfilerActivity,
-        profile,
-        schedule,
-    )
+    from torch.profiler import ProfilerActivity, profile, schedule  # type: ignore[import-not-found,unused-ignore]  # on the GPU machine
 
     wanted = schedule(wait=UNTRACED - 2, warmup=2, active=TRACED, repeat=1)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     raw = path.with_suffix("")
     with profile(
-        activities=activities,
-        schedule=wanted,
-        on_trace_ready=lambda done: done.export_chrome_trace(str(raw)),
+        activities=activities, schedule=wanted, on_trace_ready=lambda done: done.export_chrome_trace(str(raw))
     ) as profiler:
         for _ in range(UNTRACED + TRACED):
             step()
@@ -361,9 +350,7 @@ def jax_step(name: str, *, moved: bool) -> Step:
     chain = products if size else passes
     other: Any = chain
     if moved:
-        from jax.experimental import (  # type: ignore[import-not-found,unused-ignore]
-            compute_on,
-        )
+        from jax.experimental import compute_on  # type: ignore[import-not-found,unused-ignore]
 
         place = getattr(compute_on, "compute_on2", None) or compute_on.compute_on
         other = place(chain, compute_type="gpu_stream:1", out_memory_spaces=jax.memory.Space.Device)

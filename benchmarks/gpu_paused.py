@@ -38,10 +38,7 @@ def program(name: str) -> Callable[[], None]:
     """Returns a function that makes one step and waits for it."""
     import torch
 
-    layers = [
-        torch.nn.TransformerEncoderLayer(512, 8, 1024, batch_first=True, dropout=0.0)
-        for _ in range(6)
-    ]
+    layers = [torch.nn.TransformerEncoderLayer(512, 8, 1024, batch_first=True, dropout=0.0) for _ in range(6)]
     model = torch.nn.Sequential(*layers).cuda()
     if name == "training":
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -97,12 +94,8 @@ def child(name: str, out: Path) -> dict[str, Any]:
         for state in states:
             recording = None
             if state != "none":
-                recorder.why_attached = (
-                    why if state == "detached" else lambda _self: "the script wants it"
-                )  # type: ignore[method-assign]
-                recording = thence.record(
-                    out / f"{state}{number}", thence.RecordOptions(baseline=False)
-                )
+                recorder.why_attached = why if state == "detached" else lambda _self: "the script wants it"  # type: ignore[method-assign]
+                recording = thence.record(out / f"{state}{number}", thence.RecordOptions(baseline=False))
                 recording.start()
                 step()
                 if state != "recorded":
@@ -124,10 +117,7 @@ def child(name: str, out: Path) -> dict[str, Any]:
                     step()
                 recording.stop()
                 recorded_steps += count + 3 if state == "recorded" else 2
-    kernels = sum(
-        json.loads(path.read_text())["counts"].get("kernels", 0)
-        for path in out.rglob("recording.json")
-    )
+    kernels = sum(json.loads(path.read_text())["counts"].get("kernels", 0) for path in out.rglob("recording.json"))
     return {
         "times": times, "took": took, "kernels": kernels, "recorded_steps": recorded_steps,
         "detachments": detachments, "steps_in_a_block": count,

@@ -59,9 +59,7 @@ def gpt2_model(torch: Any, **more: Any) -> Any:
     """A GPT-2 of transformers with random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        n_layer=12, n_embd=768, n_head=12, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **more
-    )
+    config = GPT2Config(n_layer=12, n_embd=768, n_head=12, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **more)
     return GPT2LMHeadModel(config).to(DEVICE, torch.bfloat16)
 
 
@@ -150,8 +148,7 @@ def run_decode(torch: Any) -> Iterator[None]:
 def run_compiled(torch: Any) -> Iterator[None]:
     """A training step compiled by Inductor."""
     layers = [
-        torch.nn.Sequential(torch.nn.LayerNorm(1024), torch.nn.Linear(1024, 1024), torch.nn.GELU())
-        for _ in range(12)
+        torch.nn.Sequential(torch.nn.LayerNorm(1024), torch.nn.Linear(1024, 1024), torch.nn.GELU()) for _ in range(12)
     ]
     model = torch.compile(torch.nn.Sequential(*layers).to(DEVICE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -271,10 +268,7 @@ def profiled_facts(profiler: Any, times: list[float]) -> dict[str, Any]:
     ]
     busy = busy_ns(*np.array(spans).T) if spans else 0
     steps = len(times) - PROFILED_STEPS + 1
-    return {
-        "profiler_added": statistics.median(profiled) / statistics.median(plain) - 1,
-        "busy_ms": busy / 1e6 / steps,
-    }
+    return {"profiler_added": statistics.median(profiled) / statistics.median(plain) - 1, "busy_ms": busy / 1e6 / steps}
 
 
 def busy_ns(start: Any, end: Any) -> float:
@@ -393,16 +387,12 @@ def summary(name: str, result: dict[str, Any]) -> None:
     for number, pair in enumerate(result["runs"]):
         alone, recorded = pair["alone"], pair["recorded"]
         if "error" in alone or "error" in recorded:
-            print(
-                f"{name} {number}: {alone.get('error', '')} {recorded.get('error', '')}", flush=True
-            )
+            print(f"{name} {number}: {alone.get('error', '')} {recorded.get('error', '')}", flush=True)
             continue
         steps = list(zip(*recorded["steps"], strict=True))
         plain = [row[2] / 1e6 for row in steps if row[4] and not row[3]]
         kept = [row[2] / 1e6 for row in steps if row[4] and row[3]]
-        said = [
-            f"{statistics.median(values):.3f}" if values else "none" for values in (plain, kept)
-        ]
+        said = [f"{statistics.median(values):.3f}" if values else "none" for values in (plain, kept)]
         print(
             f"{name} {number}: alone {statistics.median(alone['steps_ms']):.3f} ms (host {alone['host_ms']:.3f}); "
             f"recorded run: plain {said[0]} ({len(plain)}), recorded {said[1]} ({len(kept)}), busy "
@@ -410,10 +400,7 @@ def summary(name: str, result: dict[str, Any]) -> None:
             flush=True,
         )
     if "error" not in result["profiled"]:
-        print(
-            f"{name}: torch.profiler adds {100 * result['profiled']['profiler_added']:.1f} %",
-            flush=True,
-        )
+        print(f"{name}: torch.profiler adds {100 * result['profiled']['profiler_added']:.1f} %", flush=True)
 
 
 def check(out: Path) -> None:
@@ -442,9 +429,7 @@ def check(out: Path) -> None:
                 continue
             within = found.plain.low_ns <= 1e6 * median <= found.plain.high_ns
             inside += within
-            print(
-                f"{name} {number}: alone {median:.3f} ms, {found.text}: {'inside' if within else 'OUTSIDE'}"
-            )
+            print(f"{name} {number}: alone {median:.3f} ms, {found.text}: {'inside' if within else 'OUTSIDE'}")
         if medians:
             compare_verdicts(out, name, result, medians)
     print(f"the stated interval holds the median of the run alone in {inside} of {total} pairs")

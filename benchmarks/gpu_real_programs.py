@@ -67,11 +67,7 @@ def tokenizer() -> Any:
     made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 
 
@@ -97,9 +93,7 @@ def trl_sft(out: str) -> None:
         bf16=ON_GPU,
         logging_steps=10,
     )
-    SFTTrainer(
-        model=llama(), args=options, train_dataset=data, processing_class=tokenizer()
-    ).train()
+    SFTTrainer(model=llama(), args=options, train_dataset=data, processing_class=tokenizer()).train()
 
 
 def short_rewards(completions: list[str], **_: Any) -> list[float]:
@@ -135,17 +129,13 @@ def _sequences(number: int) -> list[dict[str, Any]]:
 
     torch.manual_seed(0)
     made = torch.randint(3, 1000, (number, 128))
-    return [
-        {"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)} for row in made
-    ]
+    return [{"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)} for row in made]
 
 
 def hf_trainer(out: str) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-    model = GPT2LMHeadModel(
-        GPT2Config(n_layer=6, n_embd=512, n_head=8, vocab_size=1000, n_positions=256)
-    )
+    model = GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=512, n_head=8, vocab_size=1000, n_positions=256))
     options = TrainingArguments(
         output_dir=out,
         max_steps=STEPS,
@@ -187,9 +177,7 @@ def peft_lora(out: str) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import Trainer, TrainingArguments
 
-    model = get_peft_model(
-        llama(), LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    )
+    model = get_peft_model(llama(), LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
     options = TrainingArguments(
         output_dir=out,
         max_steps=STEPS,
@@ -234,13 +222,7 @@ def _sentence_model() -> Any:
 
     folder = Path(os.environ["REAL_PROGRAMS_SCRATCH"]) / "bert"
     BertModel(
-        BertConfig(
-            vocab_size=1000,
-            hidden_size=384,
-            num_hidden_layers=6,
-            num_attention_heads=6,
-            intermediate_size=1536,
-        )
+        BertConfig(vocab_size=1000, hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536)
     ).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     word = models.Transformer(str(folder), max_seq_length=64)
@@ -257,27 +239,15 @@ def sentence_encode(out: str) -> None:  # noqa: ARG001 - as its siblings
 
 def sentence_training(out: str) -> None:
     from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-        losses,
-    )
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses
 
     model = _sentence_model()
     data = Dataset.from_dict({"anchor": texts(32 * STEPS, 20), "positive": texts(32 * STEPS, 20)})
     options = SentenceTransformerTrainingArguments(
-        output_dir=out,
-        max_steps=STEPS,
-        per_device_train_batch_size=32,
-        report_to=[],
-        save_strategy="no",
-        bf16=ON_GPU,
+        output_dir=out, max_steps=STEPS, per_device_train_batch_size=32, report_to=[], save_strategy="no", bf16=ON_GPU
     )
     SentenceTransformerTrainer(
-        model=model,
-        args=options,
-        train_dataset=data,
-        loss=losses.MultipleNegativesRankingLoss(model),
+        model=model, args=options, train_dataset=data, loss=losses.MultipleNegativesRankingLoss(model)
     ).train()
 
 
@@ -304,9 +274,7 @@ def lightning_resnet(out: str) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
     torch.manual_seed(0)
-    data = torch.utils.data.TensorDataset(
-        torch.randn(1024, 3, 64, 64), torch.randint(0, 10, (1024,))
-    )
+    data = torch.utils.data.TensorDataset(torch.randn(1024, 3, 64, 64), torch.randint(0, 10, (1024,)))
     loader = torch.utils.data.DataLoader(data, batch_size=64, num_workers=2, shuffle=True)
     lightning.Trainer(
         max_steps=STEPS,
@@ -332,9 +300,7 @@ def geometric_gcn(out: str) -> None:  # noqa: ARG001 - as its siblings
 
         def forward(self, graph: Any) -> Any:
             hidden = self.first(graph.x, graph.edge_index).relu()
-            return self.second(
-                torch.nn.functional.dropout(hidden, training=self.training), graph.edge_index
-            )
+            return self.second(torch.nn.functional.dropout(hidden, training=self.training), graph.edge_index)
 
     torch.manual_seed(0)
     graph = Data(x=torch.randn(20000, 128), edge_index=torch.randint(0, 20000, (2, 200000))).cuda()
@@ -371,17 +337,13 @@ def flax_training(out: str) -> None:  # noqa: ARG001 - as its siblings
 
     ids = jax.random.randint(jax.random.key(0), (8, 128), 0, 1000)
     model = Model()
-    state = TrainState.create(
-        apply_fn=model.apply, params=model.init(jax.random.key(1), ids), tx=optax.adamw(1e-3)
-    )
+    state = TrainState.create(apply_fn=model.apply, params=model.init(jax.random.key(1), ids), tx=optax.adamw(1e-3))
 
     @jax.jit
     def train_step(state: Any, ids: Any) -> tuple[Any, Any]:
         def loss_of(params: Any) -> Any:
             logits = state.apply_fn(params, ids)
-            return optax.softmax_cross_entropy_with_integer_labels(
-                logits[:, :-1], ids[:, 1:]
-            ).mean()
+            return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], ids[:, 1:]).mean()
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         return state.apply_gradients(grads=gradients), loss
@@ -405,9 +367,7 @@ def numpyro_nuts(out: str) -> None:  # noqa: ARG001 - as its siblings
         weights = numpyro.sample("weights", dist.Normal(0, 1).expand([20]).to_event(1))
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
-    sampler = MCMC(
-        NUTS(regression, max_tree_depth=6), num_warmup=50, num_samples=50, progress_bar=False
-    )
+    sampler = MCMC(NUTS(regression, max_tree_depth=6), num_warmup=50, num_samples=50, progress_bar=False)
     for seed in range(6):
         sampler.run(jax.random.key(seed), x, y)
         TIMES.append(time.perf_counter())
@@ -420,10 +380,7 @@ def equinox_mlp(out: str) -> None:  # noqa: ARG001 - as its siblings
     import optax
 
     model = equinox.nn.MLP(256, 10, 1024, 4, key=jax.random.key(0))
-    x, y = (
-        jax.random.normal(jax.random.key(1), (512, 256)),
-        jax.random.randint(jax.random.key(2), (512,), 0, 10),
-    )
+    x, y = (jax.random.normal(jax.random.key(1), (512, 256)), jax.random.randint(jax.random.key(2), (512,), 0, 10))
     rule = optax.adam(1e-3)
     state = rule.init(equinox.filter(model, equinox.is_array))
 
@@ -498,9 +455,7 @@ def _once(command: list[str], out: Path, label: str, limit: float) -> dict[str, 
         "seconds": round(time.perf_counter() - begin, 1),
         "steps": len(ended),
         "median_ms": round(statistics.median(steps), 3) if steps else None,
-        "quartiles_ms": [round(q, 3) for q in statistics.quantiles(steps, n=4)]
-        if len(steps) > 3
-        else None,
+        "quartiles_ms": [round(q, 3) for q in statistics.quantiles(steps, n=4)] if len(steps) > 3 else None,
     }
 
 
@@ -509,9 +464,7 @@ def record(out: Path, names: list[str], python: str, limit: float) -> None:
     (out / "scratch").mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     for name in names or PROGRAMS:
-        lacking = [
-            module for module in PROGRAMS[name][1] if importlib.util.find_spec(module) is None
-        ]
+        lacking = [module for module in PROGRAMS[name][1] if importlib.util.find_spec(module) is None]
         if lacking:
             found[name] = {"not_installed": lacking}
         else:
@@ -546,9 +499,7 @@ if __name__ == "__main__":
     OPTIONS.add_argument("do", choices=("list", "run", "record", "check"))
     OPTIONS.add_argument("where", nargs="?", help="NAME of a program, or folder OUT")
     OPTIONS.add_argument("names", nargs="*", metavar="NAME")
-    OPTIONS.add_argument(
-        "--python", default=sys.executable, help="the interpreter that runs the programs"
-    )
+    OPTIONS.add_argument("--python", default=sys.executable, help="the interpreter that runs the programs")
     OPTIONS.add_argument("--limit", type=float, default=90.0, help="seconds that one run may take")
     GIVEN = OPTIONS.parse_args()
     if GIVEN.do == "list":

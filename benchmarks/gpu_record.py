@@ -138,17 +138,7 @@ def collector_library() -> Path:
     library = SCRATCH / "cupti_collector.so"
     if not library.exists():
         source = str(Path(__file__).with_name("cupti_collector.c"))
-        compiler = [
-            "cc",
-            "-O2",
-            "-shared",
-            "-fPIC",
-            "-o",
-            str(library),
-            source,
-            "-ldl",
-            "-lpthread",
-        ]
+        compiler = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), source, "-ldl", "-lpthread"]
         subprocess.run(compiler, check=True)
     return library
 
@@ -188,9 +178,7 @@ def overhead(seconds: float = 150) -> None:
             during, after = once(way), once(nullcontext)
             times[name].append([before, during, after])
             before = after
-    print(
-        "us per kernel plain before and after, and what the way adds to their mean: medians (quartiles)"
-    )
+    print("us per kernel plain before and after, and what the way adds to their mean: medians (quartiles)")
     print(" " * 26, *(f"{loop:^40}" for loop in ("eager", *(f"graph of {n}" for n in GRAPHS))))
     for name, found in times.items():
         line = f"{name:26}"
@@ -213,9 +201,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: torch.T
 def agreement() -> None:
     """The same program under torch.profiler and thence: counts, names, total time."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        *(torch.nn.Linear(1024, 1024) for _ in range(8)), torch.nn.GELU()
-    ).cuda()
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)), torch.nn.GELU()).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.randn(512, 1024, device="cuda")
     for _ in range(5):
@@ -230,17 +216,9 @@ def agreement() -> None:
         for _ in range(20):
             step(model, optimizer, data)
     ours, theirs = recording.open(), thence.open(str(SCRATCH / "torch.json"))
-    counts = [
-        collections.Counter(t.gpu["name"].cast(str).str.strip_chars().to_list())
-        for t in (ours, theirs)
-    ]
+    counts = [collections.Counter(t.gpu["name"].cast(str).str.strip_chars().to_list()) for t in (ours, theirs)]
     totals = [t.gpu.filter(t.gpu["kind"] == "kernel")["duration"].sum() for t in (ours, theirs)]
-    print(
-        "activities",
-        [t.gpu.height for t in (ours, theirs)],
-        "same names and counts:",
-        counts[0] == counts[1],
-    )
+    print("activities", [t.gpu.height for t in (ours, theirs)], "same names and counts:", counts[0] == counts[1])
     for name in counts[0].keys() ^ counts[1].keys():
         print("  differs:", name[:120], counts[0][name], counts[1][name])
     print(f"kernel time thence / torch.profiler: {totals[0] / totals[1]:.4f}")
@@ -272,9 +250,7 @@ def labels() -> None:
             graph.replay()
     trace = recording.open()
     rows = trace.activities.select("name", "label", "phase", "graph").with_columns(
-        trace.activities["name"].cast(str),
-        trace.activities["label"].cast(str),
-        trace.activities["phase"].cast(str),
+        trace.activities["name"].cast(str), trace.activities["label"].cast(str), trace.activities["phase"].cast(str)
     )
     expected = {  # part of the kernel's name, inside a graph: label, phase, how many
         ("sin_kernel_cuda", False): ("model/first", "forward", 30),
@@ -284,9 +260,7 @@ def labels() -> None:
         ("sqrt_kernel_cuda", True): (None, None, 56),
     }
     for (part, graphed), (label, phase, count) in expected.items():
-        found = rows.filter(
-            rows["name"].str.contains(part) & (rows["graph"].is_not_null() == graphed)
-        )
+        found = rows.filter(rows["name"].str.contains(part) & (rows["graph"].is_not_null() == graphed))
         ok = found.height == count and set(found["label"]) == {label}
         ok &= phase is None or set(found["phase"]) == {phase}
         print(
@@ -347,9 +321,7 @@ def killed() -> None:
     progress = SCRATCH / "progress"
     command = [sys.executable, "-m", "thence", "record", "-o", str(SCRATCH / "killed"), "--"]
     program = KILLED.format(progress=str(progress))
-    done = subprocess.run(
-        [*command, sys.executable, "-c", program], check=False, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, sys.executable, "-c", program], check=False, capture_output=True, text=True)
     print("exit code", done.returncode, done.stderr.strip())
     lines = [line.split() for line in progress.read_text().splitlines()]
     trace = thence.open(str(SCRATCH / "killed"))
@@ -382,9 +354,7 @@ def launcher() -> None:
     script = SCRATCH / "program.py"
     script.write_text(LAUNCHED)
     command = [sys.executable, "-m", "thence", "record", "-o", str(SCRATCH / "launched"), "--"]
-    done = subprocess.run(
-        [*command, sys.executable, str(script)], check=False, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, sys.executable, str(script)], check=False, capture_output=True, text=True)
     print("exit code", done.returncode, done.stderr.strip())
     trace = thence.open(str(SCRATCH / "launched"))
     print(trace.summary("label").rows.select("name", "count"), trace.meta.warnings)

@@ -159,20 +159,14 @@ def child(directory: Path, name: str, way: str, steps: int = STEPS) -> float:
         flags.append(f"--xla_dump_to={directory}/dump --xla_dump_hlo_as_proto")
     if way == "profiled":
         flags.append("--xla_gpu_enable_command_buffer=")
-    env = {
-        **os.environ,
-        "XLA_FLAGS": " ".join(filter(None, flags)),
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": ".3",
-    }
+    env = {**os.environ, "XLA_FLAGS": " ".join(filter(None, flags)), "XLA_PYTHON_CLIENT_MEM_FRACTION": ".3"}
     if way != "recorded-dumped":
         env |= {
             "JAX_COMPILATION_CACHE_DIR": str(directory / f"cache-{name}"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=env, timeout=150, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=150, check=False)
     said = [line for line in done.stderr.splitlines() if "thence" in line]
     print(f"{way} {name}: exit {done.returncode}, {done.stdout.strip()} us per step", *said[-3:])
     if done.returncode:
@@ -184,15 +178,11 @@ def child(directory: Path, name: str, way: str, steps: int = STEPS) -> float:
 def ran(path: str, name: str) -> tuple[pl.DataFrame, int]:
     """Kernels of a program with the HLO op and source line of each, and how often the program ran."""
     trace = thence.open(path)
-    programs = trace.programs.with_row_index("number").filter(
-        pl.col("name").cast(pl.String) == f"jit_{name}"
-    )
+    programs = trace.programs.with_row_index("number").filter(pl.col("name").cast(pl.String) == f"jit_{name}")
     kernels = trace.activities.with_columns(trace.gpu["program"].alias("row")).filter(
         pl.col("row").is_in(programs["number"].cast(pl.Int32).implode())
     )
-    return kernels.with_columns(pl.col("name", "kind", "hlo", "source").cast(pl.String)), len(
-        programs
-    )
+    return kernels.with_columns(pl.col("name", "kind", "hlo", "source").cast(pl.String)), len(programs)
 
 
 def coverage(path: Path, name: str) -> None:
@@ -201,8 +191,7 @@ def coverage(path: Path, name: str) -> None:
     total = activities["duration"].sum()
     in_graph = activities.filter(pl.col("graph").is_not_null())["duration"].sum()
     known = {
-        kind: activities.filter(pl.col(kind).is_not_null())["duration"].sum() / total
-        for kind in ("hlo", "source")
+        kind: activities.filter(pl.col(kind).is_not_null())["duration"].sum() / total for kind in ("hlo", "source")
     }
     print(
         f"{path.name}: {executions} executions, {total / executions / 1e3:.1f} us each, "
@@ -239,9 +228,7 @@ def thunk_order(recorded: Path, dump: Path, name: str) -> None:
         return
     thunks = [first(thunk) for thunk in every(files[0].read_bytes(), 1)]
     told = [(first(thunk[1]), thunk[2]) for thunk in thunks]
-    numbered = [
-        (info[3], info[1].decode()) for info, kind in told if 3 in info and kind != b"kCopy"
-    ]
+    numbered = [(info[3], info[1].decode()) for info, kind in told if 3 in info and kind != b"kCopy"]
     wanted = [name for _, name in sorted(numbered)]
     kernels = ran(str(recorded), name)[0].filter(pl.col("kind") == "kernel").sort("start")
     same = total = 0
@@ -270,9 +257,9 @@ def agreement(recorded: Path, profiled: Path, name: str) -> None:
         for part, n in (ours, theirs)
     ]
     both = totals[0].join(totals[1], on="hlo")
-    large = both.filter(pl.col("duration_right") > 5_000).select(
-        ratio=pl.col("duration") / pl.col("duration_right")
-    )["ratio"]
+    large = both.filter(pl.col("duration_right") > 5_000).select(ratio=pl.col("duration") / pl.col("duration_right"))[
+        "ratio"
+    ]
     print(
         "   time of all ops, recorded / profiled: "
         f"{both['duration'].sum() / both['duration_right'].sum():.4f}; of each of {len(large)} ops over 5 us: "
@@ -292,9 +279,7 @@ def overhead(directory: Path, repetitions: int = 2) -> None:
 
 def shown(*arguments: str) -> None:
     """The head of what a verb prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "thence", *arguments], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "thence", *arguments], capture_output=True, text=True, check=False)
     print(f"--- thence {' '.join(arguments)}: exit {done.returncode}")
     print(*(done.stdout + done.stderr).splitlines()[:14], sep="\n")
 
@@ -323,29 +308,16 @@ def main() -> None:
         thunk_order(directory / f"recorded-dumped-{name}", directory / "dump", function)
         for way in ("recorded", "recorded-cached"):
             agreement(directory / f"{way}-{name}", directory / f"profiled-{name}", function)
-    print(
-        "=== recorded from within the program: from before JAX was imported, and after the warm-up"
-    )
+    print("=== recorded from within the program: from before JAX was imported, and after the warm-up")
     coverage(directory / "in-code-train", PROGRAMS["train"])
     late = thence.open(str(directory / "in-code-late-train"))
-    print(
-        "late:",
-        late.activities.height,
-        "activities;",
-        late.programs.height,
-        "programs;",
-        late.meta.warnings,
-    )
+    print("late:", late.activities.height, "activities;", late.programs.height, "programs;", late.meta.warnings)
 
 
 if __name__ == "__main__":
     OPTIONS = documented_parser(__doc__)
-    OPTIONS.add_argument(
-        "directory", type=Path, nargs="?", metavar="DIR", help="for the recordings"
-    )
-    OPTIONS.add_argument(
-        "--program", nargs="+", metavar="PART", help="only run: name, number of steps, folders"
-    )
+    OPTIONS.add_argument("directory", type=Path, nargs="?", metavar="DIR", help="for the recordings")
+    OPTIONS.add_argument("--program", nargs="+", metavar="PART", help="only run: name, number of steps, folders")
     GIVEN = OPTIONS.parse_args()
     if GIVEN.program:
         program(GIVEN.program[0], int(GIVEN.program[1]), *GIVEN.program[2:4])

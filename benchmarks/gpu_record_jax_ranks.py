@@ -50,9 +50,7 @@ def worker(processes: int) -> None:
         gradients = jax.grad(loss)(weights)
         return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
 
-    make = jax.jit(
-        lambda: [jnp.full((1024, 1024), 1e-3 * i) for i in range(1, 5)], out_shardings=replicated
-    )
+    make = jax.jit(lambda: [jnp.full((1024, 1024), 1e-3 * i) for i in range(1, 5)], out_shardings=replicated)
     weights = make()
     batch = jax.jit(lambda: jnp.ones((256 * len(jax.devices()), 1024)), out_shardings=split)()
     for _ in range(STEPS):
@@ -91,9 +89,7 @@ def shown(processes: int) -> None:
     print("folders", len(list(directory.iterdir())))
     trace = thence.open(directory)
     print("warnings", trace.meta.warnings)
-    programs = trace.programs.with_row_index("row").filter(
-        pl.col("name").cast(pl.String) == "jit_train_step"
-    )
+    programs = trace.programs.with_row_index("row").filter(pl.col("name").cast(pl.String) == "jit_train_step")
     rows = trace.activities.with_columns(
         pl.col("name", "hlo", "source", "kind").cast(pl.String), row=trace.gpu["program"]
     )

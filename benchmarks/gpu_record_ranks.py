@@ -171,9 +171,7 @@ def moved(trace: thence.Trace, rank: int) -> Counter[tuple[Any, ...]]:
         collective=pl.when(even).then(pl.lit("all_to_all")).otherwise(name)
     )
     facts = Counter(described.select(*COMPARED).rows())
-    facts[("NCCL kernels without facts",)] = ran.join(
-        trace.collectives, on="gpu", how="anti"
-    ).height
+    facts[("NCCL kernels without facts",)] = ran.join(trace.collectives, on="gpu", how="anti").height
     return +facts
 
 

@@ -41,9 +41,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, 8, batch_first=True)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with record_function("attention"):
@@ -113,8 +111,7 @@ def check_totals(title: str, prof: Any, path: Path) -> thence.Trace:
     compare(f"{title}: busy ns", summary.busy_ns, union([(start, end) for start, end, _ in events]))
     compare(
         f"{title}: starts ns",
-        sorted((trace.gpu["start"] + trace.meta.epoch_ns).to_list())
-        == sorted(s for s, _, _ in events),
+        sorted((trace.gpu["start"] + trace.meta.epoch_ns).to_list()) == sorted(s for s, _, _ in events),
         True,  # noqa: FBT003
     )
     return trace
@@ -152,8 +149,7 @@ def training(folder: Path) -> None:
     for label in ("attention", "mlp", "statistics", "optimizer"):
         path = label if label in ("statistics", "optimizer") else f"forward/{label}"
         own = rows.filter(
-            (pl.col("label").cast(pl.String) == path)
-            & (pl.col("phase").cast(pl.String).fill_null("") != "backward")
+            (pl.col("label").cast(pl.String) == path) & (pl.col("phase").cast(pl.String).fill_null("") != "backward")
         )
         compare(f"training: {label} ns", own["duration"].sum(), forward_ns_below(prof, label))
     backward = rows.filter(pl.col("phase").cast(pl.String) == "backward")

@@ -54,10 +54,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 EVENTS = {"modules, lines by events": "events"}
 """Ways in which every line is followed by an event, as where the stack cannot be read: THENCE_LINES."""
-PROFILERS: dict[str, dict[str, Any]] = {
-    "torch.profiler": {},
-    "torch.profiler, stacks": {"with_stack": True},
-}
+PROFILERS: dict[str, dict[str, Any]] = {"torch.profiler": {}, "torch.profiler, stacks": {"with_stack": True}}
 TARGETS = {
     "kernels, modules": ("torch.profiler", {"training": 0.25, "decode": 0.4}),
     "kernels, modules, lines": ("torch.profiler, stacks", {"training": 0.35, "decode": 0.5}),
@@ -86,9 +83,7 @@ class Llama:
         import torch
 
         with torch.no_grad():
-            self.model.generate(
-                self.ids, max_new_tokens=12, min_new_tokens=12, do_sample=False, pad_token_id=0
-            )
+            self.model.generate(self.ids, max_new_tokens=12, min_new_tokens=12, do_sample=False, pad_token_id=0)
 
 
 def profiler(**options: Any) -> AbstractContextManager[Any]:
@@ -137,29 +132,21 @@ def timed(function: Callable[[], None], seconds: float) -> Took:
         walls.append((time.perf_counter() - last) * 1e3)
         cpus.append((time.process_time() - cpu) * 1e3)
         paces.append(pace())
-    paced = [
-        wall / statistics.median(paces[max(0, number - 1) : number + 3])
-        for number, wall in enumerate(walls)
-    ]
+    paced = [wall / statistics.median(paces[max(0, number - 1) : number + 3]) for number, wall in enumerate(walls)]
     return Took(walls, paced, statistics.mean(cpus))
 
 
 def ways(scratch: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    def recorded(
-        way: str, options: dict[str, Any], number: list[int]
-    ) -> AbstractContextManager[Any]:
+    def recorded(way: str, options: dict[str, Any], number: list[int]) -> AbstractContextManager[Any]:
         number[0] += 1
         os.environ["THENCE_LINES"] = EVENTS.get(way, "")
         return thence.record(scratch / str(number[0]), thence.RecordOptions(**options))
 
     number = [0]
     found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        name: (lambda name=name, options=options: recorded(name, options, number))
-        for name, options in WAYS.items()
+        name: (lambda name=name, options=options: recorded(name, options, number)) for name, options in WAYS.items()
     }
-    found |= {
-        name: (lambda options=options: profiler(**options)) for name, options in PROFILERS.items()
-    }
+    found |= {name: (lambda options=options: profiler(**options)) for name, options in PROFILERS.items()}
     return found
 
 
@@ -230,9 +217,7 @@ class Cost:
             )
         for way, (other, targets) in TARGETS.items():
             by_wall, by_pace = (a / b for a, b in zip(added[way], added[other], strict=True))
-            print(
-                f"  {way} / {other}: {by_wall:.2f}, by pace {by_pace:.2f} (at most {targets[self._name]})"
-            )
+            print(f"  {way} / {other}: {by_wall:.2f}, by pace {by_pace:.2f} (at most {targets[self._name]})")
 
     def _middle(self, way: str, what: str) -> tuple[float, float]:
         """The median of all calls, in ms or by pace, and the distance of their quartiles as a share of it."""
@@ -287,13 +272,7 @@ def programs(out: Path) -> None:
             if torch.cuda.device_count() < 2:
                 print("fsdp2: needs two GPUs")
                 continue
-            command = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nproc-per-node=2",
-                *command[1:],
-            ]
+            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *command[1:]]
         outcome = run(command, directory, thence.RecordOptions(own=own))
         print(f"{name}: exit code {outcome.code}, {outcome.seconds:.0f} s", flush=True)
 
@@ -302,9 +281,7 @@ def check(out: Path) -> None:
     """What is known of the GPU time, and kernels whose module torch.profiler gives differently."""
     import polars as pl
 
-    for directory in sorted(
-        path for path in out.iterdir() if path.is_dir() and any(path.rglob("recording.json"))
-    ):
+    for directory in sorted(path for path in out.iterdir() if path.is_dir() and any(path.rglob("recording.json"))):
         trace = thence.open(directory)
         print(f"{directory.name}: {coverage(trace)}")
         other = out / f"{directory.name}.json.gz"
@@ -328,11 +305,7 @@ def coverage(trace: thence.Trace) -> str:
     where = "in steps"
     if not inside.height:
         inside, where = rows, "of a program without steps"
-    part = (
-        pl.col("phase")
-        .cast(pl.String)
-        .is_in(["optimizer", "gradient", "input", "forward", "backward", "recompute"])
-    )
+    part = pl.col("phase").cast(pl.String).is_in(["optimizer", "gradient", "input", "forward", "backward", "recompute"])
     kinds = {
         "a line or function": pl.col("source").is_not_null(),
         "a module": pl.col("module").is_not_null(),
@@ -354,12 +327,8 @@ def agree(both: Any) -> None:
     pairs = both.group_by("module", "module_torch").len().sort("len", descending=True)
     ours = pairs.unique("module", keep="first", maintain_order=True)
     matched = ours.unique("module_torch", keep="first", maintain_order=True)
-    wrong = pairs.join(
-        matched, on=["module", "module_torch"], how="anti", nulls_equal=True, maintain_order="left"
-    )
-    print(
-        f"  {matched.height} modules; of another one than torch.profiler's: {wrong['len'].sum()} kernels"
-    )
+    wrong = pairs.join(matched, on=["module", "module_torch"], how="anti", nulls_equal=True, maintain_order="left")
+    print(f"  {matched.height} modules; of another one than torch.profiler's: {wrong['len'].sum()} kernels")
     if wrong.height:
         print(wrong.head(20))
 
@@ -375,12 +344,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("what", nargs="*", default=["cost", "truth", "programs"])
     parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument(
-        "--seconds", type=float, default=300.0, help="that the cost of a workload is measured"
-    )
-    parser.add_argument(
-        "--of", choices=("training", "decode"), help="the workload whose cost is measured, not both"
-    )
+    parser.add_argument("--seconds", type=float, default=300.0, help="that the cost of a workload is measured")
+    parser.add_argument("--of", choices=("training", "decode"), help="the workload whose cost is measured, not both")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     for what in given.what:

@@ -99,9 +99,7 @@ def schedule(rank: int, profiler: Any) -> None:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     layers = [torch.nn.Linear(1024, 1024) for _ in range(4 if rank == SLOW_STAGE else 2)]
-    stage = PipelineStage(
-        torch.nn.Sequential(*layers).cuda(), rank, RANKS, torch.device("cuda", rank)
-    )
+    stage = PipelineStage(torch.nn.Sequential(*layers).cuda(), rank, RANKS, torch.device("cuda", rank))
     loss = torch.nn.functional.mse_loss if rank == RANKS - 1 else None
     runner = Schedule1F1B(stage, 8, loss_fn=loss or torch.nn.functional.mse_loss)
     data = torch.randn(2048, 1024, device="cuda")

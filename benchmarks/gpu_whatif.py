@@ -66,9 +66,7 @@ def profiled(program: Program) -> Iterator[Any]:
     settings = program.torch._C._profiler._ExperimentalConfig(  # noqa: SLF001 - there is no public one
         enable_cuda_sync_events=True
     )
-    profiler = profile(
-        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], experimental_config=settings
-    )
+    profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], experimental_config=settings)
     profiler.start()
     with exact_ids():  # ends after the profile, so that what it does is not in it
         try:
@@ -218,10 +216,7 @@ def plain(file: Path, plans: dict[str, Planned], seconds: float) -> None:
                 blocks[variant].append(block(program, variants[variant], plan.steps))
             number += 1
         result[name] = blocks
-        print(
-            f"{name}: {number} rounds, us of a step: {[round(statistics.median(of)) for of in blocks]}",
-            flush=True,
-        )
+        print(f"{name}: {number} rounds, us of a step: {[round(statistics.median(of)) for of in blocks]}", flush=True)
     file.write_text(json.dumps(result))
 
 

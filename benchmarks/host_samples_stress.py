@@ -80,11 +80,7 @@ class Programs:
     def forget(self) -> None:
         """Forget programs that ended some time ago."""
         now = time.time_ns()
-        self.spans = {
-            number: span
-            for number, span in self.spans.items()
-            if not span[2] or now - span[2] < 5e9
-        }
+        self.spans = {number: span for number, span in self.spans.items() if not span[2] or now - span[2] < 5e9}
 
 
 def down(depth: int) -> bytes:
@@ -97,12 +93,7 @@ def program(slot: int, number: int, rng: random.Random) -> tuple[str, str]:
     levels = rng.choice((3, 8, 30))
     lines: list[str] = []
     inner = f"t{slot}_n{number}_l{levels}_c0"
-    lines += [
-        f"def {inner}(work):",
-        "    x = 0",
-        "    for i in range(work): x += i",
-        "    return x",
-    ]
+    lines += [f"def {inner}(work):", "    x = 0", "    for i in range(work): x += i", "    return x"]
     for level in range(levels - 1, -1, -1):
         pad, kind = rng.randrange(4), rng.random()
         generator = inner.startswith("g")
@@ -114,15 +105,9 @@ def program(slot: int, number: int, rng: random.Random) -> tuple[str, str]:
             body = [f"    return [*{inner}(work)]"]
         if kind < 0.2:
             name = f"g{name}"
-            body = [
-                f"    for x in {inner}(work): yield x" if generator else f"    yield {inner}(work)"
-            ]
+            body = [f"    for x in {inner}(work): yield x" if generator else f"    yield {inner}(work)"]
         elif caught:
-            body = [
-                "    try:",
-                f"        {inner}(work); raise ValueError",
-                "    except ValueError: return 1",
-            ]
+            body = ["    try:", f"        {inner}(work); raise ValueError", "    except ValueError: return 1"]
         lines += [f"def {name}(work):", *["    x = 1"] * pad, *body]
         inner = name
     return "\n".join(lines), inner
@@ -184,8 +169,7 @@ def check(native: Any, sample: Any, programs: Programs, checks: Checks) -> int:
         number = int(row["chain"])
         if number not in known:
             frames = [
-                (names.of(code).name, names.of(code).file, names.of(code).line(at))
-                for code, at in names.chain(number)
+                (names.of(code).name, names.of(code).file, names.of(code).line(at)) for code, at in names.chain(number)
             ]
             known[number] = frames, checks.chain(frames)
         frames, found = known[number]
@@ -194,9 +178,7 @@ def check(native: Any, sample: Any, programs: Programs, checks: Checks) -> int:
     return int(rows["count"].sum())
 
 
-def run_for(
-    seconds: float, threads: int, programs: Programs, wrong: collections.Counter[str]
-) -> int:
+def run_for(seconds: float, threads: int, programs: Programs, wrong: collections.Counter[str]) -> int:
     """Keeps so many threads running, and forks each second; returns the number of forks."""
     slots: dict[int, threading.Thread] = {}
     end, forked, forks = time.monotonic() + seconds, time.monotonic(), 0

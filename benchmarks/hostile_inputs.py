@@ -53,9 +53,7 @@ class Made:
 
 def whole(path: Path, decompressed: int | None = None, *verb: str) -> Made:
     size = path.stat().st_size
-    return Made(
-        (*(verb or ("report",)), str(path)), size, size if decompressed is None else decompressed
-    )
+    return Made((*(verb or ("report",)), str(path)), size, size if decompressed is None else decompressed)
 
 
 def zipped_to(path: Path, parts: Iterator[bytes]) -> int:
@@ -77,9 +75,7 @@ def kineto_events(path: Path, events: Iterator[str]) -> Made:
     return whole(path)
 
 
-def kernels(
-    count: int, names: Callable[[int], str], streams: Callable[[int], int]
-) -> Iterator[str]:
+def kernels(count: int, names: Callable[[int], str], streams: Callable[[int], int]) -> Iterator[str]:
     for i in range(count):
         yield json.dumps({
             "ph": "X", "cat": "kernel", "name": names(i), "pid": 0, "tid": streams(i), "ts": 10 * i, "dur": 25,
@@ -90,9 +86,7 @@ def kernels(
 def csv_of_one_line(folder: Path) -> Made:
     path = folder / "trace.csv.gz"
     line = CSV_HEADER + "1,2,3,"
-    return whole(
-        path, zipped_to(path, itertools.chain([line.encode()], itertools.repeat(b"7" * MB, 2000)))
-    )
+    return whole(path, zipped_to(path, itertools.chain([line.encode()], itertools.repeat(b"7" * MB, 2000))))
 
 
 def csv_of_empty_rows(folder: Path) -> Made:
@@ -127,9 +121,7 @@ def hlo_of_zeros(folder: Path) -> Made:
     kineto_events(folder / "trace.json", kernels(10, str, lambda _: 7))
     path = folder / "module_0001.a.sm_9.0_gpu_after_optimizations.hlo.pb.xz"
     path.write_bytes(lzma.compress(bytes(1 << 29), preset=1))
-    return Made(
-        ("report", str(folder / "trace.json"), "--hlo", str(path)), path.stat().st_size, 1 << 29
-    )
+    return Made(("report", str(folder / "trace.json"), "--hlo", str(path)), path.stat().st_size, 1 << 29)
 
 
 def labels_beside(folder: Path) -> Made:
@@ -160,9 +152,7 @@ def pickled_dict(path: Path, keys: Iterator[bytes]) -> Made:
 
 
 def collisions(folder: Path) -> Made:
-    tuples = itertools.islice(
-        itertools.product((b"J\xff\xff\xff\xff", b"J\xfe\xff\xff\xff"), repeat=16), 60_000
-    )
+    tuples = itertools.islice(itertools.product((b"J\xff\xff\xff\xff", b"J\xfe\xff\xff\xff"), repeat=16), 60_000)
     keys = (b"(" + b"".join(parts) + b"t" for parts in tuples)
     return pickled_dict(folder / "kernel_annotations_rank0.pkl", keys)
 
@@ -254,16 +244,12 @@ def rank_files(folder: Path, ranks: int) -> int:
         for i in range(4 * 9):
             step, k = divmod(i, 9)
             if k == 0:
-                events.append(
-                    complete("user_annotation", f"ProfilerStep#{step}", rank, 1, now, 259)
-                )
+                events.append(complete("user_annotation", f"ProfilerStep#{step}", rank, 1, now, 259))
             call = {"correlation": i + 1, "External id": i + 1}
             events.append(complete("cuda_runtime", "cudaLaunchKernel", rank, 1, now + 2, 5, call))
             of_kernel = call | {"device": 0, "grid": [8, 1, 1], "block": [128, 1, 1]}
             if k < 8:
-                events.append(
-                    complete("cpu_op", f"aten::op{k}", rank, 1, now, 9, {"External id": i + 1})
-                )
+                events.append(complete("cpu_op", f"aten::op{k}", rank, 1, now, 9, {"External id": i + 1}))
                 events.append(
                     complete(
                         "kernel",
@@ -283,13 +269,9 @@ def rank_files(folder: Path, ranks: int) -> int:
                 "Process Group Description": "default_pg", "Process Group Ranks": "[]", "Seq": step,
             }  # fmt: skip
             name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-            events.append(
-                complete("kernel", name, 0, 20, now + 10 + rank % 3, 60, of_kernel | described)
-            )
+            events.append(complete("kernel", name, 0, 20, now + 10 + rank % 3, 60, of_kernel | described))
             now += 100
-        events.append(
-            complete("cuda_runtime", "cudaDeviceSynchronize", rank, 1, now, 50, {"correlation": 99})
-        )
+        events.append(complete("cuda_runtime", "cudaDeviceSynchronize", rank, 1, now, 50, {"correlation": 99}))
         trace = {
             "schemaVersion": 1, "baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": events,
             "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": ranks},
@@ -299,13 +281,7 @@ def rank_files(folder: Path, ranks: int) -> int:
 
 
 def complete(
-    category: str,
-    name: str,
-    pid: int,
-    tid: int,
-    ts: int,
-    dur: int,
-    args: dict[str, object] | None = None,
+    category: str, name: str, pid: int, tid: int, ts: int, dur: int, args: dict[str, object] | None = None
 ) -> dict[str, object]:
     """A complete event of Kineto; times in us."""
     event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}
@@ -330,9 +306,7 @@ def diff_of_many_devices(folder: Path) -> Made:
 
 
 def many_names(folder: Path) -> Made:
-    return kineto_events(
-        folder / "trace.json", kernels(1_000_000, lambda i: f"kernel_{i}", lambda _: 7)
-    )
+    return kineto_events(folder / "trace.json", kernels(1_000_000, lambda i: f"kernel_{i}", lambda _: 7))
 
 
 def many_templates(folder: Path) -> Made:
@@ -341,9 +315,7 @@ def many_templates(folder: Path) -> Made:
 
 
 def one_long_name(folder: Path) -> Made:
-    return kineto_events(
-        folder / "trace.json", kernels(2, lambda i: f"k{i}" + "a<" * 50 * MB, lambda _: 7)
-    )
+    return kineto_events(folder / "trace.json", kernels(2, lambda i: f"k{i}" + "a<" * 50 * MB, lambda _: 7))
 
 
 def kineto_of_spaces(folder: Path) -> Made:
@@ -363,9 +335,7 @@ def kineto_of_brackets(folder: Path) -> Made:
 
 
 def kineto_of_backslashes(folder: Path) -> Made:
-    return kineto_events(
-        folder / "trace.json", kernels(12, lambda i: f"k{i}" + "\\" * 3 * MB, lambda _: 7)
-    )
+    return kineto_events(folder / "trace.json", kernels(12, lambda i: f"k{i}" + "\\" * 3 * MB, lambda _: 7))
 
 
 def xplane_of_zeros(folder: Path) -> Made:
@@ -397,16 +367,13 @@ def sqlite_of_zeros(folder: Path) -> Made:
 def sqlite_of_expressions(folder: Path) -> Made:
     """A generated column, for each of whose values SQLite writes 200 MB."""
     with closing(sqlite3.connect(folder / "a.sqlite")) as database:
-        database.execute(
-            "create table CUPTI_ACTIVITY_KIND_KERNEL (start, end, streamId, correlationId, globalPid)"
-        )
+        database.execute("create table CUPTI_ACTIVITY_KIND_KERNEL (start, end, streamId, correlationId, globalPid)")
         database.executemany(
             "insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, 7, ?, 1)",
             ((10 * i, 10 * i + 5, i) for i in range(5000)),
         )
         database.execute(
-            "alter table CUPTI_ACTIVITY_KIND_KERNEL "
-            "add deviceId as (length(hex(zeroblob(100000000 + start)))) virtual"
+            "alter table CUPTI_ACTIVITY_KIND_KERNEL add deviceId as (length(hex(zeroblob(100000000 + start)))) virtual"
         )
         database.commit()
     return whole(folder / "a.sqlite")
@@ -458,20 +425,10 @@ def measured(made: Made, most_bytes: int, most_seconds: int) -> tuple[str, float
 def main() -> None:
     parser = documented_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of inputs; all without it")
-    parser.add_argument(
-        "--most-memory", type=int, default=16, metavar="GB", help="of address space"
-    )
+    parser.add_argument("--most-memory", type=int, default=16, metavar="GB", help="of address space")
     parser.add_argument("--most-seconds", type=int, default=120, metavar="S")
     options = parser.parse_args()
-    headings = (
-        "input",
-        "stored MB",
-        "decompressed MB",
-        "result",
-        "seconds",
-        "peak MB",
-        "allowed MB",
-    )
+    headings = ("input", "stored MB", "decompressed MB", "result", "seconds", "peak MB", "allowed MB")
     print(f"| {' | '.join(headings)} |\n|{'---|' * len(headings)}")
     for make in CASES:
         if options.names and make.__name__ not in options.names:
@@ -482,10 +439,7 @@ def main() -> None:
         allowed = ALWAYS_ALLOWED_MB + ALLOWED_RATIO * made.decompressed / MB
         sizes = f"{made.stored / MB:,.1f} | {made.decompressed / MB:,.0f}"
         name = make.__name__.replace("_", " ")
-        print(
-            f"| {name} | {sizes} | {what} | {seconds:.1f} | {peak:,.0f} | {allowed:,.0f} |",
-            flush=True,
-        )
+        print(f"| {name} | {sizes} | {what} | {seconds:.1f} | {peak:,.0f} | {allowed:,.0f} |", flush=True)
 
 
 if __name__ == "__main__":

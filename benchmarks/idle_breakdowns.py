@@ -50,9 +50,7 @@ def of_file(path: Path) -> float:
     """Microseconds of idle time, counted in the raw file."""
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
-    times = sorted(
-        (each["ts"], each["ts"] + each["dur"]) for each in events if each.get("cat") in OF_DEVICE
-    )
+    times = sorted((each["ts"], each["ts"] + each["dur"]) for each in events if each.get("cat") in OF_DEVICE)
     idle, reached = 0.0, times[0][0]
     for begin, end in times:
         idle += max(begin - reached, 0)
@@ -73,9 +71,7 @@ def of_hta(python: str, path: Path) -> dict[str, float]:
     """Microseconds of idle time, and of waiting summed over streams, as HTA says; empty where it fails."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(path, folder)
-        ran = subprocess.run(
-            [python, "-c", HTA, folder], capture_output=True, text=True, check=False
-        )
+        ran = subprocess.run([python, "-c", HTA, folder], capture_output=True, text=True, check=False)
     if ran.returncode:
         print(f"{path.name}: HTA failed: {ran.stderr.strip().splitlines()[-1]}")
         return {}

@@ -34,17 +34,13 @@ if TYPE_CHECKING:
 
 def repeated(tables: Tables, times: int) -> Tables:
     """The same tables again and again, each time later, with ids of their own."""
-    end = [
-        (frame["start"] + frame["duration"]).to_numpy().max() for frame in (tables.gpu, tables.host)
-    ]
+    end = [(frame["start"] + frame["duration"]).to_numpy().max() for frame in (tables.gpu, tables.host)]
     begin = [frame["start"].to_numpy().min() for frame in (tables.gpu, tables.host)]
     span = int(max(end)) - int(min(begin)) + 1000
     ids = int(tables.host["correlation"].max() or 0) + 1  # type: ignore[call-overload]
 
     def later(frame: pl.DataFrame, number: int) -> pl.DataFrame:
-        moved = frame.with_columns(
-            pl.col("start") + number * span, pl.col("correlation") + number * ids
-        )
+        moved = frame.with_columns(pl.col("start") + number * span, pl.col("correlation") + number * ids)
         if "parent" in frame.columns:
             rows = number * frame.height
             moved = moved.with_columns(pl.col("parent") + rows, pl.col("forward") + rows)
@@ -74,13 +70,7 @@ def measure(name: str, trace: thence.Trace) -> None:
     stated = total.span_ns - total.busy_ns
     pieces, took = timed(lambda: idle_causes(whole))
     found = int(pieces["duration"].sum())
-    reasons = dict(
-        pieces.drop_nulls("reason")
-        .group_by("reason")
-        .agg(pl.col("duration").sum())
-        .sort("reason")
-        .rows()
-    )
+    reasons = dict(pieces.drop_nulls("reason").group_by("reason").agg(pl.col("duration").sum()).sort("reason").rows())
     silent = pieces.filter(pl.col("cause") == "host", pl.col("host").is_null())["duration"].sum()
     said = "".join(f" {name} {100 * ns / max(found, 1):.1f}" for name, ns in reasons.items())
     _, placed = timed(lambda: idle_time(whole))
@@ -112,7 +102,4 @@ if __name__ == "__main__":
             print(f"{path[-44:]:44} {error}")
     if given.times > 1:
         first = thence.open(*given.traces[0].split(","))
-        measure(
-            f"{given.traces[0]} x {given.times}",
-            replace(first, tables=repeated(first.tables, given.times)),
-        )
+        measure(f"{given.traces[0]} x {given.times}", replace(first, tables=repeated(first.tables, given.times)))

@@ -50,9 +50,7 @@ def overlaps(first: pl.DataFrame, second: pl.DataFrame) -> tuple[Int64, Int64, I
 
 def shares(pieces: pl.DataFrame, total: int) -> str:
     """Causes with their shares, the largest first."""
-    causes = (
-        pieces.group_by("cause").agg(pl.col("duration").sum()).sort("duration", descending=True)
-    )
+    causes = pieces.group_by("cause").agg(pl.col("duration").sum()).sort("duration", descending=True)
     return ", ".join(f"{cause} {100 * ns / max(total, 1):.1f} %" for cause, ns in causes.rows())
 
 
@@ -64,9 +62,7 @@ def measure(path: str, found: dict[str, dict[str, int]]) -> None:
     total = int(stripped["duration"].sum())
     print(f"{path[-40:]}: {shares(whole, total)}; of calls alone: {shares(stripped, total)}")
     for (device,), ours in whole.group_by("device"):
-        silent = stripped.filter(
-            pl.col("device") == device, (pl.col("reason") == "only_calls").fill_null(value=False)
-        )
+        silent = stripped.filter(pl.col("device") == device, (pl.col("reason") == "only_calls").fill_null(value=False))
         mine, theirs, shared = overlaps(silent, ours)
         rows = pl.DataFrame({
             "us": (silent["duration"].to_numpy() / 1000)[mine], "cause": ours["cause"].cast(pl.String).gather(theirs),
@@ -88,7 +84,6 @@ if __name__ == "__main__":
         causes = silences.get(name, {})
         ms = sum(causes.values()) / 1e6
         parts = ", ".join(
-            f"{cause} {ns / 1e4 / max(ms, 1e-9):.1f} %"
-            for cause, ns in sorted(causes.items(), key=lambda row: -row[1])
+            f"{cause} {ns / 1e4 / max(ms, 1e-9):.1f} %" for cause, ns in sorted(causes.items(), key=lambda row: -row[1])
         )
         print(f"unknown of calls alone, {name:14}{ms:9.2f} ms: {parts}")

@@ -70,9 +70,7 @@ class Spans:
             for kind, columns in parser.read(address, valid):
                 if kind != KERNEL:
                     continue
-                for pointer, start, end in zip(
-                    columns["name"], columns["start"], columns["end"], strict=True
-                ):
+                for pointer, start, end in zip(columns["name"], columns["start"], columns["end"], strict=True):
                     name = ctypes.string_at(int(pointer)).decode(errors="replace")
                     found.setdefault(name, []).append((int(start), int(end)))
         self._full.clear()
@@ -90,9 +88,7 @@ def said(text: str) -> None:
     print(text, flush=True)
 
 
-def judge(
-    label: str, words: np.ndarray[Any, Any], description: Description, span: tuple[int, int]
-) -> Decoded:
+def judge(label: str, words: np.ndarray[Any, Any], description: Description, span: tuple[int, int]) -> Decoded:
     """Whether first start to last end is what CUPTI says, within 5 % or 2 us.
 
     JAX's own layout has no clock rate: there the rate at which the ranges fill CUPTI's time is stated, and used.
@@ -141,9 +137,7 @@ def compare(label: str, work: Callable[[], list[Run]], folder: Path | None, kept
             means = ranges.group_by("name").agg(pl.col("duration_ns").mean()).sort("name")
             said(
                 f"    {decoded.traces.height} traces, {ranges.height} ranges, mean ns: "
-                + ", ".join(
-                    f"{n} {t:.0f}" for n, t in zip(means["name"], means["duration_ns"], strict=True)
-                )
+                + ", ".join(f"{n} {t:.0f}" for n, t in zip(means["name"], means["duration_ns"], strict=True))
                 + f"; overhead {decoded.overhead_cycles} cycles"
                 + "".join(f"; {w}" for w in decoded.warnings)
             )

@@ -29,8 +29,7 @@ def merging(folder: Path | None) -> None:
                 "cupy": of_launches(modules["cupy"].run(blocks[0], 50, repeats=repeats)),
                 "triton": of_launches(modules["triton"].run(blocks[1], 50, repeats=repeats)),
                 "pallas": [
-                    (e.words, e.description)
-                    for e in modules["pallas"].run(blocks[2], repeats=repeats).executions
+                    (e.words, e.description) for e in modules["pallas"].run(blocks[2], repeats=repeats).executions
                 ],
             }
 
@@ -80,8 +79,7 @@ def check_merged(trace: Any, parts: list[Any], label: str, directory: Path) -> N
     ranges = [e for e in events if e.get("cat") == "in_kernel"]
     kernels = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "kernel"]
     outside = sum(
-        not any(start - 1 <= e["ts"] and e["ts"] + e["dur"] <= end + 1 for start, end in kernels)
-        for e in ranges
+        not any(start - 1 <= e["ts"] and e["ts"] + e["dur"] <= end + 1 for start, end in kernels) for e in ranges
     )
     said(f"merging {label}: {len(ranges)} ranges in Chrome JSON, {outside} outside of any slice")
     worst = 0
@@ -126,9 +124,5 @@ def scrubbed(recorded: Any, path: Path) -> None:
         }
         for row in gpu.iter_rows(named=True)
     ]  # fmt: skip
-    document = {
-        "schemaVersion": 1,
-        "baseTimeNanoseconds": tables.meta.epoch_ns,
-        "traceEvents": events,
-    }
+    document = {"schemaVersion": 1, "baseTimeNanoseconds": tables.meta.epoch_ns, "traceEvents": events}
     path.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))

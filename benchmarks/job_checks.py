@@ -85,10 +85,7 @@ def documents(out: Path, pattern: str) -> dict[int, dict[str, Any]]:
 
 
 def program(
-    directory: Path,
-    facts: dict[int, dict[str, Any]],
-    references: dict[int, dict[str, Any]],
-    verdicts: Verdicts,
+    directory: Path, facts: dict[int, dict[str, Any]], references: dict[int, dict[str, Any]], verdicts: Verdicts
 ) -> None:
     """Everything that is known of one program."""
     trace = thence.open(directory)
@@ -123,10 +120,7 @@ def program(
 def coverage(trace: thence.Trace, kinds: tuple[str, ...]) -> None:
     """Shares of GPU time in steps with each kind of place, and of communication that is described."""
     whole = trace.gpu.with_row_index("row").with_columns(
-        *(
-            trace.places[kind].is_not_null().alias(f"has_{kind}")
-            for kind in {*kinds, "step", "module"}
-        ),
+        *(trace.places[kind].is_not_null().alias(f"has_{kind}") for kind in {*kinds, "step", "module"}),
         phase=trace.places["phase"].cast(pl.String),
     )
     rows = whole.filter("has_step") if whole["has_step"].any() else whole
@@ -134,9 +128,7 @@ def coverage(trace: thence.Trace, kinds: tuple[str, ...]) -> None:
         total = part["duration"].sum()
         shares = [f"{kind} {part.filter(f'has_{kind}')['duration'].sum() / total:.2%}" for kind in kinds]  # fmt: skip
         nccl = part.filter(pl.col("name").cast(pl.String).str.contains("(?i)nccl"))
-        told = nccl.join(
-            trace.collectives, left_on=pl.col("row").cast(pl.Int32), right_on="gpu", how="semi"
-        )
+        told = nccl.join(trace.collectives, left_on=pl.col("row").cast(pl.Int32), right_on="gpu", how="semi")
         said = told["duration"].sum() / max(nccl["duration"].sum(), 1)
         # Losses, optimizers and messages between stages are in no module.
         inside = part.filter(
@@ -144,9 +136,7 @@ def coverage(trace: thence.Trace, kinds: tuple[str, ...]) -> None:
             pl.col("kind").cast(pl.String) == "kernel",
             pl.col("phase").is_in(["forward", "backward", "gradient"]),
         )
-        known = inside.filter(pl.col("has_module"))["duration"].sum() / max(
-            inside["duration"].sum(), 1
-        )
+        known = inside.filter(pl.col("has_module"))["duration"].sum() / max(inside["duration"].sum(), 1)
         print(
             f"  rank {rank[0]}: {whole.filter(rank=rank[0]).height} activities, {part.height} in steps; "
             f"of their GPU time {', '.join(shares)}; of {nccl.height} NCCL kernels' time described {said:.2%}; "
@@ -176,9 +166,7 @@ def spent(directory: Path, truth: dict[str, Any]) -> None:
         print(f"  rank {recording['rank']}: records a step: {shown}")
 
 
-def collectives(
-    trace: thence.Trace, references: dict[int, dict[str, Any]], verdicts: Verdicts
-) -> None:
+def collectives(trace: thence.Trace, references: dict[int, dict[str, Any]], verdicts: Verdicts) -> None:
     """The collectives of every rank beside torch.profiler's of the same program."""
     for rank in sorted(trace.tables.ranks):
         reference = references.get(rank, {})
@@ -189,23 +177,15 @@ def collectives(
         if not reference["collectives"]:
             undescribed(trace, rank, reference, verdicts)
             continue
-        theirs = Counter(
-            {tuple(sorted_ranks(row[:-1])): row[-1] for row in reference["collectives"]}
-        )
+        theirs = Counter({tuple(sorted_ranks(row[:-1])): row[-1] for row in reference["collectives"]})
         ours = recorded(trace, rank)
         same, every = (ours & theirs).total(), (ours | theirs).total()
-        verdicts.say(
-            f"collectives of rank {rank}",
-            f"{same} of {every} as torch.profiler",
-            ok=same == every > 0,
-        )
+        verdicts.say(f"collectives of rank {rank}", f"{same} of {every} as torch.profiler", ok=same == every > 0)
         for key in sorted((ours - theirs) + (theirs - ours), key=str)[:8]:
             print(f"    {key}: {ours[key]} recorded, {theirs[key]} in the profile")
 
 
-def undescribed(
-    trace: thence.Trace, rank: int, reference: dict[str, Any], verdicts: Verdicts
-) -> None:
+def undescribed(trace: thence.Trace, rank: int, reference: dict[str, Any], verdicts: Verdicts) -> None:
     """Where torch.profiler describes no kernel, as of sends and receives in batches: how many there are."""
     if not reference["kernels"]:
         print(f"  collectives of rank {rank}: the profile holds no kernels")
@@ -264,9 +244,7 @@ def instructions(trace: thence.Trace, truth: dict[str, Any], verdicts: Verdicts)
     print(rows.group_by("rank", "device", "opcode").len().sort("rank", "device", "opcode"))
     nccl = rows.filter(pl.col("name").cast(pl.String).str.contains("(?i)nccl"))
     unknown = nccl.filter(pl.col("hlo").is_null()).height
-    verdicts.say(
-        "NCCL kernels with an HLO op", f"{unknown} of {nccl.height} without", ok=unknown == 0
-    )
+    verdicts.say("NCCL kernels with an HLO op", f"{unknown} of {nccl.height} without", ok=unknown == 0)
     places = rows.select("rank", "device").unique().height
     # XLA makes one kernel of a small all-reduce and what is computed around it, named after JAX's operation.
     fused = rows.filter(pl.col("hlo").str.contains("^psum.*fusion"))
@@ -368,8 +346,7 @@ def inside(line: str, places: list[list[Any]]) -> bool:
     """Whether a line as thence writes it lies in one of the functions."""
     match = re.search(r"([\w.-]+\.py):(\d+)", line)
     return any(
-        match is not None and match[1] == file and first <= int(match[2]) <= last
-        for file, _, first, last in places
+        match is not None and match[1] == file and first <= int(match[2]) <= last for file, _, first, last in places
     ) or any(file in line and function in line for file, function, _, _ in places)
 
 

@@ -138,12 +138,7 @@ class Words(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def faulty(
-    name: str,
-    rank: int,
-    ranks: int,
-    device: torch.device,
-    model_of: Callable[[], Any],
-    length: int,
+    name: str, rank: int, ranks: int, device: torch.device, model_of: Callable[[], Any], length: int
 ) -> tuple[Callable[[int], object], dict[str, Any]]:
     """A program in which one rank is late: its step, and what is true of it; samples have so many words."""
     fault = FAULTS[name]

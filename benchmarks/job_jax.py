@@ -26,9 +26,7 @@ from command_line import documented_parser
 from job_turns import Turns
 
 STEPS, SETTLING, LAYERS = 15, 5, 4
-COLLECTIVES = re.compile(
-    r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-)
+COLLECTIVES = re.compile(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 """An instruction in the text of a compiled program; an asynchronous one counts where it starts."""
 
 
@@ -82,9 +80,7 @@ def arrays(hidden: int, tokens: int) -> Any:
     """Weights, and what goes in."""
     import jax.numpy as jnp
 
-    return [jnp.full((hidden, hidden), 1e-3 * i) for i in range(1, LAYERS + 1)], jnp.ones(
-        (tokens, hidden)
-    )
+    return [jnp.full((hidden, hidden), 1e-3 * i) for i in range(1, LAYERS + 1)], jnp.ones((tokens, hidden))
 
 
 def train_step(mesh: Any, devices: int) -> Any:

@@ -169,9 +169,7 @@ def tensor_parallel(at: Place) -> Program:
 
     mesh = at.mesh(at.ranks, names=("tp",))
     model = at.model()
-    whole = PrepareModuleInput(
-        input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True
-    )
+    whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=True)
     columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
     norm = SequenceParallel(use_local_output=True)
     plan: dict[str, Any] = {
@@ -289,9 +287,7 @@ class Experts(nn.Module):
     def __init__(self, ranks: int, hidden: int) -> None:
         super().__init__()
         self.router = nn.Linear(hidden, ranks, bias=False)
-        self.expert = nn.Sequential(
-            nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden)
-        )
+        self.expert = nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, chosen = self.router(x).softmax(-1).max(-1)
@@ -332,9 +328,7 @@ def mixture_of_experts(at: Place) -> Program:
 
 PROGRAMS: dict[str, Callable[[Place], Program]] = {
     one.__name__: one
-    for one in (
-        *(fsdp2, ddp, tensor_parallel, pipeline_gpipe, mixture_of_experts, hsdp, pipeline_1f1b),
-    )
+    for one in (*(fsdp2, ddp, tensor_parallel, pipeline_gpipe, mixture_of_experts, hsdp, pipeline_1f1b),)
 }
 
 
@@ -385,10 +379,7 @@ def profiled(name: str, at: Place) -> dict[str, Any]:
     return {"profiled_step_ms": facts["step_ms"], **described(events)}
 
 
-DESCRIBED = (
-    *("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size"),
-    "Process Group Ranks",
-)
+DESCRIBED = (*("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size"), "Process Group Ranks")
 """What torch.profiler says of a collective, and is compared."""
 
 

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
     from killed_programs import Killed
 
-sys.path[:0] = [
-    str(Path(__file__).parents[1] / "tests"),
-    str(Path(__file__).parents[1] / "tests" / "support"),
-]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1] / "tests" / "support")]
 
 
 def main() -> None:
@@ -60,9 +57,7 @@ def _show(ending: str, found: Sequence[Killed]) -> None:
     print(f"{ending}: {len(found)} ends, {len(lost)} lost something; of these "
           f"{sum(one.told for one in lost)} say so")  # fmt: skip
     print(f"  recordings with a gap before their end: {sum(one.gap for one in found)}")
-    print(
-        f"  kernels with their mark, of those recorded: at least {min(one.labelled for one in found):.4f}"
-    )
+    print(f"  kernels with their mark, of those recorded: at least {min(one.labelled for one in found):.4f}")
     print(f"  lost: median {statistics.median(one.lost_seconds for one in found):.2f} s, at most "
           f"{max(one.lost_seconds for one in found):.2f} s; stated: at most "
           f"{max(one.stated_seconds for one in found):.2f} s")  # fmt: skip

@@ -38,10 +38,6 @@ def write_repeated(recording: Path, target: Path, size: int) -> int:
                 file.write(b",")
             shifted = (b"%d" % (n + repetition * s) for n, s in zip(numbers, steps, strict=True))
             file.write(constant[0])
-            file.write(
-                b"".join(
-                    x for three in zip(keys, shifted, constant[1:], strict=True) for x in three
-                )
-            )
+            file.write(b"".join(x for three in zip(keys, shifted, constant[1:], strict=True) for x in three))
         file.write(text[end:])
     return repetitions

@@ -108,16 +108,12 @@ def check(sources: dict[str, Path], cores: list[int]) -> None:
 
 def one_round(source: Path, file: Path, cores: list[int]) -> dict[str, list[float]]:
     """Wall and CPU seconds of every stage; of ``PEAK`` the MiB of the process and of its largest child."""
-    path = [
-        str(source),
-        *filter(None, [os.environ.get("PYTHONPATH")]),
-    ]  # packages may come from there
+    path = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]  # packages may come from there
     done = subprocess.run(
         [sys.executable, "-c", ROUND, str(file)],
         check=False,
         stdout=subprocess.PIPE,
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(path), "POLARS_MAX_THREADS": str(len(cores))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path), "POLARS_MAX_THREADS": str(len(cores))},
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     if done.returncode:
@@ -137,9 +133,7 @@ def one_round(source: Path, file: Path, cores: list[int]) -> dict[str, list[floa
     return stages
 
 
-def measured(
-    sources: dict[str, Path], file: Path, cores: list[int], repeat: int
-) -> dict[str, dict[str, list[float]]]:
+def measured(sources: dict[str, Path], file: Path, cores: list[int], repeat: int) -> dict[str, dict[str, list[float]]]:
     """The least of every number, of each checkout; their rounds take turns."""
     rounds: dict[str, list[dict[str, list[float]]]] = {which: [] for which in sources}
     for number in range(repeat):
@@ -153,20 +147,14 @@ def measured(
                 flush=True,
             )
     return {
-        which: {
-            stage: [min(one[stage][kind] for one in found) for kind in (0, 1)] for stage in found[0]
-        }
+        which: {stage: [min(one[stage][kind] for one in found) for kind in (0, 1)] for stage in found[0]}
         for which, found in rounds.items()
     }
 
 
-def show(
-    best: dict[str, dict[str, list[float]]], cores: int, gigabytes: float, estimated: list[int]
-) -> None:
+def show(best: dict[str, dict[str, list[float]]], cores: int, gigabytes: float, estimated: list[int]) -> None:
     """Prints a line for each stage, the checkouts side by side."""
-    print(
-        f"{cores} cores, {gigabytes:.2f} GB, s per GB" + " " * 4 + "".join(f"{w:>24}" for w in best)
-    )
+    print(f"{cores} cores, {gigabytes:.2f} GB, s per GB" + " " * 4 + "".join(f"{w:>24}" for w in best))
     for stage in next(iter(best.values())):
         line = f"  {stage:28}"
         for found in best.values():
@@ -194,9 +182,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
-    parser.add_argument(
-        "--estimate", type=int, nargs="*", default=[2, 16], help="for so many cores"
-    )
+    parser.add_argument("--estimate", type=int, nargs="*", default=[2, 16], help="for so many cores")
     parser.add_argument("--against", type=Path, help="src folder of another checkout")
     parser.add_argument("--folder", type=Path, help="for the trace")
     options = parser.parse_args()

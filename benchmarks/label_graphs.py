@@ -53,9 +53,7 @@ def captured() -> GraphLabels:
         schema=NODES,
     )
     graph = CapturedGraph(1, (EXECUTABLE,), 0, nodes, np.array(edges))
-    return GraphLabels(
-        "made", labels=tuple(labels), kernels=tuple(map(Kernel, names)), graphs=(graph,)
-    )
+    return GraphLabels("made", labels=tuple(labels), kernels=tuple(map(Kernel, names)), graphs=(graph,))
 
 
 def trace(replays: int, *, ids: bool) -> tuple[Tables, np.ndarray]:

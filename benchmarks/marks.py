@@ -52,9 +52,7 @@ class Empty:
 class Deaf:
     """A listener that forgets at once."""
 
-    def opened(
-        self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]
-    ) -> None: ...
+    def opened(self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]) -> None: ...
 
     def closed(self, number: int) -> None: ...
 
@@ -103,12 +101,7 @@ def measure(between: Callable[[], object] = nothing, **functions: Callable[[], N
 
 
 def all_of_it() -> None:
-    measure(
-        empty_context_manager=empty,
-        mark=mark,
-        mark_made_once=mark_kept,
-        mark_with_one_fact=mark_with_facts,
-    )
+    measure(empty_context_manager=empty, mark=mark, mark_made_once=mark_kept, mark_with_one_fact=mark_with_facts)
     listener = Deaf()
     listen(listener)
     measure(mark_with_a_listener=mark)

@@ -97,9 +97,7 @@ def main() -> None:
         took = np.diff(at)
         alone = matched.rows.filter(pl.col("unmatched").is_not_null()).height
         name = "with numbers" if numbered else "without numbers"
-        print(
-            f"{name:20}{took[0]:>11.2f}{took[1]:>8.2f}{took[2]:>8.2f}{took[3]:>13.2f}{alone:>11,}"
-        )
+        print(f"{name:20}{took[0]:>11.2f}{took[1]:>8.2f}{took[2]:>8.2f}{took[3]:>13.2f}{alone:>11,}")
 
 
 if __name__ == "__main__":

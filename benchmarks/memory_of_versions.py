@@ -44,28 +44,20 @@ def measured(source: Path, verb: str, inputs: list[str]) -> tuple[float, float, 
 def main() -> None:
     parser = documented_parser(__doc__)
     parser.add_argument("other", type=Path, metavar="OTHER_SRC")
-    parser.add_argument(
-        "inputs", nargs="+", metavar="INPUT", help="several of one trace with commas"
-    )
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="several of one trace with commas")
     parser.add_argument("--verbs", default="report", help="with commas between them")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    print(
-        "| input | verb | MB other | MB ours | ratio | s other | s ours | ratio |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| input | verb | MB other | MB ours | ratio | s other | s ours | ratio |\n|---|---|---|---|---|---|---|---|")
     for given in options.inputs:
         for verb in options.verbs.split(","):
             rounds = [
                 [measured(source, verb, given.split(",")) for source in (options.other, OURS)]
                 for _ in range(options.rounds)
             ]
-            (mb_other, s_other), (mb, s) = (
-                [min(r[side][i] for r in rounds) for i in (0, 1)] for side in (0, 1)
-            )
+            (mb_other, s_other), (mb, s) = ([min(r[side][i] for r in rounds) for i in (0, 1)] for side in (0, 1))
             codes = {r[side][2] for r in rounds for side in (0, 1)} - {"0"}
-            name = Path(given.split(",")[0]).name + (
-                f" (exit {', '.join(sorted(codes))})" if codes else ""
-            )
+            name = Path(given.split(",")[0]).name + (f" (exit {', '.join(sorted(codes))})" if codes else "")
             print(
                 f"| {name} | {verb} | {mb_other:,.0f} | {mb:,.0f} | {mb / mb_other:.2f} | {s_other:.2f} | {s:.2f} | "
                 f"{s / s_other:.2f} |",

@@ -58,9 +58,7 @@ def main() -> None:
         theirs = by_stack(start, end)
         slow = time.perf_counter() - begin
         assert ours.tolist() == theirs
-        print(
-            f"{name:13} {rows:,} rows: {seconds:.2f} s, in Python {slow:.2f} s, {slow / seconds:.1f}x"
-        )
+        print(f"{name:13} {rows:,} rows: {seconds:.2f} s, in Python {slow:.2f} s, {slow / seconds:.1f}x")
 
 
 if __name__ == "__main__":

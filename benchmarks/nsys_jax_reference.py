@@ -152,20 +152,12 @@ def exposed_thunks(tables: Tables, communication: Collectives, top: pl.DataFrame
     )
 
 
-def op_runtime(
-    tables: Tables, summary: pl.DataFrame, active: int, in_modules: int
-) -> dict[str, int]:
+def op_runtime(tables: Tables, summary: pl.DataFrame, active: int, in_modules: int) -> dict[str, int]:
     opcodes = pl.concat(
-        module.instructions.select(
-            pl.lit(module.id).alias("id"), pl.col("name").alias("hlo"), "opcode"
-        )
+        module.instructions.select(pl.lit(module.id).alias("id"), pl.col("name").alias("hlo"), "opcode")
         for module in tables.hlo
     )
-    by_opcode = (
-        summary.join(opcodes, on=["id", "hlo"], how="left")
-        .group_by("opcode")
-        .agg(pl.col("ns").sum())
-    )
+    by_opcode = summary.join(opcodes, on=["id", "hlo"], how="left").group_by("opcode").agg(pl.col("ns").sum())
     return {**dict(by_opcode.rows()), "_total": in_modules, IDLE_INSIDE: in_modules - active}
 
 
@@ -194,22 +186,12 @@ def compile_times(tables: Attributed) -> Ours:
 
 def first_measurement_children(tables: Tables) -> int:
     host = tables.host.with_row_index("row")
-    first = (
-        host.filter(pl.col("name").cast(pl.String).str.starts_with(MEASUREMENT))
-        .sort("start")
-        .head(1)
-    )
-    return int(
-        host.filter(pl.col("parent").cast(pl.UInt32).is_in(first["row"].implode()))[
-            "duration"
-        ].sum()
-    )
+    first = host.filter(pl.col("name").cast(pl.String).str.starts_with(MEASUREMENT)).sort("start").head(1)
+    return int(host.filter(pl.col("parent").cast(pl.UInt32).is_in(first["row"].implode()))["duration"].sum())
 
 
 def communication_numbers(result: Collectives) -> Ours:
-    alone = pl.col("exposed_ns") + pl.col(
-        "overlapped_ns"
-    )  # nsys-jax charges each collective for itself
+    alone = pl.col("exposed_ns") + pl.col("overlapped_ns")  # nsys-jax charges each collective for itself
     described = result.rows.filter("described")
     sizes = result.by_size.filter("described").select(
         pl.col("collective").alias("Collective"),
@@ -262,18 +244,14 @@ def shares(tables: Tables, summary: pl.DataFrame) -> pl.DataFrame:
             continue
         rows = module.instructions.with_row_index("row").select("row", "name", "frame", "op_name")
         named = times.join(rows, left_on="hlo", right_on="name").rename({"row": "instruction"})
-        divided = named.select("instruction", "ns").join(
-            constituents_by_place(module), on="instruction"
-        )
+        divided = named.select("instruction", "ns").join(constituents_by_place(module), on="instruction")
         placed = divided.join(rows, left_on="constituent", right_on="row")
         lines = {frame: stack_text(module.stack, frame) for frame in placed["frame"].unique()}
         parts.append(
             placed.select(
                 "op_name",
                 frames=pl.col("frame").replace_strict({f: ";".join(s) for f, s in lines.items()}),
-                line=pl.col("frame").replace_strict(
-                    {f: s[-1] if s else UNKNOWN for f, s in lines.items()}
-                ),
+                line=pl.col("frame").replace_strict({f: s[-1] if s else UNKNOWN for f, s in lines.items()}),
                 ns=pl.col("ns") * pl.col("weight"),
             )
         )
@@ -281,9 +259,7 @@ def shares(tables: Tables, summary: pl.DataFrame) -> pl.DataFrame:
 
 
 def stack_text(stack: Callable[[int], tuple[Any, ...]], frame: int) -> list[str]:
-    return [
-        f"{f.file}:{f.line}{f':{f.column}' if f.column else ''}[{f.function}]" for f in stack(frame)
-    ]
+    return [f"{f.file}:{f.line}{f':{f.column}' if f.column else ''}[{f.function}]" for f in stack(frame)]
 
 
 def op_names(tables: Tables, summary: pl.DataFrame) -> int:
@@ -291,9 +267,7 @@ def op_names(tables: Tables, summary: pl.DataFrame) -> int:
     names: set[str | None] = set()
     for module in tables.hlo:
         instructions = module.instructions
-        ran = instructions.filter(
-            pl.col("name").is_in(summary.filter(pl.col("id") == module.id)["hlo"].implode())
-        )
+        ran = instructions.filter(pl.col("name").is_in(summary.filter(pl.col("id") == module.id)["hlo"].implode()))
         inside = instructions.select("computation", inner="op_name")
         called = (
             ran.select("name", pl.col("called"))

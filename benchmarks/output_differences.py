@@ -122,10 +122,7 @@ def columns(path: Path) -> Any:
     if path.suffix != ".parquet":
         return parsed(path.read_text(), path.suffix[1:])
     frame = pl.read_parquet(path)
-    return {
-        name: {"type": str(series.dtype), "values": series.to_list()}
-        for name, series in frame.to_dict().items()
-    }
+    return {name: {"type": str(series.dtype), "values": series.to_list()} for name, series in frame.to_dict().items()}
 
 
 def timeline(content: bytes) -> dict[str, Any]:
@@ -221,11 +218,7 @@ def telling_apart(before: list[Any], after: list[Any]) -> tuple[str, ...]:
     rows = [*before, *after]
     if not before or not after or not all(isinstance(row, dict) for row in rows):
         return ()
-    keys = [
-        key
-        for key, value in before[0].items()
-        if not isinstance(value, (dict, list, float)) and key in after[0]
-    ]
+    keys = [key for key, value in before[0].items() if not isinstance(value, (dict, list, float)) and key in after[0]]
     for count in range(1, len(keys) + 1):
         chosen = tuple(keys[:count])
         if all(len(by_keys(rows, chosen)) == len(rows) for rows in (before, after)):
@@ -250,9 +243,7 @@ def of_rows(before: Any, after: Any, path: str, exact: str) -> Iterator[Differen
     if common[0] == common[1]:
         return
     numbers = {k for row in before.values() for k, x in row.items() if isinstance(x, int | float)}
-    rows = [
-        [side[key] for key in order] for side, order in zip((before, after), common, strict=True)
-    ]
+    rows = [[side[key] for key in order] for side, order in zip((before, after), common, strict=True)]
     if not any([r.get(n) for r in rows[0]] == [r.get(n) for r in rows[1]] for n in numbers):
         at = next(i for i, (a, b) in enumerate(zip(*common, strict=True)) if a != b)
         yield f"{path} order", f"{exact}[{at}]", shown(common[0][at]), shown(common[1][at])
@@ -269,9 +260,7 @@ class Report:
     def __init__(self) -> None:
         self.groups: dict[tuple[str, str], dict[tuple[str, str], list[tuple[str, str]]]] = {}
 
-    def compare(
-        self, arguments: Sequence[str], before: Path, after: Path, renamed: Renamed
-    ) -> None:
+    def compare(self, arguments: Sequence[str], before: Path, after: Path, renamed: Renamed) -> None:
         """Adds the differences between the results of a command, each in a folder."""
         if identical(before, after):
             return
@@ -299,10 +288,7 @@ class Report:
 
 def identical(before: Path, after: Path) -> bool:
     """Whether all files of two results have the same bytes."""
-    sides = [
-        {path.relative_to(side): path for path in side.rglob("*") if path.is_file()}
-        for side in (before, after)
-    ]
+    sides = [{path.relative_to(side): path for path in side.rglob("*") if path.is_file()} for side in (before, after)]
     return sides[0].keys() == sides[1].keys() and all(
         path.read_bytes() == sides[1][name].read_bytes() for name, path in sides[0].items()
     )

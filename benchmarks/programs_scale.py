@@ -72,9 +72,7 @@ def main() -> None:
     began = time.perf_counter()
     result = programs(trace, WarmUp.HEURISTIC, By.IDENTITY)
     seconds = time.perf_counter() - began
-    print(
-        f"{options.thunks:,} thunks in {options.executions:,} executions of {result.programs.height} programs"
-    )
+    print(f"{options.thunks:,} thunks in {options.executions:,} executions of {result.programs.height} programs")
     print(f"{seconds:.2f} s, peak {peak_mb():.0f} MB, of which {before:.0f} MB before the analysis")
 
 

@@ -81,9 +81,7 @@ def named(job: RankJob, found: Job) -> Counter[str]:
         first = plant.rank // job.small * job.small
         members = str(list(range(first, first + job.small)))
         told["link named"] = int(found.links["members"].to_list() == [members])
-        told["others named"] = int(
-            any(not first <= rank < first + job.small for rank in stragglers)
-        )
+        told["others named"] = int(any(not first <= rank < first + job.small for rank in stragglers))
         return told
     told["rank named"] = int(plant.rank in stragglers)
     told["others named"] = int(any(rank != plant.rank for rank in stragglers))
@@ -140,9 +138,7 @@ def several(count: int, seed: int) -> None:
         assert job.second is not None
         late = {job.plant.rank, job.second.rank}
         names = set(job_of(job.summaries()).stragglers["rank"])
-        counts.update(
-            {"jobs": 1, "both named": int(late <= names), "others named": int(bool(names - late))}
-        )
+        counts.update({"jobs": 1, "both named": int(late <= names), "others named": int(bool(names - late))})
     print("two late ranks: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
     counts.clear()
     for number in range(count):
@@ -150,9 +146,7 @@ def several(count: int, seed: int) -> None:
         found = job_of(job.summaries())
         named_ranks = not found.stragglers.is_empty()
         missed = found.shown.missing_ranks != list(job.missing)
-        counts.update(
-            {"jobs": 1, "somebody named": int(named_ranks), "missing rank not named": int(missed)}
-        )
+        counts.update({"jobs": 1, "somebody named": int(named_ranks), "missing rank not named": int(missed)})
     print("late rank missing: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
 
 

@@ -45,9 +45,7 @@ from thence.writers.timelines.write import write_timeline
 if TYPE_CHECKING:
     from thence.model.selection import Selection
 
-RECORDED = sorted(
-    (Path(__file__).parents[1] / "tests" / "data" / "torch").glob("torch_fsdp_rank?.json.gz")
-)
+RECORDED = sorted((Path(__file__).parents[1] / "tests" / "data" / "torch").glob("torch_fsdp_rank?.json.gz"))
 APART = 8
 """Ranks of a group of jobs whose groups share no rank."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -60,9 +58,7 @@ def write(folder: Path, ranks: int, steps: int, groups: str) -> None:
     late = ranks // 2
     detailed = (*range(0, ranks, max(ranks // 100, 1)), late)
     small = 0 if groups == "all" else APART
-    job = RankJob(
-        ranks=ranks, steps=steps, small=small, plant=Plant("kernel", late, 0.2), detailed=detailed
-    )
+    job = RankJob(ranks=ranks, steps=steps, small=small, plant=Plant("kernel", late, 0.2), detailed=detailed)
     tables = job.summaries()
     if small:
         tables |= {name: tables[name].filter(group=1) for name in ("collectives", "groups")}
@@ -118,9 +114,7 @@ def opened(folder: Path) -> str:
     file = folder / "page.html"
     file.write_text(page.replace(STOOD, TIMED, 1), encoding="utf-8")
     flags = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}")
-    run = subprocess.run(
-        [browser, *flags, "--dump-dom", file.as_uri()], capture_output=True, timeout=120, check=True
-    )
+    run = subprocess.run([browser, *flags, "--dump-dom", file.as_uri()], capture_output=True, timeout=120, check=True)
     title = re.search(r"<title>(.*?)</title>", run.stdout.decode())
     return f"{len(page) / 1e6:.1f} MB, {title[1] if title else 'no title'}"
 
@@ -143,9 +137,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             # A child's peak memory begins at its parent's, so the job is not made here.
-            make = get_context("spawn").Process(
-                target=write, args=(folder, ranks, given.steps, groups)
-            )
+            make = get_context("spawn").Process(target=write, args=(folder, ranks, given.steps, groups))
             make.start()
             make.join()
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6

@@ -41,9 +41,7 @@ from thence.store.ingest import Sources, ingest
 from thence.store.layout import MANIFEST, SUMMARIES, Settings, read_manifest, write_json
 from thence.store.workers import LocalWorkers
 
-RECORDINGS = sorted(
-    (Path(__file__).parent.parent / "tests/data/torch").glob("torch_fsdp_rank?.json.gz")
-)
+RECORDINGS = sorted((Path(__file__).parent.parent / "tests/data/torch").glob("torch_fsdp_rank?.json.gz"))
 PROGRAM = """
 import re, sys
 from thence.cli import main
@@ -60,8 +58,7 @@ HEAD = b'"traceEvents": ['
 STEP = re.compile(rb'"name": "ProfilerStep#(\d+)"')
 QUESTIONS = (("report", "--by", "rank"), ("report",), ("report", "--by", "label"), ("ranks",))
 HEADINGS = (
-    "| ranks | s wall | CPU s a rank | of the reader alone | memory of a worker | CPU s to hand out "
-    "| on disk, a rank |"
+    "| ranks | s wall | CPU s a rank | of the reader alone | memory of a worker | CPU s to hand out | on disk, a rank |"
 )
 CLOCK_NS = 1_790_857_026_000_000_000
 
@@ -113,12 +110,7 @@ def head(rank: int, members: bytes) -> bytes:
         "args": {"device": rank % 4, "stream": 7, "correlation": 0},
     }  # fmt: skip
     text = msgspec.json.encode(about)[:-1] + b", " + HEAD
-    return (
-        text
-        + b"\n  "
-        + msgspec.json.format(msgspec.json.encode(planted), indent=2).replace(b"\n", b"\n  ")
-        + b","
-    )
+    return text + b"\n  " + msgspec.json.format(msgspec.json.encode(planted), indent=2).replace(b"\n", b"\n  ") + b","
 
 
 class Ranks(fsspec.AbstractFileSystem):  # type: ignore[misc]
@@ -138,9 +130,7 @@ class Ranks(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return Rank(int(Path(self._strip_protocol(path)).stem))
 
 
-fsspec.register_implementation(
-    "rank", Ranks, clobber=True
-)  # in every worker, which imports this script
+fsspec.register_implementation("rank", Ranks, clobber=True)  # in every worker, which imports this script
 
 
 def write_bodies(folder: Path, size: int) -> None:
@@ -171,10 +161,7 @@ def reader_cpu() -> float:
     )
     environment = os.environ | {"POLARS_MAX_THREADS": "1"}
     done = [
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, check=True, env=environment
-        )
-        for _ in range(3)
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment) for _ in range(3)
     ]
     return min(float(one.stdout) for one in done)
 
@@ -209,12 +196,8 @@ def grown(folder: Path, count: int, processes: int, alone: float) -> Path:
     entries = done.manifest.entries
     cpu = sum(entry.cpu_seconds for entry in entries)
     peak = max(entry.peak_bytes for entry in entries)
-    found = thence.open(store).sql(
-        "select rank, duration from gpu where name = 'planted' order by rank"
-    )
-    assert found.rows() == [(rank, 1000 * (rank + 1)) for rank in range(count)], (
-        "ranks were mixed up"
-    )
+    found = thence.open(store).sql("select rank, duration from gpu where name = 'planted' order by rank")
+    assert found.rows() == [(rank, 1000 * (rank + 1)) for rank in range(count)], "ranks were mixed up"
     size = sum(file.stat().st_size for file in store.rglob("*.parquet"))
     print(
         f"| {count:,} | {wall:.1f} | {cpu / count:.2f} | {cpu / count / alone:.2f} x | {peak / 1e9:.2f} GB | "
@@ -234,17 +217,11 @@ def many_summaries(folder: Path, like: Path, count: int) -> Path:
         whole = whole.filter(pl.col("rank") < known)
         (store / SUMMARIES / name).mkdir(parents=True)
         for first in range(0, count, 256):
-            parts = [
-                renumbered(whole, rank, known)
-                for rank in range(first, min(first + 256, count), known)
-            ]
+            parts = [renumbered(whole, rank, known) for rank in range(first, min(first + 256, count), known)]
             joined = pl.concat(parts).filter(pl.col("rank") < count)
-            joined.write_parquet(
-                store / SUMMARIES / name / f"{first:07}.parquet", compression="lz4"
-            )
+            joined.write_parquet(store / SUMMARIES / name / f"{first:07}.parquet", compression="lz4")
     entries = tuple(
-        msgspec.structs.replace(manifest.entries[rank % known], ranks=(rank,), written=(rank,))
-        for rank in range(count)
+        msgspec.structs.replace(manifest.entries[rank % known], ranks=(rank,), written=(rank,)) for rank in range(count)
     )
     write_json(store / MANIFEST, msgspec.structs.replace(manifest, entries=entries, warnings=()))
     return store
@@ -255,16 +232,11 @@ def renumbered(frame: pl.DataFrame, first: int, known: int) -> pl.DataFrame:
     changes = [pl.col("rank") + first]
     if "members" in frame.columns:
         old = [str([g, g + 1, g + 2, g + 3]) for g in range(0, known, 4)]
-        new = [
-            str([first + g, first + g + 1, first + g + 2, first + g + 3])
-            for g in range(0, known, 4)
-        ]
+        new = [str([first + g, first + g + 1, first + g + 2, first + g + 3]) for g in range(0, known, 4)]
         changes.append(pl.col("members").replace(old, new))
     if "total_ns" in frame.columns and "step" in frame.columns:
         # No two ranks take equally long; tables of equal rows are refused, as bombs are made of such.
-        changes.append(
-            pl.col("total_ns") + (pl.int_range(pl.len()).hash(first) % 1000).cast(pl.Int64)
-        )
+        changes.append(pl.col("total_ns") + (pl.int_range(pl.len()).hash(first) % 1000).cast(pl.Int64))
     return frame.with_columns(changes)
 
 
@@ -295,9 +267,7 @@ def main() -> None:
         if options.summaries and store is not None:
             began = time.perf_counter()
             many = many_summaries(folder, store, options.summaries)
-            print(
-                f"summaries of {options.summaries:,} ranks, made in {time.perf_counter() - began:.0f} s"
-            )
+            print(f"summaries of {options.summaries:,} ranks, made in {time.perf_counter() - began:.0f} s")
             for arguments in (("report", "--by", "rank"), ("report",), ("ranks",)):
                 print("       ", asked(arguments[0], str(many), *arguments[1:]), flush=True)
 

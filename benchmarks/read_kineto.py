@@ -30,9 +30,7 @@ from command_line import documented_parser
 from kineto_input import write_repeated
 
 RECORDING = Path(__file__).parent.parent / "tests/data/torch/torch_eager_rank0.json.gz"
-ORJSON = (
-    "import orjson, sys; print(len(orjson.loads(open(sys.argv[1], 'rb').read())['traceEvents']))"
-)
+ORJSON = "import orjson, sys; print(len(orjson.loads(open(sys.argv[1], 'rb').read())['traceEvents']))"
 HTA = """
 import sys
 try:

@@ -58,9 +58,7 @@ def made(recording: Path, target: Path, megabytes: int) -> None:
                     else c
                     for c in columns
                 )  # fmt: skip
-                connection.execute(
-                    f"insert into {table} select {chosen} from {table} limit {wanted}"
-                )
+                connection.execute(f"insert into {table} select {chosen} from {table} limit {wanted}")
             connection.commit()
             times *= 2
 
@@ -79,9 +77,7 @@ def with_thence(path: Path) -> str:
 
 def with_sqlite3(path: Path) -> str:
     with closing(sqlite3.connect(path)) as connection:
-        rows = sum(
-            len(connection.execute(f"select * from {t}").fetchall()) for t in present(connection)
-        )
+        rows = sum(len(connection.execute(f"select * from {t}").fetchall()) for t in present(connection))
     return f"{rows:,} rows"
 
 
@@ -101,10 +97,7 @@ def measured(reader: str, path: Path) -> None:
     begin, busy = time.perf_counter(), time.process_time()
     said = READERS[reader](path)
     seconds, busy = time.perf_counter() - begin, time.process_time() - busy
-    peak = sum(
-        resource.getrusage(who).ru_maxrss / 1000
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    peak = sum(resource.getrusage(who).ru_maxrss / 1000 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(f"{said}|{seconds}|{busy}|{peak}")
 
 

@@ -141,9 +141,7 @@ def show(archive: str, found: dict[str, list[float]]) -> None:
     print(f"  open: {text(found['open'])}, {max(found['peak_mb']):.0f} MB at most")
     print(f"  with import: {text(found['with_import'])}")
     print(f"  hlo, {found['instructions'][0]:,.0f} instructions: {text(found['hlo'])}")
-    print(
-        f"  yardstick, parsing HLO with protobuf: {text(found['parse_hlo'])}: {ratio:.1f} times it"
-    )
+    print(f"  yardstick, parsing HLO with protobuf: {text(found['parse_hlo'])}: {ratio:.1f} times it")
     print(f"  yardstick, reading tables with Polars: {text(found['read_tables'])}")
     print(f"  open is {min(found['open']) / both:.1f} times both yardsticks")
 

@@ -76,9 +76,7 @@ def filled(pattern: list[int], seed: int) -> tuple[np.ndarray, int]:
 def fields(kind: int, size: int) -> np.dtype:
     offsets = {"kind": (0, "<u4"), **LAYOUTS[kind].fields}
     places, formats = zip(*offsets.values(), strict=True)
-    return np.dtype(
-        {"names": list(offsets), "formats": formats, "offsets": places, "itemsize": size}
-    )
+    return np.dtype({"names": list(offsets), "formats": formats, "offsets": places, "itemsize": size})
 
 
 def measured(read: Callable[[np.ndarray, int], int], buffers: list[tuple[np.ndarray, int]]) -> str:
@@ -103,9 +101,7 @@ def main() -> None:
             found = list(parser.read(int(memory.ctypes.data), valid))
             return sum(len(some["start"]) for kind, some in found if kind == KERNEL)
 
-        def part(
-            memory: np.ndarray, valid: int, parser: ActivityParser = parser, names: Names = names
-        ) -> int:
+        def part(memory: np.ndarray, valid: int, parser: ActivityParser = parser, names: Names = names) -> int:
             kernels = 0
             for kind, some in parser.read(int(memory.ctypes.data), valid):
                 named = {name: names.of_pointers(some[name]) for name in LAYOUTS[kind].names}

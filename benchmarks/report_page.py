@@ -96,12 +96,8 @@ def main() -> None:
                 page = Path(folder) / f"{side}.html"
                 text = page.read_text()
                 timeline = re.search(r'id="timeline-data">([^<]*)<', text)
-                of_it = (
-                    f", {len(timeline[1]) / 1e6:.2f} MB of them the timeline" if timeline else ""
-                )
-                print(
-                    f"  {side}: written in {least[side]:.2f} s of CPU, {len(text.encode()) / 1e6:.2f} MB{of_it}"
-                )
+                of_it = f", {len(timeline[1]) / 1e6:.2f} MB of them the timeline" if timeline else ""
+                print(f"  {side}: written in {least[side]:.2f} s of CPU, {len(text.encode()) / 1e6:.2f} MB{of_it}")
                 print(f"    {browsed(page, Path(folder) / side)}")
 
 

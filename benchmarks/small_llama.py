@@ -70,9 +70,7 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Embedding, blocks, norm and head."""
 
-    def __init__(
-        self, layers: int = LAYERS, hidden: int = HIDDEN, heads: int = HEADS, inner: int = INNER
-    ) -> None:
+    def __init__(self, layers: int = LAYERS, hidden: int = HIDDEN, heads: int = HEADS, inner: int = INNER) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, hidden)
         self.layers = nn.ModuleList(Block(hidden, heads, inner) for _ in range(layers))

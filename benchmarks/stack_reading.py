@@ -196,9 +196,7 @@ def main() -> None:
                 without = (without + bench.timed(depth)) / 2
                 plain.append(without / launches)
                 added[way].append((during - without) / launches)
-        print(
-            f"{depth} frames of a library around the program: {statistics.median(plain):.0f} without"
-        )
+        print(f"{depth} frames of a library around the program: {statistics.median(plain):.0f} without")
         for way, values in added.items():
             low, median, high = statistics.quantiles(values, n=4)
             print(f"  by {way:16} +{median:6.0f} ({low:.0f} {high:.0f})", flush=True)

@@ -78,9 +78,7 @@ def resnet_amp() -> None:
     model = resnet50().cuda()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cuda")
-    images = torch.utils.data.TensorDataset(
-        torch.randn(64, 3, 96, 96), torch.randint(0, 1000, (64,))
-    )
+    images = torch.utils.data.TensorDataset(torch.randn(64, 3, 96, 96), torch.randint(0, 1000, (64,)))
     loader = torch.utils.data.DataLoader(images, 16, num_workers=1, pin_memory=True)
     criterion = nn.CrossEntropyLoss()
     for _ in range(2):
@@ -112,9 +110,7 @@ def lightning() -> None:
             return torch.optim.Adam(self.parameters())
 
     data = torch.utils.data.TensorDataset(torch.randn(256, 64), torch.randint(0, 10, (256,)))
-    trainer = L.Trainer(
-        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
-    )
+    trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.fit(Task(), torch.utils.data.DataLoader(data, 32))
 
 

@@ -48,12 +48,7 @@ class Waits:
     caused: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     last: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
-    def add(
-        self,
-        by_rank: Iterable[tuple[float, int]],
-        transfer: float | None,
-        most: float = float("inf"),
-    ) -> None:
+    def add(self, by_rank: Iterable[tuple[float, int]], transfer: float | None, most: float = float("inf")) -> None:
         """One instance: each wait with the rank that it was for, and the time since the median rank arrived."""
         wait, whom = max(by_rank)
         self.waits.append(max(wait, 0.0))
@@ -109,10 +104,7 @@ def _broadcasts(kernels: list[Kernel], result: Waits) -> None:
     for kernel in kernels:
         by_rank[kernel.rank].append(kernel)
     for root, *others in zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True):
-        waits = [
-            (0.0 if other.end < root.start else root.start - other.start, root.rank)
-            for other in others
-        ]
+        waits = [(0.0 if other.end < root.start else root.start - other.start, root.rank) for other in others]
         since = max(root.start - _median([root, *others]), 0.0)
         moved = max(other.end - max(root.start, other.start) for other in others)
         result.add(waits, moved, since)
@@ -147,17 +139,13 @@ def _batches(by_rank: dict[int, list[dict[str, Any]]], result: Waits) -> None:
         launches = [e for e in launches if e["cat"].startswith("cuda")]
         ops = [e for e in events if e["name"] == "record_param_comms"]
         ops = [e for e in ops if e["args"]["Collective name"] in ("send", "recv")]
-        ranges = [
-            e for e in events if e["name"] == "nccl:coalesced" and e["cat"] == "user_annotation"
-        ]
+        ranges = [e for e in events if e["name"] == "nccl:coalesced" and e["cat"] == "user_annotation"]
         before = 0.0
         for around in sorted(ranges, key=lambda e: e["ts"]):
             (launch,) = [e for e in launches if 0 <= e["ts"] - around["ts"] < around["dur"]]
             kernel = kernels[launch["args"]["correlation"]]
             parts = []
-            for op in sorted(
-                (e for e in ops if before < e["ts"] < around["ts"]), key=lambda e: e["ts"]
-            ):
+            for op in sorted((e for e in ops if before < e["ts"] < around["ts"]), key=lambda e: e["ts"]):
                 kind = op["args"]["Collective name"]
                 peer = op["args"]["Dst Rank" if kind == "send" else "Src Rank"]
                 pair = (rank, peer) if kind == "send" else (peer, rank)
@@ -172,8 +160,7 @@ def _batches(by_rank: dict[int, list[dict[str, Any]]], result: Waits) -> None:
         last = max(there, key=lambda other: other.start, default=kernel)
         arrival = max(kernel.start, last.start)
         result.add(
-            [(last.start - kernel.start, last.rank)],
-            kernel.end - arrival if len(there) == len(others) else None,
+            [(last.start - kernel.start, last.rank)], kernel.end - arrival if len(there) == len(others) else None
         )
 
 
@@ -220,9 +207,7 @@ def _far_apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def check(folder: Path, jobs: Iterable[str]) -> bool:
     """Prints both for each job of a folder; returns whether all agree within `TOLERANCE_US`."""
     agree = True
-    print(
-        f"{'job':10}{'':12}{'instances':>10}{'waits us':>12}{'transfers':>10}{'us':>11}  late: rank times us"
-    )
+    print(f"{'job':10}{'':12}{'instances':>10}{'waits us':>12}{'transfers':>10}{'us':>11}  late: rank times us")
     for job in jobs:
         paths = sorted(folder.glob(f"{job}_rank*.json.gz"))
         if not paths:
@@ -231,9 +216,7 @@ def check(folder: Path, jobs: Iterable[str]) -> bool:
         hand, said = by_hand(paths), by_thence(paths)
         for name, found in (("by hand", hand), ("thence", said)):
             late = ", ".join(
-                f"{rank} {found.last[rank]} {found.caused[rank]:.1f}"
-                for rank in sorted(found.last)
-                if found.last[rank]
+                f"{rank} {found.last[rank]} {found.caused[rank]:.1f}" for rank in sorted(found.last) if found.last[rank]
             )
             print(
                 f"{job:10}{name:12}{len(found.waits):>10}{sum(found.waits):>12.1f}"

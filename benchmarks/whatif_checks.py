@@ -36,9 +36,7 @@ COLUMNS = (
 
 def check(folder: Path) -> int:
     """Predicts every change from the traces of its program, and compares; 1 when errors are more than wanted."""
-    runs = [
-        run for path in sorted(folder.glob("runs?.json")) for run in json.loads(path.read_text())
-    ]
+    runs = [run for path in sorted(folder.glob("runs?.json")) for run in json.loads(path.read_text())]
     print(f"{'program':8} {'change':36}{'step us':>9}" + "".join(f"{name:>10}" for name in COLUMNS))
     rows: list[Row]
     names = list(dict.fromkeys(run["program"] for run in runs))
@@ -68,9 +66,7 @@ def _traces(folder: Path, name: str, variant: int) -> dict[int, list[Path]]:
                 archive.extractall(folder, filter="data")
         return {} if variant else {0: [folder / name]}
     for ranks in ("", "_rank?"):
-        for path in sorted(
-            folder.glob(f"??_{variant:02}_{name}{ranks}.json*")
-        ):  # .json.gz or unpacked
+        for path in sorted(folder.glob(f"??_{variant:02}_{name}{ranks}.json*")):  # .json.gz or unpacked
             found.setdefault(int(path.name[:2]), []).append(path)
     return found
 
@@ -101,8 +97,7 @@ def _predicted(folder: Path, name: str, runs: list[Row], *, known: bool) -> dict
             result[number] = str(error)
             continue
         result[number] = {
-            (row["change"], row["part"]): {**row, "step_us": answer.step_ns / 1000}
-            for row in answer.rows.to_dicts()
+            (row["change"], row["part"]): {**row, "step_us": answer.step_ns / 1000} for row in answer.rows.to_dicts()
         }
     return result
 
@@ -118,11 +113,7 @@ def _with_plain_step(trace: Any, runs: list[Row], asked: dict[str, list[str]]) -
     us = _step_us(runs[0], "base")
     recorded = steps(trace.whole).typical["duration"].median() / 1000
     plain = PlainPace(statistics.median(us) / recorded, _spread(us) / statistics.median(us))
-    changes = [
-        parse_change(action.replace("_", "-"), text)
-        for action, texts in asked.items()
-        for text in texts
-    ]
+    changes = [parse_change(action.replace("_", "-"), text) for action, texts in asked.items() for text in texts]
     return what_if(trace.whole, program_graph(trace.whole), changes, plain)
 
 
@@ -179,10 +170,7 @@ def _spread(shares: list[float]) -> float:
 def _pace(folder: Path, name: str, variant: int) -> float:
     """Median over the rounds of how long the host takes for the same work, beside the unchanged program."""
     unchanged = _traces(folder, name, 0)
-    paces = [
-        _pace_beside(unchanged[number], paths)
-        for number, paths in _traces(folder, name, variant).items()
-    ]
+    paces = [_pace_beside(unchanged[number], paths) for number, paths in _traces(folder, name, variant).items()]
     return statistics.median(paces) if paces else math.nan
 
 
@@ -191,10 +179,7 @@ def _pace_beside(unchanged: list[Path], changed: list[Path]) -> float:
     import polars as pl
 
     kind = ["rank", "before", "behind"]
-    both = [
-        _pieces(paths).group_by(kind).agg(pl.col("ns").median(), count=pl.len())
-        for paths in (unchanged, changed)
-    ]
+    both = [_pieces(paths).group_by(kind).agg(pl.col("ns").median(), count=pl.len()) for paths in (unchanged, changed)]
     same = both[0].join(both[1], on=kind, suffix="_changed")
     same = same.with_columns(count=pl.min_horizontal("count", "count_changed"))
     slow, fast = ((same[column] * same["count"]).sum() for column in ("ns_changed", "ns"))
@@ -210,9 +195,7 @@ def _pieces(paths: list[Path]) -> pl.DataFrame:
 
     trace = thence.open(paths)
     program = program_graph(trace.whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.what_if does
-    return host_pieces(trace.whole, program).with_columns(
-        pl.col("before", "behind").cast(pl.String)
-    )
+    return host_pieces(trace.whole, program).with_columns(pl.col("before", "behind").cast(pl.String))
 
 
 def _summary(rows: list[Row]) -> int:
@@ -235,8 +218,7 @@ def _summary(rows: list[Row]) -> int:
     print("null controls differ: " + ", ".join(f"{name} {of:+.2f} %" for name, of in nulls.items()))
     traced = {row["program"]: 100 * row["recorded"] for row in rows if "recorded" in row}
     print(
-        "the recorded step beside the measured one: "
-        + ", ".join(f"{name} {of:+.1f} %" for name, of in traced.items())
+        "the recorded step beside the measured one: " + ", ".join(f"{name} {of:+.1f} %" for name, of in traced.items())
     )
     accepted = [row for row in rows if "error" in row]
     good = (

@@ -61,10 +61,7 @@ def _times(**parts: float) -> dict[str, float]:
 
 _HOST = "with host work"
 _NONE = Pair("none", 1, "scale", "cause:loader=1")
-_LOADER = (
-    Pair("load", 0, "free", "cause:loader"),
-    Pair("load", 0.5, "scale", "cause:loader=0.5"),
-)
+_LOADER = (Pair("load", 0, "free", "cause:loader"), Pair("load", 0.5, "scale", "cause:loader=0.5"))
 _NO_WAIT = Pair("item", ITEM_COPIES / ITEM_WAITS, "no-wait", "item")
 _PARTS = (
     Pair("attention", 0, "free", "label:^attention$", _HOST),
@@ -76,41 +73,21 @@ _PARTS = (
     Pair("python", 0, "free", "label:^host_part$", _HOST),
 )
 _SIX = (*_PARTS, *_LOADER, _NONE)
-_OF_TWO = (
-    Pair("reduce", 0, "free", "collective:all-reduce", "with waiting"),
-    _LOADER[0],
-    _PARTS[0],
-    _PARTS[3],
-    _NONE,
-)
+_OF_TWO = (Pair("reduce", 0, "free", "collective:all-reduce", "with waiting"), _LOADER[0], _PARTS[0], _PARTS[3], _NONE)
 
 ONE: dict[str, Planned] = {
     "gpu": Planned(
-        "device",
-        _times(load=500, attention=400, mlp=500, side=600, python=10, item=ITEM_WAITS),
-        8,
-        (*_SIX, _NO_WAIT),
+        "device", _times(load=500, attention=400, mlp=500, side=600, python=10, item=ITEM_WAITS), 8, (*_SIX, _NO_WAIT)
     ),
     "mixed": Planned(
-        "both",
-        _times(load=1500, attention=200, mlp=120, side=400, python=60, item=ITEM_WAITS),
-        8,
-        (*_SIX, _NO_WAIT),
+        "both", _times(load=1500, attention=200, mlp=120, side=400, python=60, item=ITEM_WAITS), 8, (*_SIX, _NO_WAIT)
     ),
     "host": Planned(
-        "host",
-        _times(load=2000, attention=20, mlp=20, side=15, python=200, item=ITEM_WAITS),
-        8,
-        (*_SIX, _NO_WAIT),
+        "host", _times(load=2000, attention=20, mlp=20, side=15, python=200, item=ITEM_WAITS), 8, (*_SIX, _NO_WAIT)
     ),
-    "overlap": Planned(
-        "device", _times(load=400, attention=400, mlp=700, side=660, python=5), 8, _SIX
-    ),
+    "overlap": Planned("device", _times(load=400, attention=400, mlp=700, side=660, python=5), 8, _SIX),
     "model": Planned(
-        "device",
-        _times(load=4000, attention=1, item=ITEM_WAITS),
-        4,
-        (*_LOADER, _NO_WAIT, _PARTS[0], _NONE),
+        "device", _times(load=4000, attention=1, item=ITEM_WAITS), 4, (*_LOADER, _NO_WAIT, _PARTS[0], _NONE)
     ),
     "pauses": Planned(
         "host",
@@ -122,11 +99,7 @@ ONE: dict[str, Planned] = {
         "host",
         _times(rest=3000, attention=20, mlp=20, side=15, item=ITEM_WAITS),
         8,
-        (
-            Pair("rest", 0, "free", "cause:loader"),
-            Pair("rest", 0.5, "scale", "cause:loader=0.5"),
-            _NONE,
-        ),
+        (Pair("rest", 0, "free", "cause:loader"), Pair("rest", 0.5, "scale", "cause:loader=0.5"), _NONE),
     ),
     "freed": Planned(
         "both",
@@ -166,35 +139,22 @@ RECORDED: dict[str, Planned] = {
         "host",
         _times(rest=3000, attention=20, mlp=20, side=15, item=ITEM_WAITS),
         8,
-        (
-            Pair("rest", 0, "free", "source:load", _HOST),
-            Pair("rest", 0.5, "scale", "cause:loader=0.5"),
-            _NONE,
-        ),
+        (Pair("rest", 0, "free", "source:load", _HOST), Pair("rest", 0.5, "scale", "cause:loader=0.5"), _NONE),
     ),
-    "full": Planned(
-        "device",
-        _times(load=100, attention=400, mlp=500),
-        60,
-        (_PARTS[0], _PARTS[3], _NONE),
-    ),
+    "full": Planned("device", _times(load=100, attention=400, mlp=500), 60, (_PARTS[0], _PARTS[3], _NONE)),
 }
 """Programs that ``thence record`` records, without a word of thence in them; ranges are NVTX ranges. The host of ahead,
 a training step of the model with larger batches, waits for the device only where the model itself copies a number. That
 of full waits only where the queue of launches is full, after some 25 of 60 steps."""
 TWO: dict[str, Planned] = {
-    "fsdp2": Planned(
-        "device", _times(load=12000, attention=1, item=ITEM_WAITS), 4, (*_LOADER, _NO_WAIT, _NONE)
-    ),
+    "fsdp2": Planned("device", _times(load=12000, attention=1, item=ITEM_WAITS), 4, (*_LOADER, _NO_WAIT, _NONE)),
     "late": Planned(
         "device",
         _times(load=300, attention=400, mlp=300, side=400, late=2500, item=ITEM_WAITS),
         8,
         (Pair("late", 0, "on-time", "rank:1"), *_OF_TWO[1:]),
     ),
-    "exposed": Planned(
-        "device", _times(load=300, attention=400, mlp=300, side=600, item=ITEM_WAITS), 8, _OF_TWO
-    ),
+    "exposed": Planned("device", _times(load=300, attention=400, mlp=300, side=600, item=ITEM_WAITS), 8, _OF_TWO),
     "uneven": Planned(
         "both",
         _times(load=800, attention=500, mlp=100, side=100, late=1500, item=ITEM_WAITS),
@@ -343,9 +303,7 @@ class Model(Program):
         super().__init__(nvtx=nvtx)
         torch = self.torch
         self.with_attention = True
-        self.layers, batch = (
-            (_LAYERS, _BATCH) if self.world == 1 else (_SHARDED_LAYERS, _SHARDED_BATCH)
-        )
+        self.layers, batch = (_LAYERS, _BATCH) if self.world == 1 else (_SHARDED_LAYERS, _SHARDED_BATCH)
         batch = _LONG_BATCH if long else batch
         self.tokens = torch.randint(0, 1000, (batch, _TOKENS), device="cuda")
         self.model, blocks, attentions, self.loss = self._made()
@@ -368,12 +326,9 @@ class Model(Program):
         except ImportError:
             print("transformers is not installed: the model is of torch.nn", flush=True)
             layers = [
-                torch.nn.TransformerEncoderLayer(_WIDTH, 12, 4 * _WIDTH, batch_first=True)
-                for _ in range(self.layers)
+                torch.nn.TransformerEncoderLayer(_WIDTH, 12, 4 * _WIDTH, batch_first=True) for _ in range(self.layers)
             ]
-            model = torch.nn.Sequential(
-                torch.nn.Embedding(1000, _WIDTH), *layers, torch.nn.Linear(_WIDTH, 1000)
-            )
+            model = torch.nn.Sequential(torch.nn.Embedding(1000, _WIDTH), *layers, torch.nn.Linear(_WIDTH, 1000))
             entropy = torch.nn.functional.cross_entropy
             attentions = [layer.self_attn for layer in layers]
             return (
@@ -389,12 +344,7 @@ class Model(Program):
         model = GPT2LMHeadModel(config)
         blocks = list(model.transformer.h)
         attentions = [block.attn for block in blocks]
-        return (
-            model,
-            blocks,
-            attentions,
-            lambda: self.model(self.tokens, labels=self.tokens).loss,
-        )
+        return (model, blocks, attentions, lambda: self.model(self.tokens, labels=self.tokens).loss)
 
     def _labelled(self, forward: Any) -> Any:
         """Attention under its label, which does nothing where the step asks for none."""

@@ -171,9 +171,7 @@ def main() -> None:
     ratios = f"{dumped / seconds:.1f} times the time, {dumped_size / size_alone:.2f} {of_size}"
     show("json.dump", dumped, dumped_size, ratios)
     scaled = peer(view, options.peer_slices) * options.slices
-    ratios = (
-        f"without grid and block, counters, names; scaled up: {scaled / seconds:.1f} times the time"
-    )
+    ratios = f"without grid and block, counters, names; scaled up: {scaled / seconds:.1f} times the time"
     show("perfetto", scaled, 0, ratios)
 
 

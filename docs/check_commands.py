@@ -219,9 +219,7 @@ def _agree(shown: str, printed: str) -> bool:
 
 def _run(command: str) -> tuple[str, int]:
     """What a command prints, on both streams in order, and its exit code."""
-    if _SHELL.search(re.sub(r"'[^']*'|\"[^\"$]*\"", "", command)) or not command.startswith(
-        "thence"
-    ):
+    if _SHELL.search(re.sub(r"'[^']*'|\"[^\"$]*\"", "", command)) or not command.startswith("thence"):
         run = subprocess.run(  # noqa: S602 - our own documentation
             f'thence() {{ "{sys.executable}" -m thence "$@"; }}\n{command}',
             shell=True, executable="/bin/bash", text=True, stdout=subprocess.PIPE,
@@ -259,9 +257,7 @@ def _run_doctest(body: str, report: Report, namespace: dict[str, Any]) -> None:
     test = doctest.DocTestParser().get_doctest(body, namespace, "documentation", None, 0)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     said = io.StringIO()
-    results = doctest.DocTestRunner(verbose=False, optionflags=flags).run(
-        test, out=said.write, clear_globs=False
-    )
+    results = doctest.DocTestRunner(verbose=False, optionflags=flags).run(test, out=said.write, clear_globs=False)
     namespace.update(test.globs)
     report.ran += results.attempted
     report.compared += results.attempted
@@ -280,14 +276,10 @@ def main(arguments: Sequence[str]) -> int:
         report = check(page)
         if options.update and page != HELP:
             (ROOT / page).write_text(report.text, encoding="utf-8")
-        sys.stdout.write(
-            f"{page}: {report.ran} run, {report.compared} compared, {len(report.wrong)} wrong\n"
-        )
+        sys.stdout.write(f"{page}: {report.ran} run, {report.compared} compared, {len(report.wrong)} wrong\n")
         sys.stdout.writelines(f"  not run: {line}\n" for line in report.left_out)
         sys.stdout.writelines(f"  WRONG: {text}\n" for text in report.wrong)
-        total = replace(
-            total, ran=total.ran + report.ran, compared=total.compared + report.compared
-        )
+        total = replace(total, ran=total.ran + report.ran, compared=total.compared + report.compared)
         total.left_out += report.left_out
         total.wrong += report.wrong
     sys.stdout.write(

@@ -677,9 +677,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "kernels[].sms[].start_ns": "ns since the first trace's start: first start",
         "kernels[].sms[].end_ns": "ns since the first trace's start: last end",
     },
-    "sql": {
-        "[].*": "a column of the query",
-    },
+    "sql": {"[].*": "a column of the query"},
     "doctor": {
         "capabilities": "one object a capability",
         "capabilities[].name": "as --need takes it",

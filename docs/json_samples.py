@@ -30,12 +30,7 @@ PAGE = "graph.html"
 """Stand for paths in a folder that is removed afterwards."""
 _XLA = "jax/jax_single_nocb.xplane.pb.gz"
 SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "report": (
-        (_FSDP,),
-        (_XLA, "--by", "hlo"),
-        (_XLA, "--by", "source", "--steps", "0:1"),
-        (_XLA, "--depth", "2"),
-    ),
+    "report": ((_FSDP,), (_XLA, "--by", "hlo"), (_XLA, "--by", "source", "--steps", "0:1"), (_XLA, "--depth", "2")),
     "programs": ((_XLA,),),
     "collectives": (("recording/two_ranks",),),
     "ranks": ((_FSDP,), ("torch/waits/schedule_rank*.json.gz",)),
@@ -74,9 +69,7 @@ def verbs_with_json() -> list[str]:
 
 
 def _offers_json(command: click.Command) -> bool:
-    formats = [
-        p for p in command.params if "--format" in p.opts and isinstance(p.type, click.Choice)
-    ]
+    formats = [p for p in command.params if "--format" in p.opts and isinstance(p.type, click.Choice)]
     return any("json" in p.type.choices for p in formats)  # type: ignore[union-attr]
 
 
@@ -124,12 +117,5 @@ def _walk(value: Any, path: str, maps: frozenset[str]) -> Iterator[tuple[str, st
 
 
 def _kind(value: Any) -> str:
-    kinds = {
-        bool: "true or false",
-        int: "integer",
-        float: "number",
-        str: "text",
-        list: "list",
-        dict: "object",
-    }
+    kinds = {bool: "true or false", int: "integer", float: "number", str: "text", list: "list", dict: "object"}
     return "null" if value is None else kinds[type(value)]

@@ -63,13 +63,7 @@ def draw_page(chromium: str) -> None:
         file = Path(folder) / "page.html"
         file.write_text(page, encoding="utf-8")
         target = Path(__file__).with_name("report_page.png")
-        options = (
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            "--virtual-time-budget=8000",
-        )
+        options = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000")
         size = f"--window-size={PAGE[0]},{PAGE[1]}"
         command = [chromium, *options, size, f"--screenshot={target}", file.as_uri()]
         subprocess.run(command, check=True, capture_output=True)

@@ -45,20 +45,12 @@ def pages() -> dict[str, str]:
 def names() -> list[str]:
     """Paths of every page, without making any."""
     others = ("verbs/index", "tables", "kinds", "json", "exit_codes")
-    return [
-        *(f"{VERBS}/{verb.name}.md" for verb in verbs()),
-        *(f"reference/{o}.md" for o in others),
-    ]
+    return [*(f"{VERBS}/{verb.name}.md" for verb in verbs()), *(f"reference/{o}.md" for o in others)]
 
 
 def undescribed() -> list[str]:
     """Verb and path of each JSON key that docs/json_keys.py does not describe."""
-    return [
-        f"{verb}: {path}"
-        for verb in verbs_with_json()
-        for path in _keys(verb)
-        if meaning(verb, path) is None
-    ]
+    return [f"{verb}: {path}" for verb in verbs_with_json() for path in _keys(verb) if meaning(verb, path) is None]
 
 
 def _verbs_page(everything: tuple[Verb, ...]) -> str:
@@ -292,9 +284,7 @@ def _exit_codes_page() -> str:
 
 
 def _family(error: type[ThenceError]) -> list[type[ThenceError]]:
-    public = [
-        child for child in error.__subclasses__() if child.__module__ == ThenceError.__module__
-    ]
+    public = [child for child in error.__subclasses__() if child.__module__ == ThenceError.__module__]
     return [error, *(inner for child in public for inner in _family(child))]
 
 

@@ -21,22 +21,9 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent
 
 _TUTORIALS = ("pytorch", "jax", "inference", "ci_and_notebooks")
-_FIRST = (
-    "recipes.md",
-    "recording.md",
-    "cuda_graphs.md",
-    "inside.md",
-    "idle.md",
-    "diff.md",
-    "library.md",
-)
+_FIRST = ("recipes.md", "recording.md", "cuda_graphs.md", "inside.md", "idle.md", "diff.md", "library.md")
 _NUMBERS = ("numbers.md", "soundness.md", "reasons.md", "comparison.md")
-_REFERENCE = (
-    "reference/tables.md",
-    "reference/kinds.md",
-    "reference/json.md",
-    "reference/exit_codes.md",
-)
+_REFERENCE = ("reference/tables.md", "reference/kinds.md", "reference/json.md", "reference/exit_codes.md")
 _PROJECT = ("architecture.md", "security.md", "contributing.md", "changelog.md")
 _ROOT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 """Pages of the repository's root that are pages of the site, too."""
@@ -48,9 +35,7 @@ def _made() -> dict[str, str]:
     from make_reference import pages, undescribed
 
     if missing := undescribed():
-        raise Abort(
-            "keys of --format json that docs/json_keys.py does not describe:\n" + "\n".join(missing)
-        )
+        raise Abort("keys of --format json that docs/json_keys.py does not describe:\n" + "\n".join(missing))
     return pages()
 
 

@@ -55,16 +55,7 @@ TREES = {
     "jax_run": DATA / "jax" / "recording",
     "DUMP_DIR": NSIGHT / "hlo_dump",
 }
-BEFORE = (
-    "a1",
-    "a2",
-    "a3",
-    "A",
-    "before.json",
-    "main_runs/1.json",
-    "main_runs/2.json",
-    "main_runs/3.json",
-)
+BEFORE = ("a1", "a2", "a3", "A", "before.json", "main_runs/1.json", "main_runs/2.json", "main_runs/3.json")
 AFTER = ("b1", "b2", "b3", "B", "after.json", "new1", "new2", "new3", "new1.json", "new2.json")
 
 

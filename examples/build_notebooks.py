@@ -148,13 +148,9 @@ def build(name: str, cells: Cells) -> None:
         cell = nbformat.v4.new_markdown_cell(text) if prose else nbformat.v4.new_code_cell(text)
         cell["id"] = f"cell-{number}"  # the same each time, so that changes are those of content
         notebook.cells.append(cell)
-    client = NotebookClient(
-        notebook, timeout=120, record_timing=False, resources={"metadata": {"path": str(HERE)}}
-    )
+    client = NotebookClient(notebook, timeout=120, record_timing=False, resources={"metadata": {"path": str(HERE)}})
     client.execute()
-    notebook.metadata = {
-        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
-    }
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     target = HERE / name
     nbformat.write(notebook, target)
     size = target.stat().st_size

@@ -97,9 +97,7 @@ gemm(const unsigned short* a, const unsigned short* b, float* c, int n, int dept
 """
 
 
-def run(
-    m: int = 2048, n: int = 1536, depth: int = 512, *, staged: bool = False
-) -> tuple[cuda.Profile, float]:
+def run(m: int = 2048, n: int = 1536, depth: int = 512, *, staged: bool = False) -> tuple[cuda.Profile, float]:
     """One product; returns the profile and the relative error of the result.
 
     A warp records 100 events and more. Copied from shared memory at the end (``staged``), they make

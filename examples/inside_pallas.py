@@ -33,10 +33,7 @@ def run(blocks: int = 264, repeats: int = 1) -> PallasProfile:
     @jax.jit
     def smooth(x: jax.Array) -> jax.Array:
         kernel = plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
-            grid=(blocks,),
-            grid_names=("blocks",),
+            body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(blocks,), grid_names=("blocks",)
         )
         return kernel(x)
 

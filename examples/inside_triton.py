@@ -34,18 +34,14 @@ def smooth(x, y, events, blocks, rounds, CAPACITY: tl.constexpr, SIZE: tl.conste
     inside.end(trace, at, CAPACITY)
 
 
-def run(
-    blocks: int = 264, rounds: int = 200, repeats: int = 1, capacity: int = 8
-) -> inside.Profile:
+def run(blocks: int = 264, rounds: int = 200, repeats: int = 1, capacity: int = 8) -> inside.Profile:
     """Launch the kernel ``repeats`` times; every launch has a buffer of its own."""
     profile = inside.Profile(NAMES, capacity=capacity, num_warps=4, kernel="smooth")
     x = torch.rand(blocks * SIZE, device="cuda")
     y = torch.empty_like(x)
     for _ in range(repeats):
         launch = profile.launch(blocks)
-        smooth[(blocks,)](
-            x, y, *launch.arguments, rounds, CAPACITY=capacity, SIZE=SIZE, num_warps=4
-        )
+        smooth[(blocks,)](x, y, *launch.arguments, rounds, CAPACITY=capacity, SIZE=SIZE, num_warps=4)
     return profile
 
 

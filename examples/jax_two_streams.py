@@ -59,9 +59,7 @@ def arguments(variant: str) -> tuple[Any, ...]:
     shape = (4, SIZE // 2, SIZE) if variant == "vmap" else (SIZE, SIZE)
     shapes = (shape, (SIZE, SIZE), (SIZE, SIZE), (SIZE,))
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    return tuple(
-        jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True)
-    )
+    return tuple(jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True))
 
 
 def main() -> None:

@@ -144,9 +144,7 @@ def _environment(changed: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in form} | changed
 
 
-def output(
-    capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0
-) -> tuple[str, str]:
+def output(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> tuple[str, str]:
     """What the command line prints to standard output and standard error, run in this process."""
     with pytest.raises(SystemExit) as stopped:
         main([str(argument) for argument in arguments])

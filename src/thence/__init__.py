@@ -66,11 +66,7 @@ __all__ = [
     "save_labels",
 ]
 
-_MODULES = {
-    "inside": "thence.inside",
-    "jax": "thence.jax",
-    "torch": "thence.torch",
-}
+_MODULES = {"inside": "thence.inside", "jax": "thence.jax", "torch": "thence.torch"}
 """Modules available as attributes without an import of their own. They are not in ``__all__``, because a star import
 would then shadow the frameworks of the same names."""
 

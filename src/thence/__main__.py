@@ -43,9 +43,7 @@ def run() -> None:
             from thence.cli import main
 
             main()
-    except (
-        MissingRequirement
-    ) as error:  # before the command line, which prints errors, could be imported
+    except MissingRequirement as error:  # before the command line, which prints errors, could be imported
         sys.exit(_refused(error))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -12,9 +12,7 @@ __all__ = ["without_credentials"]
 
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
 """User and password before the host. They end at the last ``@``, because a password may contain ``@``."""
-_SECRET = re.compile(
-    r"([?&][^=&\s]*(?:credential|key|passw|secret|sig|token)[^=&\s]*=)[^&#\s'\")]+", re.IGNORECASE
-)
+_SECRET = re.compile(r"([?&][^=&\s]*(?:credential|key|passw|secret|sig|token)[^=&\s]*=)[^&#\s'\")]+", re.IGNORECASE)
 """Values of query parameters such as ``X-Amz-Signature=``, ``sig=`` or ``access_token=``."""
 
 

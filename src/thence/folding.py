@@ -50,9 +50,7 @@ def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "alig
     every = job.clocks.alignment
     of_part = every.corrections.filter(pl.col("rank").is_in(in_full))
     shown = part.timeline(lanes, clocks, replace(every, corrections=of_part))
-    moved = (
-        every.corrections.drop_nulls("correction_ns") if clocks == "aligned" else of_part.clear()
-    )
+    moved = every.corrections.drop_nulls("correction_ns") if clocks == "aligned" else of_part.clear()
     rows = job_rows(
         job,
         in_full,
@@ -76,9 +74,7 @@ def _late(job: Job) -> dict[tuple[int, int], str]:
         if row["straggler"]:
             causes = [
                 f"{cause} {share:.0%}: {where}" if where else f"{cause} {share:.0%}"
-                for cause, share, where in reason_rows(why)
-                .select("cause", "share", "where")
-                .iter_rows()
+                for cause, share, where in reason_rows(why).select("cause", "share", "where").iter_rows()
             ]
             found[row["rank"], row["device"]] = " ".join([sentence, *causes])
     return found

@@ -35,9 +35,7 @@ __all__ = [
     "when_imported",
 ]
 
-JAX_ON_CUDA = frozenset(
-    {"jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"}
-)
+JAX_ON_CUDA = frozenset({"jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"})
 """Modules that JAX imports when it looks for GPUs."""
 _LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120 - pathlib would delay every start of Python
 """Folder of Python's standard library."""
@@ -105,10 +103,7 @@ class _Watcher:
         self.after: dict[str, list[Callable[..., object]]] = {}
 
     def wait(
-        self,
-        waiting: dict[str, list[Callable[..., object]]],
-        name: str,
-        function: Callable[..., object],
+        self, waiting: dict[str, list[Callable[..., object]]], name: str, function: Callable[..., object]
     ) -> Callable[[], None]:
         waiting.setdefault(name, []).append(function)
         if self not in sys.meta_path:
@@ -123,9 +118,7 @@ class _Watcher:
 
         return no_longer
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, _target: object = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
         for complete in [one for one in tuple(self.after) if import_is_complete(one)]:
             self._complete(complete)
         for function in tuple(self.before.get(name, ())):
@@ -288,9 +281,7 @@ class _OwnFinder:
         self._thread = get_ident()
         self._path = own_path()
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, _target: object = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
         if path is not None or get_ident() != self._thread:
             return None
         if name in sys.builtin_module_names or FrozenImporter.find_spec(name) is not None:

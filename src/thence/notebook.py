@@ -47,9 +47,7 @@ def table_html(
         + "</tr>"
         for name, (first, *others) in rows
     )
-    more = (
-        f"<p>... {format_count(hidden)} more rows in <code>.rows</code></p>" if hidden > 0 else ""
-    )
+    more = f"<p>... {format_count(hidden)} more rows in <code>.rows</code></p>" if hidden > 0 else ""
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in notes)
     return (
         f"<div><p><b>{above}</b><br>{below}</p><table><thead><tr>{titles}</tr></thead>"
@@ -96,11 +94,7 @@ class Form:
     def html(self) -> str:
         """The form as an HTML fragment."""
         shown = self.rows.head(MOST_ROWS)
-        largest = (
-            max([value for value in shown[self.bar] if value is not None], default=0)
-            if self.bar
-            else 0
-        )
+        largest = max([value for value in shown[self.bar] if value is not None], default=0) if self.bar else 0
         first = self.full or next(iter(self.headings))
         cells = (
             (
@@ -113,14 +107,9 @@ class Form:
             for row in shown.iter_rows(named=True)
         )
         headings = (*self.headings.values(), *(("",) if self.bar else ()))
-        known = [
-            f"{name} {format_share(share, 1)} {_gauge(share)}"
-            for name, share in self.coverage.items()
-        ]
+        known = [f"{name} {format_share(share, 1)} {_gauge(share)}" for name, share in self.coverage.items()]
         notes = (*((f"known: {', '.join(known)}",) if known else ()), *self.notes)
-        return table_html(
-            (self.title, self.about), headings, cells, self.rows.height - MOST_ROWS, notes
-        )
+        return table_html((self.title, self.about), headings, cells, self.rows.height - MOST_ROWS, notes)
 
 
 class Shown:

@@ -71,9 +71,7 @@ def open_trace(
     return Trace(tables, tuple(own))
 
 
-def _store(
-    paths: Sequence[str | os.PathLike[str]], hlo: Sequence[str], own: Sequence[str]
-) -> Trace:
+def _store(paths: Sequence[str | os.PathLike[str]], hlo: Sequence[str], own: Sequence[str]) -> Trace:
     """A store as a trace.
 
     Raises:
@@ -117,9 +115,7 @@ def open_runs(*inputs: str | os.PathLike[str]) -> list[Trace]:
     return [whole]
 
 
-def _flat(
-    inputs: Iterable[str | os.PathLike[str] | Iterable[str | os.PathLike[str]]],
-) -> list[str | os.PathLike[str]]:
+def _flat(inputs: Iterable[str | os.PathLike[str] | Iterable[str | os.PathLike[str]]]) -> list[str | os.PathLike[str]]:
     """Paths given one by one, in lists, or both."""
     paths: list[str | os.PathLike[str]] = []
     for given in inputs:

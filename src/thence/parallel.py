@@ -23,9 +23,7 @@ Result = TypeVar("Result")
 Other = TypeVar("Other")
 
 
-def in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], rows: int = MIN_ROWS
-) -> list[Result]:
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item], rows: int = MIN_ROWS) -> list[Result]:
     """The results of the function for all items, in their order; raises the exception of the first item that fails.
 
     It uses no more threads than Polars has, so ``POLARS_MAX_THREADS`` applies here, too. If the process cannot start

@@ -74,9 +74,7 @@ class Inside:
         """
         return summarize(self.decoded)
 
-    def write(
-        self, path: str | os.PathLike[str], merge: Any = None, launch: int | None = None
-    ) -> tuple[str, ...]:
+    def write(self, path: str | os.PathLike[str], merge: Any = None, launch: int | None = None) -> tuple[str, ...]:
         """Writes a timeline for a viewer, in the format that the ending of the path selects.
 
         Args:
@@ -114,9 +112,7 @@ class Inside:
                         format_share(row["share"], 1),
                         *(
                             format_cell(column, row[column])
-                            for column in (
-                                f"{name}_{summary.unit}" for name in ("mean", "p50", "p99")
-                            )
+                            for column in (f"{name}_{summary.unit}" for name in ("mean", "p50", "p99"))
                         ),
                     ),
                 )

@@ -40,9 +40,7 @@ class Timelines(ABC):
     def _spans(self) -> pl.DataFrame:
         """Tracks of spans: causes of idle time, and the critical path."""
 
-    def timeline(
-        self, lanes: Sequence[str] = (), clocks: str = "aligned", by: Alignment | None = None
-    ) -> Timeline:
+    def timeline(self, lanes: Sequence[str] = (), clocks: str = "aligned", by: Alignment | None = None) -> Timeline:
         """The trace prepared for viewers.
 
         Args:

@@ -130,9 +130,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         """All work of the selected ranks, devices and steps; this trace if no other part is selected."""
         selection = self.attributed.selection
         whole = replace(selection.of_ranks_and_devices, steps=selection.steps)
-        return (
-            self if selection in (whole, replace(whole, warm_up="keep")) else self.selected(whole)
-        )
+        return self if selection in (whole, replace(whole, warm_up="keep")) else self.selected(whole)
 
     @cached_property
     def typical(self) -> Trace:
@@ -290,9 +288,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             raise UsageError("give either labels= or eager=")
         if eager is not None:
             traces = [eager] if isinstance(eager, Trace) else eager
-            return self._relabelled(
-                labelled_from_eager(self.tables, [trace.attributed for trace in traces])
-            )
+            return self._relabelled(labelled_from_eager(self.tables, [trace.attributed for trace in traces]))
         several = isinstance(labels, Sequence) and not isinstance(labels, str)
         paths = list(labels) if several else [labels]  # type: ignore[arg-type]
         return self._relabelled(labelled(self.tables, [read_labels(path) for path in paths]))  # type: ignore[arg-type]
@@ -327,12 +323,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         return step_kinds(self.attributed)
 
     def flame(
-        self,
-        by: FlameBy | None = None,
-        split: str = "none",
-        idle: str = "steady",
-        *,
-        fold: bool = False,
+        self, by: FlameBy | None = None, split: str = "none", idle: str = "steady", *, fold: bool = False
     ) -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
@@ -357,9 +348,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         usual = self.tree_kind if fold else default_kind(self.attributed, FLAME_KINDS, "ops")
         parts, shown = _choice(Split, split), _choice(Idle, idle)
         # Cached, because the page of a report needs the same idle time.
-        graph = flame(
-            self.attributed, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold
-        )
+        graph = flame(self.attributed, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold)
         found = consistent_flame(graph)
         return replace(found, notes=(*self.soundness.lines, *found.notes))
 
@@ -499,9 +488,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             headline=self.headline,
             whole=totals_of(self.attributed),
             summaries={by: summary for by, summary in parts.items() if summary is not None},
-            timeline=activity_timeline(
-                self.attributed, self.idle().pieces, self._applied_alignment
-            ),
+            timeline=activity_timeline(self.attributed, self.idle().pieces, self._applied_alignment),
             flame=shown.flame(),
             streams=self.streams(),
             collectives=part(self.collective_times),

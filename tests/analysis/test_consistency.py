@@ -9,12 +9,7 @@ import polars as pl
 import pytest
 
 from helpers import kernel, launch, opened
-from thence.analysis.consistency import (
-    consistent_flame,
-    consistent_references,
-    consistent_streams,
-    consistent_summary,
-)
+from thence.analysis.consistency import consistent_flame, consistent_references, consistent_streams, consistent_summary
 from thence.errors import Contradiction
 
 if TYPE_CHECKING:

@@ -35,9 +35,7 @@ def opened(name: str) -> thence.Trace:
 def more(frame: pl.DataFrame, column: str, by: float = 1) -> pl.DataFrame:
     """The frame with one more in the first row of a column."""
     first = pl.int_range(pl.len()) == 0
-    return frame.with_columns(
-        pl.when(first).then(pl.col(column) + by).otherwise(column).alias(column)
-    )
+    return frame.with_columns(pl.when(first).then(pl.col(column) + by).otherwise(column).alias(column))
 
 
 def refused(check: Callable[..., Any], sound: Any, changes: Iterable[dict[str, Any]]) -> None:
@@ -100,9 +98,7 @@ def test_idle_time() -> None:
 def test_steps() -> None:
     trace = thence.open(STACK)
     sound = trace.steps()
-    cause = next(
-        name for name in sound.frame.columns if name.startswith("idle_") and name != "idle_ns"
-    )
+    cause = next(name for name in sound.frame.columns if name.startswith("idle_") and name != "idle_ns")
     columns = ("duration", "busy_ns", "idle_ns", cause)
     changes = [
         *({"frame": more(sound.frame, column)} for column in columns),
@@ -130,9 +126,7 @@ def test_comparisons() -> None:
     sound = trace.diff(trace)
     rows = sound.rows
     busy = rows.with_columns(
-        before_ns=pl.when(pl.col("by") == "busy")
-        .then(pl.col("before_ns") * 2)
-        .otherwise("before_ns")
+        before_ns=pl.when(pl.col("by") == "busy").then(pl.col("before_ns") * 2).otherwise("before_ns")
     )
     total = dataclasses.replace(sound.total, after_ns=2 * sound.total.after_ns)
     changes = [{"rows": busy}, {"total": total}, {"rows": more(rows, "difference_ns", 10**6)},

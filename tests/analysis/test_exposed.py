@@ -47,9 +47,7 @@ def test_time_in_which_another_row_runs_is_not_exposed(tmp_path: Path) -> None:
     assert summary.busy_ns == 21000
 
 
-def test_work_of_one_row_beside_itself_and_work_of_other_devices_is_exposed(
-    tmp_path: Path,
-) -> None:
+def test_work_of_one_row_beside_itself_and_work_of_other_devices_is_exposed(tmp_path: Path) -> None:
     work = [("a", 0, 7, 0, 10), ("a", 0, 8, 5, 20), ("b", 1, 7, 0, 30)]
     summary = opened(work, tmp_path).summary("kernel")
     assert by_name(summary) == {"a": 20000, "b": 30000}

@@ -79,9 +79,7 @@ def test_idle_time_of_a_program_is_that_inside_its_executions() -> None:
     rows = whole.programs.filter(pl.col("name").cast(pl.String) == "jit_chain")
     ran = np.zeros(0, np.int64)
     for start, duration in rows.select("start", "duration").rows():
-        inside = whole.gpu.filter(
-            pl.col("start") < start + duration, pl.col("start") + pl.col("duration") > start
-        )
+        inside = whole.gpu.filter(pl.col("start") < start + duration, pl.col("start") + pl.col("duration") > start)
         nanoseconds = np.zeros(duration, np.bool_)
         for begin, length in inside.select("start", "duration").rows():
             nanoseconds[max(begin - start, 0) : max(begin + length - start, 0)] = True
@@ -110,9 +108,7 @@ def test_a_program_is_a_selection_of_every_verb_that_selects(tmp_path: Path) -> 
     sharded = DATA / "jax" / "jax_fsdp2.xplane.pb.gz"
     for verb in ("collectives", "ranks"):
         assert run_thence(verb, sharded, "--program", "main").returncode == 0, verb
-    rows = json.loads(
-        run_thence("programs", RECORDED, "--program", "main", "--format", "json").stdout
-    )
+    rows = json.loads(run_thence("programs", RECORDED, "--program", "main", "--format", "json").stdout)
     assert [row["program"] for row in rows["rows"]] == ["jit_chain"]
 
 
@@ -130,18 +126,13 @@ def test_work_that_began_before_a_window_keeps_the_device_busy_in_it(tmp_path: P
 
 
 def test_the_report_says_that_idle_time_is_unknown() -> None:
-    document = json.loads(
-        run_thence("report", EAGER, "--only", "attention", "--format", "json").stdout
-    )
+    document = json.loads(run_thence("report", EAGER, "--only", "attention", "--format", "json").stdout)
     assert (document["idle_ns"], document["idle_is"]) == (None, "unknown")
     shown = run_thence("report", EAGER, "--only", "attention").stdout.decode()
     assert "idle time is unknown: other work ran between what --only selected" in shown
     assert "idle unknown" in shown
     steps = json.loads(run_thence("idle", EAGER, "--steps", "1:2", "--format", "json").stdout)
-    assert (steps["idle_ns"], steps["idle_is"]) == (
-        shared(EAGER).steps().frame["idle_ns"][1],
-        "exact",
-    )
+    assert (steps["idle_ns"], steps["idle_is"]) == (shared(EAGER).steps().frame["idle_ns"][1], "exact")
 
 
 def test_the_extent_of_a_whole_trace_is_from_its_first_to_its_last_activity() -> None:
@@ -153,9 +144,7 @@ def test_the_extent_of_a_whole_trace_is_from_its_first_to_its_last_activity() ->
     assert extent(shared(EAGER).selected(Selection(only="attention")).attributed).is_empty()
 
 
-INTERVALS = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 9)), max_size=12
-)
+INTERVALS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 9)), max_size=12)
 
 
 def frame_of(rows: list[tuple[int, int, int]]) -> pl.DataFrame:

@@ -59,11 +59,7 @@ def test_shares_of_phases_say_that_they_hold_what_the_table_keeps_apart() -> Non
     assert codes == {"warm_up", "autotuning"}
     ((_, phases),) = [answer for answer in found.answers if answer[0] == "phases"]
     assert phases[-1] == "warm-up and autotuning included"
-    ((_, kept),) = [
-        a
-        for a in trace.select(warm_up="keep", window="0ns:").glance("phase").answers
-        if a[0] == "phases"
-    ]
+    ((_, kept),) = [a for a in trace.select(warm_up="keep", window="0ns:").glance("phase").answers if a[0] == "phases"]
     assert kept == phases[:-1]
 
 
@@ -121,29 +117,20 @@ def places(tmp_path: Path, modules: int, labels: int) -> Any:
         *(event("python_function", f"nn.Module: Block_{i % 2}", 100 * i, 50, tid=2) for i in range(modules)),
         *(event("user_annotation", f"part{i % 2}", 100 * i - 10, 80, tid=2) for i in range(labels)),
     ]  # fmt: skip
-    work = [
-        e for i in range(100) for e in (launch(i + 1, 100 * i + 10), kernel(i + 1, 100 * i + 60, 5))
-    ]
+    work = [e for i in range(100) for e in (launch(i + 1, 100 * i + 10), kernel(i + 1, 100 * i + 60, 5))]
     return opened(tmp_path, [*ranges, *work]).attributed
 
 
 @pytest.mark.parametrize(
     ("modules", "labels", "kind"),
-    [
-        (80, 100, "module"),
-        (40, 100, "label"),
-        (50, 30, "module"),
-        (0, 0, "kernel"),
-        (0, 1, "kernel"),
-    ],
+    [(80, 100, "module"), (40, 100, "label"), (50, 30, "module"), (0, 0, "kernel"), (0, 1, "kernel")],
 )
 def test_the_first_kind_that_covers_two_thirds_is_chosen_else_the_best(
     tmp_path: Path, modules: int, labels: int, kind: str
 ) -> None:
     attributed = places(tmp_path, modules, labels)
     covered = {
-        name: attributed.gpu["duration"].filter(attributed.places[name].is_not_null()).sum()
-        / 500_000
+        name: attributed.gpu["duration"].filter(attributed.places[name].is_not_null()).sum() / 500_000
         for name in ("module", "label")
     }
     assert covered == pytest.approx({"module": modules / 100, "label": labels / 100})

@@ -50,9 +50,7 @@ def replays(folder: Path, *, ids: bool) -> thence.Trace:
 
 def labels_with(edges: list[tuple[int, int]] | None) -> list[GraphLabels]:
     """Labels of the graph."""
-    nodes = pl.DataFrame(
-        {"number": range(5), "type": ["kernel", "kernel", "kernel", "empty", "kernel"]}
-    )
+    nodes = pl.DataFrame({"number": range(5), "type": ["kernel", "kernel", "kernel", "empty", "kernel"]})
     nodes = nodes.with_columns(
         pl.lit(None, dtype).alias(name) for name, dtype in NODES.items() if name not in nodes
     ).select(pl.col(name).cast(dtype) for name, dtype in NODES.items())
@@ -61,14 +59,10 @@ def labels_with(edges: list[tuple[int, int]] | None) -> list[GraphLabels]:
     return [GraphLabels("labels.json", graphs=(graph,))]
 
 
-def gained(
-    trace: thence.Trace, edges: list[tuple[int, int]] | None, text: str
-) -> tuple[str, float | None]:
+def gained(trace: thence.Trace, edges: list[tuple[int, int]] | None, text: str) -> tuple[str, float | None]:
     """The verdict, and the microseconds that the program gains."""
     row = what_if(
-        trace.whole,
-        program_graph(trace.whole, labels=labels_with(edges)),
-        [parse_change("free", text)],
+        trace.whole, program_graph(trace.whole, labels=labels_with(edges)), [parse_change("free", text)]
     ).rows.row(0, named=True)
     return row["verdict"], None if row["gain_ns"] is None else row["gain_ns"] / 1000
 
@@ -86,10 +80,7 @@ def test_without_edges_it_is_refused(tmp_path: Path) -> None:
     for ids, edges in ((True, None), (False, EDGES)):
         folder = tmp_path / str(ids)
         folder.mkdir()
-        assert gained(replays(folder, ids=ids), edges, "kernel:^long$") == (
-            "refused",
-            None,
-        )
+        assert gained(replays(folder, ids=ids), edges, "kernel:^long$") == ("refused", None)
 
 
 def test_edges_lead_through_nodes_that_leave_no_activity(tmp_path: Path) -> None:
@@ -105,9 +96,7 @@ def test_edges_lead_through_nodes_that_leave_no_activity(tmp_path: Path) -> None
     assert found.inside.all()
 
 
-def test_a_node_that_runs_twice_in_a_launch_is_in_a_body_that_edges_do_not_tell_of(
-    tmp_path: Path,
-) -> None:
+def test_a_node_that_runs_twice_in_a_launch_is_in_a_body_that_edges_do_not_tell_of(tmp_path: Path) -> None:
     events = [call("cudaGraphLaunch", 10, 5, 1)]
     about = {"graph id": EXECUTABLE, "graph node id": EXECUTABLE << 32}
     events += [kernel(1, at, 5, name="body", args=about) for at in (20, 40)]

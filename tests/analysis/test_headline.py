@@ -12,19 +12,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import (
-    DATA,
-    FSDP,
-    STACK,
-    event,
-    kernel,
-    launch,
-    opened,
-    recording,
-    run_thence,
-    shared,
-    unzipped,
-)
+from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, recording, run_thence, shared, unzipped
 from thence.analysis import headline
 from thence.analysis.consistency import consistent_references
 from thence.analysis.headline import around, sampled_idle
@@ -35,10 +23,7 @@ from thence.analysis.steps.windows import steps
 if TYPE_CHECKING:
     from pathlib import Path
 
-FRONT = (
-    *("verdict", "steps", "no_steps", "plain_step_ns", "no_plain_step"),
-    *("start_up_ns", "run", "late_ranks"),
-)
+FRONT = (*("verdict", "steps", "no_steps", "plain_step_ns", "no_plain_step"), *("start_up_ns", "run", "late_ranks"))
 NSIGHT = DATA / "nsight"
 
 
@@ -136,15 +121,10 @@ def test_figures_of_a_real_trace_are_those_counted_in_its_json() -> None:
     marks = [e for e in events if e.get("name", "").startswith("ProfilerStep")]
     ranges = sorted((e["ts"], e["dur"]) for e in marks if e["cat"] == "user_annotation")[1:]
     work = [(e["ts"], e["dur"]) for e in events if e.get("cat") in ("kernel", "gpu_memset")]
-    shares = [
-        sum(ns for start, ns in work if begin <= start < begin + length) / length
-        for begin, length in ranges
-    ]
+    shares = [sum(ns for start, ns in work if begin <= start < begin + length) / length for begin, length in ranges]
     steps = shared(recording("torch_eager_rank0")).headline.steps
     assert steps is not None
-    assert steps.median_ns == pytest.approx(
-        1000 * statistics.median(ns for _, ns in ranges), rel=1e-3
-    )
+    assert steps.median_ns == pytest.approx(1000 * statistics.median(ns for _, ns in ranges), rel=1e-3)
     assert steps.busy_share == pytest.approx(statistics.median(shares), rel=1e-2)
 
 
@@ -157,9 +137,7 @@ def test_figures_of_a_real_trace_are_those_counted_in_its_json() -> None:
         ("torch_ddp.sqlite.gz", 2, 0.426, "host_bound"),
     ],
 )
-def test_steps_lead_where_the_recording_is_mostly_start_up(
-    name: str, count: int, busy: float, code: str
-) -> None:
+def test_steps_lead_where_the_recording_is_mostly_start_up(name: str, count: int, busy: float, code: str) -> None:
     found = document(NSIGHT / name)
     assert tuple(found)[: len(FRONT)] == FRONT or tuple(found)[1 : len(FRONT) + 1] == FRONT
     assert found["steps"]["count"] == count
@@ -262,9 +240,7 @@ def test_several_ranks_count_by_the_windows_of_all() -> None:
     [(recording("torch_eager_rank0"),), (STACK,), (NSIGHT / "jax_train.sqlite.gz",), FSDP],
     ids=lambda paths: paths[0].name,
 )
-def test_causes_of_a_part_of_the_steps_are_those_of_the_whole_trace(
-    paths: tuple[Path, ...],
-) -> None:
+def test_causes_of_a_part_of_the_steps_are_those_of_the_whole_trace(paths: tuple[Path, ...]) -> None:
     """What a long trace is spared: looking at the host ranges of all other steps but the one before."""
     trace = shared(*paths).attributed
     windows = steps(trace).frame.filter(rank=0)
@@ -274,17 +250,14 @@ def test_causes_of_a_part_of_the_steps_are_those_of_the_whole_trace(
         consistent_references(part)
         assert part.host.height < trace.host.height
         whole, less = (
-            dict(idle_causes(t, one).group_by("cause").agg(pl.col("duration").sum()).rows())
-            for t in (trace, part)
+            dict(idle_causes(t, one).group_by("cause").agg(pl.col("duration").sum()).rows()) for t in (trace, part)
         )
         for cause in {*whole, *less}:
             allowed = pytest.approx(whole.get(cause, 0), abs=0.01 * one["idle_ns"][0])
             assert less.get(cause, 0) == allowed, cause
 
 
-def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = shared(STACK)
     expected = trace.headline.verdict.code
     monkeypatch.setattr(headline, "MAX_HOST_RANGES", trace.host.height - 1)

@@ -102,9 +102,7 @@ NAMES = {
 }  # fmt: skip
 
 
-def tables(
-    rows: Iterable[tuple[str, str, str | None]], modules: tuple[HloModule, ...] = ()
-) -> Tables:
+def tables(rows: Iterable[tuple[str, str, str | None]], modules: tuple[HloModule, ...] = ()) -> Tables:
     """Activities of kind, name and HLO instruction; all of one program where there is a module."""
     kinds, names, instructions = zip(*rows, strict=True)
     count = len(names)
@@ -125,9 +123,7 @@ def groups(of: Tables, *pairs: tuple[str, str]) -> list[str]:
     return groups_of(undescribed, Patterns(pairs)).to_list()
 
 
-@pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group, names in NAMES.items() for name in names]
-)
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in NAMES.items() for name in names])
 def test_a_kernel_has_its_group(group: str, name: str) -> None:
     assert groups(tables([("kernel", name, None)])) == [group]
 
@@ -150,9 +146,7 @@ def module(*instructions: tuple[int, str, str, str | None, str | None, list[int]
     frame = pl.DataFrame(instructions, schema=schema, orient="row")
     frame = frame.with_columns(id=pl.int_range(pl.len()), frame=pl.lit(0, pl.Int32))
     nothing = {n: [] if isinstance(t, pl.List) else None for n, t in INSTRUCTIONS.items()}
-    missing = [
-        pl.lit(nothing[n], t).alias(n) for n, t in INSTRUCTIONS.items() if n not in frame.columns
-    ]
+    missing = [pl.lit(nothing[n], t).alias(n) for n, t in INSTRUCTIONS.items() if n not in frame.columns]
     frame = frame.with_columns(missing).with_columns(top_level=pl.col("computation") == 0)
     empty = [pl.DataFrame(schema=s) for s in (COMPUTATIONS, LOOPS, FRAMES)]
     return HloModule("jit_f", 1, None, 0, None, None, frame.select(*INSTRUCTIONS), *empty)

@@ -77,9 +77,7 @@ def test_the_tree_has_every_part_with_the_time_inside_of_it() -> None:
 
 def test_depth_keeps_the_times_of_what_is_deeper() -> None:
     tree = tree_rows(MODEL, "module", 2000, 1)
-    assert tree.select("part", "total_ns").rows() == [
-        *(("layers.*", 1390), ("head", 400), ("[outside]", 60)),
-    ]
+    assert tree.select("part", "total_ns").rows() == [*(("layers.*", 1390), ("head", 400), ("[outside]", 60))]
 
 
 def test_each_makes_every_layer_a_node() -> None:
@@ -102,9 +100,7 @@ def by_hand() -> dict[tuple[str, ...], dict[int, float]]:
 
     def chain(launch: dict[str, Any]) -> list[str]:
         around = [m for m in modules if m["ts"] <= launch["ts"] < m["ts"] + m["dur"]]
-        return [
-            m["name"].removeprefix("nn.Module: ") for m in sorted(around, key=lambda m: m["ts"])
-        ]
+        return [m["name"].removeprefix("nn.Module: ") for m in sorted(around, key=lambda m: m["ts"])]
 
     chains = [(chain(launches[k["args"]["correlation"]]), k["dur"]) for k in kernels]
     inside: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -178,9 +174,7 @@ def test_folded_rows_and_trees_add_up_to_the_rows(name: str, by: str) -> None:
 def test_forward_and_backward_of_a_jax_program_fold_alike() -> None:
     summary = thence.open(DATA / "jax" / "jax_single_nocb.xplane.pb.gz").summary("label")
     assert summary.folded is not None
-    assert summary.folded.select("name", "layers").rows()[:2] == [
-        *(("block*/attention", 4), ("block*/mlp", 4)),
-    ]
+    assert summary.folded.select("name", "layers").rows()[:2] == [*(("block*/attention", 4), ("block*/mlp", 4))]
 
 
 def test_rows_of_other_kinds_have_no_layers() -> None:

@@ -62,16 +62,12 @@ def try_all(folder: Path, monkeypatch: pytest.MonkeyPatch, *inputs: Path, by: st
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_what_is_proposed_works(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_proposed_works(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try_all(tmp_path, monkeypatch, path)
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
-def test_what_is_proposed_for_a_recording_works(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_proposed_for_a_recording_works(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path / "in", filter="data")
     (inside,) = (path.parent for path in (tmp_path / "in").rglob("recording.json")) if len(
@@ -89,9 +85,7 @@ def test_what_is_proposed_for_a_job_works(
 
 
 @pytest.mark.parametrize("host", [False, True])
-def test_what_is_proposed_for_a_store_works(
-    host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_proposed_for_a_store_works(host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without host ranges, nothing is proposed that needs them."""
     kept = ["--host"] if host else []
     assert run_thence("ingest", *FSDP, "-o", tmp_path / "store", *kept).returncode == 0
@@ -100,9 +94,7 @@ def test_what_is_proposed_for_a_store_works(
 
 
 @pytest.mark.parametrize("by", ["op", "kernel", "label", "phase"])
-def test_the_table_that_is_shown_is_not_proposed(
-    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_that_is_shown_is_not_proposed(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try_all(tmp_path, monkeypatch, TORCH / "torch_eager_rank0.json.gz", by=by)
 
 
@@ -123,10 +115,7 @@ def test_a_program_that_launches_all_from_one_line_is_told_how_to_see_inside(
     trace = SimpleNamespace(
         gpu=pl.DataFrame({"duration": [10] * 10}),
         places=pl.DataFrame(
-            {
-                "source": pl.Series(lines, dtype=categories),
-                "module": pl.Series(modules, dtype=categories),
-            }
+            {"source": pl.Series(lines, dtype=categories), "module": pl.Series(modules, dtype=categories)}
         ),
         meta=SimpleNamespace(formats=["thence recording"], accelerators={"cuda"}),
         programs=pl.DataFrame(),
@@ -134,10 +123,7 @@ def test_a_program_that_launches_all_from_one_line_is_told_how_to_see_inside(
     summary = SimpleNamespace(unattributed={}, attributed_ns={"source": 100}, sum_ns=100)
     sentences = list(advice(trace, summary))  # type: ignore[arg-type]
     assert len(sentences) == told
-    assert all(
-        "100.0 %" in one and "train.py:9 main" in one and "--own PACKAGE" in one
-        for one in sentences
-    )
+    assert all("100.0 %" in one and "train.py:9 main" in one and "--own PACKAGE" in one for one in sentences)
 
 
 def test_a_recording_is_not_told_to_record() -> None:
@@ -147,9 +133,7 @@ def test_a_recording_is_not_told_to_record() -> None:
     assert "CUDA graphs without labels" in told
 
 
-def test_the_verdict_decides_what_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verdict_decides_what_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tarfile.open(DATA / "recording" / "late_in_backward.tar.xz") as packed:
         packed.extractall(tmp_path, filter="data")
     late = thence.open(tmp_path / "late_in_backward").glance()

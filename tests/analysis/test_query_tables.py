@@ -29,9 +29,7 @@ def test_every_table_is_described() -> None:
 
 
 @pytest.mark.parametrize("table", DESCRIBED_TABLES, ids=lambda table: table.name)
-def test_a_table_has_the_columns_and_types_that_are_described(
-    table: Table, trace: thence.Trace
-) -> None:
+def test_a_table_has_the_columns_and_types_that_are_described(table: Table, trace: thence.Trace) -> None:
     frame = trace.frames(table.name)[table.name]
     assert isinstance(frame, pl.DataFrame)
     rows = described(table)

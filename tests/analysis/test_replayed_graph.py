@@ -25,9 +25,7 @@ GRAPH_DATA = ANNOTATED / "graph_data_torch-2.15.pkl"
 EXECUTABLE = 9
 
 
-def written(
-    folder: Path, edges: Iterable[tuple[int, int]], nodes: int, name: str = "graph.pkl"
-) -> Path:
+def written(folder: Path, edges: Iterable[tuple[int, int]], nodes: int, name: str = "graph.pkl") -> Path:
     """A file as torch.cuda.export_graph_data writes it."""
     path = folder / name
     listed = [{"node_id": i, "node_type": "kernel", "kernel_name": f"k{i}"} for i in range(nodes)]
@@ -44,11 +42,7 @@ def replays(folder: Path, *launches: dict[int, tuple[int, int]]) -> thence.Trace
         arguments = {"correlation": number}
         events.append(event("cuda_runtime", "cudaGraphLaunch", begin, 5, args=arguments))
         for node, (start, took) in spans.items():
-            about = {
-                "graph id": EXECUTABLE,
-                "graph node id": (EXECUTABLE << 32) + node,
-                "stream": 7 + node,
-            }
+            about = {"graph id": EXECUTABLE, "graph node id": (EXECUTABLE << 32) + node, "stream": 7 + node}
             events.append(kernel(number, begin + start, took, name=f"k{node}", args=about))
     return opened(folder, events)
 
@@ -138,11 +132,7 @@ def test_the_graph_of_a_recording_has_the_edges_and_times_of_the_raw_events() ->
 
 
 def test_a_trace_without_node_ids_is_aligned_and_gives_the_same_graph(tmp_path: Path) -> None:
-    pid = next(
-        e["pid"]
-        for e in json.loads(unzipped(WITHOUT_IDS))["traceEvents"]
-        if e.get("cat") == "cuda_runtime"
-    )
+    pid = next(e["pid"] for e in json.loads(unzipped(WITHOUT_IDS))["traceEvents"] if e.get("cat") == "cuda_runtime")
     document = truth_document(TORCH / "graphs" / "graph_truth_rank0.json", WITH_IDS, pid)
     (tmp_path / "labels.json").write_text(json.dumps(document))
     aligned = thence.open(WITHOUT_IDS).label(tmp_path / "labels.json").replayed_graph()
@@ -171,9 +161,7 @@ def test_labels_found_beside_the_trace_and_given_again_are_one_graph() -> None:
     other = int(given.others["graph"][0])
     assert trace.replayed_graph(other).nodes.height == sizes[other]
     assert given.others["total_ns"][0] == trace.replayed_graph(other).nodes["total_ns"].sum()
-    with pytest.raises(
-        UsageError, match=r"no graph with known edges has the id 5; there are: 20, 17"
-    ):
+    with pytest.raises(UsageError, match=r"no graph with known edges has the id 5; there are: 20, 17"):
         trace.replayed_graph(5)
 
 

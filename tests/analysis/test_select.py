@@ -40,9 +40,7 @@ def test_steps_are_a_half_open_range_of_their_numbers(tmp_path: Path) -> None:
     assert trace.select(steps=":4").summary().sum_ns == 1_000
 
 
-def test_a_window_counts_from_the_first_activity_and_takes_what_begins_in_it(
-    tmp_path: Path,
-) -> None:
+def test_a_window_counts_from_the_first_activity_and_takes_what_begins_in_it(tmp_path: Path) -> None:
     trace = opened(tmp_path, three_steps())
     # The kernels begin 0, 100, 200 and 600 us after the first one.
     assert trace.select(window="0ns:100us").summary().sum_ns == 1_000
@@ -118,9 +116,7 @@ def test_what_cannot_be_selected_is_said(conditions: dict[str, object], message:
 
 
 def test_nothing_left_is_no_empty_report() -> None:
-    with pytest.raises(
-        thence.MissingData, match=r"the selection \(.*only zzz\) leaves no device activity"
-    ):
+    with pytest.raises(thence.MissingData, match=r"the selection \(.*only zzz\) leaves no device activity"):
         shared(STACK).select(only="zzz")
     with pytest.raises(thence.MissingData, match="holds no steps"):
         shared(JAX / "remat.xplane.pb.gz").select(steps="1")
@@ -147,9 +143,7 @@ def test_every_verb_selects_alike() -> None:
     streams = run_thence("streams", *FSDP, "--rank", "1", "--only", "nccl", "--format", "json")
     (device,) = json.loads(streams.stdout)["devices"]
     assert device["rank"] == 1
-    folded = run_thence(
-        "flame", *FSDP, "--rank", "1", "--only", "nccl", "--idle", "exclude", "-o", "-"
-    )
+    folded = run_thence("flame", *FSDP, "--rank", "1", "--only", "nccl", "--idle", "exclude", "-o", "-")
     total = sum(int(line.rsplit(" ", 1)[1]) for line in folded.stdout.decode().splitlines())
     assert total == rows["duration"].sum()
 

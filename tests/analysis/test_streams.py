@@ -289,10 +289,7 @@ def test_json_keeps_its_contract() -> None:
     (device,) = found["devices"]
     assert (device["rank"], device["device"]) == (0, 0)
     assert {s["stream"]: s["groups"] for s in device["streams"]} == {
-        14: {
-            "GEMM": {"count": 20, "total_ns": 513_791},
-            "elementwise": {"count": 20, "total_ns": 122_336},
-        },
+        14: {"GEMM": {"count": 20, "total_ns": 513_791}, "elementwise": {"count": 20, "total_ns": 122_336}},
         67: {"GEMM": {"count": 10, "total_ns": 245_663}},
         68: {"GEMM": {"count": 10, "total_ns": 243_517}},
     }
@@ -315,9 +312,7 @@ def test_csv_holds_the_groups() -> None:
     ("option", "message"),
     [("rope", "write NAME=REGEX"), ("rope=", "write NAME=REGEX"), ("rope=(", "regular expression")],
 )
-def test_a_group_that_cannot_be_read_is_refused(
-    option: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_group_that_cannot_be_read_is_refused(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["streams", str(MOVED), "--group", option])
     assert stopped.value.code == 2
@@ -331,16 +326,7 @@ def test_a_group_of_the_user_can_be_expected() -> None:
 
 def test_no_line_is_wider_than_the_terminal_and_none_gives_orders(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", EVENTS)
-    done = run_thence(
-        "streams",
-        path,
-        *FSDP[:2],
-        "--group",
-        "\x1b[2J=gemm",
-        "--expect",
-        "\x1b[2J>=1",
-        COLUMNS="80",
-    )
+    done = run_thence("streams", path, *FSDP[:2], "--group", "\x1b[2J=gemm", "--expect", "\x1b[2J>=1", COLUMNS="80")
     lines = done.stdout.decode().splitlines()
     assert max(map(len, lines[:-1])) <= 80
     assert "\x1b" not in done.stdout.decode()

@@ -26,11 +26,7 @@ intervals = st.lists(interval, max_size=30)
 # (start, length, device, stream, name): little of everything, so that much coincides.
 activities = st.lists(
     st.tuples(
-        st.integers(0, 25),
-        st.integers(0, 9),
-        st.integers(0, 1),
-        st.integers(3, 6),
-        st.sampled_from(sorted(NAMES)),
+        st.integers(0, 25), st.integers(0, 9), st.integers(0, 1), st.integers(3, 6), st.sampled_from(sorted(NAMES))
     ),
     min_size=1,
     max_size=30,
@@ -70,9 +66,7 @@ def test_levels_count_the_intervals_of_every_nanosecond(rows: list[tuple[int, in
 
 
 @given(intervals, intervals)
-def test_covered_and_shared_are_counted_nanoseconds(
-    rows: list[tuple[int, int]], others: list[tuple[int, int]]
-) -> None:
+def test_covered_and_shared_are_counted_nanoseconds(rows: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
     theirs = nanoseconds(others)
     expected = [len(nanoseconds([row]) & theirs) for row in rows]
     assert covered_lengths(*columns(rows), *columns(others)).tolist() == expected
@@ -93,9 +87,7 @@ def measured(rows: list[tuple[int, int, int, int, str]]) -> Streams:
 
 @pytest.mark.slow_oracle
 @given(activities)
-def test_every_number_is_a_count_of_nanoseconds(
-    rows: list[tuple[int, int, int, int, str]],
-) -> None:
+def test_every_number_is_a_count_of_nanoseconds(rows: list[tuple[int, int, int, int, str]]) -> None:
     running: dict[int, dict[int, list[tuple[int, str]]]] = {0: {}, 1: {}}
     for start, length, device, stream, name in rows:
         for t in range(start, start + length):
@@ -105,9 +97,7 @@ def test_every_number_is_a_count_of_nanoseconds(
     for found in result.concurrency:
         seconds = running[found.device].values()
         depth = Counter(len({stream for stream, _ in now}) for now in seconds)
-        assert dict(enumerate(found.busy_streams_ns, 1)) == {
-            k: depth[k] for k in range(1, max(depth, default=0) + 1)
-        }
+        assert dict(enumerate(found.busy_streams_ns, 1)) == {k: depth[k] for k in range(1, max(depth, default=0) + 1)}
         assert found.busy_ns == len(seconds) == sum(found.busy_streams_ns)
         overlap: dict[str, Counter[str]] = defaultdict(Counter)
         for now in seconds:
@@ -119,9 +109,7 @@ def test_every_number_is_a_count_of_nanoseconds(
                 overlap[a][a] += groups[a] > 1
         expected = {a: dict(+row) for a, row in overlap.items() if +row}
         assert {a: dict(row) for a, row in found.overlap_ns.items()} == expected
-        talking = [
-            {g for _, g in now} for now in seconds if ("communication" in {g for _, g in now})
-        ]
+        talking = [{g for _, g in now} for now in seconds if ("communication" in {g for _, g in now})]
         assert found.communication_ns == len(talking)
         assert found.hidden_ns == sum(len(groups) > 1 for groups in talking)
         lanes = result.streams.filter(result.streams["device"] == found.device)

@@ -35,14 +35,8 @@ def op(at: float, name: str, dur: float = 1.0, **facts: Any) -> dict[str, Any]:
 
 def test_the_bytes_of_a_batch_are_those_of_its_parts(tmp_path: Path) -> None:
     trace = thence.open(*job(tmp_path, {0: two_batches()}))
-    assert trace.collectives.select("collective", "bytes").rows() == [
-        ("send-recv", 8000),
-        ("send-recv", 4000),
-    ]
-    assert trace.collectives.select("in_elements", "out_elements").rows() == [
-        (1000, 1000),
-        (1000, 0),
-    ]
+    assert trace.collectives.select("collective", "bytes").rows() == [("send-recv", 8000), ("send-recv", 4000)]
+    assert trace.collectives.select("in_elements", "out_elements").rows() == [(1000, 1000), (1000, 0)]
     parts = trace.attributed.collective_parts
     assert parts.select("gpu", "collective", "source_rank", "destination_rank").rows() == [
         (0, "send", None, 1),
@@ -68,19 +62,12 @@ def test_elements_that_are_not_known_make_their_sum_unknown(tmp_path: Path) -> N
 def test_ops_before_another_op_belong_to_no_later_batch(tmp_path: Path) -> None:
     """A send whose own batch was lost, then a wait for it, then the next batch."""
     lost = [op(940.0, "send", **{"Dst Rank": 1}), op(945.0, "wait")]
-    assert described(tmp_path, [*lost, *batch(1, 1000.0, 1100.0, EXCHANGE, PAIR)]) == [
-        ("send-recv", 8000)
-    ]
+    assert described(tmp_path, [*lost, *batch(1, 1000.0, 1100.0, EXCHANGE, PAIR)]) == [("send-recv", 8000)]
 
 
 def test_a_plain_send_whose_kernel_was_lost_is_no_part(tmp_path: Path) -> None:
-    lost = [
-        op(930.0, "send", 10.0, **{"Dst Rank": 1}),
-        event("user_annotation", "nccl:send 0->1", 931.0, 8.0),
-    ]
-    assert described(tmp_path, [*lost, *batch(1, 1000.0, 1100.0, EXCHANGE, PAIR)]) == [
-        ("send-recv", 8000)
-    ]
+    lost = [op(930.0, "send", 10.0, **{"Dst Rank": 1}), event("user_annotation", "nccl:send 0->1", 931.0, 8.0)]
+    assert described(tmp_path, [*lost, *batch(1, 1000.0, 1100.0, EXCHANGE, PAIR)]) == [("send-recv", 8000)]
 
 
 def test_ops_of_another_thread_are_no_parts(tmp_path: Path) -> None:
@@ -117,8 +104,6 @@ def test_without_ops_the_reason_is_said(tmp_path: Path) -> None:
     events = [e for e in two_batches() if e["cat"] != "cpu_op"]
     assert described(tmp_path, events) == []
     times = thence.open(*job(tmp_path, {0: events})).collective_times("keep")
-    assert times.by_size.select("collective", "kernel", "count").rows() == [
-        ("send-recv", KERNEL, 2)
-    ]
+    assert times.by_size.select("collective", "kernel", "count").rows() == [("send-recv", KERNEL, 2)]
     (note,) = [note for note in times.notes if "have no description" in note]
     assert "batch_isend_irecv" in note

@@ -62,9 +62,7 @@ def trace(folder: Path, kernels: Kernels, rank: int = 0, *, replays: int = 3) ->
     """A trace in which a graph with these kernels is replayed."""
     document = json.loads(unzipped(TORCH / "graphs" / "comm_replay_rank0.json.gz"))
     events = [e for e in document["traceEvents"] if e.get("cat") != "kernel"]
-    launches = sorted(
-        (e for e in events if "GraphLaunch" in str(e.get("name"))), key=lambda e: e["ts"]
-    )
+    launches = sorted((e for e in events if "GraphLaunch" in str(e.get("name"))), key=lambda e: e["ts"])
     for number, launch in enumerate(launches[:replays]):
         for place, row in enumerate(kernels):
             args = row["args"] | {"correlation": launch["args"]["correlation"]}
@@ -115,9 +113,7 @@ def test_a_replay_gets_size_and_group_of_its_calls(tmp_path: Path, rank: int, gr
     rows = facts(trace(tmp_path, layers(), rank)).sort("start")
     assert rows["bytes"].to_list() == 3 * [size for _, size in TRUTH]
     text, members = GROUPS[group]
-    kinds = rows.select(
-        "group_name", "group_description", "group_ranks", "group_size", "element_type"
-    )
+    kinds = rows.select("group_name", "group_description", "group_ranks", "group_size", "element_type")
     assert kinds.unique().rows() == [(group, text, str(members), 2, "BFloat16")]
     assert rows["collective"].to_list() == 3 * 4 * ["all_reduce", "all_gather", "all_reduce"]
 
@@ -152,16 +148,8 @@ def damaged(rows: Kernels, how: str, at: int) -> Kernels:
         "foreign of NCCL": [*rows[:at], foreign(rows, "ncclDevKernel_Generic()"), *rows[at:]],
         "exchanged": [*rows[:to], *rows[to : to + 2][::-1], *rows[to + 2 :]],
         "moved": [*rest[:to], rows[at], *rest[to:]],
-        "renamed": [
-            *rows[:at],
-            foreign(rows, "ncclDevKernel_SendRecv()"),
-            *rows[at + 1 :],
-        ],
-        "another type": [
-            *rows[:at],
-            foreign(rows, "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"),
-            *rows[at + 1 :],
-        ],
+        "renamed": [*rows[:at], foreign(rows, "ncclDevKernel_SendRecv()"), *rows[at + 1 :]],
+        "another type": [*rows[:at], foreign(rows, "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"), *rows[at + 1 :]],
         "lost and foreign": [*rest[:to], foreign(rows, "ncclDevKernel_Generic()"), *rest[to:]],
     }[how]
 
@@ -170,14 +158,7 @@ DAMAGES = (
     "lost", "two lost", "layer lost", "cut", "cut at the beginning", "twice", "foreign", "foreign of NCCL",
     "exchanged", "moved", "renamed", "another type", "lost and foreign",
 )  # fmt: skip
-KEPT = {
-    "lost": 8,
-    "twice": 10,
-    "foreign": 12,
-    "foreign of NCCL": 9,
-    "renamed": 11,
-    "another type": 11,
-}
+KEPT = {"lost": 8, "twice": 10, "foreign": 12, "foreign of NCCL": 9, "renamed": 11, "another type": 11}
 """How many of 12 sizes at least stay known after one difference; two may leave nothing."""
 
 
@@ -242,16 +223,12 @@ def test_a_recorder_whose_groups_lack_the_rank_is_refused_and_named(tmp_path: Pa
 def test_a_note_states_how_many_kernels_have_facts(tmp_path: Path) -> None:
     record(tmp_path)
     found = thence.open(trace(tmp_path, layers())).attributed.meta.notes
-    assert found == (
-        "flight recorders (nccl_trace_rank_0) give facts of 36 of 36 collective kernels of their ranks",
-    )
+    assert found == ("flight recorders (nccl_trace_rank_0) give facts of 36 of 36 collective kernels of their ranks",)
 
 
 def test_an_overwritten_recorder_says_what_to_set(tmp_path: Path) -> None:
     changed(record(tmp_path), lambda calls: calls[15:])
-    (text,) = [
-        x for x in thence.open(trace(tmp_path, layers())).attributed.meta.notes if "facts" in x
-    ]
+    (text,) = [x for x in thence.open(trace(tmp_path, layers())).attributed.meta.notes if "facts" in x]
     assert "0 of 36" in text
     assert "overwritten its first 15 calls" in text
     assert "TORCH_FR_BUFFER_SIZE" in text
@@ -259,9 +236,7 @@ def test_an_overwritten_recorder_says_what_to_set(tmp_path: Path) -> None:
 
 def test_what_had_begun_and_not_ended_is_named_with_its_line(tmp_path: Path) -> None:
     changed(record(tmp_path), lambda calls: [*calls[:-1], calls[-1] | {"state": "started"}])
-    (text,) = [
-        x for x in thence.open(trace(tmp_path, layers())).attributed.meta.notes if "had begun" in x
-    ]
+    (text,) = [x for x in thence.open(trace(tmp_path, layers())).attributed.meta.notes if "had begun" in x]
     # The last call of a step on rank 0: the broadcast in the group "experts", the third.
     line = 1 + (RECORDS / "make.py").read_text().splitlines().index(
         "        dist.broadcast(ones(5, dtype=torch.int64), 0, group=experts)"
@@ -333,9 +308,7 @@ def eager(folder: Path, *, shift_ns: int = 0) -> tuple[Path, list[int | None]]:
         start = (call["time_created_ns"] - base) / 1000 + 50
         args = {"correlation": 900_000 + number}
         events.append(launch | {"ts": start, "dur": 5, "args": launch["args"] | args})
-        events.append(
-            made | {"name": title, "ts": start + 10, "dur": 20, "args": made["args"] | args}
-        )
+        events.append(made | {"name": title, "ts": start + 10, "dur": 20, "args": made["args"] | args})
         width = {"Float": 4, "BFloat16": 2, "Long": 8}[call["input_dtypes"][0]]
         sizes.append(call["input_sizes"][0][0] * width)
     document["traceEvents"] = events
@@ -347,9 +320,7 @@ def eager(folder: Path, *, shift_ns: int = 0) -> tuple[Path, list[int | None]]:
     return path, sizes
 
 
-def test_kernels_outside_of_graphs_are_described_in_the_order_of_their_launches(
-    tmp_path: Path,
-) -> None:
+def test_kernels_outside_of_graphs_are_described_in_the_order_of_their_launches(tmp_path: Path) -> None:
     record(tmp_path)
     path, sizes = eager(tmp_path)
     rows = facts(path).sort("start")
@@ -360,9 +331,7 @@ def test_kernels_outside_of_graphs_are_described_in_the_order_of_their_launches(
 
 
 @pytest.mark.parametrize("shift_ns", [-(10**12), 10**12])
-def test_a_recorder_of_another_time_says_nothing_of_eager_kernels(
-    tmp_path: Path, shift_ns: int
-) -> None:
+def test_a_recorder_of_another_time_says_nothing_of_eager_kernels(tmp_path: Path, shift_ns: int) -> None:
     record(tmp_path)
     assert facts(eager(tmp_path, shift_ns=shift_ns)[0]).is_empty()
 
@@ -382,9 +351,7 @@ def test_the_layout_of_a_recorder_gives_the_groups_of_another_rank(tmp_path: Pat
     (tmp_path / "replay.json").write_text(json.dumps(target))
     document = pickle.loads(record(tmp_path, 2).read_bytes())
     document["pg_config"] = {
-        name: {"name": name, "desc": text, "ranks": str(ranks)}
-        for name, (text, ranks) in GROUPS.items()
-        if 2 in ranks
+        name: {"name": name, "desc": text, "ranks": str(ranks)} for name, (text, ranks) in GROUPS.items() if 2 in ranks
     }
     (tmp_path / "nccl_trace_rank_2").write_bytes(pickle.dumps(document, protocol=2))
     run = thence.open(tmp_path / "eager.json")

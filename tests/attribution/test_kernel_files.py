@@ -27,12 +27,7 @@ def triton_poi_fused_add_0(in_ptr, out_ptr, xnumel, XBLOCK):
 
 def trace_of(folder: Path, file: str, *frames: dict[str, object]) -> thence.Trace:
     """One launch of a Triton kernel, as torch._inductor records it, and one of another kernel."""
-    facts = {
-        "kernel_file": file,
-        "kernel_hash": "cab",
-        "kernel_kwargs": "XBLOCK=16",
-        "kernel_backend": "triton",
-    }
+    facts = {"kernel_file": file, "kernel_hash": "cab", "kernel_kwargs": "XBLOCK=16", "kernel_backend": "triton"}
     events = [
         event("cpu_op", "triton_poi_fused_add_0", 10, 20, args={"External id": 1, **facts}),
         *(launch(1, 12), kernel(1, 100, name="triton_poi_fused_add_0")),
@@ -61,9 +56,7 @@ def test_ones_own_code_comes_first_and_frames_of_libraries_last(tmp_path: Path) 
     assert trace.places["source_rule"].to_list() == ["kernel_file_absent", "library_frame"]
 
 
-@pytest.mark.parametrize(
-    "what", ["absent", "relative", "folder", "pipe", "not Python", "another kernel", "zero"]
-)
+@pytest.mark.parametrize("what", ["absent", "relative", "folder", "pipe", "not Python", "another kernel", "zero"])
 def test_what_is_no_such_file_is_named_without_a_line(tmp_path: Path, what: str) -> None:
     file = str(tmp_path / "cab.py")
     if what == "relative":

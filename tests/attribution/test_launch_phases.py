@@ -32,18 +32,12 @@ def chains(path: Path) -> list[tuple[str, int, list[str]]]:
     recorded = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     events = [e for e in recorded if e.get("ph") == "X"]
     around = [e for e in events if e["cat"] in ("cpu_op", "user_annotation", "python_function")]
-    calls = {
-        e["args"]["correlation"]: e for e in events if e["cat"] in ("cuda_runtime", "cuda_driver")
-    }
+    calls = {e["args"]["correlation"]: e for e in events if e["cat"] in ("cuda_runtime", "cuda_driver")}
     found = []
     work = [e for e in events if e["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
     for activity in sorted(work, key=lambda e: e["ts"]):
         call = calls[activity["args"]["correlation"]]
-        chain = [
-            e
-            for e in around
-            if e["tid"] == call["tid"] and e["ts"] <= call["ts"] < e["ts"] + e["dur"]
-        ]
+        chain = [e for e in around if e["tid"] == call["tid"] and e["ts"] <= call["ts"] < e["ts"] + e["dur"]]
         chain.sort(key=lambda e: (-e["ts"], e["dur"]))
         found.append((activity["name"], round(activity["dur"] * 1000), [e["name"] for e in chain]))
     return found
@@ -173,11 +167,7 @@ def test_what_libraries_run_around_a_pass_belongs_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("in_step", "expected"), [(True, "input"), (False, "other")])
-def test_a_copy_to_the_device_is_input_inside_a_step(
-    tmp_path: Path,
-    in_step: bool,
-    expected: str,
-) -> None:
+def test_a_copy_to_the_device_is_input_inside_a_step(tmp_path: Path, in_step: bool, expected: str) -> None:
     copy = kernel(5, 50, name="Memcpy HtoD (Pinned -> Device)") | {"cat": "gpu_memcpy"}
     steps = [event("user_annotation", "ProfilerStep#1", 0, 40)] if in_step else []
     rows = opened(tmp_path, [op("aten::copy_", 4, 4, 7), launch(5, 5), copy, *steps, *BACKWARD])

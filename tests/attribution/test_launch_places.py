@@ -38,9 +38,7 @@ def test_a_collective_described_on_the_host_op_only_is_its_kernels(tmp_path: Pat
         "Group size": 2, "dtype": "BFloat16", "Process Group Ranks": "[0, 1]",
     }  # fmt: skip
     op = event("cpu_op", "record_param_comms", 10, 20, args=args)
-    trace = opened(
-        tmp_path, [op, launch(1, 12), kernel(1, 40, name="ncclDevKernel"), kernel(2, 60)]
-    )
+    trace = opened(tmp_path, [op, launch(1, 12), kernel(1, 40, name="ncclDevKernel"), kernel(2, 60)])
     row = trace.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String)).row(0, named=True)
     assert trace.collectives.height == 1
     assert trace.gpu["name"].cast(pl.String)[row["gpu"]] == "ncclDevKernel"
@@ -67,20 +65,9 @@ def backward_of_two_threads(*, flows: bool) -> list[dict[str, Any]]:
             events.append(kernel(at, at + 2, name=label))
             if flows:
                 forward = {"ts": 10 * (number - 6), "tid": 2 if label == "left" else 3}
+                events.append({"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "id": at, "pid": 1, **forward})
                 events.append(
-                    {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "id": at, "pid": 1, **forward}
-                )
-                events.append(
-                    {
-                        "ph": "f",
-                        "bp": "e",
-                        "cat": "fwdbwd",
-                        "name": "fwdbwd",
-                        "id": at,
-                        "pid": 1,
-                        "tid": 4,
-                        "ts": at,
-                    }
+                    {"ph": "f", "bp": "e", "cat": "fwdbwd", "name": "fwdbwd", "id": at, "pid": 1, "tid": 4, "ts": at}
                 )
     return events
 
@@ -106,10 +93,7 @@ def test_without_arrows_sequence_numbers_find_the_forward_op(tmp_path: Path) -> 
 def test_without_arrows_two_forward_threads_are_told_apart(tmp_path: Path) -> None:
     # As before, but each engine thread has a number that only one forward thread has.
     events = backward_of_two_threads(flows=False)
-    for name, thread, lane, start, at in (
-        ("aten::left", 0, 2, 40, None),
-        ("Backward0", 1, 4, 300, 300),
-    ):
+    for name, thread, lane, start, at in (("aten::left", 0, 2, 40, None), ("Backward0", 1, 4, 300, 300)):
         args = {"Sequence number": 20, "Fwd thread id": thread}
         events.append(event("cpu_op", name, start, 5, tid=lane, args=args))
         if at:
@@ -118,14 +102,10 @@ def test_without_arrows_two_forward_threads_are_told_apart(tmp_path: Path) -> No
     assert rows["label"].cast(pl.String).to_list() == rows["name"].cast(pl.String).to_list()
 
 
-def test_the_latest_forward_op_with_the_number_before_the_backward_op_counts(
-    tmp_path: Path,
-) -> None:
+def test_the_latest_forward_op_with_the_number_before_the_backward_op_counts(tmp_path: Path) -> None:
     events = []
     for start, label in ((0, "first"), (1000, "second")):
-        op = event(
-            "cpu_op", "aten::mm", start + 10, 5, args={"Sequence number": 1, "Fwd thread id": 0}
-        )
+        op = event("cpu_op", "aten::mm", start + 10, 5, args={"Sequence number": 1, "Fwd thread id": 0})
         args = {"Sequence number": 1, "Fwd thread id": 7}
         back = event("cpu_op", "MmBackward0", start + 200, 9, tid=4, args=args)
         events += [event("user_annotation", label, start, 50), op, back]
@@ -177,27 +157,21 @@ def backward_work(tmp_path: Path, kind: str, *ranges: str) -> list[tuple[str, st
 
 
 @pytest.mark.parametrize("kind", BACKWARD_KINDS)
-def test_backward_work_belongs_to_what_was_open_around_the_forward_op(
-    kind: str, tmp_path: Path
-) -> None:
+def test_backward_work_belongs_to_what_was_open_around_the_forward_op(kind: str, tmp_path: Path) -> None:
     place = BACKWARD_KINDS[kind][2].format("forward")
     found = backward_work(tmp_path, kind, "forward", "around")
     assert found == [(place, "forward_op")] * 2
 
 
 @pytest.mark.parametrize("kind", BACKWARD_KINDS)
-def test_what_is_open_inside_the_backward_op_comes_before_the_forward_op(
-    kind: str, tmp_path: Path
-) -> None:
+def test_what_is_open_inside_the_backward_op_comes_before_the_forward_op(kind: str, tmp_path: Path) -> None:
     forward, inside = (BACKWARD_KINDS[kind][2].format(name) for name in ("forward", "inside"))
     found = backward_work(tmp_path, kind, "forward", "inside")
     assert found == [(forward, "forward_op"), (inside, "launch_ranges")]
 
 
 @pytest.mark.parametrize("kind", BACKWARD_KINDS)
-def test_what_is_open_around_the_backward_op_counts_where_the_forward_op_had_nothing(
-    kind: str, tmp_path: Path
-) -> None:
+def test_what_is_open_around_the_backward_op_counts_where_the_forward_op_had_nothing(kind: str, tmp_path: Path) -> None:
     place = BACKWARD_KINDS[kind][2].format("around")
     assert backward_work(tmp_path, kind, "around") == [(place, "launch_ranges")] * 2
 

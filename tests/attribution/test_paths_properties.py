@@ -61,9 +61,7 @@ def test_a_path_is_the_wanted_names_from_the_outermost_to_the_row(
 
 
 @given(forests())
-def test_equal_paths_are_one_node_of_the_tree(
-    forest: tuple[list[int], list[str], list[bool], list[int]],
-) -> None:
+def test_equal_paths_are_one_node_of_the_tree(forest: tuple[list[int], list[str], list[bool], list[int]]) -> None:
     ways = [walked(*forest[:3], row) for row in forest[3]]
     tree, node = path_tree(*arrays(*forest))
     names = tree.name.cast(pl.String).to_list()
@@ -92,10 +90,7 @@ def test_deep_paths_are_shortened_and_still_told_apart(
             assert text == ("/".join(way) if way else None)
             continue
         assert text is not None
-        begin, end = (
-            f"{'/'.join(way[:2])}/[{len(way) - 4} levels left out",
-            f"]/{'/'.join(way[-2:])}",
-        )
+        begin, end = (f"{'/'.join(way[:2])}/[{len(way) - 4} levels left out", f"]/{'/'.join(way[-2:])}")
         assert text.startswith(begin)
         assert text.endswith(end)
         middle = text[len(begin) : len(text) - len(end)]
@@ -146,9 +141,7 @@ def test_long_names_around_many_ranges_do_not_multiply() -> None:
     depth, leaves = 30, 4000
     parent = np.array([*range(-1, depth - 1), *[depth - 1] * leaves])
     parent[0] = NO_ROW
-    names = pl.Series(
-        [f"{i}" + "x" * 5000 for i in range(depth)] + [f"leaf {i}" for i in range(leaves)]
-    )
+    names = pl.Series([f"{i}" + "x" * 5000 for i in range(depth)] + [f"leaf {i}" for i in range(leaves)])
     rows = np.arange(depth, depth + leaves)
     everywhere = np.ones(depth + leaves, np.bool_)
     texts = path_names(parent, names.cast(pl.Categorical()), rows, everywhere).cast(pl.String)

@@ -43,11 +43,7 @@ def test_the_class_is_that_of_the_module_whose_call_is_directly_around(tmp_path:
         # Called by hand, not by the module.
         *(frame("head.py(3): forward", 30, 10), launch(3, 32), kernel(3, 220)),
     ]
-    assert sources(opened(tmp_path, events)) == [
-        "net.py:27 Block.forward",
-        "net.py:40 scale",
-        "head.py:3 forward",
-    ]
+    assert sources(opened(tmp_path, events)) == ["net.py:27 Block.forward", "net.py:40 scale", "head.py:3 forward"]
 
 
 def test_a_function_that_several_classes_share_is_named_without_one(tmp_path: Path) -> None:
@@ -119,10 +115,7 @@ def test_frames_that_hold_lines_are_worded_as_lines(tmp_path: Path) -> None:
 def test_traces_of_both_kinds_of_producer_say_both() -> None:
     trace = thence.open(STACK, SINGLE, add=True)
     trace.self_check()
-    assert trace.attributed.places["position"].drop_nulls().unique().sort().to_list() == [
-        "function",
-        "line",
-    ]
+    assert trace.attributed.places["position"].drop_nulls().unique().sort().to_list() == ["function", "line"]
     assert trace.summary("source").heading == "function or source line"
 
 

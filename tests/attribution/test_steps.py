@@ -33,9 +33,7 @@ def graph(number: int, start: int, graph_id: int | None, names: str = "ab") -> E
     """The launch of a CUDA graph, and one kernel for each letter."""
     ids = {} if graph_id is None else {"graph id": graph_id, "graph node id": 1}
     begun = {**launch(number, start), "name": "cudaGraphLaunch"}
-    kernels = [
-        kernel(number, start + 3 + 6 * i, name=name, args=dict(ids)) for i, name in enumerate(names)
-    ]
+    kernels = [kernel(number, start + 3 + 6 * i, name=name, args=dict(ids)) for i, name in enumerate(names)]
     return [begun, *kernels]
 
 
@@ -82,10 +80,7 @@ def test_layers_of_one_call_are_no_steps(tmp_path: Path) -> None:
     layers = [
         e
         for i in range(12)
-        for e in (
-            event("python_function", "nn.Module: Block_0", 10 + 20 * i, 15),
-            *work(1 + i, 12 + 20 * i),
-        )
+        for e in (event("python_function", "nn.Module: Block_0", 10 + 20 * i, 15), *work(1 + i, 12 + 20 * i))
     ]
     whole = event("python_function", "nn.Module: Net_0", 0, 1000)
     assert found(opened(tmp_path, [whole, *layers])) == []
@@ -154,9 +149,7 @@ def test_an_evaluation_without_modules_has_a_step_for_each_batch(tmp_path: Path)
     assert found(trace) == [("batch", f"batch#{i}", i) for i in range(5)]
     assert trace.attributed.steps["duration"].to_list() == [100_000] * 5
     assert trace.steps().frame["activities"].to_list() == [2] * 5
-    assert found(opened(tmp_path, fetches(5, stops=False))) == [
-        ("batch", f"batch#{i}", i) for i in range(4)
-    ]
+    assert found(opened(tmp_path, fetches(5, stops=False))) == [("batch", f"batch#{i}", i) for i in range(4)]
     assert found(opened(tmp_path, fetches(2))) == []
 
 
@@ -165,9 +158,7 @@ def test_batches_are_steps_only_where_nothing_else_repeats(tmp_path: Path) -> No
     assert {kind for kind, *_ in found(opened(tmp_path, both))} == {"module"}
 
 
-def test_named_ranges_that_count_steps_are_steps_and_those_around_loading_are_not(
-    tmp_path: Path,
-) -> None:
+def test_named_ranges_that_count_steps_are_steps_and_those_around_loading_are_not(tmp_path: Path) -> None:
     training = [
         e
         for i in range(3)
@@ -209,9 +200,7 @@ def test_the_main_program_is_that_of_most_time_which_repeats() -> None:
     assert steps["start"].to_list() == [95, 145, 195]
 
 
-def test_a_program_that_ran_once_is_no_step_and_rounds_of_its_loops_are_none(
-    tmp_path: Path,
-) -> None:
+def test_a_program_that_ran_once_is_no_step_and_rounds_of_its_loops_are_none(tmp_path: Path) -> None:
     assert shared(DATA / "jax" / "remat.xplane.pb.gz").attributed.steps.is_empty()
     with tarfile.open(DATA / "jax" / "programs" / "rnn.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
@@ -247,11 +236,7 @@ def test_a_pass_of_a_server_counts_once_where_one_range_encloses_another(tmp_pat
 
 def test_the_range_inside_describes_a_pass_whose_own_name_does_not(tmp_path: Path) -> None:
     trace = opened(tmp_path, passes([["execute_model", "step[DECODE bs=8]"]] * 3))
-    assert [(kind, number) for kind, _, number in found(trace)] == [
-        ("pass", 0),
-        ("pass", 1),
-        ("pass", 2),
-    ]
+    assert [(kind, number) for kind, _, number in found(trace)] == [("pass", 0), ("pass", 1), ("pass", 2)]
     assert trace.step_kinds().rows["step_kind"].to_list() == ["decode bs=8"]
     assert trace.step_kinds().rows["steps"].to_list() == [3]
     assert set(trace.places["step-kind"].cast(pl.String)) == {"decode bs=8"}
@@ -273,9 +258,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("path", "kind", "count"), EVERYWHERE, ids=lambda x: getattr(x, "name", "")
-)
+@pytest.mark.parametrize(("path", "kind", "count"), EVERYWHERE, ids=lambda x: getattr(x, "name", ""))
 def test_every_verb_has_the_same_steps(path: Path, kind: str, count: int) -> None:
     """The steps of `steps`, of the rows by step, of --steps, of the headline and of SQL."""
     trace = shared(path)
@@ -302,9 +285,7 @@ def test_every_verb_has_the_same_steps(path: Path, kind: str, count: int) -> Non
 def test_kinds_are_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     shown = output(capsys, "steps", DATA / "nsight" / "jax_train.sqlite.gz")[0]
     assert "6 steps: executions of jit_train_step; without 2 of warm-up, the last" in shown
-    document = json.loads(
-        run_thence("steps", DATA / "nsight" / "jax_train.sqlite.gz", "--format", "json").stdout
-    )
+    document = json.loads(run_thence("steps", DATA / "nsight" / "jax_train.sqlite.gz", "--format", "json").stdout)
     assert (document["kind"], document["what"]) == ("program", "executions of jit_train_step")
     left = [row["left_out"] for row in document["steps"]]
     assert left == ["warm_up", "warm_up", None, None, None, "last"]

@@ -20,9 +20,7 @@ TWO_STREAMS = TORCH / "events" / "two_streams.json.gz"
 
 
 def call(name: str, start: float, duration: float = 1, **rest: Any) -> dict[str, Any]:
-    return event(
-        "cuda_runtime", name, start, duration, args={"correlation": int(start) + 1000}, **rest
-    )
+    return event("cuda_runtime", name, start, duration, args={"correlation": int(start) + 1000}, **rest)
 
 
 def on(stream: int, correlation: int, start: float, duration: float) -> dict[str, Any]:
@@ -111,25 +109,13 @@ def test_what_times_contradict_is_not_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_wait_of_the_host_is_for_the_stream_launched_on_last(tmp_path: Path) -> None:
-    events = [
-        launch(1, 1),
-        launch(2, 3),
-        call("cudaStreamSynchronize", 5, 60),
-        on(7, 1, 10, 5),
-        on(8, 2, 20, 40),
-    ]
+    events = [launch(1, 1), launch(2, 3), call("cudaStreamSynchronize", 5, 60), on(7, 1, 10, 5), on(8, 2, 20, 40)]
     wait = opened(tmp_path, events).waits.row(0, named=True)
     assert (wait["kind"], wait["stream"], wait["known"]) == ("stream", 8, "inferred")
 
 
 def test_a_wait_that_returned_before_the_stream_was_done_is_for_another(tmp_path: Path) -> None:
-    events = [
-        launch(1, 1),
-        launch(2, 3),
-        call("cudaStreamSynchronize", 5, 20),
-        on(7, 1, 10, 5),
-        on(8, 2, 20, 40),
-    ]
+    events = [launch(1, 1), launch(2, 3), call("cudaStreamSynchronize", 5, 20), on(7, 1, 10, 5), on(8, 2, 20, 40)]
     wait = opened(tmp_path, events).waits.row(0, named=True)
     assert (wait["stream"], wait["known"]) == (None, "unknown")
 
@@ -145,9 +131,7 @@ def test_a_wait_for_an_event_has_the_record_on_its_thread(tmp_path: Path) -> Non
 
 
 def test_a_trace_without_launches_knows_nothing_but_the_calls(tmp_path: Path) -> None:
-    trace = opened(
-        tmp_path, [call("cudaEventRecord", 2), call("cudaStreamWaitEvent", 4), on(7, 1, 10, 5)]
-    )
+    trace = opened(tmp_path, [call("cudaEventRecord", 2), call("cudaStreamWaitEvent", 4), on(7, 1, 10, 5)])
     assert trace.events["known"].to_list() == ["unknown", "unknown"]
     assert trace.events.schema == EVENTS.schema
     assert trace.waits.schema == WAITS.schema

@@ -162,13 +162,9 @@ def test_frames_that_are_nobodys_are_passed_over(setting: Setting) -> None:
 
 
 def test_threads_have_chains_of_their_own(setting: Setting) -> None:
-    function = compiled(
-        "def f(launch, n):\n    for _ in range(n):\n        launch()\n        launch()\n"
-    )
+    function = compiled("def f(launch, n):\n    for _ in range(n):\n        launch()\n        launch()\n")
     setting.chains.own(function.__code__)
-    threads = [
-        threading.Thread(target=function, args=(setting.library.fake_launch, 300)) for _ in range(6)
-    ]
+    threads = [threading.Thread(target=function, args=(setting.library.fake_launch, 300)) for _ in range(6)]
     for thread in threads:
         thread.start()
     rows = [setting.rows(LINE)]

@@ -143,9 +143,7 @@ def test_names_of_many_moments_stay_apart(probe: Probe, cupti: ctypes.CDLL) -> N
         assert [texts[number - 1][2] for number in opened] == [{"number": i} for i in range(5000)]
 
 
-def test_moments_of_marks_make_nothing_for_the_garbage_collector(
-    probe: Probe, cupti: ctypes.CDLL
-) -> None:
+def test_moments_of_marks_make_nothing_for_the_garbage_collector(probe: Probe, cupti: ctypes.CDLL) -> None:
     """A mark in a loop is recorded as numbers: the objects that wait to be written do not grow with the loop."""
     if probe.name != "c":
         pytest.skip("of the compiled probe")
@@ -275,25 +273,14 @@ def test_the_c_files_are_clean(tmp_path: Path) -> None:
     if not Path(include, "Python.h").is_file():
         pytest.skip("Python's headers are not here")
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]
-    command = [
-        "cc",
-        "-std=c11",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Wshadow",
-        "-Werror",
-        "-DPy_LIMITED_API=0x030B0000",
-    ]
+    command = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-DPy_LIMITED_API=0x030B0000"]
     built = tmp_path / "_probe.abi3.so"
     compiled = subprocess.run(
         [*command, *sanitize, "-fPIC", "-shared", f"-I{include}", *sources, "-o", str(built)],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert compiled.returncode == 0, compiled.stderr
-    find = subprocess.run(
-        ["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
-    )
+    find = subprocess.run(["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
     runtime = find.stdout.strip()
     if not Path(runtime).is_file():
         pytest.skip("the compiler has no library for the sanitizers")
@@ -307,9 +294,7 @@ def test_the_c_files_are_clean(tmp_path: Path) -> None:
         "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', *sys.argv[2:]]))\n"
     )
     readable = sys.version_info[:2] in LAYOUTS
-    stacks = [
-        str(Path(__file__).with_name(f"test_{name}.py")) for name in ("stacks", "chains", "nodes")
-    ]
+    stacks = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("stacks", "chains", "nodes")]
     stacks = stacks if readable else []
     done = subprocess.run(
         [sys.executable, "-c", program, str(built), __file__, *stacks, "-k", "[c] or c- or stacks or chains or nodes"],
@@ -338,9 +323,7 @@ def launching(probe: Probe, cupti: ctypes.CDLL) -> ctypes.CDLL:
     return cupti
 
 
-def test_a_launch_is_noted_once_between_its_boundaries(
-    probe: Probe, launching: ctypes.CDLL
-) -> None:
+def test_a_launch_is_noted_once_between_its_boundaries(probe: Probe, launching: ctypes.CDLL) -> None:
     """A call of the runtime calls the driver, whose own number no activity has."""
     log = log_of(probe, launching)
     log.note(1)
@@ -354,9 +337,7 @@ def test_a_launch_is_noted_once_between_its_boundaries(
     assert [*times, boundaries["time"][1]] == sorted([*times, boundaries["time"][1]])
 
 
-def test_launches_of_threads_that_come_and_go_are_all_noted(
-    probe: Probe, launching: ctypes.CDLL
-) -> None:
+def test_launches_of_threads_that_come_and_go_are_all_noted(probe: Probe, launching: ctypes.CDLL) -> None:
     """While another thread takes them."""
     said: dict[int, list[int]] = {}
     taken: dict[int, list[int]] = {}

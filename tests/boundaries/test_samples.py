@@ -23,9 +23,7 @@ from thence.model.formats import SAMPLE_STATES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-known = pytest.mark.skipif(
-    sys.version_info[:2] not in LAYOUTS, reason="the stack of this Python is not known"
-)
+known = pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="the stack of this Python is not known")
 PYTHON, C, SLEEP = (SAMPLE_STATES.index(name) for name in ("python", "c", "sleep"))
 RUNS = len(SAMPLE_STATES)
 
@@ -45,21 +43,9 @@ def test_this_python_can_be_sampled(native: Any) -> None:
 
 @known
 @pytest.mark.parametrize(
-    "field",
-    [
-        "owner",
-        "thread",
-        "first_line",
-        "filename",
-        "qualname",
-        "lines",
-        "compact",
-        "kind_shift",
-    ],
+    "field", ["owner", "thread", "first_line", "filename", "qualname", "lines", "compact", "kind_shift"]
 )
-def test_wrong_offsets_are_found_out(
-    native: Any, field: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_offsets_are_found_out(native: Any, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by 8 bytes, where another pointer or nothing is."""
     right = samples._layout()
     for by in (8, 1 << 20, 1 << 40):
@@ -75,14 +61,10 @@ def test_wrong_offsets_are_found_out(
 
 
 @known
-def test_what_cannot_be_found_or_is_forbidden_is_said(
-    native: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_found_or_is_forbidden_is_said(native: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_sampled(None) == "the compiled probe is not in use"
     refusing = SimpleNamespace(
-        use_layout=native.use_layout,
-        try_frames=native.try_frames,
-        use_sample_layout=lambda *_: (None, 1),
+        use_layout=native.use_layout, try_frames=native.try_frames, use_sample_layout=lambda *_: (None, 1)
     )
     assert "does not let a process read its own memory" in str(why_not_sampled(refusing))  # type: ignore[arg-type]
 
@@ -98,9 +80,7 @@ def test_what_cannot_be_found_or_is_forbidden_is_said(
 def rows(*given: tuple[int, int, int, int]) -> Any:
     """Rows of the probe: chain, position, count, state."""
     table = np.zeros(len(given), SAMPLE)
-    for name, column in zip(
-        ("chain", "position", "count", "state"), zip(*given, strict=True), strict=True
-    ):
+    for name, column in zip(("chain", "position", "count", "state"), zip(*given, strict=True), strict=True):
         table[name] = column
     return table
 
@@ -130,9 +110,7 @@ class Launching:
     def __init__(self, native: Any, probe: Any) -> None:
         self.library = ctypes.CDLL(library_path())
         self.handle = ctypes.c_void_p()
-        self.library.cuptiSubscribe(
-            ctypes.byref(self.handle), ctypes.c_void_p(probe.callback), None
-        )
+        self.library.cuptiSubscribe(ctypes.byref(self.handle), ctypes.c_void_p(probe.callback), None)
         for domain, function in ((2, 1), (2, 2), (1, 2), (2, 8)):
             self.library.cuptiEnableCallback(1, self.handle, domain, function)
         probe.follow(Followed.CALLS)
@@ -173,13 +151,9 @@ def test_a_thread_is_sampled_while_it_launches_nothing(launching: Launching) -> 
     launching.samples.end()
     rows = launching.taken()
     assert rows.count(("pause", "pause", "sleep")) >= 1
-    line = next(
-        p for p in launching.places.named().values() if p.kind == LINE and p.name == "pause"
-    )
+    line = next(p for p in launching.places.named().values() if p.kind == LINE and p.name == "pause")
     assert line.line == pause.__code__.co_firstlineno + 1
-    frame = next(
-        p for p in launching.places.named().values() if p.kind == FRAME and p.name == "pause"
-    )
+    frame = next(p for p in launching.places.named().values() if p.kind == FRAME and p.name == "pause")
     assert frame.detail == __file__
     caller = launching.places[line.parent]
     assert caller.name == "test_a_thread_is_sampled_while_it_launches_nothing"
@@ -252,9 +226,7 @@ def test_only_one_thread_samples_at_a_time(launching: Launching, native: Any) ->
     launching.samples.end()
 
 
-def test_a_sample_shows_names_that_are_not_ascii_and_frames_of_generators(
-    launching: Launching,
-) -> None:
+def test_a_sample_shows_names_that_are_not_ascii_and_frames_of_generators(launching: Launching) -> None:
     space: dict[str, Any] = {"time": time}
     text = "def größe_名前():\n    for _ in steps():\n        pass\n\ndef steps():\n    time.sleep(0.25)\n    yield\n"
     exec(compile(text, __file__, "exec"), space)
@@ -269,16 +241,9 @@ def test_a_sample_shows_names_that_are_not_ascii_and_frames_of_generators(
 @known
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [
-        ("use_sample_layout", (1, 2)),
-        ("sample_chains", ("text",)),
-        ("sample_codes", (None,)),
-        ("begin_samples", (0, 1)),
-    ],
+    [("use_sample_layout", (1, 2)), ("sample_chains", ("text",)), ("sample_codes", (None,)), ("begin_samples", (0, 1))],
 )
-def test_what_makes_no_sense_is_refused(
-    native: Any, name: str, arguments: tuple[object, ...]
-) -> None:
+def test_what_makes_no_sense_is_refused(native: Any, name: str, arguments: tuple[object, ...]) -> None:
     with pytest.raises((TypeError, ValueError)):
         getattr(native, name)(*arguments)
 

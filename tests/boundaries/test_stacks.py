@@ -31,9 +31,7 @@ def test_this_python_keeps_its_stack_as_its_version_does(native: Any) -> None:
 @known
 @pytest.mark.parametrize("field", stacks.Layout._fields)
 @pytest.mark.parametrize("by", [-16, -8, 8, 16, 1 << 20])
-def test_wrong_offsets_are_found_out(
-    native: Any, field: str, by: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_offsets_are_found_out(native: Any, field: str, by: int, monkeypatch: pytest.MonkeyPatch) -> None:
     right = LAYOUTS[VERSION]
     wrong = right._replace(**{field: getattr(right, field) + by})
     if wrong.through < 0 and right.through < 0:
@@ -72,8 +70,6 @@ def test_unknown_versions_and_builds_say_so(native: Any, monkeypatch: pytest.Mon
         ("code_kind", ("text",)),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    native: Any, name: str, arguments: tuple[object, ...]
-) -> None:
+def test_what_makes_no_sense_is_refused(native: Any, name: str, arguments: tuple[object, ...]) -> None:
     with pytest.raises((TypeError, ValueError, OverflowError)):
         getattr(native, name)(*arguments)

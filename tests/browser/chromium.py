@@ -27,12 +27,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-_FLAGS = (
-    *FLAGS,
-    "--enable-logging=stderr",
-    "--virtual-time-budget=5000",
-    "--dump-dom",
-)
+_FLAGS = (*FLAGS, "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom")
 _BEFORE = """<script>
 window.problems = [];
 window.addEventListener("error", (event) => window.problems.push(String(event.message)));
@@ -72,9 +67,7 @@ def driven(page: str, folder: Path, script: str, *flags: str) -> dict[str, Any]:
     """
     assert CHROMIUM
     file = folder / "page.html"
-    driven_page = page.replace("<title>", f"{_BEFORE}<title>", 1).replace(
-        "</body>", (_AFTER % script) + "</body>"
-    )
+    driven_page = page.replace("<title>", f"{_BEFORE}<title>", 1).replace("</body>", (_AFTER % script) + "</body>")
     file.write_text(driven_page, encoding="utf-8")
     run = subprocess.run(
         [CHROMIUM, *_FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, file.as_uri()],

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_FLAGS = (
-    *FLAGS,
-    "--remote-debugging-pipe",
-    "--window-size=1400,900",
-)
+_FLAGS = (*FLAGS, "--remote-debugging-pipe", "--window-size=1400,900")
 _PATIENCE_S = 60
 _COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")
 
@@ -38,9 +34,7 @@ class Page:
         self._session: str | None = None
         self.complaints: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -58,9 +52,7 @@ class Page:
 
     def js(self, expression: str) -> Any:
         """The value of an expression; a promise is waited for."""
-        answer = self.call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
-        )
+        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 

@@ -27,9 +27,7 @@ pytest.importorskip("plotly", reason="Plotly is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
 
 PACKAGE = util.find_spec("axe_core_python")
-AXE = os.environ.get("AXE") or (
-    PACKAGE and PACKAGE.origin and Path(PACKAGE.origin).with_name("axe.min.js")
-)
+AXE = os.environ.get("AXE") or (PACKAGE and PACKAGE.origin and Path(PACKAGE.origin).with_name("axe.min.js"))
 NO_AXE = "axe-core-python is not installed, and no axe.min.js named in the variable AXE"
 WIDE, NARROW = 1400, 400
 SCRIPTLESS = "diff"
@@ -65,9 +63,7 @@ def show(page: Page, file: Path, width: int, scheme: str = "light") -> None:
     page.call(
         "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
     )  # fmt: skip
-    page.call(
-        "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
-    )
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     page.call("Page.navigate", url=file.as_uri())
     page.wait_for("location.protocol === 'file:' && document.readyState === 'complete'")
     if file.stem == "graph":
@@ -78,9 +74,7 @@ def show(page: Page, file: Path, width: int, scheme: str = "light") -> None:
             "(async () => { for (const x of document.querySelectorAll('.chart')) {"
             "x.scrollIntoView(); await new Promise((done) => setTimeout(done, 40)); } })()"
         )
-        page.wait_for(
-            "[...document.querySelectorAll('.chart')].every((x) => x.querySelector('svg'))"
-        )
+        page.wait_for("[...document.querySelectorAll('.chart')].every((x) => x.querySelector('svg'))")
         # With an activity selected and the textual alternative open there is more to check.
         page.js(
             "(() => { const all = document.querySelector('.as-text'); all.open = true;"
@@ -93,9 +87,7 @@ def show(page: Page, file: Path, width: int, scheme: str = "light") -> None:
 @pytest.mark.skipif(not AXE, reason=NO_AXE)
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
 @pytest.mark.parametrize("name", ["report", "flame", "graph", SCRIPTLESS])
-def test_axe_finds_nothing(
-    page: Page, pages: dict[str, Path], name: str, width: int, scheme: str
-) -> None:
+def test_axe_finds_nothing(page: Page, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
     show(page, pages[name], width, scheme)
     # Rows of a table are alike: some of each say what all would, in a fraction of the time.
     page.js("document.querySelectorAll('tbody tr:nth-child(n+5)').forEach((row) => row.remove())")

@@ -43,28 +43,11 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]], inputs: str = "made.json
     frames = [(*names[:-1], (names[-1][0], "compute", None)) for names in frames]
     times = [ns for _, ns in stacks]
     sums = pl.DataFrame(
-        {
-            "self_ns": times,
-            "count": [1] * len(times),
-            **dict.fromkeys(PHASE_SUMS, 0),
-            "backward_ns": times,
-        }
+        {"self_ns": times, "count": [1] * len(times), **dict.fromkeys(PHASE_SUMS, 0), "backward_ns": times}
     ).cast(pl.Int64)
     nodes = build_tree(Groups.of_paths(frames, sums), "GPU time")
     total = sum(times)
-    return Flame(
-        Meta(inputs=(inputs,)),
-        "label",
-        "label",
-        Split.NONE,
-        (0,),
-        1,
-        total,
-        total,
-        total,
-        nodes,
-        (),
-    )
+    return Flame(Meta(inputs=(inputs,)), "label", "label", Split.NONE, (0,), 1, total, total, total, nodes, ())
 
 
 def test_search_says_the_share_and_marks_what_it_found(tmp_path: Path) -> None:

@@ -53,9 +53,7 @@ def made(
         schema_overrides=dict.fromkeys(("label", "module", "phase"), pl.String),
     )
     pairs = np.array(edges, np.int64).reshape(-1, 2)
-    others = pl.DataFrame(
-        schema={"rank": pl.Int64, "graph": pl.Int64, "replays": pl.Int64, "total_ns": pl.Int64}
-    )
+    others = pl.DataFrame(schema={"rank": pl.Int64, "graph": pl.Int64, "replays": pl.Int64, "total_ns": pl.Int64})
     graph = ReplayedGraph(
         0, 7, (9,), "labels.json", nodes, pairs, 2, 0, 1e4 * count, 1e4 * count, 1e4 * len(critical), 0, others, 0
     )  # fmt: skip
@@ -90,12 +88,7 @@ def test_rows_are_the_nodes_and_branches_have_lanes_beside_the_path(tmp_path: Pa
 def test_chains_of_one_place_fold_and_unfold_by_click_and_key(tmp_path: Path) -> None:
     count = 80
     labels = [f"layer{i // 10}" for i in range(count)]
-    page = made(
-        [f"k{i}" for i in range(count)],
-        [(i, i + 1) for i in range(count - 1)],
-        range(count),
-        labels,
-    )
+    page = made([f"k{i}" for i in range(count)], [(i, i + 1) for i in range(count - 1)], range(count), labels)
     found = driven(
         page,
         tmp_path,
@@ -153,15 +146,8 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 
 def test_ten_thousand_nodes_draw_only_what_is_seen(tmp_path: Path) -> None:
     count = 10_000
-    edges = [(i, i + 1) for i in range(count - 1) if i % 7] + [
-        (i - 3, i + 1) for i in range(7, count - 1, 7)
-    ]
-    page = made(
-        [f"kernel{i % 50}" for i in range(count)],
-        edges,
-        [1],
-        [f"layer{i // 100}" for i in range(count)],
-    )
+    edges = [(i, i + 1) for i in range(count - 1) if i % 7] + [(i - 3, i + 1) for i in range(7, count - 1, 7)]
+    page = made([f"kernel{i % 50}" for i in range(count)], edges, [1], [f"layer{i // 100}" for i in range(count)])
     assert len(page) < 1_200_000
     found = driven(
         page,
@@ -180,12 +166,7 @@ def test_ten_thousand_nodes_draw_only_what_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_page_of_two_thousand_nodes_has_less_than_300_kb() -> None:
-    names = [
-        f"void at::native::vectorized_elementwise_kernel<4, Functor{i % 60}>({'int, ' * 40})"
-        for i in range(2000)
-    ]
+    names = [f"void at::native::vectorized_elementwise_kernel<4, Functor{i % 60}>({'int, ' * 40})" for i in range(2000)]
     edges = [(i, i + 1) for i in range(1999)]
-    page = made(
-        names, edges, range(2000), [f"step/layer{i // 20}/part{i % 20 // 5}" for i in range(2000)]
-    )
+    page = made(names, edges, range(2000), [f"step/layer{i // 20}/part{i % 20 // 5}" for i in range(2000)])
     assert len(page.encode()) < 300_000

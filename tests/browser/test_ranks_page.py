@@ -61,10 +61,7 @@ def test_the_slowest_and_the_median_rank_are_open(small: Job, tmp_path: Path) ->
 
 def test_names_do_nothing_but_show(small: Job, tmp_path: Path) -> None:
     hostile = replace(
-        small,
-        reasons=tuple(
-            replace(why, rows=why.rows.with_columns(name=pl.lit(HOSTILE))) for why in small.reasons
-        ),
+        small, reasons=tuple(replace(why, rows=why.rows.with_columns(name=pl.lit(HOSTILE))) for why in small.reasons)
     )
     page = ranks_html(hostile, [HOSTILE], [HOSTILE])
     found = driven(page, tmp_path, COUNTED + 'result.text = byId("why").textContent;')
@@ -118,8 +115,6 @@ def test_bars_are_scaled_by_the_steps_that_count(small: Job, tmp_path: Path) -> 
     unwarmed = driven(ranks_html(replace(warmed, cells=small.cells), ["run/"], []), tmp_path, BARS)
     assert found["scale"] == unwarmed["scale"]
     assert unwarmed["kinds"][0].split()[0] == "out"
-    everything = driven(
-        ranks_html(replace(small, counted=small.keys), ["run/"], []), tmp_path, BARS
-    )
+    everything = driven(ranks_html(replace(small, counted=small.keys), ["run/"], []), tmp_path, BARS)
     assert set(everything["kinds"]) == {""}
     assert everything["left"] == ""

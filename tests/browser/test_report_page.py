@@ -77,10 +77,7 @@ def test_search_narrows_the_table(page: Page, fsdp: Path) -> None:
     )
     everything, nccl, regex, broken, nothing = found
     assert len(everything) == 25
-    assert sorted(nccl) == [
-        "ncclDevKernel_AllGather_RING_LL",
-        "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
-    ]
+    assert sorted(nccl) == ["ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"]
     assert regex
     assert all(name.startswith("nvjet") for name in regex)
     assert broken == nothing == []
@@ -130,9 +127,7 @@ def test_names_are_shown_and_do_nothing(page: Page, tmp_path: Path) -> None:
     file.write_text(opened(tmp_path, [*labels, *kernels]).report_html(), encoding="utf-8")
     page.open(file)
     drawn_everywhere(page)
-    titles = page.js(
-        "[...document.querySelectorAll('[data-table=by-kernel] td')].map((x) => x.title)"
-    )
+    titles = page.js("[...document.querySelectorAll('[data-table=by-kernel] td')].map((x) => x.title)")
     assert set(HOSTILE) <= set(titles)
     page.js("scrollTo(0, 0)")
     page.js("document.querySelector('.as-text').open = true")

@@ -80,11 +80,7 @@ def open_page(page: Page, many: Path) -> Page:
 def press(page: Page, key: str, shift: bool = False) -> None:
     """A key as the keyboard sends it, to what has the focus."""
     text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
-    pressed = {
-        "key": key,
-        "windowsVirtualKeyCode": KEYS.get(key, ord(key[0].upper())),
-        "modifiers": 8 if shift else 0,
-    }
+    pressed = {"key": key, "windowsVirtualKeyCode": KEYS.get(key, ord(key[0].upper())), "modifiers": 8 if shift else 0}
     page.call("Input.dispatchKeyEvent", type="keyDown", **pressed, **text)
     page.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
@@ -127,11 +123,7 @@ def test_every_activity_is_there_and_the_pyramid_adds_up(open_page: Page) -> Non
         "thenceTimeline.data.tracks.map((t) => [t.name, t.to - t.from,"
         "t.levels.map((level) => level.busy.reduce((a, b) => a + b, 0)), t.levels.map((level) => level.start.length)])"
     )
-    assert [(name, rows) for name, rows, _, _ in tracks] == [
-        ("why idle", MANY),
-        ("stream 7", MANY),
-        ("stream 9", 1),
-    ]
+    assert [(name, rows) for name, rows, _, _ in tracks] == [("why idle", MANY), ("stream 7", MANY), ("stream 9", 1)]
     idle, stream, needle = (sums for _, _, sums, _ in tracks)
     assert set(stream) == {MANY * 5 * US}
     assert set(idle) == {(MANY - 1) * 5 * US + 305 * US}
@@ -153,12 +145,7 @@ def test_search_finds_one_of_many_and_zooms_to_it(open_page: Page) -> None:
     press(page, "Enter")
     assert page.js(STATUS).startswith("needle")  # there is no other
     panel = page.js(PANEL)
-    for said in (
-        "aten::needle",
-        "haystack",
-        "cudaLaunchKernel on thread 2",
-        "20.00 us before it started",
-    ):
+    for said in ("aten::needle", "haystack", "cudaLaunchKernel on thread 2", "20.00 us before it started"):
         assert said in panel
     assert "The GPU was idle for 305.0 us before it" in panel
     assert "none: no nn.Module calls recorded" in panel
@@ -168,9 +155,7 @@ def test_search_finds_one_of_many_and_zooms_to_it(open_page: Page) -> None:
     assert begin < NEEDLE * US < (NEEDLE + 2) * US <= end
     assert end - begin < 5 * US
     page.js(f"{VIEW}.draw()")
-    inside, outside = (
-        point(page, ns, "stream 9") for ns in (NEEDLE * US + 1000, NEEDLE * US - 500)
-    )
+    inside, outside = (point(page, ns, "stream 9") for ns in (NEEDLE * US + 1000, NEEDLE * US - 500))
     assert colour_at(page, inside) != colour_at(page, outside)
 
 

@@ -125,10 +125,7 @@ def test_a_link_to_nothing_as_output_is_told_and_replaced_only_if_asked(tmp_path
     link.symlink_to("gone.json")
     done = run_thence("convert", tmp_path / "trace.json", "-o", link)
     assert done.returncode == 2
-    assert (
-        b"out.json: is a symbolic link to gone.json, which does not exist; --force replaces the link"
-        in done.stderr
-    )
+    assert b"out.json: is a symbolic link to gone.json, which does not exist; --force replaces the link" in done.stderr
     done = run_thence("convert", tmp_path / "trace.json", "-o", link, "--force")
     assert done.returncode == 0
     assert not link.is_symlink()

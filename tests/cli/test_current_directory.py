@@ -15,9 +15,7 @@ import pytest
 import thence
 from helpers import FSDP, recording, unzipped
 
-PLANTED = (
-    'with open({marker!r}, "a") as stream: stream.write(__name__ + " ")\nraise SystemExit(9)\n'
-)
+PLANTED = 'with open({marker!r}, "a") as stream: stream.write(__name__ + " ")\nraise SystemExit(9)\n'
 WITH_DECODING_PROCESSES = """
 import sys
 from thence.cli import main

@@ -26,9 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in range(3):
         trace_file(folder / "base" / f"{seed}.json", seed, steps=6)
         trace_file(folder / f"slow{seed}.json", 10 + seed, SLOW, steps=6)
-    trace_file(
-        folder / "other.json", 30, steps=6, deviceProperties=[{**GPU, "name": "NVIDIA A100"}]
-    )
+    trace_file(folder / "other.json", 30, steps=6, deviceProperties=[{**GPU, "name": "NVIDIA A100"}])
     return folder
 
 
@@ -61,14 +59,7 @@ def test_json_holds_what_it_promises(folder: Path, capsys: pytest.CaptureFixture
     mlp = next(row for row in found["rows"] if (row["by"], row["name"]) == ("label", "forward/mlp"))
     assert mlp["verdict"] == "slower"
     assert mlp["low_ns"] < mlp["after_ns"] - mlp["before_ns"] < mlp["high_ns"]
-    assert {row["verdict"] for row in found["rows"]} <= {
-        "slower",
-        "faster",
-        "same",
-        "unknown",
-        "new",
-        "gone",
-    }
+    assert {row["verdict"] for row in found["rows"]} <= {"slower", "faster", "same", "unknown", "new", "gone"}
     assert [run["steps"] for run in found["runs"]["before"]] == [6, 6, 6]
     assert "label forward/mlp +" in found["explanation"][0]
 
@@ -95,9 +86,7 @@ def test_gates_decide_the_exit_code(folder: Path, capsys: pytest.CaptureFixture[
     assert thence(*pair, "--fail-on", "label:forward/mlp>12%", "--strict") == 1
 
 
-def test_one_run_a_side_judges_only_where_that_is_wanted(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_run_a_side_judges_only_where_that_is_wanted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pair = (folder / "base" / "0.json", folder / "slow0.json")
     assert thence(*pair, "--fail-on", "label:forward/mlp>5%") == 2
     assert "--within-run" in capsys.readouterr().err

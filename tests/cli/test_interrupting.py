@@ -63,9 +63,7 @@ main(sys.argv[1:])
 FOR_EVER = "select count(*) from gpu a cross join host b cross join host c"
 
 
-def interrupted(
-    code: str, arguments: list[str], folder: Path, processes: int
-) -> tuple[int, str, list[int]]:
+def interrupted(code: str, arguments: list[str], folder: Path, processes: int) -> tuple[int, str, list[int]]:
     """Types Ctrl-C as soon as so many children have started: exit code, what the terminal showed, the children."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
@@ -114,9 +112,7 @@ def test_ctrl_c(code: str, arguments: list[str], processes: int, tmp_path: Path)
     returned, text, children = interrupted(code, arguments, tmp_path, processes)
     assert text.endswith("thence: interrupted\r\n")
     assert "Traceback" not in text
-    assert "reached by Ctrl-C" not in text, (
-        "a child that still loads its modules would print a traceback"
-    )
+    assert "reached by Ctrl-C" not in text, "a child that still loads its modules would print a traceback"
     assert returned == 130
     assert len(children) == processes
     assert all(map(gone, children))

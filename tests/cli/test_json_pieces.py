@@ -38,11 +38,7 @@ def test_every_pair_of_cells() -> None:
 def test_tables_are_lists_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS", 2)
     frame = pl.DataFrame({"name": ["a", None, "c\n"], "parts": [[1], [], [2, 3]]})
-    rows = [
-        {"name": "a", "parts": [1]},
-        {"name": None, "parts": []},
-        {"name": "c\n", "parts": [2, 3]},
-    ]
+    rows = [{"name": "a", "parts": [1]}, {"name": None, "parts": []}, {"name": "c\n", "parts": [2, 3]}]
     assert "".join(json_pieces(frame)) == at_once(rows)
     assert "".join(json_pieces({"t": frame, "e": frame.clear()})) == at_once({"t": rows, "e": []})
 

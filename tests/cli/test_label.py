@@ -54,9 +54,7 @@ def laid_out(trace: Path, folder: Path, how: str) -> Path:
 
 @pytest.mark.parametrize("how", ["as recorded", "compact", "events alone"])
 @pytest.mark.parametrize("ending", [".json", ".json.gz"])
-def test_every_event_stays_as_it_was_but_for_the_labels(
-    tmp_path: Path, labels: Path, how: str, ending: str
-) -> None:
+def test_every_event_stays_as_it_was_but_for_the_labels(tmp_path: Path, labels: Path, how: str, ending: str) -> None:
     source, target = laid_out(WITHOUT_IDS, tmp_path, how), tmp_path / f"out{ending}"
     done = run_thence("label", source, "--labels", labels, "-o", target)
     assert done.returncode == 0, done.stderr
@@ -121,9 +119,7 @@ def test_the_summary_says_streams_before_and_lanes_after(labels: Path) -> None:
     assert streams == {"7": 225, "143": 5, "144": 5, "145": 5}
     lanes = {row["lane"]: row["count"] for row in summary["lanes"]}
     assert lanes == {"attention": 120, "mlp": 75, "out_proj": 15, "side_norm": 15, "qkv_proj": 15}
-    kernels = [
-        e for e in json.loads(unzipped(WITHOUT_IDS))["traceEvents"] if e.get("cat") == "kernel"
-    ]
+    kernels = [e for e in json.loads(unzipped(WITHOUT_IDS))["traceEvents"] if e.get("cat") == "kernel"]
     assert summary["graphed_ns"] == round(sum(e["dur"] for e in kernels) * 1000)
     shown = run_thence("label", WITHOUT_IDS, "--labels", labels).stdout.decode()
     assert "240 of 240 activities in CUDA graphs have a label: 100.0 % of their time" in shown
@@ -148,10 +144,7 @@ def test_edges_are_shown_on_request(labels: Path) -> None:
     shown = json.loads(run_thence(*base, "--edges", "--format", "json").stdout)["edges"]
     assert [(edge["node"], edge["next_node"]) for edge in shown] == edges
     for edge in shown:
-        assert (edge["label"], edge["next_label"]) == (
-            of_node[edge["node"]],
-            of_node[edge["next_node"]],
-        )
+        assert (edge["label"], edge["next_label"]) == (of_node[edge["node"]], of_node[edge["next_node"]])
     assert "edges" not in json.loads(run_thence(*base, "--format", "json").stdout)
     lines = run_thence(*base, "--edges").stdout.decode()
     assert "graph 1: 0 " in lines
@@ -166,12 +159,7 @@ def test_the_page_of_a_graph_is_written_and_summed_up(tmp_path: Path, labels: Pa
     done = run_thence(*base, "--format", "json")
     assert done.returncode == 0, done.stderr
     graph = json.loads(done.stdout)["graph"]
-    assert (graph["graph"], graph["replays"], len(graph["nodes"]), len(graph["edges"])) == (
-        1,
-        5,
-        48,
-        52,
-    )
+    assert (graph["graph"], graph["replays"], len(graph["nodes"]), len(graph["edges"])) == (1, 5, 48, 52)
     assert graph["path_ns"] < graph["replay_ns"]
     text = page.read_text()
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
@@ -182,9 +170,7 @@ def test_the_page_of_a_graph_is_written_and_summed_up(tmp_path: Path, labels: Pa
     assert f"wrote {page}" in shown
 
 
-def test_a_page_of_a_graph_that_cannot_be_written_is_refused_first(
-    tmp_path: Path, labels: Path
-) -> None:
+def test_a_page_of_a_graph_that_cannot_be_written_is_refused_first(tmp_path: Path, labels: Path) -> None:
     base = ["label", WITHOUT_IDS, "--labels", labels]
     (tmp_path / "mine.html").write_text("mine")
     target = tmp_path / "out.html"
@@ -243,10 +229,7 @@ def wrong(labels: Path, target: Path) -> dict[str, tuple[list[Any], bytes]]:
         "both": ([*base, "--labels", labels, "--eager", EAGER], b"give either --labels or --eager"),
         "ending": ([*base[:3], target.with_suffix(".txt"), "--labels", labels], b"must end in"),
         "there": ([*base[:3], there, "--labels", labels], b"--force replaces it"),
-        "no folder": (
-            [*base[:3], target / "x" / "y.json", "--labels", labels],
-            b"there is no folder",
-        ),
+        "no folder": ([*base[:3], target / "x" / "y.json", "--labels", labels], b"there is no folder"),
         "no graphs": (["label", EAGER, "--labels", labels], b"nothing in it ran in a CUDA graph"),
         "other run": (
             ["label", WITHOUT_IDS, "--eager", recording("torch_eager_rank0"), "-o", target],
@@ -256,12 +239,9 @@ def wrong(labels: Path, target: Path) -> dict[str, tuple[list[Any], bytes]]:
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["foreign", "cut", "missing", "both", "ending", "there", "no folder", "no graphs", "other run"],
+    "case", ["foreign", "cut", "missing", "both", "ending", "there", "no folder", "no graphs", "other run"]
 )
-def test_what_cannot_be_done_says_why_and_writes_nothing(
-    tmp_path: Path, labels: Path, case: str
-) -> None:
+def test_what_cannot_be_done_says_why_and_writes_nothing(tmp_path: Path, labels: Path, case: str) -> None:
     target = tmp_path / "out.json"
     arguments, message = wrong(labels, target)[case]
     done = run_thence(*arguments)
@@ -275,16 +255,11 @@ def test_what_cannot_be_done_says_why_and_writes_nothing(
 def test_force_replaces_the_output(tmp_path: Path, labels: Path) -> None:
     target = tmp_path / "out.json"
     target.write_text("old")
-    assert (
-        run_thence("label", WITHOUT_IDS, "--labels", labels, "-o", target, "--force").returncode
-        == 0
-    )
+    assert run_thence("label", WITHOUT_IDS, "--labels", labels, "-o", target, "--force").returncode == 0
     assert json.loads(target.read_bytes())["traceEvents"]
 
 
-def test_events_that_had_to_be_repaired_are_written_from_the_tables(
-    tmp_path: Path, labels: Path
-) -> None:
+def test_events_that_had_to_be_repaired_are_written_from_the_tables(tmp_path: Path, labels: Path) -> None:
     text = unzipped(WITHOUT_IDS)
     place = text.index(b'"name": "cudaStreamIsCapturing"')
     damaged = text[:place] + b'"name": "quo"te", "x": "cudaStreamIsCapturing"' + text[place + 31 :]
@@ -302,9 +277,7 @@ def test_events_that_had_to_be_repaired_are_written_from_the_tables(
 
 
 def test_labels_beside_that_do_not_fit_are_named_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "trace_rank0.json.gz").write_bytes(
-        recording("torch-2.12_graph_replay_rank0").read_bytes()
-    )
+    (tmp_path / "trace_rank0.json.gz").write_bytes(recording("torch-2.12_graph_replay_rank0").read_bytes())
     (tmp_path / "kernel_annotations_rank0_a.pkl").write_bytes(b"no annotations")
     done = run_thence("label", str(tmp_path / "trace_rank0.json.gz"))
     assert done.returncode == 2
@@ -317,15 +290,10 @@ def test_labels_beside_that_do_not_fit_are_named_in_one_line(tmp_path: Path) -> 
 def test_two_files_say_which_of_them_labelled_what(tmp_path: Path) -> None:
     nodes = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
     for part, name in ((nodes[:30], "a"), (nodes[30:], "b")):
-        content = {
-            str(2 << 32 | node["id"] & 0xFFFFFFFF): [{"name": node["label"]}] for node in part
-        }
+        content = {str(2 << 32 | node["id"] & 0xFFFFFFFF): [{"name": node["label"]}] for node in part}
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     files = ("--labels", str(tmp_path / "a.json"), "--labels", str(tmp_path / "b.json"))
     done = run_thence("label", str(recording("torch-2.12_graph_replay_rank0")), *files)
     assert done.returncode == 0
     said = " ".join(done.stdout.decode().split())
-    assert (
-        "labels of CUDA graphs from a.json (150 activities), b.json (90 activities): 240 of 240"
-        in said
-    )
+    assert "labels of CUDA graphs from a.json (150 activities), b.json (90 activities): 240 of 240" in said

@@ -40,8 +40,7 @@ QUESTIONS = {
 }  # fmt: skip
 """The analyses that questions begin with."""
 READERS = {
-    f"thence.readers.{name}"
-    for name in ("jax.xplane", "kineto.read", "nsight.read", "nsys_jax.read", "recording.read")
+    f"thence.readers.{name}" for name in ("jax.xplane", "kineto.read", "nsight.read", "nsys_jax.read", "recording.read")
 }
 
 
@@ -52,10 +51,7 @@ def test_the_questions_and_readers_are_modules() -> None:
 def loaded(code: str, *arguments: str | Path) -> set[str]:
     """Modules that are imported after a run."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True
     )
     return set(done.stderr.splitlines()[-1].split())
 
@@ -77,9 +73,7 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
     ],
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",
 )
-def test_a_verb_imports_the_analyses_that_it_asks(
-    arguments: tuple[str | Path, ...], questions: set[str]
-) -> None:
+def test_a_verb_imports_the_analyses_that_it_asks(arguments: tuple[str | Path, ...], questions: set[str]) -> None:
     modules = loaded(_VERB, *arguments)
     assert {name.removeprefix("thence.analysis.") for name in QUESTIONS & modules} == questions
     assert "thence.writers.page.figures" not in modules
@@ -88,11 +82,7 @@ def test_a_verb_imports_the_analyses_that_it_asks(
 
 @pytest.mark.parametrize(
     ("trace", "reader", "xla"),
-    [
-        (_GRAPHS, "kineto.read", False),
-        (_XSPACE, "jax.xplane", True),
-        (_NSIGHT, "nsight.read", False),
-    ],
+    [(_GRAPHS, "kineto.read", False), (_XSPACE, "jax.xplane", True), (_NSIGHT, "nsight.read", False)],
 )
 def test_only_the_reader_of_the_format_is_imported(trace: Path, reader: str, *, xla: bool) -> None:
     modules = loaded(_VERB, "report", trace)
@@ -126,9 +116,7 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def run_noting_threads(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[str | None, int, bool]]:
+def run_noting_threads(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int, bool]]:
     """For each time that the command line ran: threads of NumPy's algebra, objects between collections, collecting."""
     found = []
 
@@ -152,9 +140,7 @@ def test_garbage_is_collected_seldom_and_not_at_the_end(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("own_process")
-def test_a_recorded_program_has_the_environment_of_its_user(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_recorded_program_has_the_environment_of_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
     [(threads, _, _)] = run_noting_threads(["record", "--", "python", "train.py"], monkeypatch)
     assert threads is None
 

@@ -27,10 +27,7 @@ def test_everything_that_help_says_is_in_the_manual(verb) -> None:
         squeezed = "".join(part.split())
         assert squeezed in left
         left = left.replace(squeezed, "", 1)
-    assert left.replace(":", "") in (
-        f"Usagethence{verb.name}Options",
-        f"Usagethence{verb.name}[Options]Options",
-    )
+    assert left.replace(":", "") in (f"Usagethence{verb.name}Options", f"Usagethence{verb.name}[Options]Options")
 
 
 def test_there_is_a_page_for_the_program_and_each_verb() -> None:

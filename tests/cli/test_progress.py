@@ -70,9 +70,7 @@ def test_a_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.getvalue() == ""
 
 
-def test_a_folder_is_as_large_as_its_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_is_as_large_as_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").write_bytes(b"x" * 1500)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "c").write_bytes(b"x" * 500)

@@ -40,25 +40,17 @@ def test_the_first_screen_says_who_since_when_and_why(
         assert word in screen
 
 
-def test_the_share_is_of_the_steps_since_the_rank_is_late(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_share_is_of_the_steps_since_the_rank_is_late(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = SleepyJob(steps=20, since=10)
     files = job.write(tmp_path)
-    steps = [
-        e
-        for e in json.loads(files[0].read_text())["traceEvents"]
-        if e.get("name") == "ProfilerStep#15"
-    ]
+    steps = [e for e in json.loads(files[0].read_text())["traceEvents"] if e.get("name") == "ProfilerStep#15"]
     printed = " ".join(output(capsys, "ranks", tmp_path)[0].split())
     said = re.search(r"per step \(([0-9.]+) % of a step\) since ProfilerStep#10", printed)
     assert said is not None
     assert float(said[1]) == pytest.approx(100 * job.sleep / steps[0]["dur"], abs=1)
 
 
-def test_json_holds_what_is_checked_from_outside(
-    job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_holds_what_is_checked_from_outside(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(output(capsys, "ranks", job, "--format", "json")[0])
     assert document["stragglers"] == [{"rank": 1, "device": 0}]
     row = document["ranks"][0]
@@ -85,9 +77,7 @@ def test_without_a_straggler_it_says_so(capsys: pytest.CaptureFixture[str]) -> N
     assert "clock offset" in printed
 
 
-def test_the_step_without_the_delay_is_replayed(
-    job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_step_without_the_delay_is_replayed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(output(capsys, "ranks", job, "--what-if", "--format", "json")[0])
     (row,) = document["without_delay"]
     assert row["rank"] == 1

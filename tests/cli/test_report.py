@@ -64,9 +64,7 @@ def test_sums_over_gpus_are_called_so(capsys: Capture, monkeypatch: Patch) -> No
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_kinds_of_steps_keep_their_figures(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch, width: str
-) -> None:
+def test_kinds_of_steps_keep_their_figures(tmp_path: Path, capsys: Capture, monkeypatch: Patch, width: str) -> None:
     """Six layers of 2 steps with one kernel of 5 us each: 12 kernels, 60 us, 30 us per step."""
     lines = screen(capsys, monkeypatch, width, "report", server(tmp_path), "--by", "step-kind")
     (heading,) = [n for n, line in enumerate(lines) if "layers" in line and "kernel " in line]
@@ -129,9 +127,7 @@ def test_jax_opens_on_the_programs_own_lines(capsys: Capture, monkeypatch: Patch
     assert all(re.fullmatch(r"jax_gpt\.py:\d+ \S+", place) for place in places)
 
 
-def test_nsight_traces_of_jax_do_not_open_on_nvtx_ranges(
-    capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_nsight_traces_of_jax_do_not_open_on_nvtx_ranges(capsys: Capture, monkeypatch: Patch) -> None:
     trace = DATA / "nsight" / "jax_train.sqlite.gz"
     text = "\n".join(screen(capsys, monkeypatch, "200", "report", trace))
     assert "GPU time by kernel" in text

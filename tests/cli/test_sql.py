@@ -70,9 +70,7 @@ def test_an_error_is_one_line(query: str) -> None:
     assert len(str(refused.value)) < 500
 
 
-def test_a_process_that_answers_can_open_nothing(
-    planted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_answers_can_open_nothing(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Were the names of Polars' functions others than those that are refused, the system would refuse.
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     program = (
@@ -94,9 +92,7 @@ def test_a_process_that_answers_can_open_nothing(
 
 def test_a_query_stays_within_its_limits() -> None:
     everything = "select a.x from gpu a cross join gpu b cross join gpu c"
-    with pytest.raises(
-        UsageError, match=r"more than 1 GB of memory; --memory-limit|more rows than fit"
-    ):
+    with pytest.raises(UsageError, match=r"more than 1 GB of memory; --memory-limit|more rows than fit"):
         bounded_answer(GPU, everything, 60, 10**9)
     with pytest.raises(UsageError, match=r"longer than 0\.01 s; --time-limit"):
         bounded_answer(GPU, "select x from gpu", 0.01, 10**9)
@@ -107,15 +103,7 @@ def test_a_query_stays_within_its_limits() -> None:
 def test_the_verb_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "trace.json", [kernel(i, 10 * i, 5) for i in range(1, 8)])
     with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "sql",
-                str(path),
-                "select count(*) as n, sum(duration) as ns from gpu",
-                "--format",
-                "json",
-            ]
-        )
+        main(["sql", str(path), "select count(*) as n, sum(duration) as ns from gpu", "--format", "json"])
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out) == [{"n": 7, "ns": 35_000}]
 
@@ -141,9 +129,7 @@ def test_tables_are_listed_without_an_input(capsys: pytest.CaptureFixture[str]) 
     assert any(line.split()[:3] == ["duration", "integer", "ns"] for line in text.splitlines())
 
 
-def test_lists_are_shown_as_lists_and_rows_have_a_limit(
-    many: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lists_are_shown_as_lists_and_rows_have_a_limit(many: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, many, "select grid, duration from gpu")
     assert text.count("[8,1,2]") == 100
     assert "... 149 more; --top 249 shows all" in text
@@ -176,9 +162,7 @@ def test_a_name_that_there_is_not_says_which_there_are(query: str, said: str) ->
 
 
 @pytest.mark.parametrize("limit", ["nan", "inf", "1e300"])
-def test_limits_of_any_size_are_limits(
-    limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_limits_of_any_size_are_limits(limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = str(written(tmp_path / "t.json", [kernel(1, 20)]))
     for option in ("--memory-limit", "--time-limit"):
         with pytest.raises(SystemExit) as ended:
@@ -187,9 +171,7 @@ def test_limits_of_any_size_are_limits(
         assert capsys.readouterr().out == "n\n1\n"
 
 
-def test_values_that_no_line_of_text_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_that_no_line_of_text_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Several values in one cell are JSON, bytes base64, and durations ISO 8601."""
     source = str(written(tmp_path / "t.json", [kernel(1, 20, name="k", args={"grid": [2, 3, 4]})]))
     query = "select grid, cast(name as bytea) as name, interval '3 days' as i from gpu"

@@ -127,12 +127,8 @@ def test_a_character_that_the_encoding_lacks_is_one_sentence(tmp_path: Path) -> 
     assert r"gr\xf6\xdfe: no such file" in one_sentence(missing.stderr)
 
 
-@pytest.mark.parametrize(
-    ("form", "unbuffered"), [("json", ""), ("json", "1"), ("csv", "1"), ("table", "1")]
-)
-def test_output_that_a_disk_takes_in_part_is_an_error(
-    tmp_path: Path, unbuffered: str, form: str
-) -> None:
+@pytest.mark.parametrize(("form", "unbuffered"), [("json", ""), ("json", "1"), ("csv", "1"), ("table", "1")])
+def test_output_that_a_disk_takes_in_part_is_an_error(tmp_path: Path, unbuffered: str, form: str) -> None:
     """The system writes what fits and says so; only the next write fails."""
     with (tmp_path / "out").open("wb") as file:
         done = thence(
@@ -145,9 +141,7 @@ def test_output_that_a_disk_takes_in_part_is_an_error(
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.json", "t.json.gz", "t.pftrace"])
-def test_a_timeline_on_a_full_disk_is_one_sentence_and_leaves_nothing(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_timeline_on_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     done = thence("convert", STACK, "-o", tmp_path / name, before=limited_files(512))
     assert done.returncode == 2
     # Polars loses the reason where a short write ends in the middle of a header.
@@ -173,10 +167,7 @@ class _Panic(BaseException):
 
 @pytest.mark.parametrize("kind", [KeyError, _Panic, RecursionError])
 def test_an_error_that_nobody_expected_is_one_sentence_and_a_file(
-    kind: type[BaseException],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_arguments: object, **_options: object) -> None:
         raise kind("first line\nsecond line")

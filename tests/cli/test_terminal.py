@@ -51,14 +51,8 @@ def hostile(tmp_path: Path) -> Path:
         {"ph": "X", "cat": "kernel", "name": f"broken{BAD}", "ts": BAD, "dur": BAD, "pid": BAD, "tid": BAD},
     ]  # fmt: skip
     metadata = {
-        "deviceProperties": [
-            {"id": 0, "name": f"GPU{BAD}", "totalGlobalMem": 1, "computeMajor": 9}
-        ],
-        "distributedInfo": {
-            "rank": 0,
-            "backend": f"nccl{BAD}",
-            "pg_config": [{"pg_name": BAD, "ranks": [0]}],
-        },
+        "deviceProperties": [{"id": 0, "name": f"GPU{BAD}", "totalGlobalMem": 1, "computeMajor": 9}],
+        "distributedInfo": {"rank": 0, "backend": f"nccl{BAD}", "pg_config": [{"pg_name": BAD, "ranks": [0]}]},
         "WARNING": [f"lost records{BAD}"],
         "traceName": BAD,
     }
@@ -68,11 +62,7 @@ def hostile(tmp_path: Path) -> Path:
 def shown(verbs: list[list[str]], folder: Path) -> str:
     """What a terminal gets of these command lines, both streams."""
     ours, theirs = pty.openpty()
-    environment = os.environ | {
-        "TERM": "xterm-256color",
-        "COLUMNS": "250",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "250", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, json.dumps(verbs)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder,
         env={k: v for k, v in environment.items() if k != "NO_COLOR"},
@@ -123,9 +113,7 @@ def test_no_verb_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) 
 
 
 ALLOWED = {
-    "__main__.py": {
-        "sys.stderr.write"
-    },  # two numbers, where there is no memory to import the command line
+    "__main__.py": {"sys.stderr.write"},  # two numbers, where there is no memory to import the command line
     "cli/messages.py": {"sys.stderr.write", "sys.stdout.write"},
     "doctor/probe.py": {"sys.stdout.write"},  # answers of a child to its parent
     "launcher/first_use.py": {"sys.stderr.write"},  # in a program that is recorded, of itself
@@ -150,9 +138,7 @@ def test_one_place_prints() -> None:
     assert not found
 
 
-def test_a_name_with_line_feeds_is_no_message_of_its_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_name_with_line_feeds_is_no_message_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("report", "ranks", "ingest"):
         more = ["-o", "a.store"] if verb == "ingest" else []
         told = output(capsys, verb, "a\nthence: all is sound\n.json", *more, code=2)[1]

@@ -25,9 +25,7 @@ _RUN = (
 
 def loaded(*arguments: str) -> set[str]:
     """Modules that are imported after a run of the command line."""
-    run = subprocess.run(
-        [sys.executable, "-c", _RUN, *arguments], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", _RUN, *arguments], capture_output=True, text=True, check=True)
     return set(run.stderr.splitlines()[-1].split())
 
 
@@ -75,9 +73,7 @@ def test_completion_of_a_verb_and_of_its_choices() -> None:
     completion = BashComplete(group, {}, "thence", "_THENCE_COMPLETE")
     assert [item.value for item in completion.get_completions([], "re")] == ["report", "record"]
     assert completion.get_completions([], "--v")[0].value == "--version"
-    assert {"module", "op"} <= {
-        item.value for item in completion.get_completions(["report", "--by"], "")
-    }
+    assert {"module", "op"} <= {item.value for item in completion.get_completions(["report", "--by"], "")}
 
 
 @pytest.mark.parametrize(("verb", "query"), [("idle", ()), ("sql", ("select name from gpu",))])

@@ -61,9 +61,7 @@ def test_every_field_lies_where_the_header_puts_it(wheel: str, record: str) -> N
 
 def test_driver_calls_look_like_runtime_calls() -> None:
     assert LAYOUTS[layouts.DRIVER] == LAYOUTS[layouts.RUNTIME]
-    assert {header["records"]["RUNTIME"]["kind"] for header in HEADERS.values()} == {
-        layouts.RUNTIME
-    }
+    assert {header["records"]["RUNTIME"]["kind"] for header in HEADERS.values()} == {layouts.RUNTIME}
 
 
 def test_every_version_with_a_header_is_accepted() -> None:
@@ -148,9 +146,7 @@ def one_by_one(content: bytes) -> tuple[dict[int, list[int]], dict[int, int], bo
         if at + size < end:
             asked.add(kind)
         if kind in NUMBERS and (whole or end - at >= LAYOUTS[kind].smallest):
-            found.setdefault(kind, []).append(
-                struct.unpack_from("<I", content, at + NUMBERS[kind][0])[0]
-            )
+            found.setdefault(kind, []).append(struct.unpack_from("<I", content, at + NUMBERS[kind][0])[0])
         else:
             unknown[kind] = unknown.get(kind, 0) + 1
         at += size

@@ -45,26 +45,19 @@ def test_without_any_the_way_to_get_one_is_named() -> None:
 def test_the_newest_that_the_driver_serves(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch, driver: int | None, chosen: int
 ) -> None:
-    wheels = [
-        put(nowhere, "nvidia/cu13/lib/libcupti.so.13"),
-        put(nowhere, "nvidia/cuda_cupti/lib/libcupti.so.12"),
-    ]
+    wheels = [put(nowhere, "nvidia/cu13/lib/libcupti.so.13"), put(nowhere, "nvidia/cuda_cupti/lib/libcupti.so.12")]
     monkeypatch.setattr(libraries, "served_cuda", lambda: driver and (driver, 0))
     assert libraries.find_libcupti() == wheels[chosen]
 
 
-def test_the_copy_that_the_process_has_loaded_comes_first(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_copy_that_the_process_has_loaded_comes_first(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(nowhere, "nvidia/cu13/lib/libcupti.so.13")
     loaded = {"/opt/somewhere/libcupti.so.12", "/usr/lib/libc.so.6"}
     monkeypatch.setattr(libraries, "mapped_files", lambda: loaded)
     assert libraries.find_libcupti() == "/opt/somewhere/libcupti.so.12"
 
 
-def test_the_one_that_is_named_comes_before_all(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_one_that_is_named_comes_before_all(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(nowhere, "nvidia/cu13/lib/libcupti.so.13")
     monkeypatch.setenv("THENCE_LIBCUPTI", library_path())
     assert load().path == library_path()
@@ -89,9 +82,7 @@ def test_errors_carry_call_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded.graph_id(1)
 
 
-def test_without_a_driver_libcupti_is_not_called(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_driver_libcupti_is_not_called(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUPTI 13.2 overflows the stack there."""
     put(nowhere, "nvidia/cu13/lib/libcupti.so.13")
 

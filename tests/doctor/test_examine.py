@@ -117,12 +117,7 @@ def test_a_driver_that_cannot_be_used(
     ],
 )
 def test_a_recording_that_fails(
-    machine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    params: str,
-    root: bool,
-    cure: str,
+    machine: Path, monkeypatch: pytest.MonkeyPatch, code: int, params: str, root: bool, cure: str
 ) -> None:
     (machine / "params").write_text(params)
     monkeypatch.setattr(doctor, "_may_profile", lambda: root)
@@ -175,9 +170,7 @@ def test_ranges_that_go_to_another_tool_are_seen(monkeypatch: pytest.MonkeyPatch
         ("html", {}, False, "plotly is not installed"),
     ],
 )
-def test_what_is_installed_decides(
-    name: str, installed: dict[str, str], works: bool, said: str
-) -> None:
+def test_what_is_installed_decides(name: str, installed: dict[str, str], works: bool, said: str) -> None:
     found = examined(installed=installed)[name]
     assert found.works is works
     assert said in found.found
@@ -225,9 +218,7 @@ def test_a_trial_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
     assert "longer than 1 s" in found["libcupti"]["error"]
 
 
-def test_without_libcupti_or_driver_the_trial_itself_says_so(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_libcupti_or_driver_the_trial_itself_says_so(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THENCE_LIBCUPTI", str(machine / "none.so"))
     found = probe()
     assert set(found) == set(STEPS)
@@ -256,10 +247,7 @@ def tried(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 def test_the_trial_finds_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     driver, libcupti, recording, graphs = tried(capsys)
     assert driver["version"] == 13000
-    assert driver["devices"] == [
-        {"name": "GPU 0", "capability": [9, 0]},
-        {"name": "GPU 1", "capability": [9, 0]},
-    ]
+    assert driver["devices"] == [{"name": "GPU 0", "capability": [9, 0]}, {"name": "GPU 1", "capability": [9, 0]}]
     assert libcupti["version"] == 130000
     assert libcupti["functions"] == ["cuptiGetGraphNodeId", "InitializeInjectionNvtx2"]
     assert recording == {"step": "recording", "kernel": "thence_head_start", "microseconds": 1.5}
@@ -268,9 +256,7 @@ def test_the_trial_finds_what_is_there(capsys: pytest.CaptureFixture[str]) -> No
     assert [c.works for c in found][:5] == [True] * 5
 
 
-def test_a_step_that_fails_does_not_stop_the_others(
-    fakes: FakeDriver, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_that_fails_does_not_stop_the_others(fakes: FakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
     fakes.launched = str  # the kernel runs, and no record comes
     fakes.failing = "cuGraphCreate"
     driver, _, recording, graphs = tried(capsys)
@@ -279,9 +265,7 @@ def test_a_step_that_fails_does_not_stop_the_others(
     assert "cuGraphCreate failed with CUDA error 700" in graphs["error"]
 
 
-def run(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, findings: Mapping[str, Any]
-) -> int | str | None:
+def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch, findings: Mapping[str, Any]) -> int | str | None:
     monkeypatch.setattr(doctor, "probe", lambda: {**GOOD, **findings})
     with pytest.raises(SystemExit) as ended:
         main(["doctor", *arguments])
@@ -300,9 +284,7 @@ def test_the_exit_code_says_whether_what_is_needed_works(
     assert run(["--need", "magic"], monkeypatch, broken) == 2
 
 
-def test_json_says_the_same(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_says_the_same(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SOME_TOKEN", "s3cret")
     assert run(["--format", "json", "--need", "nvtx"], monkeypatch, {}) == 0
     text = capsys.readouterr().out

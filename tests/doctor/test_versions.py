@@ -51,7 +51,5 @@ def test_versions_and_help_load_nothing_heavy() -> None:
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print(sorted({'polars', 'numpy', 'plotly', 'torch', 'jax'} & set(sys.modules)))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "[]"

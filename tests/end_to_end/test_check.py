@@ -23,9 +23,7 @@ REPLAY = recording("graphs/block_replay")
 FINDING = {"code", "rank", "device", "count", "span_ns", "span_share", "text"}
 
 
-def checked(
-    capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0
-) -> dict[str, Any]:
+def checked(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> dict[str, Any]:
     return json.loads(output(capsys, "check", *arguments, "--format", "json", code=code)[0])
 
 
@@ -48,9 +46,7 @@ def busy_share(trace: KinetoFile) -> float:
     return busy / trace.span_us
 
 
-def test_a_sound_trace_exits_with_0_and_says_what_was_not_checked(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_sound_trace_exits_with_0_and_says_what_was_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
     found = checked(capsys, EAGER)
     assert found["sound"] is True
     assert found["findings"] == []
@@ -64,9 +60,7 @@ def test_what_cannot_be_checked_is_no_failure(capsys: pytest.CaptureFixture[str]
     path = DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz"
     found = checked(capsys, path)
     assert found["sound"] is True
-    assert {"launch_without_work", "work_without_launch"} <= {
-        entry["code"] for entry in found["not_checked"]
-    }
+    assert {"launch_without_work", "work_without_launch"} <= {entry["code"] for entry in found["not_checked"]}
     assert set(found["not_checked"][0]) == {"code", "text"}
 
 
@@ -83,9 +77,7 @@ def test_the_verdict_says_what_cannot_be_known(capsys: pytest.CaptureFixture[str
     assert "rules found nothing wrong" not in screen
 
 
-def test_a_trace_of_a_capture_is_named_as_such(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_trace_of_a_capture_is_named_as_such(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """As inference servers record: launches between the begin and the end of a capture, and no launch of a graph."""
     recorder = Recorder(amd=False)
     recorder.capture(layers(2))
@@ -123,18 +115,14 @@ def test_no_message_denies_launches_that_are_recorded(capsys: pytest.CaptureFixt
     assert "no launches are recorded" not in output(capsys, "check", path)[0]
 
 
-def test_launches_whose_ids_fit_nothing_are_counted(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_launches_whose_ids_fit_nothing_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     events = [x for i in range(1, 6) for x in (launch(i, 10 * i), kernel(1000 + i, 10 * i + 4))]
     text = output(capsys, "check", written(tmp_path / "trace.json", events))[0]
     assert "none of the 5 recorded launches has the id of any device work" in text
     assert "no launches are recorded" not in text
 
 
-def test_lost_graphs_are_found_and_idle_is_a_bound(
-    capsys: pytest.CaptureFixture[str], without_graphs: Path
-) -> None:
+def test_lost_graphs_are_found_and_idle_is_a_bound(capsys: pytest.CaptureFixture[str], without_graphs: Path) -> None:
     whole, lost = KinetoFile.of(REPLAY), KinetoFile(json.loads(without_graphs.read_text()))
     assert busy_share(whole) > 0.9
     assert busy_share(lost) < 0.6
@@ -148,9 +136,7 @@ def test_lost_graphs_are_found_and_idle_is_a_bound(
     report = output(capsys, "report", without_graphs)[0]
     assert "idle at most" in report
     assert "attributed GPU time of the work that was recorded" in report
-    assert "this trace is not sound: rank 0: 2 of 5 launches of CUDA graphs" in report.replace(
-        "\n", " "
-    )
+    assert "this trace is not sound: rank 0: 2 of 5 launches of CUDA graphs" in report.replace("\n", " ")
     assert "at most" not in output(capsys, "report", REPLAY)[0]
     document = json.loads(output(capsys, "report", without_graphs, "--format", "json")[0])
     assert document["soundness"] == found["findings"]
@@ -158,9 +144,7 @@ def test_lost_graphs_are_found_and_idle_is_a_bound(
 
 
 @pytest.mark.parametrize(
-    ("verb", "options"),
-    [("streams", ()), ("report", ("--by", "stream"))],
-    ids=["streams", "report"],
+    ("verb", "options"), [("streams", ()), ("report", ("--by", "stream"))], ids=["streams", "report"]
 )
 def test_json_holds_the_findings(
     capsys: pytest.CaptureFixture[str], without_graphs: Path, verb: str, options: tuple[str, ...]
@@ -197,18 +181,12 @@ def test_sql_flame_and_the_page_say_it(
 
 
 def test_findings_as_csv(capsys: pytest.CaptureFixture[str], without_graphs: Path) -> None:
-    rows = list(
-        csv.DictReader(
-            io.StringIO(output(capsys, "check", without_graphs, "--format", "csv", code=1)[0])
-        )
-    )
+    rows = list(csv.DictReader(io.StringIO(output(capsys, "check", without_graphs, "--format", "csv", code=1)[0])))
     assert rows[0]["verdict"] == "unsound"
     assert rows[0]["count"] == "2"
 
 
-def test_top_limits_the_findings_and_says_what_is_hidden(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_top_limits_the_findings_and_says_what_is_hidden(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = KinetoFile.of(EAGER)
     trace.drop(trace.of_category("kernel", "gpu_memcpy", "gpu_memset"))
     path = trace.written(tmp_path / "trace.json")
@@ -217,9 +195,7 @@ def test_top_limits_the_findings_and_says_what_is_hidden(
     assert "... 1 more; --top 2 shows all" in text
 
 
-def test_what_cannot_be_read_exits_with_2(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_exits_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("no trace")
     output(capsys, "check", path, code=2)

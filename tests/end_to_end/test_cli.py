@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import (
-    DATA,
-    FSDP,
-    kernel,
-    launch,
-    output,
-    recording,
-    run_process,
-    run_thence,
-    unzipped,
-    written,
-)
+from helpers import DATA, FSDP, kernel, launch, output, recording, run_process, run_thence, unzipped, written
 from slow_kineto import SlowTrace
 from thence.cli import main, report
 from thence.cli.inputs import Inputs
@@ -70,9 +59,7 @@ def test_json_of_a_report_keeps_its_contract(capsys: pytest.CaptureFixture[str])
     assert sum(row["count"] for row in found["rows"]) == len(expected.activities)
 
 
-def test_json_holds_every_row_with_full_names_whatever_top_says(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_holds_every_row_with_full_names_whatever_top_says(capsys: pytest.CaptureFixture[str]) -> None:
     rows = report_json(capsys, EAGER, "--top", "1")["rows"]
     assert {row["name"] for row in rows} == {a["name"] for a in eager_events().activities}
 
@@ -108,9 +95,7 @@ def test_every_kind_of_rows_can_be_asked_for(by: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("by", OF_HLO)
-def test_rows_by_hlo_of_a_trace_without_hlo_are_refused(
-    by: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_by_hlo_of_a_trace_without_hlo_are_refused(by: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["report", str(FSDP[0]), "--by", by])
     assert ended.value.code == 2
@@ -213,9 +198,7 @@ def test_a_bad_file_gives_one_line_and_no_traceback(content: bytes, tmp_path: Pa
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_trace_without_gpu_rows_exits_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_without_gpu_rows_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "trace.json", [launch(1, 10)])
     assert "no GPU activity" in output(capsys, "report", path, code=2)[1]
 
@@ -247,12 +230,7 @@ def test_shell_completion_script_and_choices() -> None:
     assert b"complete" in script.stdout
     words = {"COMP_WORDS": "thence report --by st", "COMP_CWORD": "3"}
     done = run_process(_THENCE_COMPLETE="bash_complete", **words)
-    assert {line.split(",")[1] for line in done.stdout.decode().split()} == {
-        "stack",
-        "step",
-        "step-kind",
-        "stream",
-    }
+    assert {line.split(",")[1] for line in done.stdout.decode().split()} == {"stack", "step", "step-kind", "stream"}
 
 
 def test_the_demo_runs_on_what_ships_with_the_package(
@@ -282,24 +260,14 @@ def test_sql_over_places_agrees_with_the_report(capsys: pytest.CaptureFixture[st
     assert answer["ns"] == next(r["total_ns"] for r in rows if r["name"] == "forward/mlp")
 
 
-@pytest.mark.parametrize(
-    "query", ["selec 1", "", "select x from gpu", "select * from nothing", ";"]
-)
+@pytest.mark.parametrize("query", ["selec 1", "", "select x from gpu", "select * from nothing", ";"])
 def test_bad_sql_exits_with_2(query: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, errors = output(capsys, "sql", EAGER, query, code=2)
     assert "Traceback" not in errors
 
 
 def odd_trace(folder: Path, name: str) -> Path:
-    label = {
-        "ph": "X",
-        "cat": "user_annotation",
-        "name": name,
-        "pid": 1,
-        "tid": 2,
-        "ts": 0,
-        "dur": 99,
-    }
+    label = {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 2, "ts": 0, "dur": 99}
     return written(folder / "trace.json", [label, launch(1, 5), kernel(1, 10, name=name)])
 
 
@@ -328,15 +296,9 @@ def test_markup_in_names_is_shown_as_it_is(
     assert name in output(capsys, "sql", path, "select name from gpu")[0]
 
 
-def test_escape_codes_in_names_do_not_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_escape_codes_in_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = odd_trace(tmp_path, "evil\x1b]0;title\x07\x1b[2Jname")
-    for arguments in (
-        ("report", path),
-        ("report", path, "--by", "label"),
-        ("sql", path, "select name from gpu"),
-    ):
+    for arguments in (("report", path), ("report", path, "--by", "label"), ("sql", path, "select name from gpu")):
         assert ESCAPE not in output(capsys, *arguments)[0]
 
 
@@ -353,9 +315,7 @@ def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 
 
 def test_a_trace_alone_is_reported_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(capsys, str(EAGER), "--top", "3") == ended(
-        capsys, "report", str(EAGER), "--top", "3"
-    )
+    assert ended(capsys, str(EAGER), "--top", "3") == ended(capsys, "report", str(EAGER), "--top", "3")
 
 
 def test_a_verbs_name_wins_over_a_files(
@@ -396,6 +356,4 @@ def test_the_next_command_names_several_files_by_a_pattern(tmp_path: Path) -> No
     assert typed == f"'{tmp_path}/my run rank'*.json.gz"
     assert Inputs(tuple(map(str, paths[:2]))).typed == f"'{paths[0]}' '{paths[1]}'"
     (tmp_path / "my run rank9.json.gz").touch()
-    assert Inputs(tuple(map(str, paths))).typed == f"'{paths[0]}' ...", (
-        "the pattern would name others"
-    )
+    assert Inputs(tuple(map(str, paths))).typed == f"'{paths[0]}' ...", "the pattern would name others"

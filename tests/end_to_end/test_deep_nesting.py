@@ -85,9 +85,7 @@ def limited(script: str, *arguments: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=functools.partial(
-            resource.setrlimit, resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES)
-        ),
+        preexec_fn=functools.partial(resource.setrlimit, resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES)),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -131,11 +129,7 @@ def folded(path: Path) -> list[tuple[list[str], int]]:
 def test_marks_that_were_never_closed(tmp_path: Path) -> None:
     source = never_closed(tmp_path / "recording", 2_000, '{"step": 7}')
     everything(source, tmp_path / "out", "label")
-    stacks = [
-        (frames, ns)
-        for frames, ns in folded(tmp_path / "out" / "flame.folded")
-        if frames[-1] == "gemm"
-    ]
+    stacks = [(frames, ns) for frames, ns in folded(tmp_path / "out" / "flame.folded") if frames[-1] == "gemm"]
     assert [ns for _, ns in stacks] == [50] * 2_000
     whole = [f"r{level}" for level in range(2_000)]
     shallow = {len(frames): frames for frames, _ in stacks if "levels left out" not in str(frames)}
@@ -177,9 +171,7 @@ print(places.n_unique(), len(times), set(times), places[-1], sep="\\n")
 
 def test_every_verb_on_the_deepest_nesting(tmp_path: Path) -> None:
     everything(nested(tmp_path / "trace.json", DEEP), tmp_path / "out", "label")
-    stacks = [
-        ns for frames, ns in folded(tmp_path / "out" / "flame.folded") if frames[-1] == "gemm"
-    ]
+    stacks = [ns for frames, ns in folded(tmp_path / "out" / "flame.folded") if frames[-1] == "gemm"]
     assert stacks == [5_000] * DEEP
     document = json.loads((tmp_path / "out" / "flame.speedscope.json").read_text())
     assert max(map(len, document["profiles"][0]["samples"])) == 256
@@ -210,10 +202,7 @@ def test_labels_of_an_eager_run_that_nests_deeply(tmp_path: Path) -> None:
     depth = 3_000
     eager = nested(tmp_path / "eager.json", depth)
     graph = [launch(1, 1) | {"name": "cudaGraphLaunch"}]
-    graph += [
-        kernel(1, 10 * level + 5, args={"graph id": 1, "graph node id": level + 1})
-        for level in range(depth)
-    ]
+    graph += [kernel(1, 10 * level + 5, args={"graph id": 1, "graph node id": level + 1}) for level in range(depth)]
     replay = tmp_path / "replay.json"
     replay.write_text(json.dumps({"traceEvents": graph}))
     done = run_thence("label", replay, "--eager", eager, "-o", tmp_path / "labelled.json")

@@ -98,21 +98,14 @@ def test_the_innermost_mark_that_names_a_lane_wins(tmp_path: Path) -> None:
         "outside": None,
     }
     marks = trace.host.filter(pl.col("lane").is_not_null())
-    assert marks.select(pl.col("name", "lane").cast(pl.String)).rows() == [
-        ("outer", "comm"),
-        ("inner", "side"),
-    ]
+    assert marks.select(pl.col("name", "lane").cast(pl.String)).rows() == [("outer", "comm"), ("inner", "side")]
 
 
 def test_perfetto_shows_the_lanes_beside_the_stream(tmp_path: Path) -> None:
     trace = recorded(NESTED, tmp_path / "recording")
     trace.write(tmp_path / "out.pftrace", lanes=("lane",))
     shown = decoded((tmp_path / "out.pftrace").read_bytes())
-    assert [s.name for s in shown.on(f"{DEVICE} > lanes > comm")] == [
-        "in_outer",
-        "in_told",
-        "again_outer",
-    ]
+    assert [s.name for s in shown.on(f"{DEVICE} > lanes > comm")] == ["in_outer", "in_told", "again_outer"]
     assert [s.name for s in shown.on(f"{DEVICE} > lanes > side")] == ["in_inner", "in_silent"]
     titles = {shown.path(uuid) for uuid in shown.tracks}
     assert {t for t in titles if t.startswith(f"{DEVICE} > lanes > ")} == {
@@ -202,11 +195,7 @@ def test_what_describes_a_collective_is_said_once(tmp_path: Path) -> None:
     )
     assert metadata(trace) == {"nccl_kernel": {"dtype": "bf16", "bucket": "gradients"}}
     [row] = trace.collectives.to_dicts()
-    assert (row["collective"], row["in_elements"], row["element_type"]) == (
-        "allreduce",
-        10,
-        "Float",
-    )
+    assert (row["collective"], row["in_elements"], row["element_type"]) == ("allreduce", 10, "Float")
     # The lane that the mark named, as for the same collective in a graph, not one more for its group.
     assert trace.timeline(("lane",)).lanes["lane"].to_list() == ["tp (process group 5)"]
 
@@ -278,9 +267,7 @@ def labelled_replay(tmp_path: Path) -> tuple[Trace, list[str]]:
     return trace, [str(made.labels[n]) for n in nodes]
 
 
-def test_a_captured_lane_is_inside_that_of_the_replay(
-    labelled_replay: tuple[Trace, list[str]], tmp_path: Path
-) -> None:
+def test_a_captured_lane_is_inside_that_of_the_replay(labelled_replay: tuple[Trace, list[str]], tmp_path: Path) -> None:
     trace, labels = labelled_replay
     side = [label.endswith("side") for label in labels]
     assert any(side)
@@ -306,9 +293,7 @@ def test_lanes_of_graphed_work_come_back_from_chrome_json(
     again = thence.open(tmp_path / "out" / "out.json")
     again.self_check()
     assert again.places["lane"].to_list() == trace.places["lane"].to_list()
-    assert [json.loads(t) for t in again.places["metadata"]] == [
-        json.loads(t) for t in trace.places["metadata"]
-    ]
+    assert [json.loads(t) for t in again.places["metadata"]] == [json.loads(t) for t in trace.places["metadata"]]
 
 
 def test_lanes_of_an_eager_run_go_over_to_replays() -> None:
@@ -316,9 +301,7 @@ def test_lanes_of_an_eager_run_go_over_to_replays() -> None:
     made.node("gemm", None)
     made.node("softmax", None, 0)
     run, _ = tables_of(made, [[Ran(0, 0, 500, 7)], [Ran(1, 10_000, 500, 7)]])
-    run = dataclasses.replace(
-        run, host=run.host.with_columns(name=pl.lit("cudaLaunchKernel").cast(pl.Categorical()))
-    )
+    run = dataclasses.replace(run, host=run.host.with_columns(name=pl.lit("cudaLaunchKernel").cast(pl.Categorical())))
     eager = Trace(within_mark(run, lane="mine"))
     assert eager.places["lane"].to_list() == ["mine", "mine"]
     replays, _ = tables_of(made, [[Ran(0, 0, 500, 7), Ran(1, 600, 500, 7)]])

@@ -71,10 +71,7 @@ def test_summary_of_the_load_of_the_sms() -> None:
     assert summary.span_ns == 30_000
     assert summary.trace_ns == 40_000
     assert summary.start_spread_ns == 20_000
-    assert summary.sms.rows() == [
-        (4, 2, 2, 20_000, 10_000, 0, 30_000),
-        (9, 2, 2, 10_100, 19_900, 100, 10_200),
-    ]
+    assert summary.sms.rows() == [(4, 2, 2, 20_000, 10_000, 0, 30_000), (9, 2, 2, 10_100, 19_900, 100, 10_200)]
     assert summary.tail_ns == 30_000 - 10_200
     assert summary.tail_idle == 0.5  # SM 9 all of it, SM 4 none
     assert summary.waves == 4 / 3  # three blocks at once at most
@@ -90,9 +87,7 @@ def test_summary_of_the_load_of_the_sms() -> None:
 
 def test_notebooks_get_escaped_html() -> None:
     about = Description(("<b>",), (1, 1, 1), (32, 1, 1), 1, 2, "k<int>")
-    profile = thence.inside.Inside(
-        decode(thence_buffer([Trace(ranges((0, 0, 10)))], 2), about), "<p>"
-    )
+    profile = thence.inside.Inside(decode(thence_buffer([Trace(ranges((0, 0, 10)))], 2), about), "<p>")
     html = profile._repr_html_()
     assert "&lt;b&gt;" in html
     assert "k&lt;int&gt;" in html
@@ -112,16 +107,9 @@ def test_perfetto_has_a_track_for_each_sm_block_and_warpgroup(tmp_path: Path) ->
     about = description(2, 4, traces_per_block=2, overhead_cycles=10)
     part = decode(thence_buffer(traces, 4, per_block=2), about)
     result = perfetto_of(standalone([("k.npz", part)]), tmp_path / "k.pftrace")
-    shown = {
-        result.path(s.track): (s.name, s.start, s.end, s.arguments["net ns"]) for s in result.slices
-    }
+    shown = {result.path(s.track): (s.name, s.start, s.end, s.arguments["net ns"]) for s in result.slices}
     assert shown == {
-        f"GPU 0 > inside gemm > SM {sm} > block {block} > warpgroup {index}": (
-            "load",
-            0,
-            ns,
-            ns - 5.0,
-        )
+        f"GPU 0 > inside gemm > SM {sm} > block {block} > warpgroup {index}": ("load", 0, ns, ns - 5.0)
         for sm, block, index, ns in ((7, 0, 0, 50), (7, 0, 1, 100), (3, 1, 0, 150), (3, 1, 1, 200))
     }
     clocks = {c.clock_id: c.timestamp for c in result.trace.packet[0].clock_snapshot.clocks}
@@ -165,11 +153,7 @@ def test_chrome_json_reads_back_as_before(tmp_path: Path) -> None:
         ("load", 1000.4, 1.0), ("load", 1000.4, 1.0), ("load", 1000.4, 1.0), ("store", 1020.4, 1.0),
     ]  # fmt: skip
     assert found[0]["args"] == {"SM": 0, "block": 0, "index": 0, "net ns": 1000.0}
-    names = {
-        (e["pid"], e["tid"]): e["args"]["name"]
-        for e in document["traceEvents"]
-        if e["name"] == "thread_name"
-    }
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"}
     assert names[found[3]["pid"], found[3]["tid"]] == "block 3 warpgroup 0"
     again = thence.open(tmp_path / "all.json")
     assert again.gpu["name"].to_list() == trace.gpu["name"].to_list()
@@ -217,9 +201,7 @@ def test_command_line_prints_json_csv_and_tables(tmp_path: Path) -> None:
         ("compute", 4, 12_000.0, 0.3), ("load", 4, 4000.0, 0.1),
     ]  # fmt: skip
     assert document["warnings"] == []
-    lines = list(
-        csv.DictReader(io.StringIO(run_thence("inside", path, "--format", "csv").stdout.decode()))
-    )
+    lines = list(csv.DictReader(io.StringIO(run_thence("inside", path, "--format", "csv").stdout.decode())))
     assert [(line["input"], line["name"], line["count"]) for line in lines] == [
         (str(path), "compute", "4"), (str(path), "load", "4"),
     ]  # fmt: skip

@@ -30,9 +30,7 @@ JOBS: dict[str, tuple[FsdpJob, tuple[int, ...], list[int]]] = {
 
 
 @pytest.fixture(scope="module", params=sorted(JOBS))
-def job(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path]:
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The name of a job, and the folder of its files."""
     name = request.param
     folder = tmp_path_factory.mktemp(name)
@@ -111,9 +109,7 @@ def test_a_planted_delay_is_found_as_long_as_it_was_planted(tmp_path: Path) -> N
     assert any("post_backward_reduce" in name for name in named)
 
 
-def test_the_recorded_job_of_two_steps_names_nobody_in_any_verb(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_recorded_job_of_two_steps_names_nobody_in_any_verb(capsys: pytest.CaptureFixture[str]) -> None:
     ranks, last = asked(capsys, "ranks", *FSDP), asked(capsys, "collectives", *FSDP)
     assert ranks["stragglers"] == last["stragglers"] == []
     assert ranks["statement"] == last["late_ranks"]
@@ -153,49 +149,25 @@ def test_eight_of_512_ranks_keep_the_figures_of_the_group_that_is_complete(tmp_p
             begin = 1_000_000.0 + 10_000 * step
             late = 2_000.0 if rank == 3 else 0.0
             events.append(_event("user_annotation", f"ProfilerStep#{step}", begin, 10_000.0))
-            for turn, (members, size, name) in enumerate(
-                ((str(list(range(8))), 8, "tp"), (everyone, 512, "dp"))
-            ):
+            for turn, (members, size, name) in enumerate(((str(list(range(8))), 8, "tp"), (everyone, 512, "dp"))):
                 # In the group of all, each rank waits until 9 ms for a rank that the trace does not show.
                 start = begin + (1_000.0 + late if turn == 0 else 3_200.0)
                 end = begin + (3_100.0 if turn == 0 else 9_000.0)
                 number = 10 * step + turn + 1
-                events.append(
-                    _event(
-                        "cuda_runtime",
-                        "cudaLaunchKernel",
-                        begin + 10 + turn,
-                        5.0,
-                        correlation=number,
-                    )
-                )
+                events.append(_event("cuda_runtime", "cudaLaunchKernel", begin + 10 + turn, 5.0, correlation=number))
                 args = {
                     "device": 0, "stream": 7 + turn, "correlation": number, "Collective name": "allreduce",
                     "In msg nelems": 1000, "Out msg nelems": 1000, "Group size": size, "dtype": "Float",
                     "Process Group Name": name, "Process Group Ranks": members, "Seq": step + 2,
                 }  # fmt: skip
-                events.append(
-                    _event(
-                        "kernel",
-                        "ncclDevKernel_AllReduce_Sum_f32_RING_LL()",
-                        start,
-                        end - start,
-                        **args,
-                    )
-                )
+                events.append(_event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL()", start, end - start, **args))
             work = 900.0 + late
-            events.append(
-                _event(
-                    "cuda_runtime", "cudaLaunchKernel", begin + 5, 4.0, correlation=10 * step + 9
-                )
-            )
+            events.append(_event("cuda_runtime", "cudaLaunchKernel", begin + 5, 4.0, correlation=10 * step + 9))
             where = {"device": 0, "stream": 3, "correlation": 10 * step + 9}
             events.append(_event("kernel", "gemm", begin + 100, work, **where))
         info = {"backend": "nccl", "rank": rank, "world_size": 512}
         path = tmp_path / f"rank{rank}.json"
-        path.write_text(
-            json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events})
-        )
+        path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
         paths.append(path)
     found = thence.open(*paths).late_ranks()
     assert found.shown.statement == "8 of 512 ranks; missing 8-511"
@@ -215,12 +187,4 @@ def test_eight_of_512_ranks_keep_the_figures_of_the_group_that_is_complete(tmp_p
 def _event(category: str, name: str, start: float, duration: float, **args: Any) -> dict[str, Any]:
     on_gpu = category == "kernel"
     place = {"pid": 0, "tid": args.get("stream", 7)} if on_gpu else {"pid": 1, "tid": 2}
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "ts": start,
-        "dur": duration,
-        "args": args,
-        **place,
-    }
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "args": args, **place}

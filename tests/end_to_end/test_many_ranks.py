@@ -30,16 +30,12 @@ def rank_file(folder: Path, rank: int) -> None:
             events.append(launch(number, start + 10, pid=rank))
             work = kernel(number, start + 20 + rank % 3)
             if i == 3:
-                work["name"] = (
-                    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-                )
+                work["name"] = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
                 work["args"] |= {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64,
                                  "dtype": "Float", "Process Group Name": "0", "Seq": step}  # fmt: skip
             events.append(work)
     events.append(event("cuda_runtime", "cudaDeviceSynchronize", 2100, 50, pid=rank))
-    written(
-        folder / f"rank{rank:03}.json", events, distributedInfo={"backend": "nccl", "rank": rank}
-    )
+    written(folder / f"rank{rank:03}.json", events, distributedInfo={"backend": "nccl", "rank": rank})
 
 
 def queries(call: Callable[[], Any]) -> int:

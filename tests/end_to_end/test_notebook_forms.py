@@ -75,9 +75,7 @@ def test_reasons_and_coverage_are_said(traces: dict[str, thence.Trace]) -> None:
     assert 'next: trace.select(steps="typical").idle(): the GPU is idle for' in text
 
 
-def test_the_bar_of_a_row_is_as_long_as_its_part_of_the_largest(
-    traces: dict[str, thence.Trace],
-) -> None:
+def test_the_bar_of_a_row_is_as_long_as_its_part_of_the_largest(traces: dict[str, thence.Trace]) -> None:
     result = traces["one"].summary("label")
     bars = [row[-1].text or "" for row in list(parsed(result._repr_html_()).iter("tr"))[1:]]
     times = result.rows["total_ns"].to_list()
@@ -86,16 +84,8 @@ def test_the_bar_of_a_row_is_as_long_as_its_part_of_the_largest(
 
 def test_names_of_a_trace_are_no_html(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script><b>"
-    trace = opened(
-        tmp_path, [event("user_annotation", bad, 0, 100), launch(1, 10), kernel(1, 20, name=bad)]
-    )
-    for result in (
-        trace,
-        trace.summary("label"),
-        trace.flame("label"),
-        trace.idle(),
-        trace.streams(),
-    ):
+    trace = opened(tmp_path, [event("user_annotation", bad, 0, 100), launch(1, 10), kernel(1, 20, name=bad)])
+    for result in (trace, trace.summary("label"), trace.flame("label"), trace.idle(), trace.streams()):
         shown = result._repr_html_()
         assert not re.search(r"<(script|b>&)", shown)
         assert "&lt;script&gt;" in shown or bad not in str(result)
@@ -128,8 +118,6 @@ def test_what_a_check_proves_is_counted_again(traces: dict[str, thence.Trace]) -
 def test_what_is_almost_whole_is_not_shown_as_whole() -> None:
     import polars as pl
 
-    form = Form(
-        "t", "a", pl.DataFrame({"x": [1]}), {"x": "x"}, coverage={"most": 0.9999, "all": 1.0}
-    )
+    form = Form("t", "a", pl.DataFrame({"x": [1]}), {"x": "x"}, coverage={"most": 0.9999, "all": 1.0})
     assert "most &gt;99.9 % ▮▮▮▮▯" in form.html()
     assert "all 100.0 % ▮▮▮▮▮" in form.html()

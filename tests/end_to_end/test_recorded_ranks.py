@@ -58,9 +58,7 @@ def test_the_reductions_of_ddp_belong_to_the_backward_pass(trace: thence.Trace, 
 
 def test_the_collectives_align_the_clocks(trace: thence.Trace) -> None:
     """Broadcasts need not end together for all: they are shared, but no clock is compared by them."""
-    shared = sum(
-        count for call, count in (profiled(0) & profiled(1)).items() if "broadcast" not in call[0]
-    )
+    shared = sum(count for call, count in (profiled(0) & profiled(1)).items() if "broadcast" not in call[0])
     assert trace.alignment.matched == shared
     assert trace.alignment.residual_median_ns is not None
     assert trace.alignment.residual_median_ns < 2_000

@@ -87,9 +87,7 @@ def test_columns_of_the_activities_are_the_fields_of_the_events(path: Path) -> N
     ):
         expected = {key(a): a["args"].get(field) for a in slow(path).activities}
         assert by_key(trace, column) == expected, column
-    assert by_key(trace, "duration") == {
-        key(a): nanoseconds(a["dur"]) for a in slow(path).activities
-    }
+    assert by_key(trace, "duration") == {key(a): nanoseconds(a["dur"]) for a in slow(path).activities}
 
 
 @pytest.mark.parametrize("path", [EAGER, FSDP[0], COMPILED, STACK], ids=lambda p: p.name)
@@ -104,13 +102,7 @@ def test_label_totals_of_the_eager_recording() -> None:
         expected[str(slow(EAGER).label(activity))] += nanoseconds(activity["dur"])
     assert totals(EAGER, "label") == dict(expected)
     # The program has these ranges and no others: the labels are nested in "forward".
-    assert set(expected) == {
-        "forward/attention",
-        "forward/mlp",
-        "forward",
-        "backward",
-        "optimizer",
-    }
+    assert set(expected) == {"forward/attention", "forward/mlp", "forward", "backward", "optimizer"}
 
 
 @pytest.mark.slow_oracle
@@ -191,9 +183,7 @@ def test_source_is_the_innermost_frame_of_the_program_itself() -> None:
         line = own[-1].removeprefix("torch_gpt.py(").split(")")[0] if own else None
         expected[key(activity)] = f"torch_gpt.py:{line} {FUNCTIONS[line]}" if line else None
     found = by_key(fast(STACK), "source")
-    assert {k: v for k, v in found.items() if expected[k]} == {
-        k: v for k, v in expected.items() if v
-    }
+    assert {k: v for k, v in found.items() if expected[k]} == {k: v for k, v in expected.items() if v}
     assert sum(1 for v in expected.values() if v) > len(expected) // 2
 
 
@@ -205,9 +195,7 @@ def test_op_is_the_innermost_operator_around_the_launch() -> None:
         around = [
             op
             for op in slow(EAGER).complete("cpu_op")
-            if op["tid"] == call["tid"]
-            and op["ts"] <= call["ts"]
-            and call["ts"] < op["ts"] + op["dur"]
+            if op["tid"] == call["tid"] and op["ts"] <= call["ts"] and call["ts"] < op["ts"] + op["dur"]
         ]
         expected[key(activity)] = max(around, key=lambda op: (op["ts"], -op["dur"]))["name"]
     assert by_key(fast(EAGER), "op") == expected
@@ -263,9 +251,7 @@ def test_collectives_say_what_nccl_said(path: Path) -> None:
     rows = trace.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String))
     gpu = trace.gpu[rows["gpu"]].select("stream", "start", pl.col("name").cast(pl.String))
     columns = rows.select(*fields, "bytes")
-    found = {
-        keys: list(values) for keys, values in zip(gpu.rows(), columns.iter_rows(), strict=True)
-    }
+    found = {keys: list(values) for keys, values in zip(gpu.rows(), columns.iter_rows(), strict=True)}
     assert found == expected
     # Two steps of 4 blocks and the root: each gathered forward, blocks again backward, each scattered.
     names = collections.Counter(values[0] for values in found.values())
@@ -288,10 +274,7 @@ def test_compiled_kernels_keep_their_labels() -> None:
 
 
 def test_graph_and_node_ids_are_exact_in_64_bits() -> None:
-    ids = {
-        key(a): (a["args"]["graph id"], a["args"]["graph node id"])
-        for a in slow(REPLAY_212).activities
-    }
+    ids = {key(a): (a["args"]["graph id"], a["args"]["graph node id"]) for a in slow(REPLAY_212).activities}
     trace = fast(REPLAY_212)
     assert by_key(trace, "graph") == {k: graph for k, (graph, _) in ids.items()}
     assert by_key(trace, "node") == {k: node for k, (_, node) in ids.items()}

@@ -33,24 +33,13 @@ def tutorial(folder: Path) -> Path:
     events: list[dict[str, Any]] = []
     for replay in range(REPLAYS):
         at = 1000 * replay
-        launch = {
-            "name": "cudaGraphLaunch",
-            "pid": 9,
-            "tid": 9,
-            "args": {"correlation": replay + 1},
-        }
+        launch = {"name": "cudaGraphLaunch", "pid": 9, "tid": 9, "args": {"correlation": replay + 1}}
         events.append({"ph": "X", "cat": "cuda_runtime", "ts": at, "dur": 5, **launch})
         for node in range(len(BLOCK)):
             args = {
                 "device": 0, "stream": 7, "correlation": replay + 1, "graph id": 2, "graph node id": (2 << 32) + node,
             }  # fmt: skip
-            kernel = {
-                "name": f"kernel{node % 5}",
-                "pid": 0,
-                "tid": 7,
-                "ts": at + 20 + 10 * node,
-                "dur": 8,
-            }
+            kernel = {"name": f"kernel{node % 5}", "pid": 0, "tid": 7, "ts": at + 20 + 10 * node, "dur": 8}
             events.append({"ph": "X", "cat": "kernel", **kernel, "args": args})
     return written(folder / "trace_raw.json", events)
 
@@ -121,9 +110,7 @@ def test_tables_of_the_nsys_jax_notebook_in_one_command_each() -> None:
     kept: dict[str, int] = {}
     busy: list[tuple[int, int, int]] = []
     # Kernels of command buffers have their instruction from the HLO's schedule.
-    for name, device, start, duration in trace.gpu.select(
-        "hlo", "device", "start", "duration"
-    ).rows():
+    for name, device, start, duration in trace.gpu.select("hlo", "device", "start", "duration").rows():
         if any(d == device and at <= start < at + span for span, d, at in steady):
             kept[name] = kept.get(name, 0) + duration
             busy.append((device, start, start + duration))
@@ -156,9 +143,7 @@ def test_tables_of_the_nsys_jax_notebook_in_one_command_each() -> None:
     assert "compilation took" in run_thence("compile", COMPILED).stdout.decode()
 
 
-@pytest.mark.parametrize(
-    ("by", "frame"), [("source", "jax_gpt.py:17 attention"), ("op_name", "attention")]
-)
+@pytest.mark.parametrize(("by", "frame"), [("source", "jax_gpt.py:17 attention"), ("op_name", "attention")])
 def test_flame_graphs_of_the_nsys_jax_notebook(by: str, frame: str, tmp_path: Path) -> None:
     """Original: write lines of stacks to a file, run flamegraph.pl on it, show the SVG in a frame."""
     target = tmp_path / "flame.svg"

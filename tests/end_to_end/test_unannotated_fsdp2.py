@@ -22,10 +22,7 @@ WRAPPED = "layers.2.layer"
 LINEARS = {
     f"{WRAPPED if n == 2 else f'layers.{n}'}.{part}"
     for n in range(LAYERS)
-    for part in (
-        *(f"self_attn.{x}_proj" for x in "qkvo"),
-        *(f"mlp.{x}_proj" for x in ("gate", "up", "down")),
-    )
+    for part in (*(f"self_attn.{x}_proj" for x in "qkvo"), *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
 } | {"head"}
 """Every linear layer of the model, none of which has a bias."""
 
@@ -39,9 +36,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
 def rows(trace: thence.Trace) -> pl.DataFrame:
     """Activities with their places as text."""
     places = trace.places.select(pl.col("module", "source", "phase", "step").cast(pl.String))
-    return trace.gpu.select("rank", "kind", "duration", pl.col("name").cast(pl.String)).hstack(
-        places
-    )
+    return trace.gpu.select("rank", "kind", "duration", pl.col("name").cast(pl.String)).hstack(places)
 
 
 def test_each_linear_layer_has_one_product_forward_and_two_backward(rows: pl.DataFrame) -> None:
@@ -68,9 +63,7 @@ def test_nearly_all_time_has_a_line_a_phase_and_a_step(rows: pl.DataFrame) -> No
     total = rows["duration"].sum()
     for kind in ("source", "phase", "step"):
         assert rows.filter(pl.col(kind).is_not_null())["duration"].sum() > 0.99 * total, kind
-    computed = rows.filter(
-        pl.col("phase").is_in(["forward", "backward"]), ~pl.col("name").str.contains("nccl")
-    )
+    computed = rows.filter(pl.col("phase").is_in(["forward", "backward"]), ~pl.col("name").str.contains("nccl"))
     inside = computed.filter(pl.col("module").is_not_null())
     assert inside["duration"].sum() > 0.95 * computed["duration"].sum()  # the loss is in no module
 

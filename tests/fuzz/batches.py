@@ -22,9 +22,7 @@ GRACE_SECONDS = 60
 """How long a batch may go on with its last case after the time is over."""
 GUESS_SECONDS = 60.0
 """CPU time of a batch of which none has ended yet."""
-_COUNTED = re.compile(
-    r"^counted (\S+): (\d+) cases, ([\d.]+) CPU s, (\d+) failures, (\d+) stopped$", re.MULTILINE
-)
+_COUNTED = re.compile(r"^counted (\S+): (\d+) cases, ([\d.]+) CPU s, (\d+) failures, (\d+) stopped$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,7 @@ class _Running:
         code = self.process.returncode = os.waitstatus_to_exitcode(status)
         said = (self.folder / "stdout").read_text(errors="replace")
         told = (self.folder / "stderr").read_text(errors="replace")
-        failed = len(
-            re.findall(rf"^{self.name} seed {self.seed} case \d+ failed:", said, re.MULTILINE)
-        )
+        failed = len(re.findall(rf"^{self.name} seed {self.seed} case \d+ failed:", said, re.MULTILINE))
         if self.stopped:
             said += f"{self.name} seed {self.seed}: stopped at its end: {told[-20:]}\n"
         elif code not in (0, 1):
@@ -116,9 +112,7 @@ def run_apart(name: str, plan: Plan) -> Batch:
     return next(iter(run_all([name], plan, processes=1, seconds=None)))
 
 
-def run_all(
-    names: list[str], plan: Plan, *, processes: int, seconds: float | None
-) -> Iterator[Batch]:
+def run_all(names: list[str], plan: Plan, *, processes: int, seconds: float | None) -> Iterator[Batch]:
     """Runs batches of formats, and tells each as it ends.
 
     Args:
@@ -152,12 +146,7 @@ def run_all(
             time.sleep(0.05)
 
 
-def _next(
-    names: list[str],
-    begun: Counter[str],
-    spent: dict[str, list[float]],
-    end: float | None,
-) -> str | None:
+def _next(names: list[str], begun: Counter[str], spent: dict[str, list[float]], end: float | None) -> str | None:
     """The format that had the least CPU time, those that run counted as its other batches; none: all is begun."""
     if end is None:
         return next((name for name in names if not begun[name]), None)
@@ -186,11 +175,7 @@ def _started(name: str, plan: Plan, number: int, place: Path, end: float | None)
         command += ["--stop-after", str(max(1.0, end - time.monotonic()))]
     # Threads that wait for each other take a sixth of the CPU time; one batch of four has two all the same.
     threads = "2" if number % 4 == 3 else "1"
-    environment = os.environ | {
-        "POLARS_MAX_THREADS": threads,
-        "TMPDIR": str(folder),
-        "XDG_CACHE_HOME": str(folder),
-    }
+    environment = os.environ | {"POLARS_MAX_THREADS": threads, "TMPDIR": str(folder), "XDG_CACHE_HOME": str(folder)}
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
     return _Running(name, seed, process, folder)
@@ -241,9 +226,7 @@ class Totals:
             f"{self.failed[name]:9,} {self.stopped[name]:9,}"
             for name in self.cases
         ]
-        cases, failed, stopped = (
-            sum(counts.values()) for counts in (self.cases, self.failed, self.stopped)
-        )
+        cases, failed, stopped = (sum(counts.values()) for counts in (self.cases, self.failed, self.stopped))
         seconds = sum(self.cpu_seconds.values())
         lines.append(f"{'all':12} {cases:9,} {seconds:9,.0f} {failed:9,} {stopped:9,}")
         return "\n".join(lines) + "\n"

@@ -158,13 +158,7 @@ def _paths(tree: Any) -> Iterator[tuple[Any, ...]]:
     while level:
         inner = []
         for path, value in level:
-            keys = (
-                list(value)
-                if isinstance(value, dict)
-                else range(len(value))
-                if isinstance(value, list)
-                else ()
-            )
+            keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
             inner += [((*path, key), value[key]) for key in keys]
         yield from (path for path, _ in inner)
         level = inner

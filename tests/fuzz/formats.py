@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from fuzz.inside_formats import (
-    array,
-    buffer_writer,
-    flashinfer_tree,
-    mosaic_buffer,
-    proton_tree,
-    thence_buffer,
-)
+from fuzz.inside_formats import array, buffer_writer, flashinfer_tree, mosaic_buffer, proton_tree, thence_buffer
 from fuzz.store_format import store_tree, store_writer
 from thence.model.column_file import encode
 from thence.readers.jax.protos.hlo_pb2 import HloProto
@@ -64,12 +57,8 @@ class Format:
 
 
 def _kineto() -> Tree:
-    document = json.loads(
-        gzip.decompress((DATA / "torch" / "graph_replay_rank0.json.gz").read_bytes())
-    )
-    stacks = json.loads(
-        gzip.decompress((DATA / "torch" / "waits" / "pipeline_rank1.json.gz").read_bytes())
-    )
+    document = json.loads(gzip.decompress((DATA / "torch" / "graph_replay_rank0.json.gz").read_bytes()))
+    stacks = json.loads(gzip.decompress((DATA / "torch" / "waits" / "pipeline_rank1.json.gz").read_bytes()))
     events = [*document["traceEvents"], *stacks["traceEvents"]]
     document["traceEvents"] = events[:: max(1, len(events) // EVENTS)]
     return document
@@ -78,24 +67,15 @@ def _kineto() -> Tree:
 def _labels() -> Tree:
     document = json.loads((DATA / "torch" / "graphs" / "block_labels.json").read_text())
     for graph in document["graphs"]:
-        graph["nodes"] = {
-            k: v[:ROWS] if isinstance(v, list) else v for k, v in graph["nodes"].items()
-        }
-        graph["edges"] = [
-            e for e in graph.get("edges") or [] if set(e) <= set(graph["nodes"]["number"])
-        ]
+        graph["nodes"] = {k: v[:ROWS] if isinstance(v, list) else v for k, v in graph["nodes"].items()}
+        graph["edges"] = [e for e in graph.get("edges") or [] if set(e) <= set(graph["nodes"]["number"])]
     return document
 
 
 def _annotations() -> Tree:
     return {
         str((5 << 32) + i): [
-            {
-                "name": f"layer {i % 3}",
-                "stream": i % 2,
-                "autograd_phase": "forward",
-                "x": [1, None],
-            },
+            {"name": f"layer {i % 3}", "stream": i % 2, "autograd_phase": "forward", "x": [1, None]},
             "outer",
         ]
         for i in range(ROWS)
@@ -128,11 +108,7 @@ def _as_json(name: str) -> Callable[[Tree, Path], Path]:
 
 
 def _pickled(tree: Tree, folder: Path) -> Path:
-    keys = (
-        {int(k) if str(k).isdecimal() else k: v for k, v in tree.items()}
-        if isinstance(tree, dict)
-        else tree
-    )
+    keys = {int(k) if str(k).isdecimal() else k: v for k, v in tree.items()} if isinstance(tree, dict) else tree
     path = folder / "kernel_annotations_rank0.pkl"
     path.write_bytes(pickle.dumps(keys, protocol=4))
     return path
@@ -224,9 +200,7 @@ def _hlo() -> Tree:
     proto.ParseFromString(lzma.decompress((DATA / "jax" / "command_buffer.hlo.pb.xz").read_bytes()))
     module = proto.hlo_module
     while proto.ByteSize() > 20_000 and len(module.computations) > 1:
-        del module.computations[
-            0 if module.computations[0].id != module.entry_computation_id else 1
-        ]
+        del module.computations[0 if module.computations[0].id != module.entry_computation_id else 1]
     return _message(proto.SerializeToString(), HloProto.DESCRIPTOR)
 
 
@@ -248,9 +222,7 @@ def _nsight() -> Tree:
         path = Path(folder) / "a.sqlite"
         path.write_bytes(gzip.decompress((DATA / "nsight" / "torch_graph.sqlite.gz").read_bytes()))
         with closing(sqlite3.connect(path)) as database:
-            for (table,) in database.execute(
-                "select name from sqlite_master where type = 'table'"
-            ).fetchall():
+            for (table,) in database.execute("select name from sqlite_master where type = 'table'").fetchall():
                 if table not in READABLE:
                     continue
                 cursor = database.execute(
@@ -274,11 +246,7 @@ def _columns(table: Tree) -> dict[str, list[Any]]:
 
 
 def _tables(tree: Tree) -> dict[str, dict[str, list[Any]]]:
-    return (
-        {str(name)[:80]: _columns(table) for name, table in tree.items()}
-        if isinstance(tree, dict)
-        else {}
-    )
+    return {str(name)[:80]: _columns(table) for name, table in tree.items()} if isinstance(tree, dict) else {}
 
 
 def _cell(value: Any) -> Any:
@@ -286,9 +254,7 @@ def _cell(value: Any) -> Any:
         return value
     if isinstance(value, int):
         return value if -(1 << 63) <= value < 1 << 63 else float(min(value, 1 << 200))
-    return (
-        value.encode("utf-8", "replace").decode() if isinstance(value, str) else repr(value)[:1000]
-    )
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else repr(value)[:1000]
 
 
 def _sqlite(tree: Tree, folder: Path) -> Path:
@@ -296,8 +262,7 @@ def _sqlite(tree: Tree, folder: Path) -> Path:
     with closing(sqlite3.connect(path)) as database:
         for table, columns in _tables(tree).items():
             quoted = ", ".join(
-                '"' + name.replace('"', "").replace("\0", "") + f'{i}"' * 0 + '"'
-                for i, name in enumerate(columns)
+                '"' + name.replace('"', "").replace("\0", "") + f'{i}"' * 0 + '"' for i, name in enumerate(columns)
             )
             try:
                 database.execute(f'create table "{table}" ({quoted})')
@@ -317,9 +282,7 @@ def _frame(columns: dict[str, list[Any]]) -> pl.DataFrame:
         try:
             series.append(pl.Series(name, values))
         except (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
-            series.append(
-                pl.Series(name, [None if v is None else str(v) for v in values], pl.String)
-            )
+            series.append(pl.Series(name, [None if v is None else str(v) for v in values], pl.String))
     return pl.DataFrame(series)
 
 
@@ -337,10 +300,7 @@ def _folder_of(ending: str) -> Callable[[Tree, Path], Path]:
     @functools.cache
     def unchanged() -> dict[str, tuple[str, bytes]]:
         """What each table of the seed is as text, and its file."""
-        return {
-            table: (repr(columns), content(columns))
-            for table, columns in _tables(_nsight()).items()
-        }
+        return {table: (repr(columns), content(columns)) for table, columns in _tables(_nsight()).items()}
 
     def write(tree: Tree, folder: Path) -> Path:
         place = folder / "export"
@@ -357,9 +317,7 @@ def _folder_of(ending: str) -> Callable[[Tree, Path], Path]:
 
 
 def _csv() -> Tree:
-    text = gzip.decompress(
-        (DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz").read_bytes()
-    ).decode()
+    text = gzip.decompress((DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz").read_bytes()).decode()
     return list(csv.reader(io.StringIO(text)))[: 3 * ROWS]
 
 
@@ -470,9 +428,7 @@ def _recorded(tree: Tree, folder: Path) -> Path:
         file = place / (str(name).replace("/", "_").replace("\0", "_")[:80] or "_")
         is_part = file.suffix == ".npz"
         content = (
-            _packed(value)
-            if is_part
-            else json.dumps(value, default=repr, skipkeys=True).encode("utf-8", "replace")
+            _packed(value) if is_part else json.dumps(value, default=repr, skipkeys=True).encode("utf-8", "replace")
         )
         file.write_bytes(content)
     return place
@@ -500,12 +456,7 @@ FORMATS = (
     Format("arrow", _nsight, _folder_of("arrow"), probed=True),
     Format("nsys-jax", _nsys_jax, _zipped, probed=True),
     Format("recording", _recording, _recorded),
-    Format(
-        "store",
-        lambda: store_tree(_stored_trace()),
-        store_writer(_stored_trace, _columns, _frame),
-        probed=True,
-    ),
+    Format("store", lambda: store_tree(_stored_trace()), store_writer(_stored_trace, _columns, _frame), probed=True),
     Format("inside", thence_buffer, buffer_writer(".npz")),
     Format("mosaic", mosaic_buffer, buffer_writer(".npy")),
     Format("flashinfer", flashinfer_tree, buffer_writer(".npy")),

@@ -86,9 +86,7 @@ def _near(value: Tree, dice: random.Random) -> Tree:
     if isinstance(value, bool) or value is None:
         return not value
     if isinstance(value, int):
-        return dice.choice(
-            (value + 1, -value, value * 1000, value << 40, str(value), float(value % (1 << 60)))
-        )
+        return dice.choice((value + 1, -value, value * 1000, value << 40, str(value), float(value % (1 << 60))))
     if isinstance(value, float):
         return -value if dice.random() < 0.5 else value * 1e9
     if isinstance(value, str):

@@ -79,9 +79,7 @@ def made(of: Format, tree: Any, dice: random.Random, folder: Path) -> tuple[Path
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         file = dice.choice(files)
         content = damaged(file.read_bytes(), dice)
-        file.write_bytes(
-            gzip.compress(content, 1) if path.is_file() and dice.random() < 0.2 else content
-        )
+        file.write_bytes(gzip.compress(content, 1) if path.is_file() and dice.random() < 0.2 else content)
     return path, None if bytes_change else tree
 
 
@@ -230,9 +228,7 @@ def _api(inputs: list[str], hlo: list[str]) -> None:
             return
         negative = [n for n in (summary.span_ns, summary.busy_ns, summary.sum_ns) if n < 0]
         if negative or (summary.rows["total_ns"] < 0).any():
-            raise Failure(
-                f"impossible totals: {summary.span_ns}, {summary.busy_ns}, {summary.sum_ns}"
-            )
+            raise Failure(f"impossible totals: {summary.span_ns}, {summary.busy_ns}, {summary.sum_ns}")
 
 
 def run(of: Format, cases: range, options: argparse.Namespace) -> int:
@@ -243,15 +239,10 @@ def run(of: Format, cases: range, options: argparse.Namespace) -> int:
         corpus = Corpus.of(options.corpus, of.name, probed=of.probed)
         if not corpus.watch():
             corpus = None
-            print(
-                "a corpus needs Python 3.12 or newer: all mutants are made from the seed",
-                flush=True,
-            )
+            print("a corpus needs Python 3.12 or newer: all mutants are made from the seed", flush=True)
     begun = failed = 0
     began = time.monotonic()
-    pl.DataFrame({"a": [1]}).lazy().sort(
-        "a"
-    ).collect()  # starts Polars' threads, whose stacks count
+    pl.DataFrame({"a": [1]}).lazy().sort("a").collect()  # starts Polars' threads, whose stacks count
     # Stores are written within this process, whose memory is limited.
     workers.LocalWorkers = lambda _processes: InProcess()  # type: ignore[assignment,misc,return-value]
     for number in cases:
@@ -280,9 +271,7 @@ def _limit_memory() -> None:
 _probe_started = parquet_probe._started
 
 
-def _passes(
-    of: Format, tree: Any, number: int, options: argparse.Namespace, corpus: Corpus | None
-) -> bool:
+def _passes(of: Format, tree: Any, number: int, options: argparse.Namespace, corpus: Corpus | None) -> bool:
     """Whether a case ends as it should; what fails is told and kept."""
     text = f"{of.name} {options.seed} {number}"
     dice = random.Random(text)
@@ -341,25 +330,15 @@ def _keep_smallest(of: Format, tree: Any, failure: str, how: tuple[Any, bool], p
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "formats", nargs="*", metavar="FORMAT", help=", ".join(f.name for f in FORMATS)
-    )
-    parser.add_argument(
-        "--cases", type=int, help=f"of a batch: {CASES}, with --minutes {LONG_CASES}"
-    )
+    parser.add_argument("formats", nargs="*", metavar="FORMAT", help=", ".join(f.name for f in FORMATS))
+    parser.add_argument("--cases", type=int, help=f"of a batch: {CASES}, with --minutes {LONG_CASES}")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument(
-        "--minutes", type=float, help="run the formats again and again, with other seeds"
-    )
-    parser.add_argument(
-        "--every", type=int, default=1, metavar="N", help="one of N cases goes through verbs"
-    )
+    parser.add_argument("--minutes", type=float, help="run the formats again and again, with other seeds")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one of N cases goes through verbs")
     parser.add_argument("--keep", type=Path, help="folder for inputs that fail")
     parser.add_argument("--corpus", type=Path, help="folder for mutants that reach new lines")
-    parser.add_argument(
-        "--processes", type=int, default=1, help="with --minutes: so many at a time"
-    )
+    parser.add_argument("--processes", type=int, default=1, help="with --minutes: so many at a time")
     parser.add_argument("--stop-after", type=float, help="begin no case after so many seconds")
     parser.add_argument("--add", type=Path, nargs="+", metavar="LOG", help="logs to add up")
     options = parser.parse_args()

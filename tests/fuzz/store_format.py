@@ -95,17 +95,13 @@ def store_writer(
 
 
 def _typed(
-    columns: dict[str, list[Any]],
-    types: dict[str, pl.DataType],
-    frame: Callable[[dict[str, list[Any]]], pl.DataFrame],
+    columns: dict[str, list[Any]], types: dict[str, pl.DataType], frame: Callable[[dict[str, list[Any]]], pl.DataFrame]
 ) -> pl.DataFrame:
     series = []
     for name, cells in columns.items():
         dtype = types.get(name)
         # Polars takes seconds to refuse a cell of hundreds of levels.
-        if dtype is None or (
-            not dtype.is_nested() and any(isinstance(c, list | dict) for c in cells)
-        ):
+        if dtype is None or (not dtype.is_nested() and any(isinstance(c, list | dict) for c in cells)):
             series.append(frame({name: cells})[name])
             continue
         try:

@@ -48,17 +48,7 @@ def test_failures_are_alike_by_their_place_and_exception() -> None:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")
 def test_a_run_with_a_corpus_goes_on_from_the_one_before(tmp_path: Path) -> None:
     for seed in (1, 2):
-        command = [
-            sys.executable,
-            str(RUN),
-            "labels",
-            "--cases",
-            "40",
-            "--every",
-            "100",
-            "--seed",
-            str(seed),
-        ]
+        command = [sys.executable, str(RUN), "labels", "--cases", "40", "--every", "100", "--seed", str(seed)]
         subprocess.run([*command, "--corpus", str(tmp_path)], check=True, timeout=600)
     lines = (tmp_path / "labels.lines").read_text().splitlines()
     chains = (tmp_path / "labels.mutants").read_text().splitlines()

@@ -88,11 +88,7 @@ def drawn(dice: random.Random) -> list[str]:
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
     """The options of a verb that cases get at random, by their long names."""
-    named = {
-        max(option.opts, key=len): option
-        for option in command.params
-        if isinstance(option, click.Option)
-    }
+    named = {max(option.opts, key=len): option for option in command.params if isinstance(option, click.Option)}
     return {name: option for name, option in named.items() if name not in OTHER_OPTIONS}
 
 

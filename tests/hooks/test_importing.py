@@ -61,10 +61,7 @@ def test_an_import_that_has_begun_is_seen_to_be_complete(
 ) -> None:
     """Whoever begins to wait in the midst of it is told at the next import."""
     found: list[object] = []
-    before_import(
-        f"{package}.part",
-        lambda: when_imported(package, lambda module: found.append(module.value)),
-    )
+    before_import(f"{package}.part", lambda: when_imported(package, lambda module: found.append(module.value)))
     __import__(package)
     (tmp_path / "another_one.py").write_text("")
     monkeypatch.delitem(sys.modules, "another_one", raising=False)

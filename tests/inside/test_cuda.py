@@ -105,8 +105,7 @@ def test_definitions_come_before_the_header_and_the_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "block", "traces"),
-    [("block", 1000, 1), ("warpgroup", 320, 3), ("warp", 320, 10), ("warp", 33, 2)],
+    ("scope", "block", "traces"), [("block", 1000, 1), ("warpgroup", 320, 3), ("warp", 320, 10), ("warp", 33, 2)]
 )
 def test_shared_memory_is_that_of_the_events(scope: str, block: int, traces: int) -> None:
     sized = profile(scope=scope, block=block, capacity=6)
@@ -175,9 +174,7 @@ def test_one_launch_is_saved_under_its_own_name(tmp_path: Path) -> None:
 def test_the_overhead_is_measured_on_the_device_of_the_launch_as_it_records(
     monkeypatch: pytest.MonkeyPatch, *, staged: bool
 ) -> None:
-    monkeypatch.setattr(
-        cuda, "_measured_overhead", lambda device, *, staged: 10.0 * device + staged
-    )
+    monkeypatch.setattr(cuda, "_measured_overhead", lambda device, *, staged: 10.0 * device + staged)
     launch = profile(overhead_cycles=None, staged=staged).launch(1)
     assert launch.description.overhead_cycles == 30.0 + staged
 

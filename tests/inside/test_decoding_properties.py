@@ -78,18 +78,9 @@ def slowly(events: list[Event], end: int) -> Found:
 
 def compare(decoded: Any, expected: list[tuple[int, Found]], to_ns: Any) -> None:
     """Every range of every trace, in whole ns."""
-    rows = decoded.ranges.select(
-        "trace", "name", "start_ns", "duration_ns", "depth", "closed"
-    ).rows()
+    rows = decoded.ranges.select("trace", "name", "start_ns", "duration_ns", "depth", "closed").rows()
     wanted = [
-        (
-            trace,
-            NAMES[name],
-            to_ns(trace, begin),
-            to_ns(trace, end) - to_ns(trace, begin),
-            depth,
-            closed,
-        )
+        (trace, NAMES[name], to_ns(trace, begin), to_ns(trace, end) - to_ns(trace, begin), depth, closed)
         for trace, found in expected
         for name, begin, end, depth, closed in found
     ]
@@ -137,10 +128,7 @@ def test_mosaic_round_trip(events: list[list[Event]], clock: int, old: bool) -> 
 
 
 @settings(max_examples=examples(80), deadline=None)
-@given(
-    st.lists(programs(2), min_size=1, max_size=6),
-    st.sampled_from(["flashinfer", "flashinfer-old", "mirage"]),
-)
+@given(st.lists(programs(2), min_size=1, max_size=6), st.sampled_from(["flashinfer", "flashinfer-old", "mirage"]))
 def test_flashinfer_round_trip(events: list[list[Event]], flavour: str) -> None:
     traces = [Trace(e, START, sm=n) for n, e in enumerate(events)]
     room = max(map(len, events)) + 1
@@ -164,17 +152,13 @@ def test_proton_round_trip(events: list[list[Event]], clock: int) -> None:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=24), st.integers(0, 3))
-def test_any_events_are_ranges_strays_or_unclosed(
-    events: list[tuple[int, int]], others: int
-) -> None:
+def test_any_events_are_ranges_strays_or_unclosed(events: list[tuple[int, int]], others: int) -> None:
     timed = [(kind, name, 10 * i) for i, (kind, name) in enumerate(events)]
     plain = [(ENTER, 0, 5), (EXIT, 0, 25)]
     traces = [Trace(plain), Trace(timed), *(Trace(plain) for _ in range(others))]
     decoded = decode(thence_buffer(traces, 24), description(len(traces), 24, overhead_cycles=0))
     of_trace = decoded.ranges.filter(decoded.ranges["trace"] == 1)
-    enters, exits, instants = (
-        [k for k, *_ in events].count(kind) for kind in (ENTER, EXIT, INSTANT)
-    )
+    enters, exits, instants = ([k for k, *_ in events].count(kind) for kind in (ENTER, EXIT, INSTANT))
     lasting = of_trace.filter(of_trace["kind"] == "range")
     assert lasting.height == enters
     assert of_trace.height - lasting.height == instants

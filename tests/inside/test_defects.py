@@ -62,11 +62,7 @@ def test_an_exit_that_nothing_entered_is_left_out_and_counted() -> None:
 
 def test_an_exit_left_out_does_not_shift_the_others() -> None:
     decoded = decoded_events(
-        (ENTER, LOAD, 0),
-        (ENTER, COMPUTE, 10),
-        (EXIT, LOAD, 100),
-        (ENTER, LOAD, 200),
-        (EXIT, LOAD, 260),
+        (ENTER, LOAD, 0), (ENTER, COMPUTE, 10), (EXIT, LOAD, 100), (ENTER, LOAD, 200), (EXIT, LOAD, 260)
     )
     assert rows(decoded, "name", "duration_ns", "closed") == [
         ("load", 100, True), ("compute", 1990, False), ("load", 60, True),
@@ -74,9 +70,7 @@ def test_an_exit_left_out_does_not_shift_the_others() -> None:
 
 
 def test_ranges_that_cross_keep_their_own_ends() -> None:
-    decoded = decoded_events(
-        (ENTER, LOAD, 0), (ENTER, COMPUTE, 50), (EXIT, LOAD, 80), (EXIT, COMPUTE, 200)
-    )
+    decoded = decoded_events((ENTER, LOAD, 0), (ENTER, COMPUTE, 50), (EXIT, LOAD, 80), (EXIT, COMPUTE, 200))
     assert [(n, d) for _, n, _, d in rows(decoded)] == [("load", 80), ("compute", 150)]
     assert decoded.warnings == ()
 
@@ -100,9 +94,7 @@ def test_deep_nesting() -> None:
 
 def test_events_that_found_no_room() -> None:
     full = [(ENTER, LOAD, 0), (EXIT, LOAD, 10), (ENTER, COMPUTE, 20), (ENTER, STORE, 30)]
-    decoded = decode(
-        thence_buffer([Trace(full, dropped=5, **PLAIN), Trace(ONE, **PLAIN)], 4), description(2, 4)
-    )
+    decoded = decode(thence_buffer([Trace(full, dropped=5, **PLAIN), Trace(ONE, **PLAIN)], 4), description(2, 4))
     assert decoded.traces["state"].to_list() == ["overflow", "complete"]
     assert decoded.traces["dropped"].to_list() == [5, 0]
     assert decoded.ranges["closed"].to_list() == [True, False, False, True]
@@ -122,11 +114,7 @@ def test_a_trace_that_never_finished_ends_at_its_last_event() -> None:
     stopped = Trace([*ONE, (ENTER, COMPUTE, 300)], finished=False)
     decoded = decode(thence_buffer([*traces, stopped], 4), description(3, 4, overhead_cycles=0))
     last = decoded.traces.row(2, named=True)
-    assert (last["state"], last["clock_source"], last["clock_ghz"]) == (
-        "unfinished",
-        "neighbours",
-        2.0,
-    )
+    assert (last["state"], last["clock_source"], last["clock_ghz"]) == ("unfinished", "neighbours", 2.0)
     assert last["end_ns"] == START + 150
     assert rows(decoded)[-2:] == [(2, "load", START, 50), (2, "compute", START + 150, 0)]
 
@@ -148,9 +136,7 @@ def test_a_clock_that_runs_backwards_is_marked() -> None:
     assert decoded.traces["state"].to_list() == ["damaged"]
     assert decoded.ranges["duration_ns"].to_list() == [0]
     late = Trace(ranges((LOAD, 0, 5000)), **PLAIN)
-    assert decode(thence_buffer([late], 4), description(1, 4)).traces["state"].to_list() == [
-        "damaged"
-    ]
+    assert decode(thence_buffer([late], 4), description(1, 4)).traces["state"].to_list() == ["damaged"]
 
 
 @pytest.mark.parametrize(
@@ -205,20 +191,14 @@ def test_a_newer_version_is_said_to_be_one() -> None:
         decode(thence_buffer([trace], 4), description(1, 4))
 
 
-@pytest.mark.parametrize(
-    "values", [np.zeros(24), np.zeros(24, bool), np.zeros(3, np.uint8), np.array(["a"])]
-)
+@pytest.mark.parametrize("values", [np.zeros(24), np.zeros(24, bool), np.zeros(3, np.uint8), np.array(["a"])])
 def test_values_that_are_no_words(values: np.ndarray) -> None:
     with pytest.raises(thence.DamagedInput, match="words"):
         decode(values, description(1, 4))
 
 
 def test_mosaic_odd_counts_and_overflow() -> None:
-    traces = [
-        Trace(ONE),
-        Trace(ONE, patch={2: 5}),
-        Trace(ranges(*((LOAD, 10 * i, 10 * i + 5) for i in range(4)))),
-    ]
+    traces = [Trace(ONE), Trace(ONE, patch={2: 5}), Trace(ranges(*((LOAD, 10 * i, 10 * i + 5) for i in range(4))))]
     about = description(3, 2, flavour="mosaic", words_per_trace=8)
     decoded = decode(mosaic_buffer(traces, 8), about, clock_ghz=1.0)
     assert decoded.traces["state"].to_list() == ["complete", "damaged", "overflow"]
@@ -263,10 +243,7 @@ def test_flashinfer_defects() -> None:
 def test_flashinfers_instants_survive_where_nothing_overwrote_them() -> None:
     trace = Trace([*ONE, (INSTANT, STORE, 300)])
     decoded = decode(flashinfer_buffer([trace], 1, 4), description(1, 0, flavour="flashinfer"))
-    assert rows(decoded, "name", "kind", "duration_ns") == [
-        ("load", "range", 100),
-        ("store", "instant", 0),
-    ]
+    assert rows(decoded, "name", "kind", "duration_ns") == [("load", "range", 100), ("store", "instant", 0)]
 
 
 def test_proton_defects() -> None:
@@ -301,11 +278,7 @@ def test_the_latest_times_of_protons_blocks() -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1980.0, float("nan")])
 def test_a_rate_that_no_clock_has(rate: float) -> None:
     with pytest.raises(thence.UsageError, match="SM clocks run at"):
-        decode(
-            mosaic_buffer([Trace(ONE)], 8),
-            description(1, 2, flavour="mosaic", words_per_trace=8),
-            rate,
-        )
+        decode(mosaic_buffer([Trace(ONE)], 8), description(1, 2, flavour="mosaic", words_per_trace=8), rate)
 
 
 @pytest.mark.parametrize("flavour", ["thence", "mosaic", "flashinfer", "proton"])
@@ -339,16 +312,7 @@ def test_arbitrary_words_never_crash(flavour: str) -> None:
 
 def test_descriptions_keep_their_fields() -> None:
     about = Description(
-        ("a", "ü"),
-        (2, 3, 4),
-        (128, 2, 1),
-        2,
-        7,
-        "k<int>",
-        "thence",
-        3,
-        48.5,
-        launch={"multiprocessors": 132},
+        ("a", "ü"), (2, 3, 4), (128, 2, 1), 2, 7, "k<int>", "thence", 3, 48.5, launch={"multiprocessors": 132}
     )
     values = json.loads(about.to_bytes())
     assert (values["format"], values["version"]) == ("thence.inside", 1)
@@ -418,9 +382,7 @@ def test_a_header_of_gigabytes_is_damage(tmp_path: Path, version: int) -> None:
     (tmp_path / "raw.json").write_bytes(description(1, 4).to_bytes())
     begin = b"\x93NUMPY" + bytes([version, 0]) + (3_500_000_000).to_bytes(4, "little")
     (tmp_path / "raw.npy").write_bytes(begin + bytes(1000))
-    with pytest.raises(
-        thence.DamagedInput, match=r"header has a stated length of 3,500,000,000 bytes"
-    ):
+    with pytest.raises(thence.DamagedInput, match=r"header has a stated length of 3,500,000,000 bytes"):
         thence.inside.open(tmp_path / "raw.npy")
 
 

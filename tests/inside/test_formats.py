@@ -177,9 +177,7 @@ def test_times_of_an_unknown_rate_stay_cycles_and_say_so() -> None:
     assert profile.traces["clock_source"].unique().to_list() == ["unknown"]
     assert profile.traces["clock_ghz"].null_count() == profile.traces.height
     assert not any(
-        "_ns" in name
-        for frame in (profile.traces, profile.ranges, profile.events)
-        for name in frame.columns
+        "_ns" in name for frame in (profile.traces, profile.ranges, profile.events) for name in frame.columns
     )
     cycles = (words[:, 4 + 2 * 5].astype(np.int64) - words[:, 4 + 2 * 4]) % (1 << 32)
     compute = profile.ranges.filter(pl.col("name").cast(pl.String) == "compute")
@@ -239,18 +237,14 @@ def test_mosaic_numbers_blocks_with_x_slowest() -> None:
             for z in range(4):
                 number = x + 2 * (y + 3 * z)  # as CUDA counts
                 traces.append(Trace(ranges((LOAD, 0, 100 + number))))
-    about = Description(
-        NAMES, grid, (128, 1, 1), 1, 2, flavour="mosaic", words_per_trace=7, overhead_cycles=0
-    )
+    about = Description(NAMES, grid, (128, 1, 1), 1, 2, flavour="mosaic", words_per_trace=7, overhead_cycles=0)
     decoded = decode(mosaic_buffer(traces, 7), about, clock_ghz=1.0)
     assert decoded.ranges.height == 24
     for block, duration in rows(decoded, "block", "duration_ns"):
         assert duration == 100 + block
 
 
-@pytest.mark.parametrize(
-    ("scope", "per_block", "word"), [("warp", 4, "warp"), ("warpgroup", 1, "warpgroup")]
-)
+@pytest.mark.parametrize(("scope", "per_block", "word"), [("warp", 4, "warp"), ("warpgroup", 1, "warpgroup")])
 def test_mosaic_scopes(scope: str, per_block: int, word: str) -> None:
     traces = [Trace(ranges((LOAD, 0, 50 + n))) for n in range(2 * per_block)]
     spec = {"names": {"load": 0}, "entries": 8, "grid": [2], "block": [128], "scope": scope}
@@ -336,15 +330,9 @@ def test_more_blocks_than_flashinfers_tags_have_bits_for() -> None:
 
 def proton(*, ring: int = 8, **more: bool | int) -> thence.inside.Decoded:
     blocks = [
-        [
-            Trace(TWO, sm=b, clock=(1 << 34) + 100 * w, start=START + 32 * b, ns=4000)
-            for w in range(2)
-        ]
-        for b in range(3)
+        [Trace(TWO, sm=b, clock=(1 << 34) + 100 * w, start=START + 32 * b, ns=4000) for w in range(2)] for b in range(3)
     ]
-    return decode(
-        proton_buffer(blocks, ring, **more), description(3, 0, flavour="proton"), clock_ghz=2.0
-    )
+    return decode(proton_buffer(blocks, ring, **more), description(3, 0, flavour="proton"), clock_ghz=2.0)
 
 
 def test_proton() -> None:

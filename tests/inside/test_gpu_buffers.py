@@ -29,9 +29,7 @@ def test_every_range_of_every_trace_is_there(name: str) -> None:
     assert profile.traces.height == blocks * per_block
     assert profile.traces["dropped"].sum() == 0
     assert profile.warnings == ()
-    order = profile.ranges.group_by("trace", maintain_order=True).agg(
-        pl.col("name").cast(pl.String)
-    )
+    order = profile.ranges.group_by("trace", maintain_order=True).agg(pl.col("name").cast(pl.String))
     assert order["name"].to_list() == [names] * profile.traces.height
     assert profile.ranges["closed"].all()
 
@@ -68,9 +66,7 @@ def test_headers_hold_both_clocks(name: str) -> None:
     np.testing.assert_array_equal(header[:, 3], index // description.traces_per_block)
     np.testing.assert_array_equal(header[:, 4], index % description.traces_per_block)
     assert header[:, 2].max() < 132  # SMs of an H200
-    start, end, start_clock, end_clock = (
-        header[:, at] + (header[:, at + 1] << 32) for at in (8, 10, 12, 14)
-    )
+    start, end, start_clock, end_clock = (header[:, at] + (header[:, at + 1] << 32) for at in (8, 10, 12, 14))
     # The timer counts ns in steps of 32 from the same epoch as the system clock (2026).
     assert (start % 32 == 0).all()
     assert 1_767_225_600 * 10**9 < start.min() < end.max() < 1_830_297_600 * 10**9

@@ -26,14 +26,7 @@ def run(folder: Path, **macros: int) -> np.ndarray:
     """Words of guard, buffer and guard after six blocks."""
     assert COMPILER is not None
     program = folder / "host"
-    defined = {
-        "HOST_BLOCK_X": 64,
-        "HOST_BLOCK_Y": 1,
-        "HOST_BLOCKS": 6,
-        "HOST_OFF": 0,
-        "THENCE_THREADS": 64,
-        **macros,
-    }
+    defined = {"HOST_BLOCK_X": 64, "HOST_BLOCK_Y": 1, "HOST_BLOCKS": 6, "HOST_OFF": 0, "THENCE_THREADS": 64, **macros}
     command = [COMPILER, "-std=c++14", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined"]
     command += [f"-D{name}={value}" for name, value in defined.items()]
     command += [f"-I{cuda.HEADER.parent}", str(HOST), "-o", str(program)]
@@ -43,9 +36,7 @@ def run(folder: Path, **macros: int) -> np.ndarray:
     return np.array(printed.stdout.split(), dtype=np.uint64).astype(np.uint32)
 
 
-def expected(
-    *, threads: int, traces: int, capacity: int, scope: int, blocks: int = 6
-) -> np.ndarray:
+def expected(*, threads: int, traces: int, capacity: int, scope: int, blocks: int = 6) -> np.ndarray:
     """The records as the description of the format says, for the kernel of the host program."""
     words = 16 + 2 * capacity
     result = np.full((6, traces, words), FILL, dtype=np.uint64)
@@ -86,9 +77,7 @@ def expected(
 @pytest.mark.parametrize("staging", [0, 1])
 @pytest.mark.parametrize("scope", [1, 2, 3])
 @pytest.mark.parametrize("capacity", [1, 2, 5, 7])
-def test_records_are_those_of_the_format(
-    tmp_path: Path, capacity: int, scope: int, staging: int
-) -> None:
+def test_records_are_those_of_the_format(tmp_path: Path, capacity: int, scope: int, staging: int) -> None:
     words = run(tmp_path, THENCE_CAPACITY=capacity, THENCE_SCOPE=scope, THENCE_STAGING=staging)
     traces = {1: 1, 2: 1, 3: 2}[scope]
     records = expected(threads=64, traces=traces, capacity=capacity, scope=scope)
@@ -130,9 +119,7 @@ def test_without_a_buffer_nothing_is_written(tmp_path: Path) -> None:
 @needs_compiler
 def test_what_the_header_writes_is_what_the_decoder_reads(tmp_path: Path) -> None:
     words = run(tmp_path, THENCE_CAPACITY=5)
-    profile = cuda.Profile(
-        "", block=64, capacity=5, names=["load", "hit", "store"], overhead_cycles=0.0
-    )
+    profile = cuda.Profile("", block=64, capacity=5, names=["load", "hit", "store"], overhead_cycles=0.0)
     decoded = decode(words[GUARD:-GUARD], profile.describe((3, 2)))
     assert decoded.traces.height == 12
     names = decoded.ranges.filter(decoded.ranges["index"] == 0)["name"].cast(str).to_list()
@@ -165,9 +152,7 @@ def compiled(folder: Path, source: str, *options: str) -> subprocess.CompletedPr
 @needs_nvcc
 @pytest.mark.parametrize("staged", [True, False])
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_nvcc_takes_it_without_a_warning(
-    tmp_path: Path, architecture: str, *, staged: bool
-) -> None:
+def test_nvcc_takes_it_without_a_warning(tmp_path: Path, architecture: str, *, staged: bool) -> None:
     profile = cuda.Profile(KERNEL, block=128, staged=staged)
     done = compiled(tmp_path, profile.source, f"-arch={architecture}", "-Werror", "all-warnings")
     assert done.returncode == 0, done.stderr
@@ -186,9 +171,7 @@ def test_switched_off_nothing_is_left(tmp_path: Path) -> None:
 
 @needs_nvcc
 def test_a_name_that_is_not_listed_is_an_error_of_the_compiler(tmp_path: Path) -> None:
-    source = cuda.Profile(KERNEL, block=128).source.replace(
-        'THENCE_RANGE("load")', 'THENCE_RANGE("lod")'
-    )
+    source = cuda.Profile(KERNEL, block=128).source.replace('THENCE_RANGE("load")', 'THENCE_RANGE("lod")')
     done = compiled(tmp_path, source, "-arch=sm_80")
     assert done.returncode != 0
     assert "this name is not in THENCE_NAMES" in done.stderr

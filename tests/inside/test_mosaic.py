@@ -40,16 +40,7 @@ def lowered(spec: Any, semantics: Any = mgpu.LoweringSemantics.Lane, block: int 
             texts.append(ctx.module)
 
     with mlir.make_ir_context(), ir.Location.unknown():
-        mgpu.as_gpu_kernel(
-            body,
-            (2, 3, 1),
-            (block, 1, 1),
-            SHAPE,
-            SHAPE,
-            (),
-            prof_spec=spec,
-            thread_semantics=semantics,
-        )
+        mgpu.as_gpu_kernel(body, (2, 3, 1), (block, 1, 1), SHAPE, SHAPE, (), prof_spec=spec, thread_semantics=semantics)
         return str(texts[0])
 
 
@@ -107,9 +98,7 @@ def test_executions_are_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "x-trace.json").exists()
 
 
-def test_the_buffers_of_jax_are_taken_at_every_execution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_buffers_of_jax_are_taken_at_every_execution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As JAX does when it lowers a Pallas kernel: a callback with one file name for all executions."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     spec = profiler.ProfilerSpec(16, dump_path=str(tmp_path))

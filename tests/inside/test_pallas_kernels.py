@@ -53,9 +53,7 @@ class NewParams(OldParams):  # jax 0.11.1
 class FakeJax:
     """The modules that the profile touches; `compiled` acts as a compiled kernel does."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, params: type, version: tuple[int, ...]
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, params: type, version: tuple[int, ...]) -> None:
         self.given: list[Any] = []
         jax, debug = types.ModuleType("jax"), types.ModuleType("jax.debug")
         jax.__version_info__ = version

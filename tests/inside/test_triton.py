@@ -38,9 +38,7 @@ def copy(x, y, events, blocks, CAPACITY: tl.constexpr):  # noqa: N803
 def ptx(element: str) -> str:
     pointers = {"x": f"*{element}", "y": f"*{element}", "events": "*i32"}
     source = triton.compiler.ASTSource(
-        copy,
-        signature={**pointers, "blocks": "i32", "CAPACITY": "constexpr"},
-        constexprs={"CAPACITY": 8},
+        copy, signature={**pointers, "blocks": "i32", "CAPACITY": "constexpr"}, constexprs={"CAPACITY": 8}
     )
     return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 

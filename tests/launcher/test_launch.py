@@ -54,9 +54,7 @@ def record(place: Path, *command: str, **more: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_exit_code_is_the_programs_and_one_line_says_what_there_is(
-    place: Path, code: int
-) -> None:
+def test_the_exit_code_is_the_programs_and_one_line_says_what_there_is(place: Path, code: int) -> None:
     program = USES_GPU + f"print('its own output'); sys.exit({code})"
     done = record(place, "-o", "out", "--", sys.executable, "-c", program)
     assert done.returncode == code
@@ -111,10 +109,7 @@ def test_where_a_recording_cannot_go(tmp_path: Path) -> None:
 
 def test_a_command_that_there_is_not(place: Path) -> None:
     done = record(place, "-o", "out", "--", "no-such-command")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "thence: no-such-command: there is no such command\n",
-    )
+    assert (done.returncode, done.stderr) == (2, "thence: no-such-command: there is no such command\n")
     assert not (place / "out").exists()
 
 
@@ -170,9 +165,7 @@ def test_pytorch_is_recorded_from_the_moment_at_which_it_initialises_cuda(place:
     package = place / "modules" / "torch"
     (package / "cuda").mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "cuda" / "__init__.py").write_text(
-        "calls = []\ndef _lazy_call(f): calls.append(f)\n"
-    )
+    (package / "cuda" / "__init__.py").write_text("calls = []\ndef _lazy_call(f): calls.append(f)\n")
     program = USES_GPU.replace(
         "import cupy",
         "import torch.cuda\nassert not fake.library.fake_subscribed()\n"
@@ -189,9 +182,7 @@ def test_what_pytorch_imports_for_itself_is_no_use_of_a_gpu(place: Path) -> None
         (modules / package).mkdir(parents=True)
         (modules / package / "__init__.py").write_text("")
     (modules / "torch" / "__init__.py").write_text("import torch.cuda\n")
-    (modules / "torch" / "cuda" / "__init__.py").write_text(
-        "import cuda.bindings\ndef _lazy_call(f): pass\n"
-    )
+    (modules / "torch" / "cuda" / "__init__.py").write_text("import cuda.bindings\ndef _lazy_call(f): pass\n")
     program = USES_GPU.replace("import cupy", "{}\nprint(fake.library.fake_subscribed())")
     done = record(place, "--", sys.executable, "-c", program.format("import torch"))
     assert done.stdout == "0\n"
@@ -201,12 +192,9 @@ def test_what_pytorch_imports_for_itself_is_no_use_of_a_gpu(place: Path) -> None
 
 def test_options_reach_the_recorder(place: Path) -> None:
     program = (
-        USES_GPU
-        + "print(fake.library.fake_enabled(5), fake.library.fake_enabled(12), fake.library.fake_enabled(17))"
+        USES_GPU + "print(fake.library.fake_enabled(5), fake.library.fake_enabled(12), fake.library.fake_enabled(17))"
     )
-    done = record(
-        place, "--with", "launches", "--with", "overhead", "--", sys.executable, "-c", program
-    )
+    done = record(place, "--with", "launches", "--with", "overhead", "--", sys.executable, "-c", program)
     assert done.stdout == "1 1 1\n"
     done = record(place, "--without", "nvtx", "--", sys.executable, "-c", program)
     assert done.stdout == "0 0 0\n"
@@ -229,31 +217,21 @@ def test_launches_of_jax_are_recorded_and_not_said_to_be_a_defect(place: Path) -
     found = {}
     for name in ("cupy", plugin.name):
         done = record(place, "-o", name, "--", sys.executable, "-c", program.format(name))
-        (about,) = [
-            json.loads(path.read_bytes()) for path in place.glob(f"{name}/*/recording.json")
-        ]
+        (about,) = [json.loads(path.read_bytes()) for path in place.glob(f"{name}/*/recording.json")]
         said = "launches cannot be counted here" in done.stderr
         found[name] = about["launches"], len(about["warnings"]), said
     assert found == {"cupy": (True, 1, True), plugin.name: (True, 0, False)}
 
 
-PLANTED = (
-    "import sys\nsys.stderr.write(f'executed {__name__}\\n')\nif __name__ == 'queue': MINE = 5\n"
-)
+PLANTED = "import sys\nsys.stderr.write(f'executed {__name__}\\n')\nif __name__ == 'queue': MINE = 5\n"
 
 
 def planted(place: Path, script: str) -> Path:
     """A script beside files with the names of all modules of the standard library that Python's start leaves out."""
     code = "import sys; print(*sorted(sys.modules))"
-    started = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
+    started = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     (place / "program").mkdir()
-    for name in sys.stdlib_module_names - {
-        *started.stdout.split(),
-        "sitecustomize",
-        "usercustomize",
-    }:
+    for name in sys.stdlib_module_names - {*started.stdout.split(), "sitecustomize", "usercustomize"}:
         (place / "program" / f"{name}.py").write_text(PLANTED)
     file = place / "program" / "script.py"
     # What the program needs for itself comes from the standard library.
@@ -271,9 +249,7 @@ def test_modules_beside_the_script_are_not_executed_by_the_recorder(place: Path)
     assert "recorded 100 kernels" in done.stderr
 
 
-def test_the_program_imports_its_own_modules_although_the_recorder_has_imported_others(
-    place: Path,
-) -> None:
+def test_the_program_imports_its_own_modules_although_the_recorder_has_imported_others(place: Path) -> None:
     program = USES_GPU.replace("import cupy", "sys.path.insert(0, here)\nimport cupy")
     script = planted(place, program + "import queue, secrets\nprint(queue.MINE, secrets.__file__)")
     done = record(place, "-o", "out", "--", sys.executable, str(script))
@@ -283,9 +259,7 @@ def test_the_program_imports_its_own_modules_although_the_recorder_has_imported_
 
 def test_a_module_that_the_program_imported_first_is_not_used_by_the_recorder(place: Path) -> None:
     imports = "sys.path.insert(0, here)\nimport queue\nimport cupy"
-    script = planted(
-        place, USES_GPU.replace("import cupy", imports) + "print(sys.modules['queue'].MINE)"
-    )
+    script = planted(place, USES_GPU.replace("import cupy", imports) + "print(sys.modules['queue'].MINE)")
     done = record(place, "-o", "out", "--", sys.executable, str(script))
     assert done.stdout == "5\n", done.stderr
     assert "recorded 100 kernels" in done.stderr
@@ -342,9 +316,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_every_ending_has_the_programs_exit_code_and_keeps_what_was_recorded(
-    place: Path, ending: str
-) -> None:
+def test_every_ending_has_the_programs_exit_code_and_keeps_what_was_recorded(place: Path, ending: str) -> None:
     program = USES_GPU + "sys.stdout.flush()\n" + ending
     done = record(place, "-o", "out", "--", sys.executable, "-c", program)
     assert done.returncode == ENDINGS[ending], done.stderr
@@ -360,9 +332,7 @@ def test_every_ending_has_the_programs_exit_code_and_keeps_what_was_recorded(
 def test_a_recording_whose_folder_the_program_removes_does_not_change_the_exit_code(
     place: Path, ending: str, code: int
 ) -> None:
-    removal = (
-        "import shutil, json; shutil.rmtree(json.loads(os.environ['THENCE_RECORD'])['directory'])\n"
-    )
+    removal = "import shutil, json; shutil.rmtree(json.loads(os.environ['THENCE_RECORD'])['directory'])\n"
     done = record(place, "-o", "out", "--", sys.executable, "-c", USES_GPU + removal + ending)
     assert done.returncode == code, done.stderr
 
@@ -385,10 +355,7 @@ def test_standard_error_that_cannot_be_written_does_not_change_the_exit_code(pla
     assert (done.returncode, done.stdout) == (0, b"1\n")
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 128 + 9)],
-)
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 128 + 9)])
 def test_strict_fails_only_where_the_command_succeeds(place: Path, ending: str, code: int) -> None:
     used = record(place, "--strict", "--", sys.executable, "-c", USES_GPU + ending)
     assert used.returncode == code
@@ -397,9 +364,7 @@ def test_strict_fails_only_where_the_command_succeeds(place: Path, ending: str, 
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE", "-XdevE -I"])
-def test_python_that_ignores_the_environment_is_said_not_to_be_recorded(
-    place: Path, option: str
-) -> None:
+def test_python_that_ignores_the_environment_is_said_not_to_be_recorded(place: Path, option: str) -> None:
     letter = option[-1]
     done = record(place, "--", sys.executable, *option.split(), "-c", "print('ran')")
     assert (done.returncode, done.stdout) == (0, "ran\n")
@@ -417,9 +382,7 @@ def test_python_that_ignores_the_environment_is_said_not_to_be_recorded(
         ("'exit 0', shell=True", None),
     ],
 )
-def test_children_that_do_not_record_themselves_are_told_of(
-    place: Path, arguments: str, said: str | None
-) -> None:
+def test_children_that_do_not_record_themselves_are_told_of(place: Path, arguments: str, said: str | None) -> None:
     program = USES_GPU + f"import subprocess; subprocess.run({arguments}, check=True)"
     done = record(place, "-o", "out", "--", sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
@@ -442,9 +405,7 @@ def test_children_that_do_not_record_themselves_are_told_of(
         ("python --check-hash-based-pycs always -I x.py", "I"),
     ],
 )
-def test_options_after_which_python_does_not_record_itself(
-    command: str, letter: str | None
-) -> None:
+def test_options_after_which_python_does_not_record_itself(command: str, letter: str | None) -> None:
     startup = f"{Path(thence.__file__).parent}/launcher/startup"
     reason = why_unseen(command.split(), {"PYTHONPATH": startup, "THENCE_RECORD": "{}"})
     assert (reason is None) if letter is None else f"python -{letter} ignores" in str(reason)

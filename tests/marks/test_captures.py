@@ -35,9 +35,7 @@ class Setting:
     def __init__(self) -> None:
         self.cuda = FakeCuda()
         self.graphs = LabelledGraphs()
-        self.captures = Captures(
-            self.graphs, self.cuda, watch, lambda: self.cuda, lambda: self.cuda
-        )
+        self.captures = Captures(self.graphs, self.cuda, watch, lambda: self.cuda, lambda: self.cuda)
         setting = self
 
         class CUDAGraph:
@@ -76,9 +74,7 @@ class Setting:
         found = []
         for kind, index in zip(nodes["type"], nodes["label"], strict=True):
             label = document["labels"][index]
-            found.append(
-                (kind, "/".join(label["path"]), label["phase"]) if index >= 0 else (kind, "", "")
-            )
+            found.append((kind, "/".join(label["path"]), label["phase"]) if index >= 0 else (kind, "", ""))
         return found
 
 
@@ -104,18 +100,14 @@ def test_nodes_get_the_mark_that_was_open_when_they_were_made(setting) -> None:
         setting.cuda.launch("k3")
     setting.cuda.launch("k4")
     graph.capture_end()
-    assert [path for _, path, _ in setting.labels()] == [
-        *("before", "before/a", "before/a", "before/a", "before", ""),
-    ]
+    assert [path for _, path, _ in setting.labels()] == [*("before", "before/a", "before/a", "before/a", "before", "")]
     document = setting.graphs.document()
     (captured,) = document["graphs"]
     assert captured["id"] == 1
     assert captured["device"] == 3
     assert captured["executables"] == [101]
     assert captured["nodes"]["number"] == [0, 1, 2, 3, 4, 5]
-    names = [
-        document["kernels"][k]["name"] if k >= 0 else None for k in captured["nodes"]["kernel"]
-    ]
+    names = [document["kernels"][k]["name"] if k >= 0 else None for k in captured["nodes"]["kernel"]]
     assert names == ["k0", "k1", None, "k2", "k3", "k4"]
     assert captured["nodes"]["grid"][2] is None
     assert captured["nodes"]["grid"][3] == (3, 1, 1)
@@ -379,9 +371,7 @@ def recorded(setting, monkeypatch) -> Iterator[tuple[BoundaryLog, Places]]:
 def test_nodes_get_the_places_of_the_boundaries_before_them(setting, recorded) -> None:
     log, places = recorded
     module = places.number(Place(MODULE, 0, "layers.0", "Block"))
-    line = places.number(
-        Place(LINE, places.number(Place(LINE, 0, "main", "/me/train.py", 3)), "f", "/me/m.py", 0)
-    )
+    line = places.number(Place(LINE, places.number(Place(LINE, 0, "main", "/me/train.py", 3)), "f", "/me/m.py", 0))
     log.note(module)  # before: only what holds at its beginning counts, and the hooks know that
     graph = setting.graph_class()
     graph.capture_begin()
@@ -404,9 +394,7 @@ def test_nodes_get_the_places_of_the_boundaries_before_them(setting, recorded) -
     graph.capture_end()
     document = json.loads(json.dumps(setting.graphs.document()))
     main = ["/me/train.py:3 main"]
-    assert [
-        place and (place["module"], place["stack"], place["phase"]) for place in placed(document)
-    ] == [
+    assert [place and (place["module"], place["stack"], place["phase"]) for place in placed(document)] == [
         (None, main, None),
         ("layers.0", main, "forward"),
         ("layers.0", [*main, "/me/m.py:0 f"], "forward"),
@@ -425,9 +413,7 @@ def test_a_capture_without_a_recording_has_no_places(setting) -> None:
 
 
 @pytest.mark.usefixtures("recorded")
-def test_launches_of_generated_code_have_the_places_in_its_comments(
-    setting, tmp_path, monkeypatch
-) -> None:
+def test_launches_of_generated_code_have_the_places_in_its_comments(setting, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", ModuleType("codecache"))
     frames = ("/me/model.py:9 forward",)
@@ -454,9 +440,7 @@ def test_launches_of_generated_code_have_the_places_in_its_comments(
         ("block.up", "aten.linear", 0.75),
         ("block.act", "aten.gelu", 0.25),
     ]
-    assert [place and place["module"] for place in placed(document)] == [
-        *(None, "block.up", "block.up", None, None)
-    ]
+    assert [place and place["module"] for place in placed(document)] == [*(None, "block.up", "block.up", None, None)]
     assert [path for _, path, _ in setting.labels()] == ["", "mlp", "mlp", "", ""]
     code.call([lambda: None])  # nobody follows any more
     assert sys.gettrace() is None

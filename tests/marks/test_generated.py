@@ -82,9 +82,7 @@ def test_the_first_line_that_runs_after_a_comment_has_its_facts(tmp_path) -> Non
     assert found.entry is module.Runner.call.__code__
     assert {code.co_name for code in found.codes} == {"call", "partition_0"}
     by_line = {
-        lines[number - 1].strip(): facts.parts
-        for of_code in found.lines.values()
-        for number, facts in of_code.items()
+        lines[number - 1].strip(): facts.parts for of_code in found.lines.values() for number, facts in of_code.items()
     }
     assert by_line == {
         "buf0 = empty((4, 8))": (MM,),
@@ -106,30 +104,20 @@ def old(kind: str, tmp_path, line_map, graph) -> dict[str, list[Part]]:
     assert found is not None
     (facts,) = (of_code for of_code in found.lines.values() if of_code)
     assert all(one.before for one in facts.values())
-    return {
-        lines[number - 1].strip().split("(")[0]: list(one.parts) for number, one in facts.items()
-    }
+    return {lines[number - 1].strip().split("(")[0]: list(one.parts) for number, one in facts.items()}
 
 
 def test_a_cache_filled_before_has_modules_by_its_nodes_and_lines_by_its_map(tmp_path) -> None:
     trace = 'File "/me/model.py", line {}, in forward\n  x'
     stack = {"a": ("L['self'].mlp.up", object)}
-    linear = SimpleNamespace(
-        name="linear", meta={"nn_module_stack": stack, "stack_trace": trace.format(5)}
-    )
+    linear = SimpleNamespace(name="linear", meta={"nn_module_stack": stack, "stack_trace": trace.format(5)})
     graph = SimpleNamespace(nodes=[linear])
     line_map = [(10, trace.format(6)), (13, "")]
     found = old("forward", tmp_path, line_map, graph)
     assert found == {
-        "extern_kernels.mm": [
-            Part("mlp.up", ("/me/model.py:5 forward",), "aten.mm", "forward", 1.0)
-        ],
-        "triton_poi_fused_sin_1.run": [
-            Part(None, ("/me/model.py:6 forward",), "aten.sin", "forward", 1.0)
-        ],
-        "triton_poi_fused_gelu_0.run": [
-            Part(None, ("/me/model.py:6 forward",), "aten.gelu", "forward", 1.0)
-        ],
+        "extern_kernels.mm": [Part("mlp.up", ("/me/model.py:5 forward",), "aten.mm", "forward", 1.0)],
+        "triton_poi_fused_sin_1.run": [Part(None, ("/me/model.py:6 forward",), "aten.sin", "forward", 1.0)],
+        "triton_poi_fused_gelu_0.run": [Part(None, ("/me/model.py:6 forward",), "aten.gelu", "forward", 1.0)],
         "cpp_fused_1": [Part(None, (), "", "forward", 1.0)],
     }
 

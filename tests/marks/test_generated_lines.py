@@ -89,9 +89,7 @@ def test_launches_are_told_once_each_where_functions_have_many_names(lines, tmp_
     """As long functions have: their instructions take more than one byte for an operand."""
     launches = [(UP._replace(op=f"op{n}"),) for n in range(400)]
     module = generated_module(tmp_path, "inference", launches)
-    text = "".join(
-        f"    # {comment_of(parts)}\n    name{n} = launch()\n" for n, parts in enumerate(launches)
-    )
+    text = "".join(f"    # {comment_of(parts)}\n    name{n} = launch()\n" for n, parts in enumerate(launches))
     head = "# AOT ID: ['0_inference']\ndef call(args):\n    launch, = args\n"
     names = "".join(f"    name{n}\n" for n in range(400))
     text = (
@@ -146,9 +144,7 @@ def test_other_modules_are_not_read(lines, tmp_path) -> None:
     assert len(lines.notes) == 1  # of the one that cannot be read
 
 
-def test_instances_that_share_code_are_told_apart_by_the_module_that_runs(
-    lines, tmp_path, monkeypatch
-) -> None:
+def test_instances_that_share_code_are_told_apart_by_the_module_that_runs(lines, tmp_path, monkeypatch) -> None:
     forward = generated_module(tmp_path, "forward", [(UP,)], "forward")
     backward = generated_module(tmp_path, "backward", [(BACK,)], "backward")
     told = Told()

@@ -6,15 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from thence.marks.launch_facts import (
-    Part,
-    comment_of,
-    frames_of,
-    main_marks,
-    main_part,
-    parts_of_nodes,
-    parts_of_text,
-)
+from thence.marks.launch_facts import Part, comment_of, frames_of, main_marks, main_part, parts_of_nodes, parts_of_text
 
 TRACE = """  File "/home/me/train.py", line 7, in step
     return model(x)
@@ -34,9 +26,7 @@ def node(aten, module=None, seq=1, *, view=False, trace=TRACE, forward_module=No
     for key, path in (("nn_module_stack", module), ("fwd_nn_module_stack", forward_module)):
         if path is not None:
             own[key] = {"outer": ("L['self']", object), "inner": (path, object)}
-    return SimpleNamespace(
-        meta=own, target=SimpleNamespace(is_view=view), kwargs={}, op="call_function"
-    )
+    return SimpleNamespace(meta=own, target=SimpleNamespace(is_view=view), kwargs={}, op="call_function")
 
 
 @pytest.mark.parametrize(
@@ -63,10 +53,7 @@ def test_operators_count_once_each_however_many_nodes_they_became() -> None:
     nodes = [node("aten.native_layer_norm", "L['self'].norm", seq=4) for _ in range(5)]
     nodes.append(node("aten.add", "L['self']", seq=5))
     parts = parts_of_nodes(nodes, backward=False)
-    assert [(part.op, part.share) for part in parts] == [
-        ("aten.native_layer_norm", 0.5),
-        ("aten.add", 0.5),
-    ]
+    assert [(part.op, part.share) for part in parts] == [("aten.native_layer_norm", 0.5), ("aten.add", 0.5)]
     assert main_part(parts).op == "aten.add"  # of equals the last
 
 
@@ -90,9 +77,7 @@ def test_views_and_nodes_of_the_compiler_tell_nothing_beside_work() -> None:
     work = node("aten.gelu", "L['self'].mlp")
     view = node("aten.t", "L['self'].attention", view=True)
     made = node(None, trace=None, seq=None)
-    assert parts_of_nodes([view, work, made], backward=False) == (
-        Part("mlp", FRAMES, "aten.gelu", "forward", 1.0),
-    )
+    assert parts_of_nodes([view, work, made], backward=False) == (Part("mlp", FRAMES, "aten.gelu", "forward", 1.0),)
     assert parts_of_nodes([view], backward=False)[0].module == "attention"
     assert parts_of_nodes([made], backward=False)[0].stack == ()
 

@@ -49,11 +49,7 @@ def test_marks_nest_into_a_path(notes) -> None:
 
 
 def test_metadata_and_lane_of_inner_marks_win() -> None:
-    with (
-        thence.mark("a", lane="outer", x=1, y=[1, 2]),
-        thence.mark("b", x=2),
-        thence.mark("c", lane="inner"),
-    ):
+    with thence.mark("a", lane="outer", x=1, y=[1, 2]), thence.mark("b", x=2), thence.mark("c", lane="inner"):
         label = label_of(top.get(), set())
     assert label is not None
     assert label.metadata == '{"x": 2, "y": [1, 2]}'
@@ -290,14 +286,11 @@ def test_named_scopes_while_jax_traces(monkeypatch) -> None:
     tracing = types.SimpleNamespace(trace_state_clean=lambda: not tracing.on, on=False)
     state = types.SimpleNamespace(profile_session=None)
     jax = types.SimpleNamespace(
-        named_scope=scope,
-        profiler=types.SimpleNamespace(TraceAnnotation=lambda name: scope(f"host {name}")),
+        named_scope=scope, profiler=types.SimpleNamespace(TraceAnnotation=lambda name: scope(f"host {name}"))
     )
     monkeypatch.setitem(sys.modules, "jax", jax)
     monkeypatch.setitem(sys.modules, "jax._src.core", tracing)
-    monkeypatch.setitem(
-        sys.modules, "jax._src.profiler", types.SimpleNamespace(_profile_state=state)
-    )
+    monkeypatch.setitem(sys.modules, "jax._src.profiler", types.SimpleNamespace(_profile_state=state))
     with thence.mark("eager"):
         pass
     tracing.on = True
@@ -320,11 +313,7 @@ def test_without_frameworks_marks_import_none() -> None:
 
 
 def test_saving_without_a_capture_says_why(tmp_path) -> None:
-    code = (
-        "import thence\n"
-        "try: thence.save_labels('labels.json')\n"
-        "except thence.MissingData as error: print(error)"
-    )
+    code = "import thence\ntry: thence.save_labels('labels.json')\nexcept thence.MissingData as error: print(error)"
     run = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -346,24 +335,14 @@ def test_lanes_known_by_number_are_text_and_stream_is_pytorchs_word_for_them() -
 
 def test_a_mark_takes_the_dict_that_pytorchs_mark_kernels_takes() -> None:
     mark = thence.mark({"name": "attention", "stream": 61, "layer": 3, "In msg nelems": 8})
-    assert (mark.name, mark.lane, mark.metadata) == (
-        "attention",
-        "61",
-        {"layer": 3, "In msg nelems": 8},
-    )
+    assert (mark.name, mark.lane, mark.metadata) == ("attention", "61", {"layer": 3, "In msg nelems": 8})
     assert thence.mark({"name": "attention", "layer": 3}, layer=4).metadata == {"layer": 4}
-    with pytest.raises(
-        thence.WrongArgument, match=r"mark needs a name, as in .*, not {'layer': 3}"
-    ):
+    with pytest.raises(thence.WrongArgument, match=r"mark needs a name, as in .*, not {'layer': 3}"):
         thence.mark({"layer": 3})
 
 
-@pytest.mark.parametrize(
-    "words", [{"lane": 1.5}, {"lane": []}, {"stream": object()}, {"lane": True}]
-)
-def test_a_lane_that_is_neither_name_nor_number_is_refused_at_once(
-    words: dict[str, object],
-) -> None:
+@pytest.mark.parametrize("words", [{"lane": 1.5}, {"lane": []}, {"stream": object()}, {"lane": True}])
+def test_a_lane_that_is_neither_name_nor_number_is_refused_at_once(words: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="a lane must be a name or a number"):
         thence.mark("a", **words)  # type: ignore[arg-type]
     with pytest.raises(thence.UsageError, match="give one of them"):

@@ -241,8 +241,7 @@ def test_backward_through_a_capture_labels_what_its_nodes_make(capturing) -> Non
     document = graphs.document()
     nodes = document["graphs"][0]["nodes"]
     found = [
-        ("/".join(document["labels"][label]["path"]), document["labels"][label]["phase"])
-        for label in nodes["label"]
+        ("/".join(document["labels"][label]["path"]), document["labels"][label]["phase"]) for label in nodes["label"]
     ]
     assert found == [
         *(("step", "forward"), ("step/layer0", "forward"), ("step/layer1", "forward")),
@@ -380,12 +379,7 @@ def test_inductor_writes_marks_beside_its_kernels_and_captures_read_them() -> No
 
 
 @pytest.mark.parametrize(
-    "imports",
-    [
-        "import thence, torch",
-        "import torch, thence",
-        "from thence import mark; import torch, thence",
-    ],
+    "imports", ["import thence, torch", "import torch, thence", "from thence import mark; import torch, thence"]
 )
 def test_a_mark_may_be_traced_before_any_mark_has_run(imports) -> None:
     code = f"""{imports}
@@ -410,7 +404,5 @@ def test_looking_for_torch_while_cuda_initialises_does_not_wait_for_itself() -> 
         "    with thence.mark('x'): pass\n"
         "print('through')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "through\n", done.stderr

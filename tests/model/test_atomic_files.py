@@ -56,9 +56,7 @@ def test_after_an_error_the_old_folder_is_there(target: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["out"]
 
 
-def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = Path.rename
 
     def refused(path: Path, new: Path) -> Path:
@@ -108,9 +106,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_a_file_that_is_replaced_keeps_its_permissions_and_is_private_until_then(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_is_replaced_keeps_its_permissions_and_is_private_until_then(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     for permissions in (0o600, 0o640, 0o664):
         target.write_text("old")
@@ -126,9 +122,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions_and_is_private_until_then
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_a_folder_that_is_replaced_keeps_its_permissions_and_is_private_until_then(
-    target: Path,
-) -> None:
+def test_a_folder_that_is_replaced_keeps_its_permissions_and_is_private_until_then(target: Path) -> None:
     target.chmod(0o750)
     with atomic_folder(target) as folder:
         assert mode(folder) == 0o700
@@ -139,9 +133,7 @@ def test_temporary_files_are_of_their_user_alone() -> None:
     """All of them are made by tempfile, which makes them so; no module names a file in a shared folder itself."""
     package = Path(thence.__file__).parent
     texts = {path: path.read_text() for path in package.rglob("*.py")}
-    assert [
-        p.name for p, text in texts.items() if re.search(r"mktemp\(|[\"']/(?:var/)?tmp/", text)
-    ] == []
+    assert [p.name for p, text in texts.items() if re.search(r"mktemp\(|[\"']/(?:var/)?tmp/", text)] == []
     with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryDirectory() as folder:
         modes = [stat.S_IMODE(Path(name).stat().st_mode) for name in (file.name, folder)]
     assert modes == [0o600, 0o700]

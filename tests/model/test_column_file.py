@@ -19,9 +19,7 @@ INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
 def as_lists(columns: dict[str, Any]) -> dict[str, list[Any]]:
-    return {
-        name: list(map(int, v)) if isinstance(v, np.ndarray) else v for name, v in columns.items()
-    }
+    return {name: list(map(int, v)) if isinstance(v, np.ndarray) else v for name, v in columns.items()}
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -94,9 +92,7 @@ def test_a_changed_byte_is_found_or_changes_nothing(place: int, change: int) -> 
         columns = decode(bytes(damaged))
     except DamagedPart:
         return
-    assert as_lists({k: v for k, v in columns.items() if k == "start"})["start"] == list(
-        range(0, 4000, 10)
-    )
+    assert as_lists({k: v for k, v in columns.items() if k == "start"})["start"] == list(range(0, 4000, 10))
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -29,18 +29,14 @@ def test_short_names_stay_as_they_are() -> None:
 def test_paths_lose_what_they_share() -> None:
     names = [f"model.decoder.layers.{layer}/self_attention/query_projection" for layer in range(8)]
     texts = fitted(names, 30)
-    assert [
-        any(part == str(layer) for part in _numbers(text)) for layer, text in enumerate(texts)
-    ] == [True] * 8
+    assert [any(part == str(layer) for part in _numbers(text)) for layer, text in enumerate(texts)] == [True] * 8
 
 
 def _numbers(text: str) -> list[str]:
     return "".join(c if c.isdigit() else " " for c in text).split()
 
 
-words = st.lists(
-    st.sampled_from(["gemm", "_", "f32", "nt", "nn", "128", "x", "::", "é", "<", ">"]), max_size=60
-)
+words = st.lists(st.sampled_from(["gemm", "_", "f32", "nt", "nn", "128", "x", "::", "é", "<", ">"]), max_size=60)
 
 
 @given(st.lists(words.map("".join), max_size=12), st.integers(1, 60))

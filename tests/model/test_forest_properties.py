@@ -57,9 +57,7 @@ def test_what_is_around_rows(parent: list[int], data: st.DataObject) -> None:
     assert set(np.flatnonzero(marked).tolist()) == expected
     wanted = [data.draw(st.booleans()) for _ in parent]
     nearest = [next((r for r in way_up(parent, row) if wanted[r]), NO_ROW) for row in rows]
-    found = chain_to(
-        np.array(parent, np.int64), np.array(rows, np.int64), np.array(wanted, np.bool_)
-    )
+    found = chain_to(np.array(parent, np.int64), np.array(rows, np.int64), np.array(wanted, np.bool_))
     assert found.tolist() == nearest
 
 

@@ -19,10 +19,7 @@ def by_definition(rows: list[tuple[int, int, int]]) -> list[int]:
     """The last row before each that is on its track and reaches as far."""
     ends = [max(end, start + 1) for _, start, end in rows]
     return [
-        max(
-            (j for j in range(i) if rows[j][0] == track and ends[j] >= ends[i]),
-            default=NO_ROW,
-        )
+        max((j for j in range(i) if rows[j][0] == track and ends[j] >= ends[i]), default=NO_ROW)
         for i, (track, _, _) in enumerate(rows)
     ]
 

@@ -28,12 +28,8 @@ settings.register_profile("thence", deadline=None, max_examples=examples(150))
 settings.load_profile("thence")
 
 # (group or track, start, length): few distinct values, so that much overlaps, touches and coincides.
-intervals = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 25), st.integers(0, 12)), max_size=40
-)
-far_apart = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 2**61), st.integers(0, 2**60)), max_size=20
-)
+intervals = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 25), st.integers(0, 12)), max_size=40)
+far_apart = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2**61), st.integers(0, 2**60)), max_size=20)
 
 
 def columns(rows: list[tuple[int, ...]]) -> list[np.ndarray]:
@@ -51,9 +47,7 @@ def test_union_is_the_number_of_covered_nanoseconds(rows: list[tuple[int, int, i
 
 
 @given(intervals)
-def test_intervals_that_end_before_they_start_cover_nothing(
-    rows: list[tuple[int, int, int]],
-) -> None:
+def test_intervals_that_end_before_they_start_cover_nothing(rows: list[tuple[int, int, int]]) -> None:
     group, start, length = columns(rows)
     assert union_lengths(group, start, start - length, 3).tolist() == [0, 0, 0]
 
@@ -75,9 +69,7 @@ def sorted_rows(rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 @given(intervals)
-def test_enclosing_is_the_last_row_before_that_contains_it(
-    rows: list[tuple[int, int, int]],
-) -> None:
+def test_enclosing_is_the_last_row_before_that_contains_it(rows: list[tuple[int, int, int]]) -> None:
     rows = sorted_rows(rows)
     expected = []
     for i, (track, begin, size) in enumerate(rows):
@@ -92,9 +84,7 @@ def test_enclosing_is_the_last_row_before_that_contains_it(
 
 
 @given(intervals, st.data())
-def test_chain_to_climbs_until_a_wanted_row(
-    rows: list[tuple[int, int, int]], data: st.DataObject
-) -> None:
+def test_chain_to_climbs_until_a_wanted_row(rows: list[tuple[int, int, int]], data: st.DataObject) -> None:
     # Any forest: each row's parent is an earlier row or none.
     parent = [data.draw(st.integers(-1, i - 1)) for i in range(len(rows))]
     wanted = [data.draw(st.booleans()) for _ in rows]
@@ -110,9 +100,7 @@ def test_chain_to_climbs_until_a_wanted_row(
 
 
 @given(intervals)
-def test_reached_before_is_the_latest_end_of_the_rows_before_in_the_group(
-    rows: list[tuple[int, int, int]],
-) -> None:
+def test_reached_before_is_the_latest_end_of_the_rows_before_in_the_group(rows: list[tuple[int, int, int]]) -> None:
     rows = sorted(rows)
     expected = [
         max((s + n for other, s, n in rows[:i] if other == group), default=NEVER)
@@ -126,8 +114,7 @@ def test_reached_before_is_the_latest_end_of_the_rows_before_in_the_group(
 def test_reached_before_is_exact_for_times_that_far_apart(rows: list[tuple[int, int]]) -> None:
     rows = sorted(rows, key=lambda row: row[0])
     expected = [
-        max((end for other, end in rows[:i] if other == group), default=NEVER)
-        for i, (group, _) in enumerate(rows)
+        max((end for other, end in rows[:i] if other == group), default=NEVER) for i, (group, _) in enumerate(rows)
     ]
     group, end = (np.array([row[i] for row in rows], np.int64) for i in range(2))
     assert reached_before(end, group).tolist() == expected
@@ -161,9 +148,7 @@ def test_unions_are_the_runs_of_covered_nanoseconds(rows: list[tuple[int, int, i
 
 
 @given(intervals)
-def test_union_and_gaps_are_the_covered_and_the_other_nanoseconds(
-    rows: list[tuple[int, int, int]],
-) -> None:
+def test_union_and_gaps_are_the_covered_and_the_other_nanoseconds(rows: list[tuple[int, int, int]]) -> None:
     covered = {m for _, s, n in rows for m in range(s, s + n)}
     _, start, length = columns(rows)
     found = union(start, start + length)
@@ -220,12 +205,8 @@ def test_what_began_by_a_moment(rows: list[tuple[int, int, int]], moments: list[
         assert of_longest == (-max(by_end)[2] if by_end else NO_ROW)
 
 
-@given(
-    st.lists(st.tuples(st.just(0), st.integers(0, 40), st.integers(0, 40)), max_size=12), st.data()
-)
-def test_innermost_is_the_last_range_around_a_moment(
-    rows: list[tuple[int, int, int]], data: st.DataObject
-) -> None:
+@given(st.lists(st.tuples(st.just(0), st.integers(0, 40), st.integers(0, 40)), max_size=12), st.data())
+def test_innermost_is_the_last_range_around_a_moment(rows: list[tuple[int, int, int]], data: st.DataObject) -> None:
     # Ranges that nest: each is kept only if it crosses none of those before it.
     nested: list[tuple[int, int]] = []
     for _, begin, size in sorted_rows(rows):
@@ -236,9 +217,7 @@ def test_innermost_is_the_last_range_around_a_moment(
     start, end = (np.array([row[i] for row in nested], np.int64) for i in range(2))
     asked = data.draw(st.lists(st.tuples(st.integers(-1, 85), st.integers(0, 5)), max_size=10))
     begin, length = (np.array([row[i] for row in asked], np.int64) for i in range(2))
-    found = innermost(
-        np.arange(len(nested)), start, end, enclosing(track, start, end), (begin, begin + length)
-    )
+    found = innermost(np.arange(len(nested)), start, end, enclosing(track, start, end), (begin, begin + length))
     for (b, n), row in zip(asked, found.tolist(), strict=True):
         around = [i for i, (s, e) in enumerate(nested) if s <= b and b + n <= e]
         if row != NO_ROW:

@@ -122,12 +122,8 @@ ALONE = {
     "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": (
         "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"
     ),
-    "stream_executor::gpu::<unnamed>::DelayKernel(volatile stream_executor::GpuSemaphoreState *)": (
-        "DelayKernel"
-    ),
-    "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float, 7, false>(int)": (
-        "gemvx::kernel"
-    ),
+    "stream_executor::gpu::<unnamed>::DelayKernel(volatile stream_executor::GpuSemaphoreState *)": ("DelayKernel"),
+    "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float, 7, false>(int)": ("gemvx::kernel"),
     "unsigned int fill(unsigned int*, int) [clone .kd]": "fill",
     "void scan<float>(float*)::{lambda(int)#1}::operator()(int) const": "scan",
 }
@@ -175,18 +171,12 @@ def test_the_element_type_is_that_of_the_operation_not_of_the_launch_helper_arou
 
 def test_the_element_type_is_found_inside_traits():
     names = [FLASH.format(size=64, dtype=dtype) for dtype in ("half_t", "bfloat16_t")]
-    assert list(short_names(names).values()) == [
-        "flash_fwd_kernel<half_t>",
-        "flash_fwd_kernel<bfloat16_t>",
-    ]
+    assert list(short_names(names).values()) == ["flash_fwd_kernel<half_t>", "flash_fwd_kernel<bfloat16_t>"]
 
 
 def test_kernels_that_differ_in_namespace_only_get_it_added():
     names = ["void flash::combine<float>(int)", "void pytorch_flash::combine<float>(int)"]
-    assert list(short_names(names).values()) == [
-        "flash::combine<float>",
-        "pytorch_flash::combine<float>",
-    ]
+    assert list(short_names(names).values()) == ["flash::combine<float>", "pytorch_flash::combine<float>"]
 
 
 def test_kernels_that_differ_in_numbers_get_all_numbers_added():
@@ -279,10 +269,7 @@ def test_ten_thousand_names_are_shortened_without_quadratic_work():
 def test_mangled_names_are_read_with_the_cpp_runtime():
     if kernel_names._demangler() is None:
         pytest.skip("no C++ runtime here")
-    mangled = (
-        "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm1EEEEvi"
-        "T0_T1_"
-    )
+    mangled = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm1EEEEviT0_T1_"
     assert demangle(mangled) == (
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, "
         "std::array<char*, 1ul> >(int, at::native::FillFunctor<float>, std::array<char*, 1ul>)"

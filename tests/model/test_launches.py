@@ -53,14 +53,6 @@ def test_a_body_was_launched_by_the_call_that_launched_its_graph() -> None:
             "correlation": [0, 3, 4],
         }
     )
-    activities = gpu(
-        [
-            (0, 0, 7, 10, 3),
-            (0, 0, 7, 20, 0),
-            (0, 0, 7, 60, 4),
-            (0, 0, 7, 70, 0),
-            (0, 0, None, 80, 0),
-        ]
-    )
+    activities = gpu([(0, 0, 7, 10, 3), (0, 0, 7, 20, 0), (0, 0, 7, 60, 4), (0, 0, 7, 70, 0), (0, 0, None, 80, 0)])
     found = matched_rows(activities, host, "correlation", CALLS & (pl.col("correlation") != 0))
     assert found.tolist() == [1, 1, 2, 2, NO_ROW]

@@ -61,20 +61,13 @@ def test_other_numbers_stay(names: list[str]) -> None:
 
 def test_numbers_of_parts_inside_of_a_layer_stay() -> None:
     names = [f"layers.{n}.{part}" for n in range(6) for part in ("mlp.0", "mlp.2", "fc1", "fc2")]
-    assert sorted({*folded(*names)}) == [
-        *("layers.*.fc1", "layers.*.fc2", "layers.*.mlp.0", "layers.*.mlp.2"),
-    ]
+    assert sorted({*folded(*names)}) == [*("layers.*.fc1", "layers.*.fc2", "layers.*.mlp.0", "layers.*.mlp.2")]
     flax = [f"m/Block_{n}/Dense_{part}/dot" for n in range(6) for part in range(6)]
     assert sorted({*folded(*flax)}) == [f"m/Block_*/Dense_{part}/dot" for part in range(6)]
 
 
 def test_experts_inside_of_a_layer_are_folded() -> None:
-    names = [
-        f"layers.{n}.experts.{e}.w{w}"
-        for n in range(4)
-        for e in range(MIN_INNER)
-        for w in (1, 2, 3)
-    ]
+    names = [f"layers.{n}.experts.{e}.w{w}" for n in range(4) for e in range(MIN_INNER) for w in (1, 2, 3)]
     found = folded_names(pl.Series(names))
     assert sorted(found["folded"].unique()) == [f"layers.*.experts.*.w{w}" for w in (1, 2, 3)]
     assert found["layer"][0] == "0.0"
@@ -103,17 +96,13 @@ def test_layers_that_alternate_with_others_are_folded() -> None:
 
 
 def test_forward_and_backward_of_a_block_stay_apart() -> None:
-    names = [
-        w.format(n) for n in range(4) for w in ("jvp(block{})/mul", "transpose(jvp(block{}))/mul")
-    ]
+    names = [w.format(n) for n in range(4) for w in ("jvp(block{})/mul", "transpose(jvp(block{}))/mul")]
     assert {*folded(*names)} == {"jvp(block*)/mul", "transpose(jvp(block*))/mul"}
 
 
 def test_a_phase_that_lacks_a_layer_is_folded_with_the_layers_of_the_others() -> None:
     """The number of values is counted over all wrappers: three blocks in the backward, four in the forward."""
-    names = [f"jvp(block{n})/mul" for n in range(4)] + [
-        f"transpose(jvp(block{n}))/mul" for n in range(3)
-    ]
+    names = [f"jvp(block{n})/mul" for n in range(4)] + [f"transpose(jvp(block{n}))/mul" for n in range(3)]
     assert {*folded(*names)} == {"jvp(block*)/mul", "transpose(jvp(block*))/mul"}
 
 
@@ -127,9 +116,7 @@ def test_a_name_with_the_internal_separator_stays() -> None:
     assert folded(*names) == names
 
 
-parts = st.sampled_from(
-    ["layers", "h", "mlp", "Linear_", "block", "[", "]", ".", "/", "(", ")", "_"]
-)
+parts = st.sampled_from(["layers", "h", "mlp", "Linear_", "block", "[", "]", ".", "/", "(", ")", "_"])
 numbers = st.integers(0, 12).map(str)
 texts = st.lists(st.one_of(parts, numbers), max_size=9).map("".join)
 
@@ -147,9 +134,7 @@ def test_a_folded_name_is_the_name_with_stars_for_numbers(names: list[str]) -> N
 @given(st.lists(texts, max_size=40, unique=True))
 def test_the_order_of_the_names_does_not_matter(names: list[str]) -> None:
     one, other = (folded_names(pl.Series(n, dtype=pl.String)) for n in (names, names[::-1]))
-    assert dict(one.select("name", "folded").iter_rows()) == dict(
-        other.select("name", "folded").iter_rows()
-    )
+    assert dict(one.select("name", "folded").iter_rows()) == dict(other.select("name", "folded").iter_rows())
 
 
 def test_more_text_than_models_have_is_not_folded() -> None:

@@ -21,11 +21,7 @@ SHORT = (
 
 def long(operation: str) -> str:
     """A name as composable kernels have it: longer than a C++ runtime reads, most of it types named again."""
-    return (
-        f"_ZN2ck27kernel_gemm_xdl_cshuffle_v3INS_{len(operation)}{operation}I"
-        + "S1_S2_DF16b" * 200
-        + "EEEEvT_.kd"
-    )
+    return f"_ZN2ck27kernel_gemm_xdl_cshuffle_v3INS_{len(operation)}{operation}I" + "S1_S2_DF16b" * 200 + "EEEEvT_.kd"
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -69,9 +65,7 @@ def test_short_names_have_no_suffix_and_stay_different() -> None:
     assert len(set(short.values())) == len(names)
 
 
-@pytest.mark.parametrize(
-    "name", ["_Z", "_ZN", "_Z99999x", "_Z5abc", "_ZSt", "_ZN0E", "_Z" + "9" * 5000, ""]
-)
+@pytest.mark.parametrize("name", ["_Z", "_ZN", "_Z99999x", "_Z5abc", "_ZSt", "_ZN0E", "_Z" + "9" * 5000, ""])
 def test_what_is_no_name_is_left_as_it_is(name: str) -> None:
     assert function_of(name) in (None, "std")
     assert short_names([name]) == {name: name} or name == "_ZSt"

@@ -51,9 +51,7 @@ def test_what_is_said_to_suffice_suffices() -> None:
 
 @on_linux
 def test_a_larger_input_needs_a_larger_address_space(tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "trace.json", [kernel(1, 10), event("cpu_op", "x" * 20_000_000, 0, 5)]
-    )
+    path = written(tmp_path / "trace.json", [kernel(1, 10), event("cpu_op", "x" * 20_000_000, 0, 5)])
     size = path.stat().st_size
     done = limited(1_430_000_000, "report", path)
     assert done.returncode == 2
@@ -61,16 +59,12 @@ def test_a_larger_input_needs_a_larger_address_space(tmp_path: Path) -> None:
     assert f"and {(1_420_000_000 + 5 * size) / 1e6:,.0f} MB are needed" in done.stderr
 
 
-def test_an_input_larger_than_the_free_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_larger_than_the_free_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a trace of 5 GB where 4 GB are free; one of 2 GB is read."""
     monkeypatch.setattr(memory_limits, "free_bytes", lambda: 4 * 10**9)
     with pytest.raises(thence.MissingRequirement) as told:
         check_memory("trace.json", 5 * 10**9)
-    assert "trace.json: needs more than 5,000 MB of memory, and 4,000 MB are free" in str(
-        told.value
-    )
+    assert "trace.json: needs more than 5,000 MB of memory, and 4,000 MB are free" in str(told.value)
     check_memory("trace.json", 2 * 10**9)
     monkeypatch.setattr(memory_limits, "free_bytes", lambda: 100)
     with pytest.raises(thence.MissingRequirement, match="0 MB are free"):
@@ -93,11 +87,7 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "cache 5\ntotal_inactive
     ],
 )
 def test_a_container_or_job_has_the_memory_that_its_limit_leaves(
-    own: str,
-    folder: str,
-    files: tuple[str, str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    own: str, folder: str, files: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = free_bytes()
     assert whole is None or whole > 10**7

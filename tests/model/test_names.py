@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from thence.model.names import matching
 
-NAMES = st.lists(
-    st.one_of(st.none(), st.sampled_from(["ncclAllReduce", "gemm", "Nccl", "", "a.b"]))
-)
+NAMES = st.lists(st.one_of(st.none(), st.sampled_from(["ncclAllReduce", "gemm", "Nccl", "", "a.b"])))
 
 
 @given(NAMES, st.sampled_from(["(?i)nccl", "^gemm$", r"a\.b", "nothing", ""]))

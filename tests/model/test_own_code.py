@@ -79,9 +79,7 @@ def test_places_are_relative_to_the_folder_of_the_programs_files() -> None:
         "<stdin>:4 <module>": "<stdin>:4 <module>",
     }
     assert short_places(places) == places
-    assert short_places([f"{project}/train.py:3 main"]) == {
-        f"{project}/train.py:3 main": "train.py:3 main"
-    }
+    assert short_places([f"{project}/train.py:3 main"]) == {f"{project}/train.py:3 main": "train.py:3 main"}
 
 
 def test_places_that_would_become_equal_keep_their_paths() -> None:

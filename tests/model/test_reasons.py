@@ -17,16 +17,7 @@ from nsight_data import changed, export, report, unpacked
 from thence.attribution.attribute import attribute
 from thence.model import reasons as table
 from thence.model.places import KINDS, LAUNCH, PLACES
-from thence.model.reasons import (
-    ADVICE,
-    CODES,
-    OF_ACCELERATOR,
-    REASONS,
-    RULES,
-    Reason,
-    advice,
-    text_of,
-)
+from thence.model.reasons import ADVICE, CODES, OF_ACCELERATOR, REASONS, RULES, Reason, advice, text_of
 from thence.model.tables import GPU, Meta, Tables
 
 KINETO = "torch.profiler (Kineto JSON)"
@@ -62,11 +53,7 @@ TYPED = {
     },
     CSV: dict.fromkeys(("label", "module", "op", "source", "phase", "step"), "export"),
     ARCHIVE: {"label": "jax.named_scope"},
-    JAX: {
-        "label": "jax.named_scope",
-        "source": "python_tracer_level",
-        "step": "StepTraceAnnotation",
-    },
+    JAX: {"label": "jax.named_scope", "source": "python_tracer_level", "step": "StepTraceAnnotation"},
 }
 # What only works with torch.profiler's own steps, activities and traces.
 OF_TORCH_PROFILER_ALONE = ("profiler.step()", "ProfilerActivity", "record_function")
@@ -94,10 +81,7 @@ def told(*formats: str) -> dict[str, str]:
     """The same as a reader meets it: fact and advice."""
     found = codes(bare(*formats))
     assert found == MISSING
-    return {
-        kind: str(Reason(code, 5, 1.0, text_of(code), advice(code, formats)))
-        for kind, code in found.items()
-    }
+    return {kind: str(Reason(code, 5, 1.0, text_of(code), advice(code, formats))) for kind, code in found.items()}
 
 
 def outside(text: str) -> str:
@@ -230,9 +214,7 @@ def test_each_reason_is_printed_once_for_all_kinds_that_share_it(name: str) -> N
     summary = thence.open(RECORDED[name]).typical.summary()
     kinds: dict[str, list[str]] = {}
     for kind, reasons in summary.unattributed.items():
-        assert sum(reason.total_ns for reason in reasons) + summary.attributed_ns[kind] == (
-            summary.sum_ns
-        )
+        assert sum(reason.total_ns for reason in reasons) + summary.attributed_ns[kind] == (summary.sum_ns)
         for reason in reasons:
             if reason.total_ns:
                 kinds.setdefault(reason.code, []).append(kind)
@@ -280,9 +262,7 @@ def test_a_graph_hides_ops_but_not_the_step(tmp_path: Path) -> None:
     trace = opened(tmp_path, [graph, kernel(1, 20)])
     summary = trace.summary()
     said = {kind: str(reason) for kind, (reason,) in summary.unattributed.items()}
-    assert said["op"] == (
-        "inside a CUDA graph: the trace holds one launch for all of it (thence label joins labels)"
-    )
+    assert said["op"] == ("inside a CUDA graph: the trace holds one launch for all of it (thence label joins labels)")
     assert said["step"] == "no steps found (profiler.step() marks them)"
     places = trace.places.row(0, named=True)
     assert (places["op_rule"], places["step_rule"]) == ("graph", "no_steps")
@@ -306,12 +286,9 @@ def test_what_the_autotuner_ran_is_no_lack_of_ranges_or_frames() -> None:
 
 
 @pytest.mark.parametrize(
-    ("format_", "word"),
-    [(KINETO, "ProfilerActivity.CUDA"), (NSIGHT, "--trace=cuda"), (JAX, "device_tracer_level")],
+    ("format_", "word"), [(KINETO, "ProfilerActivity.CUDA"), (NSIGHT, "--trace=cuda"), (JAX, "device_tracer_level")]
 )
-def test_without_any_gpu_work_the_way_to_record_it_is_named(
-    tmp_path: Path, format_: str, word: str
-) -> None:
+def test_without_any_gpu_work_the_way_to_record_it_is_named(tmp_path: Path, format_: str, word: str) -> None:
     tables = opened(tmp_path, [launch(1, 10)]).tables
     meta = dataclasses.replace(tables.meta, formats=(format_,))
     with pytest.raises(thence.MissingData, match=word) as caught:
@@ -332,9 +309,7 @@ def on(accelerator: str, tmp_path: Path) -> thence.Trace:
 
 
 @pytest.mark.parametrize("accelerator", ["cuda", "rocm", "xpu", "mtia", "privateuse1"])
-def test_without_gpu_work_nobody_is_told_of_another_makers_tools(
-    tmp_path: Path, accelerator: str
-) -> None:
+def test_without_gpu_work_nobody_is_told_of_another_makers_tools(tmp_path: Path, accelerator: str) -> None:
     trace = on(accelerator, tmp_path)
     assert trace.meta.accelerators == {accelerator}
     with pytest.raises(thence.MissingData) as caught:

@@ -20,9 +20,7 @@ from thence.units import format_share, listed, several
         (1, 0, "-"),
     ],
 )
-def test_neither_little_nor_nearly_all_is_rounded_away(
-    part: float, whole: float, shown: str
-) -> None:
+def test_neither_little_nor_nearly_all_is_rounded_away(part: float, whole: float, shown: str) -> None:
     assert format_share(part, whole) == shown
 
 

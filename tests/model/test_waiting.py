@@ -25,9 +25,7 @@ TWO_STREAMS = TORCH / "events" / "two_streams.json.gz"
 DDP = DATA / "nsight" / "torch_ddp.sqlite.gz"
 
 
-def call(
-    name: str, correlation: int, start: float, duration: float = 1, **rest: Any
-) -> dict[str, Any]:
+def call(name: str, correlation: int, start: float, duration: float = 1, **rest: Any) -> dict[str, Any]:
     return event("cuda_runtime", name, start, duration, args={"correlation": correlation}, **rest)
 
 
@@ -63,26 +61,18 @@ def test_ids_of_kineto_are_those_of_its_file() -> None:
     trace = thence.open(TWO_STREAMS)
     raw = json.loads(gzip.decompress(TWO_STREAMS.read_bytes()))["traceEvents"]
     waits = {
-        e["args"]["correlation"]: (
-            e["args"]["wait_on_cuda_event_record_corr_id"],
-            e["args"]["stream"],
-        )
+        e["args"]["correlation"]: (e["args"]["wait_on_cuda_event_record_corr_id"], e["args"]["stream"])
         for e in raw
         if e.get("name") == "Stream Wait Event"
     }
-    records = {
-        e["args"]["correlation"]: e["args"]["stream"] for e in raw if e.get("cat") == "cuda_event"
-    }
+    records = {e["args"]["correlation"]: e["args"]["stream"] for e in raw if e.get("cat") == "cuda_event"}
     assert len(waits) == 95
     correlation = trace.host["correlation"].gather(trace.events["host"].cast(pl.UInt32))
     rows = trace.events.with_columns(correlation=correlation)
     by_row = rows["correlation"]
     seen = rows.filter(pl.col("kind") == "wait")
     assert (seen["known"] == "recorded").all()
-    found = {
-        row["correlation"]: (by_row[row["record"]], row["stream"])
-        for row in seen.iter_rows(named=True)
-    }
+    found = {row["correlation"]: (by_row[row["record"]], row["stream"]) for row in seen.iter_rows(named=True)}
     assert found == waits
     made = rows.filter(pl.col("kind") == "record")
     assert dict(made.select("correlation", "stream").rows()) == records
@@ -130,9 +120,7 @@ def test_a_record_that_the_trace_does_not_hold_or_that_comes_later_is_none(tmp_p
 
 
 def test_calls_without_ids_are_still_rows(tmp_path: Path) -> None:
-    trace = opened(
-        tmp_path, [call("cudaDeviceSynchronize", 3, 5), call("cudaMemcpy", 4, 8), kernel(1, 50)]
-    )
+    trace = opened(tmp_path, [call("cudaDeviceSynchronize", 3, 5), call("cudaMemcpy", 4, 8), kernel(1, 50)])
     assert trace.waits["kind"].to_list() == ["device", "copy"]
     assert trace.waits["known"].to_list() == ["recorded", "recorded"]
     assert trace.events.is_empty()
@@ -157,8 +145,6 @@ def test_row_references_follow_their_rows_when_ranks_are_joined_and_selected() -
 
 def test_a_host_table_without_such_calls_gives_empty_tables() -> None:
     host = read([TWO_STREAMS]).host
-    events, waits = waiting_tables(
-        host.filter(pl.col("name").cast(pl.String) == "cudaLaunchKernel")
-    )
+    events, waits = waiting_tables(host.filter(pl.col("name").cast(pl.String) == "cudaLaunchKernel"))
     assert events.is_empty()
     assert waits.is_empty()

@@ -21,9 +21,7 @@ def labels_of(trace: thence.Trace) -> set[str]:
 
 
 @pytest.mark.parametrize("shapes", [0, 1])
-def test_ranges_that_pytorch_records_as_operators_are_labels_and_nothing_else_is(
-    shapes: int,
-) -> None:
+def test_ranges_that_pytorch_records_as_operators_are_labels_and_nothing_else_is(shapes: int) -> None:
     """Recorded by torch 2.13: attention and mlp by _RecordFunctionFast, F is an autograd.Function,
     mine::op a custom operator; torch.compile names its phases in the same way as the user."""
     trace = thence.open(TORCH / "ranges" / f"torch-2.13_cpu_shapes{shapes}.json.gz")
@@ -34,38 +32,17 @@ def test_ranges_that_pytorch_records_as_operators_are_labels_and_nothing_else_is
 
 def test_recordings_without_such_ranges_keep_their_labels() -> None:
     user = {"forward", "backward", "optimizer", "attention", "mlp"}
-    assert labels_of(thence.open(recording("torch_compile_rank0"))) == {
-        "forward",
-        "backward",
-        "optimizer",
-    }
+    assert labels_of(thence.open(recording("torch_compile_rank0"))) == {"forward", "backward", "optimizer"}
     for path in (recording("torch_eager_rank0"), FSDP[0]):
         assert labels_of(thence.open(path)) == user
 
 
 def op(name: str, ts: int, dur: int, **args: Any) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": name,
-        "pid": 1,
-        "tid": 1,
-        "ts": ts,
-        "dur": dur,
-        "args": args,
-    }
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
 
 
 def test_kernels_get_such_a_label_and_keep_their_operator(tmp_path: Path) -> None:
-    launch = {
-        "ph": "X",
-        "cat": "cuda_runtime",
-        "name": "cudaLaunchKernel",
-        "pid": 1,
-        "tid": 1,
-        "ts": 14,
-        "dur": 2,
-    }
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 14, "dur": 2}
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 20, "dur": 5}
     trace = opened(
         tmp_path,

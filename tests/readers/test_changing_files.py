@@ -31,10 +31,7 @@ FILES = {
     "trace.json.gz": ("torch/torch_fsdp_rank1.json.gz", "torch/graph_replay_rank0.json.gz"),
     "export.sqlite": ("nsight/torch_ddp.sqlite.gz", "nsight/jax_train.sqlite.gz"),
     "host.xplane.pb": ("jax/jax_single.xplane.pb.gz", "jax/jax_fsdp2.xplane.pb.gz"),
-    "trace.csv": (
-        "nsight/torch_ddp_cuda_gpu_trace.csv.gz",
-        "nsight/jax_train_cuda_gpu_trace.csv.gz",
-    ),
+    "trace.csv": ("nsight/torch_ddp_cuda_gpu_trace.csv.gz", "nsight/jax_train_cuda_gpu_trace.csv.gz"),
 }
 """An input of each format, and another of the same format that takes its place."""
 
@@ -86,10 +83,7 @@ def read_while(path: Path, change: Callable[[], object], monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", [grows, shrinks, is_written_over])
 def test_a_file_that_is_written_to_while_it_is_read_is_refused(
-    name: str,
-    change: Callable[[Path, bytes], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, change: Callable[[Path, bytes], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name
     path.write_bytes(stored(name, 0))
@@ -100,10 +94,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_refused(
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", [is_replaced, is_deleted])
 def test_a_file_that_is_replaced_or_deleted_while_it_is_read_is_read_as_it_was_or_refused(
-    name: str,
-    change: Callable[[Path, bytes], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, change: Callable[[Path, bytes], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name
     path.write_bytes(stored(name, 0))
@@ -117,19 +108,14 @@ def test_a_file_that_is_replaced_or_deleted_while_it_is_read_is_read_as_it_was_o
     assert tables.host.height == expected.host.height
 
 
-def test_a_file_that_only_gets_another_name_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_only_gets_another_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in FILES:
         path = tmp_path / name
         path.write_bytes(stored(name, 0))
         expected = read([str(path)]).gpu.height
         with monkeypatch.context() as patch:
             renamed = tmp_path / f"renamed-{name}"
-            assert (
-                read_while(path, lambda p=path, r=renamed: p.rename(r), patch).gpu.height
-                == expected
-            )  # type: ignore[misc]
+            assert read_while(path, lambda p=path, r=renamed: p.rename(r), patch).gpu.height == expected  # type: ignore[misc]
 
 
 def test_tables_of_a_folder_of_which_one_is_replaced_while_it_is_read_are_refused(

@@ -42,17 +42,13 @@ def test_a_ratio_is_accepted_and_64_mib_always() -> None:
     cap = Expansion(10)
     cap.check("x", 1, ALWAYS)
     cap.check("x", ALWAYS, 10 * ALWAYS)
-    with pytest.raises(
-        TooLarge, match=r"^x: m: decompresses to more than 10 times .*--max-expansion"
-    ):
+    with pytest.raises(TooLarge, match=r"^x: m: decompresses to more than 10 times .*--max-expansion"):
         cap.check("x", ALWAYS, 10 * ALWAYS + 1, "m")
     with pytest.raises(UsageError):
         Expansion(0)
 
 
-def test_a_gzipped_bomb_is_refused_unless_it_is_allowed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gzipped_bomb_is_refused_unless_it_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = zipped_to(tmp_path / "trace.sqlite.gz", b"SQLite format 3\0", 80 << 20)
     with pytest.raises(TooLarge, match="max_expansion="):
         thence.open(path)
@@ -91,9 +87,7 @@ def test_xz_and_zip_and_parquet(tmp_path: Path) -> None:
         thence.open(zeros)
 
     rows = 2_000_000  # 10 columns of 8 bytes in a few hundred
-    frame = pl.DataFrame(
-        {f"c{i}": pl.repeat(1, rows, dtype=pl.Int64, eager=True) for i in range(10)}
-    )
+    frame = pl.DataFrame({f"c{i}": pl.repeat(1, rows, dtype=pl.Int64, eager=True) for i in range(10)})
     frame.write_parquet(tmp_path / "rows.parquet", row_group_size=rows)
     many = tmp_path / "rows.zip"
     with zipfile.ZipFile(many, "w") as archive:

@@ -73,9 +73,7 @@ def test_json_and_pickle_say_the_same() -> None:
     ("name", "rank"),
     [("nccl_trace_rank_12", 12), ("comm_lib_trace_rank_0", 0), ("fr_trace_3", 3), ("dump7.pkl", 7), ("x", None)],
 )  # fmt: skip
-def test_the_rank_is_the_number_at_the_end_of_the_name(
-    tmp_path: Path, name: str, rank: int | None
-) -> None:
+def test_the_rank_is_the_number_at_the_end_of_the_name(tmp_path: Path, name: str, rank: int | None) -> None:
     path = written(tmp_path, raw(0), name)
     assert record(path).rank == rank
     assert is_record(str(path)) == ("_trace_" in name)
@@ -87,21 +85,13 @@ def test_members_are_those_of_the_file(tmp_path: Path) -> None:
     tables = read([str(written(tmp_path, content))])
     calls = tables.flight_records[0].calls
     known = calls.filter(calls["group_ranks"].is_not_null())
-    assert known.select("group_name", "group_ranks", "group_size").unique().rows() == [
-        ("3", "[0, 1]", 2)
-    ]
-    assert tables.meta.process_groups == (
-        {"name": "3", "description": "mesh_tp", "size": 2, "ranks": [0, 1]},
-    )
+    assert known.select("group_name", "group_ranks", "group_size").unique().rows() == [("3", "[0, 1]", 2)]
+    assert tables.meta.process_groups == ({"name": "3", "description": "mesh_tp", "size": 2, "ranks": [0, 1]},)
 
 
 def test_the_recorders_default_of_2000_calls_with_deep_stacks_is_read(tmp_path: Path) -> None:
     """Every call refers to the frames of its stack, which take thousands of characters written out."""
-    frame = {
-        "name": "f" * 40,
-        "filename": "/home/user/project/" + "d/" * 40 + "train.py",
-        "line": 12,
-    }
+    frame = {"name": "f" * 40, "filename": "/home/user/project/" + "d/" * 40 + "train.py", "line": 12}
     frames = [frame] * 60
     content = raw(0)
     call = content["entries"][0]
@@ -147,9 +137,7 @@ def repeated(content: dict[str, Any]) -> dict[str, Any]:
         repeated,
     ],
 )
-def test_what_torch_does_not_write_is_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object]
-) -> None:
+def test_what_torch_does_not_write_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     with pytest.raises(thence.DamagedInput, match="nccl_trace_rank_0"):
         read([str(written(tmp_path, change(raw(0))))])
 

@@ -56,12 +56,7 @@ def test_the_columns_of_the_file_become_labels_nodes_and_edges(tmp_path: Path) -
 
 
 PLACES = [
-    {
-        "module": "layers.0",
-        "stack": ["/me/model.py:3 forward"],
-        "phase": "forward",
-        "op": "aten.mm",
-    },
+    {"module": "layers.0", "stack": ["/me/model.py:3 forward"], "phase": "forward", "op": "aten.mm"},
     {"parts": [["a", "m.py:1 f", "aten.mm", "forward", 0.5], [None, None, "", "", 0.5]]},
 ]
 
@@ -154,9 +149,7 @@ WRONG = {
 def test_what_is_wrong_in_a_file_is_refused(tmp_path: Path, wrong: Callable[[Any], None]) -> None:
     document = small().document()
     wrong(document)
-    with pytest.raises(
-        DamagedInput, match=r"does not hold labels as thence writes them|out of range"
-    ):
+    with pytest.raises(DamagedInput, match=r"does not hold labels as thence writes them|out of range"):
         read_labels(written(tmp_path / "labels.json", document))
 
 
@@ -268,10 +261,7 @@ HOSTILE = {
     "a text of 4 GB": b"\x80\x04\x8d\xff\xff\xff\xff\x00\x00\x00\x00.",
     "bytes beyond memory": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
     "a frame of nothing": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
-    "an integer beyond measure": b"\x80\x02\x8b"
-    + (10_000).to_bytes(4, "little")
-    + b"\x7f" * 10_000
-    + b".",
+    "an integer beyond measure": b"\x80\x02\x8b" + (10_000).to_bytes(4, "little") + b"\x7f" * 10_000 + b".",
     "cut": pickle.dumps({1: [{"name": "x"}]})[:-4],
     "no dict": pickle.dumps([1, 2]),
     "keys of text": pickle.dumps({"a": [{"name": "x"}]}),
@@ -326,7 +316,5 @@ def test_no_number_of_a_label_file_may_be_larger_than_a_column(tmp_path: Path) -
             for key in around:
                 inside = inside[key]
             inside[last] = wrong
-            with pytest.raises(
-                InputError, match=r"labels\.json: (does not hold|is cut|has version)"
-            ):
+            with pytest.raises(InputError, match=r"labels\.json: (does not hold|is cut|has version)"):
                 read_labels(written(tmp_path / "labels.json", changed))

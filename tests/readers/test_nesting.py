@@ -57,8 +57,7 @@ def api(name: str) -> str | None:
 def kineto(folder: Path) -> Path:
     categories = {"runtime": "cuda_runtime", "driver": "cuda_driver", None: "user_annotation"}
     events = [
-        helpers.event(categories[api(name)], name, start / 1000, (end - start) / 1000)
-        for name, start, end in ROWS
+        helpers.event(categories[api(name)], name, start / 1000, (end - start) / 1000) for name, start, end in ROWS
     ]
     return helpers.written(folder / "trace.json", events)
 
@@ -73,22 +72,16 @@ def nsight(folder: Path) -> Path:
         for name, row in times if api(name)
     ]  # fmt: skip
     ranges = [
-        {**row, "eventType": 59, "text": name, "textId": None, "domainId": None}
-        for name, row in times
-        if not api(name)
+        {**row, "eventType": 59, "text": name, "textId": None, "domainId": None} for name, row in times if not api(name)
     ]
     strings = [{"id": number, "value": name} for name, number in texts.items()]
     return nsight_data.written(
-        folder / "report.sqlite",
-        {"NVTX_EVENTS": ranges, "CUPTI_ACTIVITY_KIND_RUNTIME": calls, "StringIds": strings},
+        folder / "report.sqlite", {"NVTX_EVENTS": ranges, "CUPTI_ACTIVITY_KIND_RUNTIME": calls, "StringIds": strings}
     )
 
 
 def recording(folder: Path) -> Path:
-    names = [
-        {"number": number, "name": name, "demangled": None}
-        for number, (name, _, _) in enumerate(ROWS, 1)
-    ]
+    names = [{"number": number, "name": name, "demangled": None} for number, (name, _, _) in enumerate(ROWS, 1)]
     calls, marks = [], []
     for number, (name, start, end) in enumerate(ROWS, 1):
         if api(name):
@@ -107,10 +100,7 @@ def recording(folder: Path) -> Path:
 
 
 def xspace(folder: Path) -> Path:
-    names = [
-        message((1, number), (2, message((1, number), (2, name))))
-        for number, (name, _, _) in enumerate(ROWS, 1)
-    ]
+    names = [message((1, number), (2, message((1, number), (2, name)))) for number, (name, _, _) in enumerate(ROWS, 1)]
     events = [
         message((1, number), (2, start * 1000), (3, (end - start) * 1000))
         for number, (_, start, end) in enumerate(ROWS, 1)
@@ -174,18 +164,13 @@ def test_order_and_parents_by_definition(rows: list[tuple[int, int, int, int]]) 
     def end(row: tuple[int, int, int, int]) -> int:
         return row[1] + (1 if row[3] in CALLS else max(row[2], 1))
 
-    expected = sorted(
-        range(len(rows)), key=lambda i: (rows[i][0], rows[i][1], -end(rows[i]), rows[i][3], i)
-    )
+    expected = sorted(range(len(rows)), key=lambda i: (rows[i][0], rows[i][1], -end(rows[i]), rows[i][3], i))
     columns = [np.array([row[n] for row in rows], np.int64) for n in (0, 3, 1, 2)]
     order = host_order(*columns)
     assert order.tolist() == expected
     ordered = [rows[i] for i in expected]
     inside = [
-        max(
-            (j for j in range(i) if ordered[j][0] == row[0] and end(ordered[j]) >= end(row)),
-            default=NO_ROW,
-        )
+        max((j for j in range(i) if ordered[j][0] == row[0] and end(ordered[j]) >= end(row)), default=NO_ROW)
         for i, row in enumerate(ordered)
     ]
     assert host_parents(*(column[order] for column in columns)).tolist() == inside

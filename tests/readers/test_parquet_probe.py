@@ -59,15 +59,8 @@ def result(python: str, path: Path, limit: int | None = None) -> str:
 def without_packages() -> str:
     """The interpreter that made this environment, which has no packages of its own."""
     python: str = sys._base_executable  # type: ignore[attr-defined]
-    if (
-        subprocess.run(
-            [python, "-I", "-c", "import polars"], check=False, capture_output=True
-        ).returncode
-        == 0
-    ):
-        pytest.skip(
-            "the base interpreter has Polars installed: no environment was made for the tests"
-        )
+    if subprocess.run([python, "-I", "-c", "import polars"], check=False, capture_output=True).returncode == 0:
+        pytest.skip("the base interpreter has Polars installed: no environment was made for the tests")
     return python
 
 

@@ -54,9 +54,7 @@ def test_tables_that_are_as_they_must_be_stay_the_same() -> None:
     assert plausible(tables, "x") is tables
 
 
-@pytest.mark.parametrize(
-    "column", ["rank", "device", "stream", "kind", "name", "start", "duration"]
-)
+@pytest.mark.parametrize("column", ["rank", "device", "stream", "kind", "name", "start", "duration"])
 def test_a_row_without_what_every_row_has_is_refused(column: str) -> None:
     known = gpu().gpu[column].to_list()[0]
     with pytest.raises(thence.DamagedInput, match=f"x: has rows of the table gpu without {column}"):
@@ -72,9 +70,7 @@ def test_a_host_range_without_what_every_range_has_is_refused(column: str) -> No
     whole = Tables(host=HOST.frame(known), meta=Meta(inputs=("x",), formats=("made",)))
     assert plausible(whole, "x") is whole
     lacking = Tables(host=HOST.frame(known | {column: [None]}), meta=whole.meta)
-    with pytest.raises(
-        thence.DamagedInput, match=f"x: has rows of the table host without {column}"
-    ):
+    with pytest.raises(thence.DamagedInput, match=f"x: has rows of the table host without {column}"):
         plausible(lacking, "x")
 
 
@@ -182,9 +178,7 @@ def named_nothing(path: Path) -> Path:
     local, central = data.index(b"PK\x03\x04"), data.index(b"PK\x01\x02")
     end = data.index(b"PK\x05\x06")
     local_part = data[: local + 26] + b"\0\0" + data[local + 28 : central].replace(b"a", b"", 1)
-    central_part = (data[central : central + 28] + b"\0\0" + data[central + 30 : end]).replace(
-        b"a", b"", 1
-    )
+    central_part = (data[central : central + 28] + b"\0\0" + data[central + 30 : end]).replace(b"a", b"", 1)
     tail = bytearray(data[end:])
     tail[12:20] = struct.pack("<II", len(central_part), len(local_part))
     path.write_bytes(local_part + central_part + bytes(tail))
@@ -217,9 +211,7 @@ def test_an_unclosed_header_of_an_array_is_no_exception(tmp_path: Path) -> None:
         load(unclosed(tmp_path / "x.npz", "buffer"))
 
 
-def test_a_file_name_that_is_no_text_is_one_sentence(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_name_that_is_no_text_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = written(tmp_path / "t.json", [launch(1, 10), kernel(1, 20)])
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")
     source.rename(odd)
@@ -270,9 +262,7 @@ def test_ctrl_c_is_left_to_the_process_that_asked() -> None:
     assert (child.returncode, errors) == (0, b"")
 
 
-def test_a_cache_folder_that_cannot_be_made_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nsys").write_text("#!/bin/sh\n")
     (tmp_path / "bin" / "nsys").chmod(0o755)
@@ -308,9 +298,7 @@ def test_names_that_too_many_rows_refer_to_are_shortened_and_stay_different() ->
     }  # fmt: skip
     tables = Tables(gpu=GPU.frame(columns), meta=Meta(inputs=("x",), formats=("made",)))
     narrow = plausible(tables, "x")
-    assert narrow.meta.warnings == (
-        "x: its longest names are shortened, because rows refer to them too often",
-    )
+    assert narrow.meta.warnings == ("x: its longest names are shortened, because rows refer to them too often",)
     count = narrow.gpu["name"].cast(pl.String).value_counts(sort=True)
     assert count["count"].to_list() == [6667, 6667, 6666]
     assert sorted(len(name) for name in count["name"]) == [5, 1000, 1000]

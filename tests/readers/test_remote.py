@@ -81,10 +81,7 @@ def test_a_protocol_without_its_package_is_one_sentence(monkeypatch: pytest.Monk
 def test_a_file_is_the_same_as_on_disk(memory: Any) -> None:
     memory.pipe_file("/run/rank0.json.gz", FSDP[0].read_bytes())
     memory.pipe_file("/run/rank1.json", unzipped(FSDP[1]))
-    for url, path in (
-        ("memory://run/rank0.json.gz", FSDP[0]),
-        ("memory://run/rank1.json", FSDP[1]),
-    ):
+    for url, path in (("memory://run/rank0.json.gz", FSDP[0]), ("memory://run/rank1.json", FSDP[1])):
         assert_same_tables(thence.open(url).tables, thence.open(path).tables)
 
 
@@ -108,9 +105,7 @@ def test_recordings_and_what_needs_a_disk(memory: Any) -> None:
     for url, path in (("memory://job", RECORDING), (f"memory://{XPLANE.name}", XPLANE)):
         found, expected = thence.open(url), thence.open(path)
         for table in TABLES:
-            assert_frame_equal(
-                getattr(found, table), getattr(expected, table), categorical_as_str=True
-            )
+            assert_frame_equal(getattr(found, table), getattr(expected, table), categorical_as_str=True)
         assert found.meta.inputs[0].startswith("memory://")
 
 
@@ -140,9 +135,7 @@ def test_a_password_is_used_and_neither_shown_nor_stored(
     memory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = "memory://me:letmein@run/rank0.json.gz"
-    memory.pipe_file(
-        "/me:letmein@run/rank0.json.gz", FSDP[0].read_bytes()[:-4]
-    )  # a warning names it
+    memory.pipe_file("/me:letmein@run/rank0.json.gz", FSDP[0].read_bytes()[:-4])  # a warning names it
     outputs = (
         *output(capsys, "report", url),
         *output(capsys, "report", url, "--format", "json"),

@@ -40,8 +40,7 @@ def test_the_newest_run_of_a_jax_log_directory(tmp_path: Path) -> None:
         shutil.copy(DATA / "jax" / f"streams_{source}.xplane.pb", runs / name / "host.xplane.pb")
         os.utime(runs / name / "host.xplane.pb", (1, 1))  # what a copy says of the time is nothing
     alone = {
-        source: thence.open(DATA / "jax" / f"streams_{source}.xplane.pb").summary()
-        for source in ("default", "moved")
+        source: thence.open(DATA / "jax" / f"streams_{source}.xplane.pb").summary() for source in ("default", "moved")
     }
     newest = thence.open(tmp_path)
     assert newest.summary().sum_ns == alone["default"].sum_ns
@@ -99,9 +98,7 @@ def test_runs_in_folders(tmp_path: Path) -> None:
             trace(path, MORNING + 60 * number * SECOND, None, 10 * number + rank + 1)
     assert durations(thence.open(tmp_path)) == {0: 11, 1: 12}
     assert durations(thence.open(tmp_path, run="baseline")) == {0: 1, 1: 2}
-    with pytest.raises(
-        thence.InputError, match="holds no run 'best'; expected one of: baseline, tuned"
-    ):
+    with pytest.raises(thence.InputError, match="holds no run 'best'; expected one of: baseline, tuned"):
         thence.open(tmp_path, run="best")
     with pytest.raises(thence.UsageError, match="no input is a directory"):
         thence.open(tmp_path / "tuned" / "rank0.json", run="tuned")
@@ -115,9 +112,7 @@ def test_ranks_of_one_job_in_folders_are_all_read(tmp_path: Path) -> None:
     assert opened.meta.notes == ()
 
 
-def test_files_that_do_not_say_their_rank_are_one_job_if_they_ran_at_one_time(
-    tmp_path: Path,
-) -> None:
+def test_files_that_do_not_say_their_rank_are_one_job_if_they_ran_at_one_time(tmp_path: Path) -> None:
     at_once = [trace(tmp_path / "a" / f"{n}.json", MORNING + n * 1000, None, 9) for n in range(2)]
     assert durations(thence.open(tmp_path / "a")) == {0: 9, 1: 9}
     assert durations(thence.open(*at_once)) == {0: 9, 1: 9}

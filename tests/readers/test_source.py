@@ -64,9 +64,7 @@ def test_links_in_a_circle_are_one_sentence(tmp_path: Path, ending: str) -> None
     assert b"should not happen" not in done.stderr
 
 
-def test_globs_end_where_links_of_folders_lead_in_circles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_globs_end_where_links_of_folders_lead_in_circles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two links to the folder that they are in: followed, they give 2**40 names of one file."""
     (tmp_path / "in").mkdir()
     for name in ("one", "two"):

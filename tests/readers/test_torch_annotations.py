@@ -29,10 +29,7 @@ EXECUTABLE = 2  # graph id of the recording
 def annotations(prefix: str) -> dict[int, list[dict[str, Any]]]:
     """What `mark_kernels` would have recorded: the labels of the recorded truth, different for each rank."""
     nodes = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
-    return {
-        EXECUTABLE << 32 | node["id"] & 0xFFFFFFFF: [{"name": prefix + node["label"]}]
-        for node in nodes
-    }
+    return {EXECUTABLE << 32 | node["id"] & 0xFFFFFFFF: [{"name": prefix + node["label"]}] for node in nodes}
 
 
 def pickled(path: Path, prefix: str) -> Path:
@@ -64,15 +61,10 @@ def expected(prefix: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("write", [pickled, as_json])
-def test_each_rank_gets_the_labels_of_its_own_file(
-    write: Callable[[Path, str], Path], tmp_path: Path
-) -> None:
+def test_each_rank_gets_the_labels_of_its_own_file(write: Callable[[Path, str], Path], tmp_path: Path) -> None:
     traces = [trace_of(tmp_path / f"trace_rank{rank}.json") for rank in range(3)]
     ending = "pkl" if write is pickled else "json"
-    files = [
-        write(tmp_path / f"kernel_annotations_rank{rank}_fwd.{ending}", f"r{rank}_")
-        for rank in range(3)
-    ]
+    files = [write(tmp_path / f"kernel_annotations_rank{rank}_fwd.{ending}", f"r{rank}_") for rank in range(3)]
     right = {rank: expected(f"r{rank}_") for rank in range(3)}
     assert labels(thence.open(*traces)) == right  # found
     assert labels(thence.open(tmp_path)) == right
@@ -87,18 +79,14 @@ def test_one_file_never_labels_several_ranks(tmp_path: Path) -> None:
     file = pickled(tmp_path / "annotations.pkl", "")
     with pytest.raises(thence.InputError, match="does not say which rank captured these graphs"):
         thence.open(*traces).label(file)
-    assert labels(thence.open(traces[0]).label(file)) == {
-        0: expected("")
-    }  # there is only one it can be of
+    assert labels(thence.open(traces[0]).label(file)) == {0: expected("")}  # there is only one it can be of
 
 
 def test_a_file_of_another_rank_is_not_taken(tmp_path: Path) -> None:
     trace = trace_of(tmp_path / "trace_rank1.json")
     file = pickled(tmp_path / "kernel_annotations_rank0_fwd.pkl", "")
     assert labels(thence.open(trace)) == {1: Counter({None: 240})}
-    with pytest.raises(
-        thence.InputError, match="rank 0 captured these graphs, but the trace is of rank 1"
-    ):
+    with pytest.raises(thence.InputError, match="rank 0 captured these graphs, but the trace is of rank 1"):
         thence.open(trace).label(file)
 
 
@@ -120,9 +108,7 @@ def test_runs_opened_together_keep_their_own_files(tmp_path: Path) -> None:
         ("traces/step_14/rank3_trace.json", "traces/kernel_annotations_rank3.pkl"),
     ],
 )
-def test_files_are_found_where_pytorchs_tools_put_them(
-    trace: str, file: str, tmp_path: Path
-) -> None:
+def test_files_are_found_where_pytorchs_tools_put_them(trace: str, file: str, tmp_path: Path) -> None:
     path = trace_of(tmp_path / trace)
     pickled(tmp_path / file, "")
     for verb in (["label", path], ["report", path, "--by", "label"]):
@@ -135,9 +121,7 @@ def test_files_are_found_where_pytorchs_tools_put_them(
     done = run_thence("convert", path, "-o", tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
-    assert Counter(e["args"]["label"] for e in written if "label" in e.get("args", {})) == expected(
-        ""
-    )
+    assert Counter(e["args"]["label"] for e in written if "label" in e.get("args", {})) == expected("")
 
 
 def test_nodes_that_nobody_annotated_say_so(tmp_path: Path) -> None:
@@ -155,9 +139,7 @@ def test_a_damaged_file_beside_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / "kernel_annotations_rank0_b.pkl").write_bytes(b"\x80\x04cut")
     trace = thence.open(path)
     assert labels(trace) == {0: expected("")}
-    assert any(
-        "rank0_b.pkl" in text and "its labels are not used" in text for text in trace.meta.warnings
-    )
+    assert any("rank0_b.pkl" in text and "its labels are not used" in text for text in trace.meta.warnings)
 
 
 def test_fields_keep_their_types_and_collectives_are_told_by_their_sizes(tmp_path: Path) -> None:
@@ -178,13 +160,7 @@ def test_fields_keep_their_types_and_collectives_are_told_by_their_sizes(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b'{"12": ',
-        b'{"12": 3}',
-        b'{"12": [{"name": "a"}], "x": []}',
-        b'{"99999999999999999999": []}',
-    ],
+    "content", [b'{"12": ', b'{"12": 3}', b'{"12": [{"name": "a"}], "x": []}', b'{"99999999999999999999": []}']
 )
 def test_damaged_json_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "kernel_annotations_rank0_x.json"
@@ -285,12 +261,7 @@ def test_launch_stacks_of_torch_2_15_are_stacks_and_lines_and_no_labels() -> Non
         launched = {"attention": 9, "mlp": 11}[inside]
         assert source == f"{model}:6 launch"
         assert stack == ";".join(
-            [
-                f"{model}:15 <module>",
-                f"{model}:{line} block",
-                f"{model}:{launched} {inside}",
-                source,
-            ]
+            [f"{model}:15 <module>", f"{model}:{line} block", f"{model}:{launched} {inside}", source]
         )
 
 
@@ -312,9 +283,7 @@ def test_a_stack_in_an_annotated_trace_is_a_stack(tmp_path: Path) -> None:
     trace = thence.open(tmp_path / "trace.json")
     assert trace.places["label"].null_count() == 240
     assert trace.places["source"].unique().to_list() == ["/me/train.py:7 step"]
-    assert trace.places["stack"].unique().to_list() == [
-        "/me/train.py:30 <module>;/me/train.py:7 step"
-    ]
+    assert trace.places["stack"].unique().to_list() == ["/me/train.py:30 <module>;/me/train.py:7 step"]
 
 
 @pytest.mark.parametrize("name", ["layer:3:attention", "a.py:0:f", "x.py:3:f\nattention", "x.py"])
@@ -333,9 +302,7 @@ def test_a_pickled_view_of_torch_2_15_holds_nothing_and_says_how_to_save_it() ->
         read_labels(ANNOTATED / "view_torch-2.15.pkl")
 
 
-def test_ids_of_captured_graphs_are_joined_where_another_file_names_the_executable_graph(
-    tmp_path: Path,
-) -> None:
+def test_ids_of_captured_graphs_are_joined_where_another_file_names_the_executable_graph(tmp_path: Path) -> None:
     captured = {node - (1 << 32): value for node, value in annotations("").items()}
     file = written(tmp_path / "kernel_annotations_rank0.json", captured)
     with pytest.raises(thence.MissingData, match='key_by="source"'):
@@ -358,9 +325,7 @@ def laughs(*widths: int) -> bytes:
     return content
 
 
-def test_a_pickle_that_refers_to_its_objects_many_times_is_visited_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pickle_that_refers_to_its_objects_many_times_is_visited_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """28 kB describe 49 million elements: three lists are visited, and hardly any memory is taken."""
     visited: list[object] = []
     begun = plain_pickle._Level.__init__
@@ -384,9 +349,7 @@ def test_a_pickle_that_refers_to_its_objects_many_times_is_visited_once(
         load_plain(laughs(2000, 2000, 2000) + b".")
 
 
-def test_annotations_that_refer_to_large_objects_are_compared_without_writing_them_out(
-    tmp_path: Path,
-) -> None:
+def test_annotations_that_refer_to_large_objects_are_compared_without_writing_them_out(tmp_path: Path) -> None:
     """100,000 nodes have one list of 2,000 ranks: 200 million elements, if it were written for each of them."""
     ranks = list(range(2000))
     shared = {node: [{"name": f"layer {node % 3}", "ranks": ranks}] for node in range(100_000)}
@@ -444,9 +407,7 @@ def test_the_graph_that_torch_2_15_exports_has_its_nodes_and_edges() -> None:
     assert (graph.id, graph.executables, labels.labels) == (EXECUTABLE, (EXECUTABLE,), ())
     truth = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())
     assert graph.edges is not None
-    assert sorted(graph.edges.tolist()) == sorted(
-        [a & 0xFFFFFFFF, b & 0xFFFFFFFF] for a, b in truth["edges"]
-    )
+    assert sorted(graph.edges.tolist()) == sorted([a & 0xFFFFFFFF, b & 0xFFFFFFFF] for a, b in truth["edges"])
     for node, made in zip(graph.nodes.iter_rows(named=True), stored["nodes"], strict=True):
         assert (node["number"], node["type"]) == (made["node_id"], made["node_type"])
         assert (tuple(node["grid"]), tuple(node["block"])) == (made["grid_dim"], made["block_dim"])
@@ -455,9 +416,7 @@ def test_the_graph_that_torch_2_15_exports_has_its_nodes_and_edges() -> None:
 
 def test_edges_and_annotations_of_pytorch_add_up() -> None:
     annotated = ANNOTATED / "kernel_annotations_rank0_block.pkl"
-    alone, both = (
-        thence.open(REPLAY).label(files) for files in ([annotated], [annotated, GRAPH_DATA])
-    )
+    alone, both = (thence.open(REPLAY).label(files) for files in ([annotated], [annotated, GRAPH_DATA]))
     assert both.places["label"].to_list() == alone.places["label"].to_list()
     labelled = {n["number"]: n["label"] for n in both.replayed_graph().to_json()["nodes"]}
     assert labelled == {

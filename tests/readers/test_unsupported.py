@@ -49,9 +49,7 @@ def zipped(content: bytes) -> bytes:
         ("a.json", lambda content: content.decode().encode("utf-16"), "is UTF-16"),
     ],
 )
-def test_a_trace_in_another_wrapping(
-    tmp_path: Path, name: str, made: Callable[[bytes], bytes], expected: str
-) -> None:
+def test_a_trace_in_another_wrapping(tmp_path: Path, name: str, made: Callable[[bytes], bytes], expected: str) -> None:
     path = tmp_path / name
     path.write_bytes(made(unzipped(STACK)[:100_000]))
     with pytest.raises(UnknownFormat, match=expected):
@@ -63,11 +61,7 @@ def test_a_trace_in_another_wrapping(
     [
         ("a.json.zst", b"\x28\xb5\x2f\xfd\x04\x00", "Zstandard"),  # RFC 8878, 3.1.1
         ("a.json.lz4", b"\x04\x22\x4d\x18\x64\x40\xa7", "LZ4"),  # lz4_Frame_format.md
-        (
-            "a.json.gz",
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
-            "git lfs pull",
-        ),
+        ("a.json.gz", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git lfs pull"),
         ("a.json", b"\n<!DOCTYPE html><html><body>Sign in</body></html>", "is an HTML page"),
         (
             "host.trace.json",

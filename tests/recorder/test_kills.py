@@ -25,8 +25,6 @@ def test_a_killed_program_loses_its_end_alone_and_says_so(tmp_path: Path, second
 @pytest.mark.parametrize("ending", [ending for ending in ENDINGS if ending != "SIGKILL"])
 def test_a_program_that_ends_in_another_way_loses_nothing(tmp_path: Path, ending: str) -> None:
     result = killed(tmp_path, 0.7, ending)
-    assert (
-        0 < result.launched <= result.recorded
-    )  # a thread may go on while the recording is completed
+    assert 0 < result.launched <= result.recorded  # a thread may go on while the recording is completed
     assert result.lost_seconds == 0
     assert result.labelled == 1

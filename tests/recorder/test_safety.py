@@ -242,10 +242,7 @@ def test_no_libcupti_and_no_file_where_one_is_named(tmp_path: Path) -> None:
         print(error)
     """
     (tmp_path / "text").write_text("this is no library")
-    for path, expected in (
-        (tmp_path / "text", "cannot be loaded"),
-        (tmp_path / "none", "not a file"),
-    ):
+    for path, expected in ((tmp_path / "text", "cannot be loaded"), (tmp_path / "none", "not a file")):
         prepared = f"os.environ['THENCE_LIBCUPTI'] = {str(path)!r}\n" + textwrap.dedent(body)
         assert expected in program(prepared, tmp_path / "out").stdout
 
@@ -270,10 +267,7 @@ def test_a_forked_child_leaves_its_parents_recording_alone(tmp_path: Path) -> No
         tmp_path,
         env={"PYTHONWARNINGS": "ignore::DeprecationWarning"},
     )
-    found = {
-        tuple(thence.open(folder).gpu["name"].cast(pl.String).to_list())
-        for folder in tmp_path.iterdir()
-    }
+    found = {tuple(thence.open(folder).gpu["name"].cast(pl.String).to_list()) for folder in tmp_path.iterdir()}
     assert found == {("parent", "parent"), ("child",)}
 
 
@@ -366,9 +360,7 @@ def test_what_another_profiler_lost_is_not_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", [True, False])
-def test_a_recorded_program_gets_a_thread_or_two_and_no_heavy_import(
-    samples: bool, tmp_path: Path
-) -> None:
+def test_a_recorded_program_gets_a_thread_or_two_and_no_heavy_import(samples: bool, tmp_path: Path) -> None:
     """One of Python that writes, and one of C that samples; Polars would bring some 70 threads into the program."""
     said = program(
         """

@@ -115,9 +115,7 @@ def test_work_gets_its_mark_by_the_number_of_its_launch(tmp_path: Path, probe: s
     assert about["probe"]["function"].startswith("cudaDriverGetVersion of ")
     assert about["launches"] is False
     assert about["counts"].get("calls", 0) == (7 if probe == "c" else 0)
-    found = {
-        name: rest for name, *rest in rows(tmp_path).select("name", "label", "label_rule").rows()
-    }
+    found = {name: rest for name, *rest in rows(tmp_path).select("name", "label", "label_rule").rows()}
     assert {name: label for name, (label, _) in found.items()} == {
         "first": None, "deep": "outer/inner", "shallow": "outer", "outside": None,
         "there": "other" if probe == "c" else None, "both": None, "again": "alone",
@@ -143,18 +141,11 @@ def test_few_calls_are_noted_without_recording_launches(tmp_path: Path, probe: s
     )
     trace = thence.open(tmp_path)
     assert description(tmp_path)["counts"]["calls"] == (2 if probe == "c" else 1)  # with the launch
-    (call,) = trace.host.filter(
-        pl.col("name").cast(pl.String) == "cudaStreamSynchronize"
-    ).to_dicts()
+    (call,) = trace.host.filter(pl.col("name").cast(pl.String) == "cudaStreamSynchronize").to_dicts()
     (mark,) = trace.host.filter(pl.col("name").cast(pl.String) == "waiting").to_dicts()
     assert call["category"] == "runtime"
     assert call["duration"] >= 2_000_000
-    assert (
-        mark["start"]
-        < call["start"]
-        < call["start"] + call["duration"]
-        < mark["start"] + mark["duration"]
-    )
+    assert mark["start"] < call["start"] < call["start"] + call["duration"] < mark["start"] + mark["duration"]
     assert call["thread"] == mark["thread"]
     assert rows(tmp_path)["label"].to_list() == ["waiting"]
 
@@ -249,9 +240,7 @@ def test_launches_of_several_threads_at_once(tmp_path: Path, probe: str) -> None
     else:
         assert found == [(name, None, "launched_together") for name in labels]
     # The made kernels take 5 ns, which the check notices.
-    assert {finding.code for finding in thence.open(tmp_path).soundness.findings} == {
-        "impossible_time"
-    }
+    assert {finding.code for finding in thence.open(tmp_path).soundness.findings} == {"impossible_time"}
 
 
 def test_where_the_counter_cannot_be_read_launches_are_recorded(tmp_path: Path) -> None:
@@ -302,10 +291,7 @@ def test_programs_that_use_jax_have_their_launches_recorded(tmp_path: Path) -> N
     about = description(tmp_path)
     noted = about["probe"]["kind"] == "c"  # then the launch before is a call too
     assert (about["launches"], about["counts"]["calls"]) == (True, 2 if noted else 1)
-    assert dict(rows(tmp_path).select("name", "label").iter_rows()) == {
-        "before": None,
-        "after": "jitted",
-    }
+    assert dict(rows(tmp_path).select("name", "label").iter_rows()) == {"before": None, "after": "jitted"}
 
 
 def test_nothing_is_flushed_beside_launches_of_xla(tmp_path: Path) -> None:
@@ -481,9 +467,7 @@ def test_nvtx_ranges_of_each_thread_and_domain(tmp_path: Path) -> None:
         tmp_path,
     )
     trace = thence.open(tmp_path)
-    host = trace.host.select(
-        "thread", pl.col("category", "name").cast(pl.String), "duration", "parent"
-    )
+    host = trace.host.select("thread", pl.col("category", "name").cast(pl.String), "duration", "parent")
     host = host.filter(host["thread"].is_in([8, 9]))  # samples are of the main thread
     assert host.filter(host["name"] != "never ends").rows() == [
         (8, "framework", "ncclAllReduce", 28, None),
@@ -494,9 +478,7 @@ def test_nvtx_ranges_of_each_thread_and_domain(tmp_path: Path) -> None:
     assert any("1 NVTX range still open" in warning for warning in trace.meta.warnings)
 
 
-def test_a_range_of_nccl_whose_end_cupti_does_not_see_names_nothing_that_comes_later(
-    tmp_path: Path,
-) -> None:
+def test_a_range_of_nccl_whose_end_cupti_does_not_see_names_nothing_that_comes_later(tmp_path: Path) -> None:
     program(
         """
         me = threading.get_native_id()
@@ -516,9 +498,7 @@ def test_a_range_of_nccl_whose_end_cupti_does_not_see_names_nothing_that_comes_l
     trace = thence.open(tmp_path)
     labels = trace.activities.select(pl.col("name", "label").cast(pl.String)).rows()
     assert dict(labels) == {"later": None, "inside": "ncclAllReduce"}
-    assert trace.host.filter(pl.col("name").cast(pl.String) == "ncclCommInitRankConfig")[
-        "duration"
-    ].to_list() == [0]
+    assert trace.host.filter(pl.col("name").cast(pl.String) == "ncclCommInitRankConfig")["duration"].to_list() == [0]
     assert trace.meta.warnings == ()
 
 
@@ -687,9 +667,7 @@ def test_a_schedule_records_the_steps_that_it_names(tmp_path: Path) -> None:
     assert trace.soundness.sound
 
 
-def test_cupti_is_detached_while_a_schedule_waits_and_numbers_of_launches_go_on(
-    tmp_path: Path,
-) -> None:
+def test_cupti_is_detached_while_a_schedule_waits_and_numbers_of_launches_go_on(tmp_path: Path) -> None:
     if choose_probe().compiled is None:
         pytest.skip("the probe was not compiled")
     said = program(
@@ -711,9 +689,7 @@ def test_cupti_is_detached_while_a_schedule_waits_and_numbers_of_launches_go_on(
     assert said == [str(int(step in recorded)) for step in range(12)] + ["0"]
     trace = thence.open(tmp_path)
     found = trace.activities.select(pl.col("name", "step", "label").cast(pl.String)).rows()
-    assert found == [
-        (f"{which}{n}", f"step {n}", f"mark{n}") for n in recorded for which in ("first", "second")
-    ]
+    assert found == [(f"{which}{n}", f"step {n}", f"mark{n}") for n in recorded for which in ("first", "second")]
     assert description(tmp_path)["detachments"] == 3  # before step 0, and after steps 4 and 8
     assert trace.soundness.sound
     assert not trace.meta.warnings
@@ -785,9 +761,7 @@ def test_cupti_stays_attached_once_a_cuda_graph_was_launched_while_it_was_attach
         assert reason in warning
 
 
-def test_a_recording_ends_quietly_if_another_profiler_took_cupti_while_it_was_detached(
-    tmp_path: Path,
-) -> None:
+def test_a_recording_ends_quietly_if_another_profiler_took_cupti_while_it_was_detached(tmp_path: Path) -> None:
     if choose_probe().compiled is None:
         pytest.skip("the probe was not compiled")
     said = program(

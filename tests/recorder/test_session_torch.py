@@ -25,9 +25,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
         yield programs
 
 
-def test_recording_begins_while_cuda_is_initialised_and_follows_autograd(
-    tmp_path: Path, copies: Copies
-) -> None:
+def test_recording_begins_while_cuda_is_initialised_and_follows_autograd(tmp_path: Path, copies: Copies) -> None:
     body = """
         import torch
         from thence.launcher import first_use as hooks
@@ -93,9 +91,7 @@ def collectives(tmp_path: Path, body: str, copies: Copies | None = None) -> then
     return thence.open(tmp_path / "out")
 
 
-def test_a_recording_describes_the_collectives_of_a_program_that_knows_nothing_of_it(
-    tmp_path: Path,
-) -> None:
+def test_a_recording_describes_the_collectives_of_a_program_that_knows_nothing_of_it(tmp_path: Path) -> None:
     trace = collectives(
         tmp_path,
         """
@@ -125,9 +121,7 @@ def test_a_recording_describes_the_collectives_of_a_program_that_knows_nothing_o
 
 
 @pytest.mark.parametrize("moment", ["before torch", "within torch", "at CUDA"])
-def test_labels_come_with_torch_whenever_the_recording_begins(
-    tmp_path: Path, copies: Copies, moment: str
-) -> None:
+def test_labels_come_with_torch_whenever_the_recording_begins(tmp_path: Path, copies: Copies, moment: str) -> None:
     """In the midst of its import, torch looks for cuda.bindings, which begins a recording."""
     trace = collectives(
         tmp_path,
@@ -169,9 +163,7 @@ def test_labels_come_with_torch_whenever_the_recording_begins(
     assert trace.collectives["in_elements"].to_list() == [7]
 
 
-def test_collectives_are_not_described_where_that_is_switched_off(
-    tmp_path: Path, copies: Copies
-) -> None:
+def test_collectives_are_not_described_where_that_is_switched_off(tmp_path: Path, copies: Copies) -> None:
     trace = collectives(
         tmp_path,
         """
@@ -192,9 +184,7 @@ def test_collectives_are_not_described_where_that_is_switched_off(
         trace.summary("collective")
 
 
-def test_labels_that_the_program_asked_for_stay_when_the_recording_ends(
-    tmp_path: Path, copies: Copies
-) -> None:
+def test_labels_that_the_program_asked_for_stay_when_the_recording_ends(tmp_path: Path, copies: Copies) -> None:
     trace = collectives(
         tmp_path,
         """
@@ -245,9 +235,7 @@ def test_what_cannot_be_labelled_harms_nothing(tmp_path: Path, copies: Copies) -
         out,
     )
     said = [line for line in told.splitlines() if "thence" in line]
-    first, second = (
-        line for line in said if "sys.monitoring" not in line
-    )  # which Python 3.11 lacks
+    first, second = (line for line in said if "sys.monitoring" not in line)  # which Python 3.11 lacks
     assert "recorded without facts" in first
     assert "not today" in first
     assert "run without labels" in second

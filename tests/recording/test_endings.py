@@ -142,9 +142,7 @@ def test_the_main_process_keeps_the_default_action_of_signals(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ending", ["os.abort()", "os.kill(os.getpid(), 9)"])
-def test_a_process_that_vanishes_before_its_first_part_is_told_of(
-    tmp_path: Path, ending: str
-) -> None:
+def test_a_process_that_vanishes_before_its_first_part_is_told_of(tmp_path: Path, ending: str) -> None:
     program(
         f"""
         import subprocess
@@ -181,11 +179,7 @@ def test_a_cut_recording_says_how_much_may_be_missing(tmp_path: Path) -> None:
     assert "about 250 activities" in text
 
 
-SUDDEN = (
-    "os._exit(0)",
-    "os.execv('/bin/true', ['true'])",
-    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)",
-)
+SUDDEN = ("os._exit(0)", "os.execv('/bin/true', ['true'])", "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)")
 
 
 @pytest.mark.parametrize("ending", SUDDEN)

@@ -31,9 +31,7 @@ TRIES = 8
 
 
 @pytest.mark.parametrize("kind", CAUSES)
-def test_the_first_row_is_the_function_that_pauses_with_its_time_and_cause(
-    kind: str, tmp_path: Path
-) -> None:
+def test_the_first_row_is_the_function_that_pauses_with_its_time_and_cause(kind: str, tmp_path: Path) -> None:
     said = []
     for number in range(TRIES):
         folder = tmp_path / str(number)

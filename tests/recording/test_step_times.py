@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-needs_monitoring = pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"
-)
+needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
 STEPS = 90
 UNRECORDED = range(63, 70)
 """The steps of the first window: after 63 steps, seven steps are a tenth of all."""
@@ -142,9 +140,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
         yield programs
 
 
-def labelled(
-    copies: Copies, source: str, folder: Path, *, baseline: bool, tells: bool
-) -> pl.DataFrame:
+def labelled(copies: Copies, source: str, folder: Path, *, baseline: bool, tells: bool) -> pl.DataFrame:
     """The activities of a program that launches kernels named by their steps, with their places."""
     script = folder / "train.py"
     script.write_text(_FUNCTION + source)
@@ -209,9 +205,7 @@ def unrecorded(steps: int, switches: Switches, **more: bool) -> list[int]:
     return [number for number in range(steps) if not noted.begins(None)]
 
 
-def test_at_no_time_more_than_a_tenth_of_the_steps_and_none_of_the_first_twenty_is_left_out() -> (
-    None
-):
+def test_at_no_time_more_than_a_tenth_of_the_steps_and_none_of_the_first_twenty_is_left_out() -> None:
     numbers = unrecorded(20_000, Switches())
     assert numbers[:7] == [*UNRECORDED]
     assert numbers[0] >= 20
@@ -338,9 +332,7 @@ def test_steps_that_were_not_recorded_are_no_idle_time_and_no_loss(windowed: the
     assert windowed.summary().idle_ns == windowed.idle().idle_ns
 
 
-def test_answers_about_steps_lead_with_the_step_that_was_not_recorded(
-    windowed: thence.Trace,
-) -> None:
+def test_answers_about_steps_lead_with_the_step_that_was_not_recorded(windowed: thence.Trace) -> None:
     counted = windowed.step_times.filter("counted")
     plain = float(counted.filter(~pl.col("recorded"))["duration"].median())  # type: ignore[arg-type]
     recorded = float(counted.filter("recorded")["duration"].median())  # type: ignore[arg-type]
@@ -364,11 +356,7 @@ def test_a_store_and_sql_hold_the_times_of_steps(windowed: thence.Trace, tmp_pat
     folder = Path(windowed.meta.inputs[0])
     stored(tmp_path / "store", [folder])
     again = thence.open(tmp_path / "store")
-    assert (
-        again.sql(query)
-        .sort("recorded", "counted")
-        .equals(windowed.sql(query).sort("recorded", "counted"))
-    )
+    assert again.sql(query).sort("recorded", "counted").equals(windowed.sql(query).sort("recorded", "counted"))
     assert again.headline.to_json()["plain_step_ns"] == windowed.headline.to_json()["plain_step_ns"]
     windowed.write(tmp_path / "steps.parquet")
     exported = pl.read_parquet(tmp_path / "steps.parquet" / "step_times.parquet")

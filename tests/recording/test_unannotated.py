@@ -13,9 +13,7 @@ from recorder_programs import program
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"
-)
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
 
 SCRIPT = """\
 def layer(n):
@@ -55,9 +53,7 @@ def test_every_kernel_has_its_line_and_its_callers(tmp_path: Path, options: str)
     names = trace.gpu["name"].cast(str).to_list()
     sources = trace.places["source"].cast(str).to_list()
     stacks = trace.places["stack"].cast(str).to_list()
-    assert sorted(names) == sorted(
-        ["line_2"] * 12 + ["line_5"] * 8 + ["line_11"] * 4 + ["line_15"] * 4
-    )
+    assert sorted(names) == sorted(["line_2"] * 12 + ["line_5"] * 8 + ["line_11"] * 4 + ["line_15"] * 4)
     for name, source, stack in zip(names, sources, stacks, strict=True):
         line = name.removeprefix("line_")
         assert f"train.py:{line} " in source, name

@@ -125,13 +125,9 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "ranks",
-    [[1], [-1], [1 << 31], [10**30], [], [0, 2]],
-    ids=["twice", "negative", "large", "larger", "none", "more"],
+    "ranks", [[1], [-1], [1 << 31], [10**30], [], [0, 2]], ids=["twice", "negative", "large", "larger", "none", "more"]
 )
-def test_ranks_that_no_job_has(
-    store: Path, ranks: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_that_no_job_has(store: Path, ranks: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     edited(store / MANIFEST, lambda manifest: manifest["entries"][0].update(ranks=ranks))
     told = output(capsys, "report", store, code=2)[1]
     where = f"{store / MANIFEST}: does not have the structure that thence writes (Expected `int` "
@@ -150,27 +146,18 @@ def test_ranks_that_no_job_has(
 )  # fmt: skip
 def test_facts_of_other_types(store: Path, name: str, value: object) -> None:
     edited(min(store.glob(f"ranks/*/{FACTS}")), lambda facts: facts["meta"].update({name: value}))
-    with pytest.raises(
-        DamagedInput, match="its facts do not have the structure that thence writes"
-    ):
+    with pytest.raises(DamagedInput, match="its facts do not have the structure that thence writes"):
         _ = thence.open(store).gpu
 
 
 def test_a_device_whose_name_is_no_text(store: Path) -> None:
-    edited(
-        min(store.glob(f"ranks/*/{FACTS}")),
-        lambda facts: facts["meta"]["devices"][0].update(name={"a": 1}),
-    )
-    with pytest.raises(
-        DamagedInput, match="its facts do not have the structure that thence writes"
-    ):
+    edited(min(store.glob(f"ranks/*/{FACTS}")), lambda facts: facts["meta"]["devices"][0].update(name={"a": 1}))
+    with pytest.raises(DamagedInput, match="its facts do not have the structure that thence writes"):
         _ = thence.open(store).gpu
 
 
 @pytest.mark.parametrize("start", [-(1 << 63), (1 << 63) - 1])
-def test_times_that_no_clock_shows(
-    store: Path, start: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_times_that_no_clock_shows(store: Path, start: int, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(store, "activities")
     pl.read_parquet(path).with_columns(start=pl.lit(start, pl.Int64)).write_parquet(path)
     told = output(capsys, "streams", store, code=2)[1]
@@ -194,9 +181,7 @@ def test_rows_that_lack_what_every_row_has(store: Path, name: str, column: str, 
         _ = thence.open(store).gpu
 
 
-def test_a_table_without_a_column_of_places(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_without_a_column_of_places(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(store, "activities")
     pl.read_parquet(path).drop("phase").write_parquet(path)
     told = output(capsys, "report", "--by", "collective", store, code=2)[1]
@@ -227,18 +212,13 @@ def test_summaries_that_lack_what_every_row_has(
         frame.with_columns(pl.lit(None, frame.schema[column]).alias(column)).write_parquet(path)
     words = [str(tmp_path / "ranks.html") if word == "OUT" else word for word in arguments]
     told = output(capsys, *words, store, code=2)[1]
-    assert (
-        f"cannot be read (rows of the table {summary.removeprefix('ranks_').removeprefix('report_')} "
-        in told
-    )
+    assert f"cannot be read (rows of the table {summary.removeprefix('ranks_').removeprefix('report_')} " in told
     assert f"without {column})" in told
     assert len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize("row", [-1, 1 << 30])
-def test_references_to_rows_that_are_not_there(
-    store: Path, row: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_references_to_rows_that_are_not_there(store: Path, row: int, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(store, "collectives")
     pl.read_parquet(path).with_columns(gpu=pl.lit(row, pl.Int32)).write_parquet(path)
     told = output(capsys, "report", "--only", "kernel", store, code=2)[1]

@@ -25,10 +25,7 @@ def small(folder: Path, rank: int, count: int = 2, name: str | None = None) -> P
     """A trace of a rank with some kernels."""
     work = [x for i in range(count) for x in (launch(i + 1, 10 + i), kernel(i + 1, 100 + 10 * i))]
     return written(
-        folder / (name or f"rank{rank}.json"),
-        work,
-        distributedInfo={"rank": rank},
-        baseTimeNanoseconds=10**18,
+        folder / (name or f"rank{rank}.json"), work, distributedInfo={"rank": rank}, baseTimeNanoseconds=10**18
     )
 
 
@@ -61,10 +58,7 @@ def test_after_a_kill_it_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         stored(store, FSDP, InProcess(killed_before=2))
     (store / RANKS / ".rank-00002-aaaaaaaaaaaa.1234").mkdir()  # what was being written
-    with pytest.raises(
-        InputError,
-        match="its ingest was interrupted; run the same thence ingest again to resume it",
-    ):
+    with pytest.raises(InputError, match="its ingest was interrupted; run the same thence ingest again to resume it"):
         thence.open(store)
     workers = InProcess()
     done = stored(store, FSDP, workers)
@@ -81,9 +75,7 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     workers = InProcess()
     stored(store, files, workers)
     assert workers.asked == ["rank1.json"]
-    counts = thence.open(store).sql(
-        "select rank, count(*) as n from gpu group by rank order by rank"
-    )
+    counts = thence.open(store).sql("select rank, count(*) as n from gpu group by rank order by rank")
     assert counts.rows() == [(0, 2), (1, 5), (2, 2)]
 
 
@@ -169,9 +161,7 @@ def test_of_two_files_of_one_rank_the_newest_counts(tmp_path: Path) -> None:
     assert [(one.source, one.why) for one in done.manifest.left] == [(str(first), "duplicate")]
     both = stored(tmp_path / "s", [first, later], add=True)
     assert [entry.ranks for entry in both.manifest.entries] == [(1,), (2,)]
-    by_rank = thence.open(tmp_path / "s").sql(
-        "select rank, count(*) as n from gpu group by rank order by rank"
-    )
+    by_rank = thence.open(tmp_path / "s").sql("select rank, count(*) as n from gpu group by rank order by rank")
     assert by_rank.rows() == [(1, 1), (2, 2)]
 
 
@@ -179,10 +169,7 @@ def test_the_rank_is_what_the_file_says_not_its_name(tmp_path: Path) -> None:
     file = small(tmp_path, 5, name="trace_rank2.json")
     named = written(tmp_path / "trace_rank3.json", PAIR)
     done = stored(tmp_path / "s", [file, named])
-    assert [(e.ranks, e.source) for e in done.manifest.entries] == [
-        ((3,), str(named)),
-        ((5,), str(file)),
-    ]
+    assert [(e.ranks, e.source) for e in done.manifest.entries] == [((3,), str(named)), ((5,), str(file))]
 
 
 def test_a_folder_with_other_files_is_no_place_for_a_store(tmp_path: Path) -> None:
@@ -192,9 +179,7 @@ def test_a_folder_with_other_files_is_no_place_for_a_store(tmp_path: Path) -> No
         stored(tmp_path / "s", FSDP)
 
 
-def test_sources_are_known_by_the_same_name_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_are_known_by_the_same_name_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small(tmp_path, 0)
     stored(tmp_path / "s", [tmp_path / "rank0.json"])
     monkeypatch.chdir(tmp_path)
@@ -205,13 +190,9 @@ def test_sources_are_known_by_the_same_name_everywhere(
 
 def test_json_of_an_ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = small(tmp_path, 4)
-    printed, _ = output(
-        capsys, "ingest", file, "-o", tmp_path / "s", "--workers", "1", "--format", "json"
-    )
+    printed, _ = output(capsys, "ingest", file, "-o", tmp_path / "s", "--workers", "1", "--format", "json")
     found = json.loads(printed)
-    assert [(r["rank"], r["source"], r["activities"]) for r in found["ranks"]] == [
-        (4, str(file), 2)
-    ]
+    assert [(r["rank"], r["source"], r["activities"]) for r in found["ranks"]] == [(4, str(file), 2)]
     assert (found["written"], found["kept"], found["left_out"]) == (1, 0, [])
     assert found["warnings"] == ["of the ranks 0 to 4, 4 are missing: 0, 1, 2, 3"]
 

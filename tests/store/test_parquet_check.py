@@ -59,9 +59,7 @@ def spoil(store: Path) -> None:
     In Thrift's compact protocol, field 5 of the header of a page (0x2c, the header of a data page) begins with the
     number of values (0x15), of 7 bits a byte.
     """
-    table = pl.DataFrame(
-        {"rank": [0] * 200, "name": pl.Series(["x", "y", None, "z"] * 50, dtype=pl.Categorical)}
-    )
+    table = pl.DataFrame({"rank": [0] * 200, "name": pl.Series(["x", "y", None, "z"] * 50, dtype=pl.Categorical)})
     for file in store.rglob("*.parquet"):
         write_table(table, file)
         content = bytearray(file.read_bytes())

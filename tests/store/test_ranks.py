@@ -7,9 +7,7 @@ from thence.store.layout import Fingerprint, Part
 from thence.store.ranks import Found, numbered
 
 
-def found(
-    source: str, *ranks: int, stated: bool = True, window: tuple[int, int] | None = (0, 100)
-) -> Found:
+def found(source: str, *ranks: int, stated: bool = True, window: tuple[int, int] | None = (0, 100)) -> Found:
     part = Part(
         source=source, fingerprint=Fingerprint(1, "1"), settings=settings(), ranks=ranks, stated=stated,
         window=window, rows={"gpu": 1}, memory_bytes=1,
@@ -22,11 +20,7 @@ def shown(*parts: Found, add: bool = False) -> dict[str, tuple[int, ...]]:
 
 
 def test_ranks_that_are_stated_stay() -> None:
-    assert shown(found("b", 3), found("a", 1), found("c", 0, 2)) == {
-        "c": (0, 2),
-        "a": (1,),
-        "b": (3,),
-    }
+    assert shown(found("b", 3), found("a", 1), found("c", 0, 2)) == {"c": (0, 2), "a": (1,), "b": (3,)}
 
 
 def test_what_does_not_say_its_rank_gets_the_next_number() -> None:
@@ -54,15 +48,11 @@ def test_of_one_rank_the_newest_counts_in_any_order() -> None:
 
 def test_gaps_are_told() -> None:
     assert numbered([found("a", 0), found("b", 1)]).warnings == ()
-    assert numbered([found("a", 2), found("b", 5)]).warnings == (
-        "of the ranks 0 to 5, 4 are missing: 0, 1, 3, 4",
-    )
+    assert numbered([found("a", 2), found("b", 5)]).warnings == ("of the ranks 0 to 5, 4 are missing: 0, 1, 3, 4",)
 
 
 def test_the_last_rank_that_there_can_be_takes_no_time() -> None:
     last = (1 << 31) - 1
     (warning,) = numbered([found("a", last)]).warnings
-    assert warning.startswith(
-        "of the ranks 0 to 2,147,483,647, 2,147,483,647 are missing: 0, 1, 2, "
-    )
+    assert warning.startswith("of the ranks 0 to 2,147,483,647, 2,147,483,647 are missing: 0, 1, 2, ")
     assert shown(found("a", last), found("b", last), add=True) == {"a": (0,), "b": (last,)}

@@ -15,12 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize(
-    "name", ["labels.json", "my_labels_rank0.json.gz", "kernel_annotations_rank0.pkl"]
-)
-def test_a_trace_is_read_again_when_labels_beside_it_come_change_or_go(
-    tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["labels.json", "my_labels_rank0.json.gz", "kernel_annotations_rank0.pkl"])
+def test_a_trace_is_read_again_when_labels_beside_it_come_change_or_go(tmp_path: Path, name: str) -> None:
     folder, store = tmp_path / "run", tmp_path / "s"
     folder.mkdir()
     trace = written(folder / "rank0.json", PAIR, distributedInfo={"rank": 0})

@@ -83,9 +83,7 @@ def test_a_report_by_rank_reads_no_table(job: Path, monkeypatch: pytest.MonkeyPa
 def test_tables_of_one_rank_alone_are_read(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     original = reading.rows_of
-    monkeypatch.setattr(
-        reading, "rows_of", lambda path, new: read.append(path.name) or original(path, new)
-    )
+    monkeypatch.setattr(reading, "rows_of", lambda path, new: read.append(path.name) or original(path, new))
     gpu = thence.open(job).select(ranks=(2,)).gpu
     assert [name[:10] for name in read] == ["rank-00002"]
     assert_frame_equal(gpu, thence.open(FSDP[2]).gpu, categorical_as_str=True)
@@ -138,9 +136,7 @@ def test_sql_over_files_that_are_read_in_batches(
     assert json.loads(printed) == expected.to_dicts()
 
 
-def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(
-    job: Path, tmp_path: Path
-) -> None:
+def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(job: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingData, match="thence ingest --host keeps them"):
         thence.open(job).idle()
     store = tmp_path / "s"
@@ -161,10 +157,7 @@ def test_xla_programs_and_their_warm_up(tmp_path: Path) -> None:
 
 def test_a_file_with_several_ranks_is_one_part(tmp_path: Path) -> None:
     def process(pid: int, correlation: int) -> list[dict[str, Any]]:
-        return [
-            launch(correlation, 10, pid=pid),
-            kernel(correlation, 20 + pid, args={"device": pid % 2}),
-        ]
+        return [launch(correlation, 10, pid=pid), kernel(correlation, 20 + pid, args={"device": pid % 2})]
 
     merged = written(tmp_path / "merged.json", process(100, 1) + process(101, 2))
     stored(tmp_path / "s", [merged])
@@ -174,9 +167,7 @@ def test_a_file_with_several_ranks_is_one_part(tmp_path: Path) -> None:
     assert report(found.select(ranks=(1,)), "rank") == report(expected.select(ranks=(1,)), "rank")
 
 
-def test_all_ranks_are_not_read_where_they_do_not_fit(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ranks_are_not_read_where_they_do_not_fit(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "free_bytes", lambda: 10_000)
     trace = thence.open(job)
     with pytest.raises(UsageError, match="select ranks with --rank"):
@@ -207,9 +198,7 @@ def test_a_store_stands_alone(job: Path) -> None:
         ("entries", 5, "does not have the structure that thence writes"),
     ],
 )  # fmt: skip
-def test_a_manifest_from_elsewhere_is_refused(
-    tmp_path: Path, member: str, value: Any, refusal: str
-) -> None:
+def test_a_manifest_from_elsewhere_is_refused(tmp_path: Path, member: str, value: Any, refusal: str) -> None:
     stored(tmp_path / "s", [TORCH / "graph_replay_rank0.json.gz"])
     path = tmp_path / "s" / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | {member: value}))

@@ -73,9 +73,7 @@ def cluster() -> Iterator[Workers]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    paths = os.pathsep.join(
-        [str(TESTS), str(TESTS / "support"), str(Path(thence.__file__).parents[1])]
-    )
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "support"), str(Path(thence.__file__).parents[1])])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = paths  # the processes of the cluster find thence and the tests
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -96,18 +94,7 @@ def test_tasks_of_ray_import_nothing_from_the_current_directory(tmp_path: Path) 
     for name in ("json", "polars", "thence"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "thence",
-            "ingest",
-            "rank0.json.gz",
-            "-o",
-            "s",
-            "--ray",
-            "local",
-        ],
+        [sys.executable, "-P", "-m", "thence", "ingest", "rank0.json.gz", "-o", "s", "--ray", "local"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(thence.__file__).parents[1])},
         capture_output=True,
@@ -123,25 +110,18 @@ def test_a_cluster_writes_the_same_store_to_the_byte(cluster: Workers, tmp_path:
     bad = tmp_path / "bad.json"
     bad.write_text('{"traceEvents": [')
     inputs = [*FSDP, bad]
-    done = ingest(
-        sources_of([str(i) for i in inputs]), tmp_path / "ray", settings(), workers=cluster
-    )
+    done = ingest(sources_of([str(i) for i in inputs]), tmp_path / "ray", settings(), workers=cluster)
     here = stored(tmp_path / "here", inputs)
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
     assert [entry.ranks for entry in done.manifest.entries] == [(0,), (1,), (2,), (3,)]
     assert done.manifest.left == here.manifest.left
     assert [one.why for one in done.manifest.left] == ["unreadable"]
-    found, expected = (
-        thence.open(tmp_path / "ray").summary("rank"),
-        thence.open(FSDP).summary("rank"),
-    )
+    found, expected = (thence.open(tmp_path / "ray").summary("rank"), thence.open(FSDP).summary("rank"))
     assert found.rows.equals(expected.rows)
 
 
 @pytest.mark.filterwarnings("ignore")  # of Ray
-def test_a_worker_of_the_cluster_that_is_killed_is_replaced(
-    cluster: Workers, tmp_path: Path
-) -> None:
+def test_a_worker_of_the_cluster_that_is_killed_is_replaced(cluster: Workers, tmp_path: Path) -> None:
     outcomes = list(cluster.run(kill_worker_once, jobs(tmp_path)))
     assert sorted(o.source for o in outcomes) == sorted(map(str, FSDP[:3]))
     assert [o.reason for o in outcomes] == [None] * 3
@@ -149,9 +129,7 @@ def test_a_worker_of_the_cluster_that_is_killed_is_replaced(
 
 
 @pytest.mark.filterwarnings("ignore")  # of Ray
-def test_a_job_that_kills_every_worker_of_the_cluster_is_given_up(
-    cluster: Workers, tmp_path: Path
-) -> None:
+def test_a_job_that_kills_every_worker_of_the_cluster_is_given_up(cluster: Workers, tmp_path: Path) -> None:
     outcomes = {o.source: o for o in cluster.run(kill_worker_always, jobs(tmp_path, 2))}
     assert outcomes[str(FSDP[0])].folder is not None
     assert outcomes[str(FSDP[1])].why == "lost"

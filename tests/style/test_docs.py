@@ -12,12 +12,7 @@ import pytest
 import thence
 
 ROOT = Path(thence.__file__).parents[2]
-PAGES = (
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-)
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
 OF_EXAMPLES = {
     *("readers/kernel_list.py", "analysis/longest.py", "cli/longest.py"),
     *("writers/timelines/lines.py", "traces/"),
@@ -35,9 +30,7 @@ def test_files_named_in_documents_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_documents_lead_somewhere(
-    page: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_between_documents_lead_somewhere(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of docs/reference are made when the site is built, which checks their links."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     made = {ROOT / "docs" / name for name in importlib.import_module("make_reference").names()}

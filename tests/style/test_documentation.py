@@ -51,9 +51,7 @@ def test_commands_of_a_page_do_what_it_says(page: str, monkeypatch: pytest.Monke
         ("<!-- not run: needs a GPU -->\n```python\nraise ValueError\n```\n", 0),
     ],
 )
-def test_the_check_finds_what_is_wrong(
-    page: str, wrong: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_finds_what_is_wrong(page: str, wrong: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = script("check_commands", monkeypatch)
     (tmp_path / "page.md").write_text(page, encoding="utf-8")
     monkeypatch.setattr(commands, "ROOT", tmp_path)

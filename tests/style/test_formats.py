@@ -27,9 +27,7 @@ def texts(path: Path) -> set[str]:
     nodes = list(ast.walk(ast.parse(path.read_text())))
     unused = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     found = (n for n in nodes if isinstance(n, ast.Constant) and id(n) not in unused)
-    values = (
-        n.value.decode(errors="replace") if isinstance(n.value, bytes) else n.value for n in found
-    )
+    values = (n.value.decode(errors="replace") if isinstance(n.value, bytes) else n.value for n in found)
     return {value.replace("\\", "") for value in values if isinstance(value, str)}
 
 
@@ -55,7 +53,5 @@ def test_names_of_formats_and_files_stand_in_one_module(wanted: str) -> None:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_names_that_kineto_gives_stand_in_one_module(key: str) -> None:
-    holding = [
-        module for module, found in texts_of_modules().items() if any(key in text for text in found)
-    ]
+    holding = [module for module, found in texts_of_modules().items() if any(key in text for text in found)]
     assert holding == ["model/collectives.py"]

@@ -80,8 +80,7 @@ def test_every_integer_of_every_document_has_a_range() -> None:
         f"{kind.__module__}.{kind.__name__}{path}"
         for kind in known
         for path, integer in integers(msgspec.inspect.type_info(kind))
-        if (integer.ge is None and integer.gt is None)
-        or (integer.le is None and integer.lt is None)
+        if (integer.ge is None and integer.gt is None) or (integer.le is None and integer.lt is None)
     ]
     assert without == []
 

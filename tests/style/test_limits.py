@@ -54,9 +54,7 @@ def test_only_the_command_line_prints() -> None:
         for path in MODULES
         if "cli" not in path.relative_to(PACKAGE).parts
         for node in ast.walk(tree(path))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "print"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert calls == []
 

@@ -224,10 +224,7 @@ def test_the_tests_that_the_table_names_are_there() -> None:
     missing = [
         (file, name)
         for file, name in rows
-        if name
-        not in {
-            node.name for node in ast.walk(tree(TESTS / file)) if isinstance(node, ast.FunctionDef)
-        }
+        if name not in {node.name for node in ast.walk(tree(TESTS / file)) if isinstance(node, ast.FunctionDef)}
     ]
     assert missing == []
 

@@ -37,20 +37,14 @@ def test_kinds_of_places_are_listed_in_one_table() -> None:
         if name(path) != "model/places.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Tuple | ast.List | ast.Set)
-        and len({e.value for e in node.elts if isinstance(e, ast.Constant)} & set(PLACES))
-        > MOST_KINDS
+        and len({e.value for e in node.elts if isinstance(e, ast.Constant)} & set(PLACES)) > MOST_KINDS
     ]
     assert lists == []
 
 
 def test_sentences_of_rules_and_reasons_stand_in_one_table() -> None:
     sentences = {*RULES.values(), *REASONS.values()}
-    found = {
-        (name(path), text)
-        for path in MODULES
-        for text in texts(path)
-        if text in sentences and len(text) > 20
-    }
+    found = {(name(path), text) for path in MODULES for text in texts(path) if text in sentences and len(text) > 20}
     assert {module for module, _ in found} == {"model/reasons.py"}
 
 
@@ -65,11 +59,7 @@ def test_only_one_module_starts_python_processes() -> None:
         in {("executable", "sys"), ("get_context", "multiprocessing"), ("init", "ray")}
     }
     # The workers do so within `safe_path`; the launcher's sitecustomize only prints the name.
-    assert starting == {
-        "child_python.py",
-        "store/workers.py",
-        "launcher/startup/sitecustomize.py",
-    }
+    assert starting == {"child_python.py", "store/workers.py", "launcher/startup/sitecustomize.py"}
 
 
 def test_every_code_has_one_meaning_and_advice_is_for_codes_that_there_are() -> None:

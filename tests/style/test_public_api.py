@@ -64,9 +64,7 @@ def test_importing_the_package_imports_nothing_heavy(capsys: pytest.CaptureFixtu
     )
     seconds = []
     for _ in range(5):
-        run = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         time_taken, modules = run.stdout.splitlines()
         seconds.append(float(time_taken))
         assert not HEAVY & set(modules.split())

@@ -15,10 +15,7 @@ __all__ = ["pack"]
 
 def pack(files: dict[str, bytes], out: Path) -> None:
     """Writes files by name into a .tar.xz archive, without times or owners."""
-    with (
-        lzma.open(out, "wb", preset=9) as stream,
-        tarfile.open(fileobj=stream, mode="w") as archive,
-    ):
+    with lzma.open(out, "wb", preset=9) as stream, tarfile.open(fileobj=stream, mode="w") as archive:
         for name, data in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)

@@ -19,14 +19,10 @@ Part = tuple[str, int]
 
 
 def event(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "pid": 1, "tid": 2, "cat": cat, "name": name, "ts": ts, "dur": dur} | {
-        "args": args
-    }
+    return {"ph": "X", "pid": 1, "tid": 2, "cat": cat, "name": name, "ts": ts, "dur": dur} | {"args": args}
 
 
-def batch(
-    number: int, start: float, end: float, parts: Sequence[Part], group: Sequence[int]
-) -> list[dict[str, Any]]:
+def batch(number: int, start: float, end: float, parts: Sequence[Part], group: Sequence[int]) -> list[dict[str, Any]]:
     """The ops of a batch, its range with the launch, and its kernel; times in us, the host 50 us ahead."""
     events, at = [], start - 50.0
     for kind, peer in parts:
@@ -47,8 +43,6 @@ def job(folder: Path, ranks: dict[int, list[dict[str, Any]]]) -> list[Path]:
     for rank, events in ranks.items():
         info = {"backend": "nccl", "rank": rank, "world_size": 8}
         path = folder / f"rank{rank}.json"
-        path.write_text(
-            json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events})
-        )
+        path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
         paths.append(path)
     return paths

@@ -91,26 +91,19 @@ class Recorder:
             for depth, name in enumerate(names):
                 whole = self.now - began - 2 * depth
                 self.events.append(event("user_annotation", name, began + depth, whole))
-            self.events.append(
-                event("cpu_op", operator, began + len(names), ended - began, args=arguments)
-            )
+            self.events.append(event("cpu_op", operator, began + len(names), ended - began, args=arguments))
             self.now += 2
         if bounds:
             self._call("StreamEndCapture")
 
-    def replay(
-        self, calls: list[Call], *, streams: int = 1, nodes: int | None = None, order: Any = None
-    ) -> None:
+    def replay(self, calls: list[Call], *, streams: int = 1, nodes: int | None = None, order: Any = None) -> None:
         """One launch of a graph: its activities one after the other, on some streams, with node numbers or without."""
         self._call("GraphLaunch")
         at = self.now + 10
         for place in order or range(len(calls)):
             kernel, _, _, kind = calls[place]
             if self.amd and kind != "kernel":
-                kernel, kind = (
-                    f"__amd_rocclr_{'copyBuffer' if kind == 'memcpy' else 'fillBuffer'}Aligned",
-                    "kernel",
-                )
+                kernel, kind = (f"__amd_rocclr_{'copyBuffer' if kind == 'memcpy' else 'fillBuffer'}Aligned", "kernel")
             node = None if nodes is None else (nodes << 32) + 2 * place
             self._activity(kernel, kind, self.correlation, at, 7 + place % streams, node)
             at += 4
@@ -122,14 +115,9 @@ class Recorder:
         self.events.append(event("cuda_runtime", f"{self.api}{name}", self.now, 1, args=found))
         self.now += 2
 
-    def _activity(
-        self, kernel: str, kind: str, correlation: int, at: float, stream: int, node: int | None
-    ) -> None:
+    def _activity(self, kernel: str, kind: str, correlation: int, at: float, stream: int, node: int | None) -> None:
         category = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}[kind]
-        name = (
-            kernel
-            or {"memcpy": "Memcpy DtoD (Device -> Device)", "memset": "Memset (Device)"}[kind]
-        )
+        name = kernel or {"memcpy": "Memcpy DtoD (Device -> Device)", "memset": "Memset (Device)"}[kind]
         arguments = {"device": 0, "stream": stream, "correlation": correlation}
         if node is not None:
             arguments |= {"graph id": node >> 32, "graph node id": node}

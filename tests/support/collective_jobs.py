@@ -48,13 +48,7 @@ class Call:
     host_ns: int | None = None
 
 
-def joint(
-    arrivals: Sequence[int],
-    transfer: int,
-    elements: int = 1000,
-    kind: str = "allreduce",
-    **more: Any,
-) -> Call:
+def joint(arrivals: Sequence[int], transfer: int, elements: int = 1000, kind: str = "allreduce", **more: Any) -> Call:
     """A call in which everyone waits for the last, and all end together ``transfer`` ns after that."""
     end = max(arrivals) + transfer
     by_rank = dict(enumerate(arrivals))
@@ -63,9 +57,7 @@ def joint(
 
 def skewed(folder: Path, skew: int = 5_000_000) -> list[Path]:
     """Files of two ranks with eight all-reduces, the clock of rank 1 ahead."""
-    calls = [
-        joint([1_000_000 * n + 7_000 * n * n, 1_000_000 * n + 40_000], 50_000) for n in range(8)
-    ]
+    calls = [joint([1_000_000 * n + 7_000 * n * n, 1_000_000 * n + 40_000], 50_000) for n in range(8)]
     return Job(calls, skew={1: skew}).write(folder)
 
 
@@ -109,16 +101,10 @@ class Job:
                 args = self._described(call, kind) if call.described else {}
                 events += _launched(NCCL[kind], start, end - start, number + 1, 7, args)
                 if call.host_ns is not None:
-                    began = (
-                        start - 4000 - call.host_ns
-                    ) / 1e3  # it ends 1 us after its launch began
+                    began = (start - 4000 - call.host_ns) / 1e3  # it ends 1 us after its launch began
                     events.append(
                         {"ph": "X", "pid": 1, "tid": 2, "cat": "cpu_op", "name": "c10d::allreduce_"}
-                        | {
-                            "ts": began,
-                            "dur": (call.host_ns + 500) / 1e3,
-                            "args": {"External id": number},
-                        }
+                        | {"ts": began, "dur": (call.host_ns + 500) / 1e3, "args": {"External id": number}}
                     )
         for number, (where, start, duration) in enumerate(self.compute):
             if where == rank:

@@ -62,11 +62,7 @@ def trace_file(
             duration = part.us * of_run[number] * (1 + noise * generator.standard_normal())
             time += part.idle_us
             outer, _, inner = part.label.partition("/")
-            ranges = [
-                (outer, "user_annotation", 0.4),
-                (inner, "user_annotation", 0.3),
-                (part.op, "cpu_op", 0.2),
-            ]
+            ranges = [(outer, "user_annotation", 0.4), (inner, "user_annotation", 0.3), (part.op, "cpu_op", 0.2)]
             events += [
                 _event(category, name, time - 0.5 + 0.05 * depth, length, 1, 2)
                 for depth, (name, category, length) in enumerate(ranges)
@@ -75,33 +71,17 @@ def trace_file(
             launch = _event("cuda_runtime", "cudaLaunchKernel", time - 0.35, 0.02, 1, 2)
             events.append({**launch, "args": {"correlation": correlation}})
             kernel = _event("kernel", part.kernel, time, round(duration, 3), 0, 7)
-            about = {
-                "device": 0,
-                "stream": 7,
-                "correlation": correlation,
-                "grid": [*part.grid],
-                "block": [128, 1, 1],
-            }
+            about = {"device": 0, "stream": 7, "correlation": correlation, "grid": [*part.grid], "block": [128, 1, 1]}
             events.append({**kernel, "args": about})
             time = round(time + duration, 3)
         # The step of the host ends before the next one's first launch.
-        events.append(
-            _event("user_annotation", f"ProfilerStep#{step}", begin - 0.2, time - begin, 1, 2)
-        )
-    content = {
-        "schemaVersion": 1,
-        "deviceProperties": [GPU],
-        "traceEvents": events,
-        "trace_id": f"{seed}",
-        **metadata,
-    }
+        events.append(_event("user_annotation", f"ProfilerStep#{step}", begin - 0.2, time - begin, 1, 2))
+    content = {"schemaVersion": 1, "deviceProperties": [GPU], "traceEvents": events, "trace_id": f"{seed}", **metadata}
     path.write_text(json.dumps(content))
     return path
 
 
-def _event(
-    category: str, name: str, start: float, duration: float, pid: int, tid: int
-) -> dict[str, Any]:
+def _event(category: str, name: str, start: float, duration: float, pid: int, tid: int) -> dict[str, Any]:
     return {
         "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid,
         "ts": round(start, 3), "dur": round(duration, 3),
@@ -125,9 +105,7 @@ CONDITIONS = Conditions(
     versions={},
     unsound=None,
     copied_bytes=0.0,
-    grids=pl.DataFrame(
-        schema={"kernel": pl.String, "grid": pl.String, "count": pl.Float64, "ns": pl.Float64}
-    ),
+    grids=pl.DataFrame(schema={"kernel": pl.String, "grid": pl.String, "count": pl.Float64, "ns": pl.Float64}),
 )
 
 
@@ -162,12 +140,8 @@ def simulated(
 
     of_step = deviations(steps, len(means))
     for step in range(1, steps):
-        of_step[step] = (
-            correlation * of_step[step - 1] + np.sqrt(1 - correlation**2) * of_step[step]
-        )
-    values = np.array([*means.values()]) * (
-        1 + between * deviations(1, len(means)) + within * of_step
-    )
+        of_step[step] = correlation * of_step[step - 1] + np.sqrt(1 - correlation**2) * of_step[step]
+    values = np.array([*means.values()]) * (1 + between * deviations(1, len(means)) + within * of_step)
     names = [*means, "all", "all", "all"]
     by = [*(["label"] * len(means)), "step", "busy", "idle"]
     whole = values.sum(axis=1, keepdims=True)

@@ -69,16 +69,10 @@ class Fake:
         content = b"".join(records)
         self.library.fake_emit(content, ctypes.c_size_t(len(content)))
 
-    def kernels(
-        self, record: bytes, count: int, start: int, step: int, *, own_thread: bool = False
-    ) -> None:
+    def kernels(self, record: bytes, count: int, start: int, step: int, *, own_thread: bool = False) -> None:
         """Many kernels; see the C file."""
         self.library.fake_kernels(
-            record,
-            ctypes.c_size_t(count),
-            ctypes.c_uint64(start),
-            ctypes.c_uint64(step),
-            own_thread,
+            record, ctypes.c_size_t(count), ctypes.c_uint64(start), ctypes.c_uint64(step), own_thread
         )
 
     def launch(self) -> int:

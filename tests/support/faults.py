@@ -91,9 +91,7 @@ def drop_every_second_graph(trace: KinetoFile) -> Planted:
     work = trace.work_of(launches)
     ends = {c: max(e["ts"] + e["dur"] for e in trace.work_of([c])) for c in launches}
     starts = {c: trace.work_of([c])[0]["ts"] for c in launches}
-    empty = sum(
-        starts[launches[i + 1]] - ends[launches[i - 1]] for i in range(1, len(launches) - 1, 2)
-    )
+    empty = sum(starts[launches[i + 1]] - ends[launches[i - 1]] for i in range(1, len(launches) - 1, 2))
     span = max(e["ts"] + e["dur"] for e in work) - work[0]["ts"]
     trace.drop(trace.work_of(lost))
     words = (f"{len(lost)} of {len(launches)} launches of CUDA graphs",)
@@ -124,18 +122,14 @@ def drop_window(trace: KinetoFile) -> Planted:
 
 
 def drop_all_work(trace: KinetoFile) -> Planted:
-    launches = trace.calls(
-        "cudaLaunchKernel", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchKernelExC"
-    )
+    launches = trace.calls("cudaLaunchKernel", "cuLaunchKernel", "cuLaunchKernelEx", "cudaLaunchKernelExC")
     trace.drop(trace.of_category(*DEVICE))
     return Planted("no_device_work", len(launches), device=None)
 
 
 def drop_launches(trace: KinetoFile) -> Planted:
     """Every tenth launch of kernels that are launched often."""
-    names = [
-        e["args"]["correlation"] for e in trace.of_category(*CALLS) if "LaunchKernel" in e["name"]
-    ]
+    names = [e["args"]["correlation"] for e in trace.of_category(*CALLS) if "LaunchKernel" in e["name"]]
     name_of = {e["args"]["correlation"]: e["name"] for e in trace.of_category("kernel")}
     often = [c for c in names if list(name_of.values()).count(name_of[c]) > 20][::10]
     lost = set(often)
@@ -145,9 +139,7 @@ def drop_launches(trace: KinetoFile) -> Planted:
 
 def empty_step(trace: KinetoFile) -> Planted:
     """Neither launches nor device work of the second step."""
-    steps = [
-        e for e in trace.of_category("user_annotation") if e["name"].startswith("ProfilerStep")
-    ]
+    steps = [e for e in trace.of_category("user_annotation") if e["name"].startswith("ProfilerStep")]
     step = steps[1]
     end = step["ts"] + step["dur"]
     calls = [e for e in trace.of_category(*CALLS) if step["ts"] <= e["ts"] < end]

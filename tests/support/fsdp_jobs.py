@@ -41,13 +41,9 @@ PAUSE = 100.0
 @cache
 def recorded() -> list[list[Event]]:
     """Events of the step on every recorded rank; times in us from its begin on the first rank that began."""
-    ranks = [
-        [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if "ts" in e]
-        for path in FSDP
-    ]
+    ranks = [[e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if "ts" in e] for path in FSDP]
     marked = [
-        sorted((e for e in events if e["name"].startswith("ProfilerStep#")), key=lambda e: e["ts"])
-        for events in ranks
+        sorted((e for e in events if e["name"].startswith("ProfilerStep#")), key=lambda e: e["ts"]) for events in ranks
     ]
     begin = min(steps[0]["ts"] for steps in marked)
     return [
@@ -141,11 +137,7 @@ def _waiting(events: list[Event], scatter: Event, later: float) -> list[Event]:
 def _late(events: list[Event], scatter: Event, arrival: float, later: float) -> list[Event]:
     """What a rank does whose host sleeps before its reduce-scatter, which begins at ``arrival`` and ends ``later``."""
     number = scatter["args"]["correlation"]
-    launches = {
-        e["args"]["correlation"]: e
-        for e in events
-        if e["cat"] in HOST and "correlation" in e.get("args", {})
-    }
+    launches = {e["args"]["correlation"]: e for e in events if e["cat"] in HOST and "correlation" in e.get("args", {})}
     asleep = launches[number]["ts"]
     sleep = arrival - LAUNCH - asleep
     result = []
@@ -154,9 +146,7 @@ def _late(events: list[Event], scatter: Event, arrival: float, later: float) -> 
             continue
         opened = event["ts"] < asleep < event["ts"] + event["dur"]
         after = event["ts"] >= asleep
-        result.append(
-            event | {"ts": event["ts"] + sleep * after, "dur": event["dur"] + sleep * opened}
-        )
+        result.append(event | {"ts": event["ts"] + sleep * after, "dur": event["dur"] + sleep * opened})
     shift = 0.0
     for event in sorted((e for e in events if e["cat"] in GPU), key=lambda e: e["ts"]):
         if event is scatter:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from thence.marks.launch_facts import Part
 
 
-def generated_module(
-    folder: Path, kind: str, launches: Sequence[tuple[Part, ...]], name: str = "code"
-) -> Any:
+def generated_module(folder: Path, kind: str, launches: Sequence[tuple[Part, ...]], name: str = "code") -> Any:
     """A loaded module whose ``call([launch])`` calls launch once for each of `launches`."""
     body = "".join(f"    # {comment_of(parts)}\n    launch()\n" for parts in launches)
     text = f"# AOT ID: ['0_{kind}']\ndef call(args):\n    launch, = args\n{body}    return ()\n"

@@ -47,8 +47,7 @@ class Made:
             "version": 1,
             "process": {"pid": PID, "rank": 0, "boot": "x", "started_ns": 1000, "saved_ns": 2000},
             "labels": [
-                {"path": label.split("/"), "phase": "forward", "lane": None, "metadata": {}}
-                for label in labels
+                {"path": label.split("/"), "phase": "forward", "lane": None, "metadata": {}} for label in labels
             ],
             "kernels": [{"name": name, "demangled": name} for name in kernels],
             "graphs": [
@@ -84,9 +83,7 @@ class Ran:
     stream: int
 
 
-def replay(
-    made: Made, streams: int, chance: random.Random, at: int = 0, shortest: int = 0
-) -> list[Ran]:
+def replay(made: Made, streams: int, chance: random.Random, at: int = 0, shortest: int = 0) -> list[Ran]:
     """A run of the graph: nodes begin in a random order that the edges allow, on random streams."""
     ends: dict[int, int] = {}
     free = [at] * streams
@@ -213,6 +210,4 @@ def as_eager(tables: Tables, labels: list[str]) -> Tables:
     rows = [row for pair in zip(ranges.rows(), calls.rows(), strict=True) for row in pair]
     host = pl.DataFrame(rows, schema=calls.schema, orient="row")
     parent = [None if row % 2 == 0 else row - 1 for row in range(host.height)]
-    return dataclasses.replace(
-        tables, host=host.with_columns(parent=pl.Series(parent, dtype=pl.Int32))
-    )
+    return dataclasses.replace(tables, host=host.with_columns(parent=pl.Series(parent, dtype=pl.Int32)))

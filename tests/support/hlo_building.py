@@ -54,9 +54,7 @@ def only(*more, opcode: str = "all-reduce", module: tuple = ()) -> dict[str, obj
     """The single row of collectives of a module with one of them on 1024 floats."""
     given = instruction("p", "parameter", 1, shape(F32, 1024))
     moved = instruction("c", opcode, 2, shape(F32, 1024), (1,), (), *more)
-    return collective_instructions(build(computation(1, given, moved, root=2), more=module)).row(
-        0, named=True
-    )
+    return collective_instructions(build(computation(1, given, moved, root=2), more=module)).row(0, named=True)
 
 
 def frame_index(*frames: tuple[int, int]) -> tuple[int, bytes]:

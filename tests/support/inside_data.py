@@ -50,28 +50,17 @@ def ranges(*parts: tuple[int, int, int]) -> list[Event]:
 
 
 def description(blocks: int, capacity: int, **fields: Any) -> Description:
-    return Description(
-        names=NAMES,
-        grid=(blocks, 1, 1),
-        block=(128, 1, 1),
-        capacity=capacity,
-        kernel="gemm",
-        **fields,
-    )
+    return Description(names=NAMES, grid=(blocks, 1, 1), block=(128, 1, 1), capacity=capacity, kernel="gemm", **fields)
 
 
 def launched(start: int, ns: int = 30_000, **fields: Any) -> Decoded:
     """A launch of gemm whose first block starts then, and whose last ends so much later."""
     half = Trace(ranges((LOAD, 0, 2000)), start=start, ns=10_000, cycles=20_000)
     last = Trace(ranges((STORE, 0, 2000)), start=start + ns - 10_000, ns=10_000, cycles=20_000)
-    return decode(
-        thence_buffer([half, half, half, last], 2), description(4, 2, overhead_cycles=0, **fields)
-    )
+    return decode(thence_buffer([half, half, half, last], 2), description(4, 2, overhead_cycles=0, **fields))
 
 
-def recording(
-    folder: Path, *kernels: tuple[int, int], epoch: int | None = EPOCH, **args: Any
-) -> thence.Trace:
+def recording(folder: Path, *kernels: tuple[int, int], epoch: int | None = EPOCH, **args: Any) -> thence.Trace:
     """A trace with launches of gemm: starts and durations in ns; each was called for 5 us before."""
     args = {"grid": [4, 1, 1], "block": [128, 1, 1]} | args
     events = [
@@ -109,9 +98,7 @@ def thence_buffer(traces: list[Trace | None], capacity: int, per_block: int = 1)
     return words.reshape(-1).astype(np.uint32)
 
 
-def mosaic_buffer(
-    traces: list[Trace | None], entries: int, *, counts_header: bool = False
-) -> np.ndarray:
+def mosaic_buffer(traces: list[Trace | None], entries: int, *, counts_header: bool = False) -> np.ndarray:
     """A buffer of JAX's profiler; counters are cycles, the first event is the trace's start."""
     words = np.zeros((len(traces), entries), np.uint64)
     for row, trace in zip(words, traces, strict=True):
@@ -127,9 +114,7 @@ def mosaic_buffer(
     return words.reshape(-1).astype(np.uint32)
 
 
-def flashinfer_buffer(
-    traces: list[Trace | None], groups: int, room: int, flavour: str = "flashinfer"
-) -> np.ndarray:
+def flashinfer_buffer(traces: list[Trace | None], groups: int, room: int, flavour: str = "flashinfer") -> np.ndarray:
     """A buffer of FlashInfer's profiler: entries of (tag, %globaltimer), strided; counters are ns."""
     blocks = len(traces) // groups
     words = np.zeros((1 + room * len(traces), 2), np.uint64)
@@ -146,9 +131,7 @@ def flashinfer_buffer(
     return words.reshape(-1).astype(np.uint32)
 
 
-def proton_buffer(
-    blocks: list[list[Trace]], ring: int, *, times: bool = True, clock_bits: int = 43
-) -> np.ndarray:
+def proton_buffer(blocks: list[list[Trace]], ring: int, *, times: bool = True, clock_bits: int = 43) -> np.ndarray:
     """A host buffer of Proton: for each block the traces of its warps, ``ring`` events of room each."""
     warps = len(blocks[0])
     header = 10 if times else 4

@@ -59,9 +59,7 @@ class SleepyJob:
         for rank, ours in enumerate(events):
             path = folder / f"rank{rank}.json"
             info = {"backend": "nccl", "rank": rank, "world_size": self.ranks}
-            path.write_text(
-                json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": ours})
-            )
+            path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": ours}))
             paths.append(path)
         return paths
 
@@ -77,9 +75,7 @@ class SleepyJob:
         """From the begin of a step to the arrival of a rank, us."""
         return 100 + FORWARD + self.sleeps(rank, step) + 100 + self.backward(rank, step)
 
-    def _step(
-        self, rank: int, step: int, begin: int, arrival: int, end: int
-    ) -> list[dict[str, Any]]:
+    def _step(self, rank: int, step: int, begin: int, arrival: int, end: int) -> list[dict[str, Any]]:
         shift, number = rank * self.skew, 10 * step
         backward = begin + 100 + FORWARD + self.sleeps(rank, step)  # the host launches it then
         described = {
@@ -100,9 +96,7 @@ class SleepyJob:
                 "args": args,
             }
 
-        def launched(
-            name: str, at: int, start: int, stop: int, id_: int, **args: Any
-        ) -> list[dict[str, Any]]:
+        def launched(name: str, at: int, start: int, stop: int, id_: int, **args: Any) -> list[dict[str, Any]]:
             given = {"device": 0, "stream": 7, "correlation": id_, **args}
             gpu = {
                 "ph": "X",
@@ -113,10 +107,7 @@ class SleepyJob:
                 "ts": start + shift,
                 "dur": stop - start,
             }
-            return [
-                host("cuda_runtime", "cudaLaunchKernel", at, at + 10, correlation=id_),
-                gpu | {"args": given},
-            ]
+            return [host("cuda_runtime", "cudaLaunchKernel", at, at + 10, correlation=id_), gpu | {"args": given}]
 
         ends = backward + 100 + self.backward(rank, step)
         ids = {"External id": number + 1, "Sequence number": number}
@@ -157,12 +148,8 @@ class RealJob:
     @cached_property
     def recorded(self) -> list[dict[str, Any]]:
         """Events of the last recorded step, from its begin."""
-        events = [
-            e for e in json.loads(gzip.decompress(STACK.read_bytes()))["traceEvents"] if "ts" in e
-        ]
-        step = max(
-            (e for e in events if e["name"].startswith("ProfilerStep")), key=lambda e: e["ts"]
-        )
+        events = [e for e in json.loads(gzip.decompress(STACK.read_bytes()))["traceEvents"] if "ts" in e]
+        step = max((e for e in events if e["name"].startswith("ProfilerStep")), key=lambda e: e["ts"])
         begin, end = step["ts"], step["ts"] + step["dur"]
         on_gpu = ("kernel", "gpu_memset", "gpu_memcpy")
         host = [e for e in events if begin <= e["ts"] < end and e.get("cat") in HOST_EVENTS]
@@ -205,9 +192,7 @@ class RealJob:
                 events += self._reduced(step, begin + last + self._delay(rank), begin + length)
             info = {"backend": "nccl", "rank": rank, "world_size": self.ranks}
             path = folder / f"rank{rank}.json"
-            path.write_text(
-                json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events})
-            )
+            path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
             paths.append(path)
         return paths
 
@@ -220,13 +205,7 @@ class RealJob:
         after = event["ts"] >= asleep
         opened = event["cat"] in HOST_EVENTS and not after and event["ts"] + event["dur"] > asleep
         args = dict(event.get("args", {}))
-        for key in (
-            "correlation",
-            "External id",
-            "Sequence number",
-            "Python id",
-            "Python parent id",
-        ):
+        for key in ("correlation", "External id", "Sequence number", "Python id", "Python parent id"):
             if isinstance(args.get(key), int):
                 args[key] += 1_000_000 * step
         name = f"ProfilerStep#{step}" if event["name"].startswith("ProfilerStep") else event["name"]

@@ -52,9 +52,7 @@ def written(path: Path, tables: Mapping[str, Sequence[Mapping[str, object]]]) ->
             columns = list(rows[0])
             connection.execute(f"create table {table} ({', '.join(columns)})")
             marks = ", ".join("?" * len(columns))
-            connection.executemany(
-                f"insert into {table} values ({marks})", [[row[c] for c in columns] for row in rows]
-            )
+            connection.executemany(f"insert into {table} values ({marks})", [[row[c] for c in columns] for row in rows])
         connection.commit()
     return path
 

@@ -77,9 +77,7 @@ def decoded(content: bytes) -> Decoded:
         assert (packet.sequence_flags == 1) == (number == 0)
         interned = packet.interned_data
         for kind, entries in zip(
-            texts,
-            (interned.event_categories, interned.event_names, interned.debug_annotation_names),
-            strict=False,
+            texts, (interned.event_categories, interned.event_names, interned.debug_annotation_names), strict=False
         ):
             texts[kind] |= {entry.iid: entry.name for entry in entries}
         for entry in interned.debug_annotation_string_values:
@@ -95,11 +93,7 @@ def decoded(content: bytes) -> Decoded:
         assert time >= last.get(event.track_uuid, 0), "time runs backwards on a track"
         last[event.track_uuid] = time
         if event.type == EVENT.TYPE_COUNTER:
-            value = (
-                event.counter_value
-                if event.HasField("counter_value")
-                else event.double_counter_value
-            )
+            value = event.counter_value if event.HasField("counter_value") else event.double_counter_value
             result.counters.setdefault(event.track_uuid, []).append((time, value))
         elif event.type == EVENT.TYPE_SLICE_END:
             stacks[event.track_uuid].pop().end = time
@@ -108,10 +102,7 @@ def decoded(content: bytes) -> Decoded:
             assert packet.sequence_flags == 2
             stack = stacks.setdefault(event.track_uuid, [])
             pairs = {texts["keys"][a.name_iid]: value_of(a) for a in event.debug_annotations}
-            values = {
-                k: texts["texts"][v] if t == "string_value_iid" else v
-                for k, (t, v) in pairs.items()
-            }
+            values = {k: texts["texts"][v] if t == "string_value_iid" else v for k, (t, v) in pairs.items()}
             slice_ = Slice(
                 texts["names"][event.name_iid], texts["categories"][event.category_iids[0]],
                 event.track_uuid, time, values, {k: t for k, (t, _) in pairs.items()},

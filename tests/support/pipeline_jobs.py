@@ -141,13 +141,9 @@ class HostBoundPipeline:
             if op.peer is None:
                 events.append(event("cpu_op", f"aten::{op.name}", op.began, length))
             else:
-                events.append(
-                    event("cpu_op", "record_param_comms", op.began, length, **self._said(op))
-                )
+                events.append(event("cpu_op", "record_param_comms", op.began, length, **self._said(op)))
             call = op.returned - op.called
-            events.append(
-                event("cuda_runtime", "cudaLaunchKernel", op.called, call, correlation=number)
-            )
+            events.append(event("cuda_runtime", "cudaLaunchKernel", op.called, call, correlation=number))
             name = op.name if op.peer is None else KERNEL
             facts = {"correlation": number, "device": 0, "stream": 7}
             said = {} if op.peer is None else self._said(op)

@@ -89,12 +89,8 @@ def _of_part(tables: Tables) -> tuple[pl.DataFrame, pl.DataFrame, int]:
     rank, begin, end = _part(tables)
     inside = pl.col("start").is_between(begin, end, closed="left") & (pl.col("rank") == rank)
     host = tables.host.filter(inside)
-    calls = tables.host.filter(
-        pl.col("category").is_in(["runtime", "driver"]), pl.col("correlation") > 0
-    )
-    launched = tables.gpu.join(
-        calls.select("rank", "correlation"), on=["rank", "correlation"], how="semi"
-    )
+    calls = tables.host.filter(pl.col("category").is_in(["runtime", "driver"]), pl.col("correlation") > 0)
+    launched = tables.gpu.join(calls.select("rank", "correlation"), on=["rank", "correlation"], how="semi")
     if launched.is_empty():
         return tables.gpu.filter(inside), host, end - begin
     mine = calls.filter(inside).select("rank", "correlation").unique()
@@ -117,10 +113,7 @@ def step_without_work(tables: Tables) -> Tables:
     gpu, _, _ = _of_part(tables)
     lost = gpu.select("rank", "device", "stream", "start", "correlation")
     return changed(
-        tables,
-        gpu=tables.gpu.join(
-            lost, on=lost.columns, how="anti", maintain_order="left", nulls_equal=True
-        ),
+        tables, gpu=tables.gpu.join(lost, on=lost.columns, how="anti", maintain_order="left", nulls_equal=True)
     )
 
 
@@ -172,14 +165,10 @@ def lossy_replays(spared: int) -> Plant:
     def plant(tables: Tables) -> Tables | None:
         random = np.random.default_rng(7)
         replays = tables.gpu.with_row_index("row").filter(
-            pl.col("kind") == "kernel",
-            pl.col("correlation") > 0,
-            pl.len().over("rank", "correlation") >= 5,
+            pl.col("kind") == "kernel", pl.col("correlation") > 0, pl.len().over("rank", "correlation") >= 5
         )
         calls = tables.host.filter(pl.col("name").cast(pl.String).str.contains("GraphLaunch"))
-        replays = replays.join(
-            calls.select("rank", "correlation"), on=["rank", "correlation"], how="semi"
-        )
+        replays = replays.join(calls.select("rank", "correlation"), on=["rank", "correlation"], how="semi")
         if replays.is_empty():
             return None
         lost: list[int] = []
@@ -197,9 +186,7 @@ def lossy_replays(spared: int) -> Plant:
 def divided_by_1000(tables: Tables) -> Tables:
     """As if times in us were taken for times in ns."""
     shorter = [pl.col(name) // 1000 for name in ("start", "duration")]
-    return changed(
-        tables, gpu=tables.gpu.with_columns(shorter), host=tables.host.with_columns(shorter)
-    )
+    return changed(tables, gpu=tables.gpu.with_columns(shorter), host=tables.host.with_columns(shorter))
 
 
 DEFECTS: tuple[Plant, ...] = (

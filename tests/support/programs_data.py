@@ -50,13 +50,6 @@ def trace(*, compiled: str | None = None, communicates: bool = False) -> Tables:
     if compiled:
         name, _, number = compiled.partition(".")
         label = f"XlaCompileBackend:#module={name},program_id={number}#"
-        host = HOST.frame(
-            {"rank": [0], "category": ["compile"], "name": [label], "start": [0], "duration": [9]}
-        )
+        host = HOST.frame({"rank": [0], "category": ["compile"], "name": [label], "start": [0], "duration": [9]})
     some = COLLECTIVES.frame({"gpu": [0], "collective": ["all-reduce"]})
-    return Tables(
-        gpu=gpu,
-        host=host,
-        programs=table,
-        collectives=some if communicates else COLLECTIVES.empty(),
-    )
+    return Tables(gpu=gpu, host=host, programs=table, collectives=some if communicates else COLLECTIVES.empty())

@@ -42,11 +42,7 @@ ADDED: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("python", "module", MODULE),
         ("python", "phase", "backward"),
     ),
-    ("loader", "idle"): (
-        ("loader", "cause", ""),
-        ("loader", "line", LINE),
-        ("loader", "op", LOADER),
-    ),
+    ("loader", "idle"): (("loader", "cause", ""), ("loader", "line", LINE), ("loader", "op", LOADER)),
     ("kernel", "places"): (("source", LINE), ("module", MODULE), ("phase", "backward")),
 }
 """Rows that a fault adds to a table, as long as it takes: cause (of idle time), by, name."""
@@ -105,9 +101,7 @@ def real_step() -> RealStep:
     ).T  # fmt: skip
     own[:, 2] *= IDLE
     moving = np.maximum(rows["bytes"].to_numpy() / 200.0, 20_000.0)  # 200 GB/s
-    tables = {
-        name: summary[name].filter(pl.col("step") == 1) for name in ("kernels", "places", "idle")
-    }
+    tables = {name: summary[name].filter(pl.col("step") == 1) for name in ("kernels", "places", "idle")}
     return RealStep(own, moving, rows["bytes"].to_list(), rows["collective"].to_list(), tables)
 
 
@@ -296,18 +290,13 @@ class RankJob:
             time, done = 0.0, np.zeros(3)
             for step in range(steps):
                 for number in range(count):
-                    time, done = (
-                        time + own[rank, step, number].sum(),
-                        done + own[rank, step, number],
-                    )
+                    time, done = (time + own[rank, step, number].sum(), done + own[rank, step, number])
                     at, total = np.append(at, time), np.vstack([total, done])
                 time = end[rank, step, -1]
                 at, total = np.append(at, time), np.vstack([total, done])
             for column, part in enumerate(("compute", "copy", "idle")):
                 for when, moments in (("start", begin), ("end", end)):
-                    found[f"{part}_{when}_ns"][rank] = np.interp(
-                        moments[rank], at, total[:, column]
-                    )
+                    found[f"{part}_{when}_ns"][rank] = np.interp(moments[rank], at, total[:, column])
         return {name: np.rint(values).ravel().astype(np.int64) for name, values in found.items()}
 
     def _steps(self, own: Float, end: Float) -> pl.DataFrame:
@@ -333,17 +322,13 @@ class RankJob:
         real = self.step.own.sum(axis=0)
         scale = own.sum(axis=2) / np.maximum(real, 1)
         r, s = (index.ravel() for index in np.indices(scale.shape[:2]))
-        times = pl.DataFrame(
-            {"rank": r, "step": s, "compute": scale[..., 0].ravel(), "idle": scale[..., 2].ravel()}
-        )
+        times = pl.DataFrame({"rank": r, "step": s, "compute": scale[..., 0].ravel(), "idle": scale[..., 2].ravel()})
         if self.detailed is not None:
             times = times.filter(pl.col("rank").is_in(self.detailed))
         for name in ("kernels", "places", "idle"):
             base = self.step.tables[name].drop("rank", "step", "device")
             factor = pl.col("idle") * IDLE if name == "idle" else pl.col("compute")
-            rows = times.join(base, how="cross").with_columns(
-                total_ns=pl.col("total_ns") * factor, device=0
-            )
+            rows = times.join(base, how="cross").with_columns(total_ns=pl.col("total_ns") * factor, device=0)
             rows = self._with_fault(rows, name, own)
             found[name] = rows.select(
                 pl.col("total_ns").round().cast(pl.Int64) if c.name == "total_ns" else pl.col(c.name).cast(c.dtype)
@@ -385,9 +370,7 @@ class RankJob:
         rest = pl.col("total_ns") * max(whole - self._more, 0) / whole
         return rows.with_columns(total_ns=pl.when(here).then(rest).otherwise("total_ns"))
 
-    def _appended(
-        self, rows: pl.DataFrame, name: str, added: tuple[tuple[str, ...], ...]
-    ) -> pl.DataFrame:
+    def _appended(self, rows: pl.DataFrame, name: str, added: tuple[tuple[str, ...], ...]) -> pl.DataFrame:
         """With rows of the fault: cause (of idle time), by, name."""
         assert self.plant is not None
         keys = ("cause", "by", "name")[-len(added[0]) :]

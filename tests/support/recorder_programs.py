@@ -136,6 +136,4 @@ def description(directory: Path) -> dict[str, Any]:
 
 def rows(directory: Path) -> pl.DataFrame:
     """Activities of a recording with text columns."""
-    return thence.open(directory).activities.with_columns(
-        pl.col("name", "label", "phase").cast(pl.String)
-    )
+    return thence.open(directory).activities.with_columns(pl.col("name", "label", "phase").cast(pl.String))

@@ -20,9 +20,7 @@ BEGAN = 1_000_000
 KERNEL = dict.fromkeys(SCHEMAS["kernels"], 1) | {"queued": 0}
 
 
-def written(
-    folder: Path, tables: dict[str, list[list[dict[str, Any]]]], version: int = 4, **about: Any
-) -> Path:
+def written(folder: Path, tables: dict[str, list[list[dict[str, Any]]]], version: int = 4, **about: Any) -> Path:
     """A recording made by hand: for each table its parts, as lists of rows."""
     folder.mkdir(parents=True, exist_ok=True)
     counted = {

@@ -46,9 +46,7 @@ def settings(**given: Any) -> Settings:
     return Settings(**({"max_expansion": 200, "thence": "test"} | given))
 
 
-def stored(
-    store: Path, inputs: Sequence[str | Path], workers: Any = None, **given: Any
-) -> Ingested:
+def stored(store: Path, inputs: Sequence[str | Path], workers: Any = None, **given: Any) -> Ingested:
     """An ingest in this process, of which ``given`` are settings, or ``add``."""
     add = given.pop("add", False)
     sources = sources_of([str(name) for name in inputs], add=add)

@@ -155,10 +155,7 @@ def test_iterations_are_measured_one_by_one(fake: FakeCupti) -> None:
     assert program.made == 3
     program.made = 0
     _, lists = thence.measure(program, aggregate=False, iterations=2)(Tensor())
-    assert [[name for name, _ in kernels] for kernels in lists] == [
-        ["add(float*)", "gemm"],
-        ["gemm", "add(float*)"],
-    ]
+    assert [[name for name, _ in kernels] for kernels in lists] == [["add(float*)", "gemm"], ["gemm", "add(float*)"]]
 
 
 @pytest.mark.usefixtures("torch")
@@ -208,9 +205,7 @@ def test_gaps_copies_overlap_launch_and_return_add_up(fake: FakeCupti, clock: li
     _, ms = thence.measure(f)(Tensor())
     told = ms.to_json()
     us = {
-        name: value if value is None else pytest.approx(value * 1000)
-        for name, value in told.items()
-        if name != "mode"
+        name: value if value is None else pytest.approx(value * 1000) for name, value in told.items() if name != "mode"
     }
     assert us == {
         "ms": 110, "kernels_ms": 110, "copies_ms": 25, "overlap_ms": 20, "gaps_ms": 30, "span_ms": 145,
@@ -243,9 +238,7 @@ def test_events_tell_how_long_the_gpu_can_have_waited_for_the_host() -> None:
     quick, slow = GpuTime.of_events(0.79, 0.05, 0.03), GpuTime.of_events(0.79, 0.05, 0.12)
     assert (quick.waiting_for_host_ms, slow.waiting_for_host_ms) == (0, pytest.approx(0.07))
     assert slow.gaps_ms is None
-    assert (
-        GpuTime.of_events(0.01, 0.05, 5.0).waiting_for_host_ms == 0.01
-    )  # no more than was measured
+    assert GpuTime.of_events(0.01, 0.05, 5.0).waiting_for_host_ms == 0.01  # no more than was measured
     assert "none is the GPU waiting for the host" in repr(quick)
     assert "up to 70.00 us may be the GPU waiting for the host" in repr(slow)
     assert "how long launching took is not known" in repr(GpuTime.of_events(0.79, 1.0))
@@ -272,9 +265,7 @@ def test_kernels_without_times_are_an_error(fake: FakeCupti) -> None:
 
 
 @pytest.mark.usefixtures("torch")
-def test_records_of_an_unknown_size_are_an_error(
-    fake: FakeCupti, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_an_unknown_size_are_an_error(fake: FakeCupti, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuda_fakes.KERNEL_BYTES", 112)  # CUDA 4's
     with pytest.raises(MissingData, match="cannot read"):
         thence.measure(Program(fake, TWO))(Tensor())
@@ -304,9 +295,7 @@ def test_who_holds_cupti_is_left_alone(fake: FakeCupti, torch: Any) -> None:
 
 
 @pytest.mark.usefixtures("torch")
-def test_a_recording_of_our_own_is_left_alone(
-    fake: FakeCupti, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_of_our_own_is_left_alone(fake: FakeCupti, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_running", SimpleNamespace(alive=True))
     with pytest.raises(thence.UsageError, match="thence records this process"):
         thence.measure(Program(fake, TWO))(Tensor())
@@ -345,9 +334,7 @@ def test_torch_events_go_around_each_call(torch: Any) -> None:
     assert times == [2.0, 2.0]  # the second event came two entries after the first
 
 
-@pytest.mark.parametrize(
-    "attribute", ["_torchdynamo_orig_callable", "_orig_mod", "_compiled_call_impl"]
-)
+@pytest.mark.parametrize("attribute", ["_torchdynamo_orig_callable", "_orig_mod", "_compiled_call_impl"])
 def test_a_compiled_function_is_launched_as_a_whole(torch: Any, attribute: str) -> None:
     def f(given: Any) -> Any:
         return given
@@ -400,9 +387,7 @@ def test_the_function_keeps_its_name() -> None:
         (abs, {"mode": "events", "finalize": False}, "uses no CUPTI"),
     ],
 )
-def test_questions_that_make_no_sense_are_refused(
-    f: Any, options: dict[str, Any], message: str
-) -> None:
+def test_questions_that_make_no_sense_are_refused(f: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(thence.UsageError, match=message) as raised:
         thence.measure(f, **options)
     assert isinstance(raised.value, ValueError)  # as jax's own measure raises
@@ -452,12 +437,9 @@ def test_an_error_of_the_driver_says_what_it_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "target"),
-    [((9, 0), "sm_75"), ((7, 5), "sm_75"), ((7, 0), "sm_50"), ((12, 1), "sm_75")],
+    ("capability", "target"), [((9, 0), "sm_75"), ((7, 5), "sm_75"), ((7, 0), "sm_50"), ((12, 1), "sm_75")]
 )
-def test_the_head_start_is_translated_once_for_each_context(
-    capability: tuple[int, int], target: str
-) -> None:
+def test_the_head_start_is_translated_once_for_each_context(capability: tuple[int, int], target: str) -> None:
     driver = FakeDriver()
     driver.capability = capability
     start = head_start.HeadStart(driver)

@@ -137,10 +137,7 @@ def test_an_error_of_xlas_is_passed_on() -> None:
 
 @pytest.mark.parametrize(
     ("raised", "said"),
-    [
-        (MissingRequirement("cuEventRecord failed"), "cuEventRecord failed"),
-        (KeyError("é"), "KeyError: 'é'"),
-    ],
+    [(MissingRequirement("cuEventRecord failed"), "cuEventRecord failed"), (KeyError("é"), "KeyError: 'é'")],
 )
 def test_what_goes_wrong_becomes_an_error_of_the_program(raised: Exception, said: str) -> None:
     def run(_stream: int) -> None:

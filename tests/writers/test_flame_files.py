@@ -76,9 +76,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 
 def test_folded_stacks_read_back() -> None:
     graph = shared(STACK).flame("module")
     found = parsed("".join(folded_lines(graph)))
-    assert found == {
-        tuple(re.sub(";", "\uff1b", name) for name in names): ns for names, ns in graph.stacks()
-    }
+    assert found == {tuple(re.sub(";", "\uff1b", name) for name in names): ns for names, ns in graph.stacks()}
     assert sum(found.values()) == graph.total_ns
 
 
@@ -174,23 +172,10 @@ def test_a_page_holds_any_name_as_data_alone() -> None:
 
 def test_a_page_needs_nothing_from_outside() -> None:
     page = _Page(flame_html(made([(("a",), 1)])))
-    template = (resources.files("thence.writers.page") / "templates" / "flame.html").read_text(
-        "utf-8"
-    )
+    template = (resources.files("thence.writers.page") / "templates" / "flame.html").read_text("utf-8")
     assert page.outside == []
-    assert page.policy == (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    )
-    for forbidden in (
-        "http:",
-        "https:",
-        "//cdn",
-        "@import",
-        "url(",
-        "innerHTML",
-        "eval(",
-        "fetch(",
-    ):
+    assert page.policy == ("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'")
+    for forbidden in ("http:", "https:", "//cdn", "@import", "url(", "innerHTML", "eval(", "fetch("):
         assert forbidden not in template, forbidden
 
 
@@ -212,9 +197,7 @@ def test_the_suffix_says_the_format(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "must end in one of" in run(capsys, STACK, "-o", tmp_path / "a.png", code=2)
 
 
-def test_a_file_is_overwritten_only_when_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_overwritten_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.folded"
     path.write_text("mine")
     assert "exists already; --force replaces it" in run(capsys, STACK, "-o", path, code=2)
@@ -275,9 +258,7 @@ def test_svg_frames_are_as_wide_as_their_time_and_below_the_frame_around() -> No
 def test_svg_holds_hostile_names_as_text() -> None:
     image = flame_svg(made([((name,), 100 + number) for number, name in enumerate(HOSTILE)]))
     root = ET.fromstring(image)
-    assert {element.tag for element in root.iter()} == {
-        f"{SVG}{t}" for t in ("svg", "title", "rect", "text", "g")
-    }
+    assert {element.tag for element in root.iter()} == {f"{SVG}{t}" for t in ("svg", "title", "rect", "text", "g")}
     tips = {tip.text.split("\n")[0] for tip in root.iter(f"{SVG}title") if tip.text}
     assert {"</script><script>alert(1)</script>", "a;b", "日本語 🙂"} <= tips
     assert "\x1b" not in image
@@ -299,9 +280,7 @@ def test_svg_from_the_command_line(tmp_path: Path) -> None:
     assert len(list(image.getroot().iter(f"{SVG}g"))) == len(drawn) > 10
 
 
-def test_a_folded_file_is_not_many_times_what_its_names_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_folded_file_is_not_many_times_what_its_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names around many stacks are written for each of them: 3,000 times 100 names of 2,000 characters."""
     around = tuple(f"{level} " + "x" * 2000 for level in range(100))
     graph = made([((*around, f"kernel {i}"), 10 + i) for i in range(3000)])

@@ -41,8 +41,7 @@ def annotation_table(trace: Attributed) -> pl.DataFrame:
         distinct, pl.int_range(len(distinct), dtype=pl.UInt32, eager=True), return_dtype=pl.UInt32
     )
     frame = pl.DataFrame({"gpu": rows.cast(pl.Int32)}).with_columns(
-        *(trace.gpu[name].gather(rows) for name in _ACTIVITY),
-        *(trace.places[name].gather(rows) for name in _PLACES),
+        *(trace.gpu[name].gather(rows) for name in _ACTIVITY), *(trace.places[name].gather(rows) for name in _PLACES)
     )
     keys = dict.fromkeys(key for said_once in fields for key in said_once)
     taken = set(frame.columns)
@@ -66,9 +65,7 @@ def _typed(name: str, values: list[Any]) -> pl.Series:
         dtype = pl.String
     if dtype == pl.String:
         values = [
-            value
-            if value is None or isinstance(value, str)
-            else msgspec.json.encode(value).decode()
+            value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
             for value in values
         ]
     return pl.Series(name, values, dtype)

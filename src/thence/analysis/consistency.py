@@ -66,11 +66,7 @@ def consistent_references(trace: Attributed) -> Attributed:
     for what, column, count in row_references(trace):
         inside = column.drop_nulls().is_between(0, count - 1).all()
         must(trace.meta.inputs, inside, f"{what} refer to rows that do not exist")
-    must(
-        trace.meta.inputs,
-        trace.places.height == rows,
-        "activities have no place in the table of places",
-    )
+    must(trace.meta.inputs, trace.places.height == rows, "activities have no place in the table of places")
     parts = trace.collective_parts["gpu"].is_in(trace.collectives["gpu"].implode()).all()
     must(trace.meta.inputs, parts, "parts of collectives belong to no collective")
     unique = trace.graph_places["gpu"].is_unique().all()
@@ -93,9 +89,7 @@ def consistent_summary(summary: Summary) -> Summary:
     possible = 0 <= summary.busy_ns <= most
     must(inputs, possible, "devices are busy for longer than they span, or than their work lasts")
     totals = summary.rows["total_ns"]
-    adds_up = int(totals.sum()) == summary.sum_ns and (
-        totals.is_empty() or int(str(totals.min())) >= 0
-    )
+    adds_up = int(totals.sum()) == summary.sum_ns and (totals.is_empty() or int(str(totals.min())) >= 0)
     must(inputs, adds_up, f"the rows by {summary.by} do not add up to the sum of all work")
     if not summary.selection:
         alone = int(summary.rows["exposed_ns"].sum()) + summary.overlapped_ns
@@ -107,11 +101,7 @@ def consistent_summary(summary: Summary) -> Summary:
     if summary.folded is not None:
         sums = ("count", "total_ns", "exposed_ns", "backward_ns")
         folded, rows = (frame.select(sums).sum() for frame in (summary.folded, summary.rows))
-        must(
-            inputs,
-            folded.equals(rows),
-            f"the folded rows by {summary.by} do not add up to the rows",
-        )
+        must(inputs, folded.equals(rows), f"the folded rows by {summary.by} do not add up to the rows")
     for kind, attributed in summary.attributed_ns.items():
         rest = sum(reason.total_ns for reason in summary.unattributed[kind])
         whole = attributed >= 0 and attributed + rest == summary.sum_ns
@@ -136,15 +126,9 @@ def consistent_streams(streams: Streams) -> Streams:
         must(streams.meta.inputs, possible, "more communication is hidden than there is")
     lanes = streams.streams
     bounded = lanes.select(
-        (
-            (pl.col("busy_ns") >= 0) & (pl.col("concurrent_ns").fill_null(0) <= pl.col("busy_ns"))
-        ).all()
+        ((pl.col("busy_ns") >= 0) & (pl.col("concurrent_ns").fill_null(0) <= pl.col("busy_ns"))).all()
     ).item()
-    must(
-        streams.meta.inputs,
-        bool(bounded),
-        "a stream is busy concurrently with others for longer than it is busy",
-    )
+    must(streams.meta.inputs, bool(bounded), "a stream is busy concurrently with others for longer than it is busy")
     return streams
 
 
@@ -156,15 +140,9 @@ def consistent_flame(flame: Flame) -> Flame:
     """
     nodes = flame.nodes
     work = nodes.filter(~pl.col("idle").fill_null(value=False))["self_ns"]
-    must(
-        flame.meta.inputs,
-        int(work.sum()) == flame.sum_ns,
-        "frames do not add up to the sum of all work",
-    )
+    must(flame.meta.inputs, int(work.sum()) == flame.sum_ns, "frames do not add up to the sum of all work")
     least = nodes["self_ns"].min()
-    must(
-        flame.meta.inputs, least is None or int(str(least)) >= 0, "a frame has a negative duration"
-    )
+    must(flame.meta.inputs, least is None or int(str(least)) >= 0, "a frame has a negative duration")
     whole = int(nodes["self_ns"].sum()) == int(nodes["total_ns"][0])
     must(flame.meta.inputs, whole, "the outermost frame is not the sum of all others")
     return flame

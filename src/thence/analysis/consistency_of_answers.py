@@ -86,26 +86,16 @@ def consistent_programs(times: Programs, meta: Meta) -> Programs:
     of_all = times.executions
     expected = (
         of_all.height,
-        *of_all.select(pl.col("duration", "busy_ns", "idle_inside_ns", "idle_before_ns").sum()).row(
-            0
-        ),
+        *of_all.select(pl.col("duration", "busy_ns", "idle_inside_ns", "idle_before_ns").sum()).row(0),
     )
     columns = ("executions", "span_ns{}", "busy_ns{}", "idle_inside_ns", "idle_between_ns")
-    for frame, ending, what in (
-        (times.programs, "_total", "programs"),
-        (times.devices, "", "devices"),
-    ):
+    for frame, ending, what in ((times.programs, "_total", "programs"), (times.devices, "", "devices")):
         found = frame.select(pl.col(c.format(ending)).sum() for c in columns).row(0)
-        must(
-            meta.inputs, found == expected, f"the times of {what} do not add up to their executions"
-        )
+        must(meta.inputs, found == expected, f"the times of {what} do not add up to their executions")
     least = _least(of_all, ("duration", "busy_ns", "thunk_ns", "idle_inside_ns", "idle_before_ns"))
     must(meta.inputs, least >= 0, "an execution of a program has a negative duration")
     busy = of_all.select(
-        (
-            (pl.col("busy_ns") <= pl.col("thunk_ns"))
-            & (pl.col("idle_inside_ns") <= pl.col("duration"))
-        ).all()
+        ((pl.col("busy_ns") <= pl.col("thunk_ns")) & (pl.col("idle_inside_ns") <= pl.col("duration"))).all()
     ).item()
     must(meta.inputs, bool(busy), "a program is busy for longer than its work lasts")
     return times
@@ -119,17 +109,11 @@ def consistent_compilation(times: Compilation, meta: Meta) -> Compilation:
     """
     wall = times.wall_ns
     phases = times.phases
-    close = math.isclose(
-        float(phases["self_ns"].sum()), wall, rel_tol=_ROUNDING, abs_tol=_LEAST_NS * phases.height
-    )
+    close = math.isclose(float(phases["self_ns"].sum()), wall, rel_tol=_ROUNDING, abs_tol=_LEAST_NS * phases.height)
     must(meta.inputs, close, "the phases of compilation do not add up to its wall time")
     least = phases["self_ns"].min()
     slack = -_LEAST_NS - _ROUNDING * wall
-    must(
-        meta.inputs,
-        least is None or float(str(least)) >= slack,
-        "a phase of compilation has a negative duration",
-    )
+    must(meta.inputs, least is None or float(str(least)) >= slack, "a phase of compilation has a negative duration")
     for frame, what in ((times.ranks, "ranks"), (times.programs, "programs")):
         adds_up = int(frame["total_ns"].sum()) == wall
         must(meta.inputs, adds_up, f"compile times of the {what} do not add up to the whole")
@@ -152,11 +136,7 @@ def consistent_idle(found: IdleTime, meta: Meta) -> IdleTime:
     frames = (found.causes, found.rows, found.waits)
     least = min(_least(frame, ("total_ns",)) for frame in frames)
     after = int(found.waits["total_ns"].sum()) <= (found.idle_ns or 0)
-    must(
-        meta.inputs,
-        least >= 0 and after,
-        "a cause of idle time has a negative duration, or more than all idle time",
-    )
+    must(meta.inputs, least >= 0 and after, "a cause of idle time has a negative duration, or more than all idle time")
     return found
 
 
@@ -196,11 +176,7 @@ def consistent_what_if(found: WhatIf, meta: Meta) -> WhatIf:
             & (pl.col("low_share") <= pl.col("high_share"))
         ).all()
     ).item()
-    must(
-        meta.inputs,
-        bool(possible),
-        "a predicted step has a negative duration, or gains do not add up",
-    )
+    must(meta.inputs, bool(possible), "a predicted step has a negative duration, or gains do not add up")
     return found
 
 

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "judge", "parse_expectation"]
 
-_COUNTED: dict[str, Callable[[int, int], bool]] = {
-    ">=": operator.ge,
-    "==": operator.eq,
-    "<=": operator.le,
-}
+_COUNTED: dict[str, Callable[[int, int], bool]] = {">=": operator.ge, "==": operator.eq, "<=": operator.le}
 _FORM = re.compile(r"\s*([^=<>!]+?)\s*(>=|==|<=|!=)\s*([^=<>!]+?)\s*")
 
 
@@ -96,17 +92,13 @@ def parse_expectation(text: str, groups: Sequence[str]) -> _Expectation:
     """
     match = _FORM.fullmatch(text)
     if not match:
-        raise UsageError(
-            f"cannot read the expectation {text!r}: write GROUP>=N, GROUP==N, GROUP<=N or GROUP!=GROUP"
-        )
+        raise UsageError(f"cannot read the expectation {text!r}: write GROUP>=N, GROUP==N, GROUP<=N or GROUP!=GROUP")
     name, sign, right = match.groups()
     group = _group_named(name, groups, text)
     if sign == "!=":
         other = _group_named(right, groups, text)
         if other == group:
-            raise UsageError(
-                f"{text}: the group is the same on both sides; name two different groups"
-            )
+            raise UsageError(f"{text}: the group is the same on both sides; name two different groups")
         return _Expectation(text, group, sign, other=other)
     if not (right.isascii() and right.isdecimal() and len(right) < 10 and int(right)):
         raise UsageError(f"{text}: expected a number of streams, 1 or more, after {sign}")
@@ -140,9 +132,7 @@ def judge(expectation: _Expectation, rows: pl.DataFrame) -> Check:
         absent = f"the trace has no kernels of the group {' or '.join(missing)}"
         return Check(expectation.text, None, (), absent)
     if relevant["stream"].null_count():
-        return Check(
-            expectation.text, None, (), "the trace does not say on which streams kernels ran"
-        )
+        return Check(expectation.text, None, (), "the trace does not say on which streams kernels ran")
     devices = [
         verdict
         for (rank, device), activities in relevant.group_by("rank", "device", maintain_order=True)
@@ -158,9 +148,7 @@ def judge(expectation: _Expectation, rows: pl.DataFrame) -> Check:
     return Check(expectation.text, not failed, tuple(decided["streams"]), reason, tuple(devices))
 
 
-def _on_device(
-    expectation: _Expectation, activities: pl.DataFrame, place: dict[str, Any]
-) -> dict[str, Any] | None:
+def _on_device(expectation: _Expectation, activities: pl.DataFrame, place: dict[str, Any]) -> dict[str, Any] | None:
     """The verdict on one device; None if it did not run both groups of a ``!=`` expectation."""
     streams = _streams(activities, expectation.group)
     if expectation.other is None:

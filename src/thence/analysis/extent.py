@@ -57,9 +57,7 @@ def extent(trace: Attributed) -> pl.DataFrame:
     if selection.window_ns is None:
         return windows
     _, row, start, end = cut(_windows(trace), windows)
-    return windows.select("rank", "device")[row].with_columns(
-        start=pl.Series(start), duration=pl.Series(end - start)
-    )
+    return windows.select("rank", "device")[row].with_columns(start=pl.Series(start), duration=pl.Series(end - start))
 
 
 def in_parts(trace: Attributed) -> bool:
@@ -86,21 +84,17 @@ def _windows(trace: Attributed) -> pl.DataFrame:
     # Work that was launched before a time that is left out may end after it.
     before = (pl.col("start") + pl.col("duration")).cum_max().shift(1).over(device)
     begin = pl.max_horizontal("start", before)
-    return found.select(
-        *device, start=begin, duration=(pl.col("start") + pl.col("duration") - begin).clip(0)
-    )
+    return found.select(*device, start=begin, duration=(pl.col("start") + pl.col("duration") - begin).clip(0))
 
 
 def paused(trace: Attributed) -> pl.DataFrame:
     """The times in which the recorder left out steps: rank, start and end (ns) and steps (their number)."""
     times = trace.step_times.sort("rank", "start")
     turns = pl.col("recorded") != pl.col("recorded").shift(1).over("rank")
-    following = (
-        pl.col("start").shift(-1).over("rank").fill_null(pl.col("start") + pl.col("duration"))
+    following = pl.col("start").shift(-1).over("rank").fill_null(pl.col("start") + pl.col("duration"))
+    runs = times.with_columns(run=turns.fill_null(value=True).cum_sum().over("rank"), end=following).filter(
+        ~pl.col("recorded")
     )
-    runs = times.with_columns(
-        run=turns.fill_null(value=True).cum_sum().over("rank"), end=following
-    ).filter(~pl.col("recorded"))
     return (
         runs.group_by("rank", "run")
         .agg(pl.col("start").min(), pl.col("end").max(), steps=pl.len())
@@ -138,9 +132,7 @@ def covered(windows: pl.DataFrame, work: pl.DataFrame) -> Int64:
     start, end = _ends(both)
     timeline = OneTimeline.of(group, start, end, devices.height)
     count = windows.height
-    return covered_lengths(
-        timeline.start[:count], timeline.end[:count], timeline.start[count:], timeline.end[count:]
-    )
+    return covered_lengths(timeline.start[:count], timeline.end[:count], timeline.start[count:], timeline.end[count:])
 
 
 def cut(intervals: pl.DataFrame, windows: pl.DataFrame) -> tuple[Int64, Int64, Int64, Int64]:

@@ -33,11 +33,7 @@ _MOST_PLACES = 3
 _PLACE = 44
 _LEAST_SHARE = 0.005
 
-_APART_WORDS = {
-    "warm_up": "warm-up",
-    "incomplete": "incomplete executions",
-    "autotuning": "autotuning",
-}
+_APART_WORDS = {"warm_up": "warm-up", "incomplete": "incomplete executions", "autotuning": "autotuning"}
 """A few words for each code of `thence.model.reasons.APART`."""
 
 
@@ -85,9 +81,7 @@ class Glance(Shown):
         lines = self.headline.lines
         following = (f"next: {step.call}: {step.why}" for step in self.next_steps)
         return replace(
-            of_summary,
-            about=lines[0],
-            notes=(*lines[1:], of_summary.about, *said, *following, *of_summary.notes),
+            of_summary, about=lines[0], notes=(*lines[1:], of_summary.about, *said, *following, *of_summary.notes)
         )
 
 
@@ -113,9 +107,7 @@ def glance(
         advice: what another recording would show.
     """
     devices = exposure(trace).devices
-    communication, exposed = (
-        int(devices[name].sum()) for name in ("communication_ns", "exposed_ns")
-    )
+    communication, exposed = (int(devices[name].sum()) for name in ("communication_ns", "exposed_ns"))
     phases = (
         trace.gpu.select("duration", phase=trace.places["phase"])
         .group_by(pl.col("phase").cast(pl.String))

@@ -37,9 +37,7 @@ def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
     Raises:
         MissingData: none of the labels hold edges.
     """
-    frames = [
-        _edges(graph, file) for file in labels for graph in file.graphs if graph.edges is not None
-    ]
+    frames = [_edges(graph, file) for file in labels for graph in file.graphs if graph.edges is not None]
     if not frames:
         raise MissingData(
             f"the labels have no edges of CUDA graphs, and PyTorch's annotation files never do: {WAY_OUT}"

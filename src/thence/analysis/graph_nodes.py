@@ -105,9 +105,7 @@ def graph_nodes(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels] 
         launch: host row of the call that launched each activity; `NO_ROW` if unknown.
         labels: labels of its captured graphs.
     """
-    inside = (
-        trace.gpu["graph"].is_not_null().to_numpy() | trace.gpu["node"].is_not_null().to_numpy()
-    )
+    inside = trace.gpu["graph"].is_not_null().to_numpy() | trace.gpu["node"].is_not_null().to_numpy()
     called = np.flatnonzero(launch != NO_ROW)
     if trace.host.height:
         is_call = trace.host["category"].is_in(API_CALLS).to_numpy()
@@ -123,9 +121,7 @@ def graph_nodes(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels] 
     return GraphNodes(inside, known, np.concatenate(sources), np.concatenate(targets))
 
 
-def graph_runs(
-    trace: Attributed, launch: Int64, labels: Sequence[GraphLabels]
-) -> Iterator[GraphRuns]:
+def graph_runs(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels]) -> Iterator[GraphRuns]:
     """The launches of the captured graphs whose edges are known; no activity is in two of them.
 
     Args:
@@ -171,11 +167,7 @@ def _distinct(labels: Sequence[GraphLabels]) -> list[GraphLabels]:
     seen = set()
     result = []
     for file in labels:
-        graphs = [
-            graph
-            for graph in file.graphs
-            if graph.edges is not None and (file.process, graph.id) not in seen
-        ]
+        graphs = [graph for graph in file.graphs if graph.edges is not None and (file.process, graph.id) not in seen]
         seen |= {(file.process, graph.id) for graph in graphs}
         if graphs:
             result.append(replace(file, graphs=tuple(graphs)))
@@ -200,9 +192,7 @@ def _aligned(
         for graph in file.graphs:
             if graph.nodes["kernel"].null_count() < graph.nodes.height:
                 every = np.arange(graph.nodes.height)
-                candidate = Candidate(
-                    graph, names, every, f"captured graph {graph.id}", [""] * len(every)
-                )
+                candidate = Candidate(graph, names, every, f"captured graph {graph.id}", [""] * len(every))
                 candidates.append((file, candidate, candidate.signatures(replays)))
     if not candidates or not len(rows):
         return
@@ -211,9 +201,7 @@ def _aligned(
             (file, one.graph, aligned_group(group, replays, [(one, signatures)]))
             for file, one, signatures in candidates
         ]
-        fitting = [
-            (file, graph, outcome) for file, graph, outcome in outcomes if None in outcome.refused
-        ]
+        fitting = [(file, graph, outcome) for file, graph, outcome in outcomes if None in outcome.refused]
         if len(fitting) != 1:
             continue
         ((file, graph, outcome),) = fitting
@@ -227,9 +215,7 @@ def _edges_of_launches(runs: GraphRuns) -> tuple[Int64, Int64]:
     """Rows of gpu at both ends of the edges of a graph, in each of its launches."""
     run = pl.DataFrame({"row": runs.rows, "launch": runs.launch, "node": runs.node})
     edges = pl.DataFrame(runs.edges(), schema={"node": pl.Int64, "next": pl.Int64})
-    both = run.join(edges, on="node").join(
-        run, left_on=["launch", "next"], right_on=["launch", "node"], suffix="_next"
-    )
+    both = run.join(edges, on="node").join(run, left_on=["launch", "next"], right_on=["launch", "node"], suffix="_next")
     return both["row"].to_numpy(), both["row_next"].to_numpy()
 
 

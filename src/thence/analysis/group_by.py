@@ -74,8 +74,7 @@ def apart_from_steady(trace: Attributed, parts: pl.DataFrame, by: str) -> pl.Dat
         return parts
     why = pl.lit(apart.gather(parts["gpu"].cast(pl.UInt32)).alias("apart"))
     return parts.with_columns(
-        place=pl.when(why.is_null()).then("place"),
-        reason=pl.coalesce(why, pl.col("reason").cast(RULE)),
+        place=pl.when(why.is_null()).then("place"), reason=pl.coalesce(why, pl.col("reason").cast(RULE))
     )
 
 
@@ -96,8 +95,7 @@ def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
     rows = shares["gpu"].cast(pl.UInt32)
     line = pl.lit(Position.LINE.value, pl.Enum(POSITIONS))  # shares are those of the HLO
     return shares.with_columns(
-        duration=split_by_weight(trace.gpu["duration"], shares),
-        phase=trace.places["phase"].gather(rows),
+        duration=split_by_weight(trace.gpu["duration"], shares), phase=trace.places["phase"].gather(rows)
     ).select(
         gpu=pl.col("gpu").cast(pl.Int32),
         place="place",

@@ -130,9 +130,7 @@ class StepFigures:
     @property
     def spread(self) -> float:
         """The largest difference of a step from the median, as a share of the median."""
-        return max(self.max_ns - self.median_ns, self.median_ns - self.min_ns) / max(
-            self.median_ns, 1
-        )
+        return max(self.max_ns - self.median_ns, self.median_ns - self.min_ns) / max(self.median_ns, 1)
 
     @property
     def idle_share(self) -> float:
@@ -283,9 +281,7 @@ class Headline:
     def rest(self) -> str:
         """The parts of the recording besides the typical steps, in words; empty if they are short."""
         whole = max(sum(part.ns for part in self.run), 1)
-        shown = [
-            part for part in self.run if part.part != "steps" and part.ns >= _MIN_SHOWN * whole
-        ]
+        shown = [part for part in self.run if part.part != "steps" and part.ns >= _MIN_SHOWN * whole]
         return f"rest of the recording: {', '.join(part.text for part in shown)}" if shown else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -303,12 +299,7 @@ class Headline:
         }
 
 
-def headline(
-    trace: Attributed,
-    soundness: Soundness,
-    idle: Part[IdleTime],
-    late: Part[Job],
-) -> Headline:
+def headline(trace: Attributed, soundness: Soundness, idle: Part[IdleTime], late: Part[Job]) -> Headline:
     """The first answer about a trace.
 
     Args:
@@ -343,11 +334,7 @@ def headline(
         causes = sampled_idle(trace, MAX_HOST_RANGES)
         reason = "" if causes is not None else reason
     elif idle.result is not None:
-        causes = (
-            _of_window(idle.result, 1 - busy)
-            if figures is None
-            else _of_typical(idle.result, found.typical)
-        )
+        causes = _of_window(idle.result, 1 - busy) if figures is None else _of_typical(idle.result, found.typical)
     if figures is not None and figures.plain is not None and causes is not None:
         causes = _in_plain_step(causes, recorded_idle, figures.idle_share)
     shares = _Shares(busy, exposed, causes, reason)
@@ -370,10 +357,7 @@ def _in_plain_step(causes: Mapping[str, float], recorded: float, plain: float) -
 
 
 def headline_of_summaries(
-    summaries: Mapping[str, pl.DataFrame],
-    soundness: Soundness,
-    late: Part[Job],
-    times: pl.DataFrame,
+    summaries: Mapping[str, pl.DataFrame], soundness: Soundness, late: Part[Job], times: pl.DataFrame
 ) -> Headline:
     """The first answer about a job, from the summaries of its ranks: without the parts of the recording.
 
@@ -398,11 +382,7 @@ def headline_of_summaries(
         busy, exposed = figures.busy_share, figures.exposed_share
         windows = found.typical.rename({"row": "step", "step": "name"})
     windows = windows.select("rank", "device", "step", "duration").with_row_index("window")
-    sums = (
-        summaries["idle"]
-        .filter(pl.col("by") == "cause")
-        .join(windows, on=["rank", "device", "step"])
-    )
+    sums = summaries["idle"].filter(pl.col("by") == "cause").join(windows, on=["rank", "device", "step"])
     sums = sums.group_by(pl.col("cause").cast(pl.String), "window").agg(ns=pl.col("total_ns").sum())
     causes = _median_shares(sums, windows["duration"]) if figures else None
     if figures is not None and (plain := plain_step(times)) is not None:
@@ -492,9 +472,7 @@ def _whole(trace: Attributed) -> tuple[float, float]:
 
 def _of_window(idle: IdleTime, idle_share: float) -> dict[str, float]:
     """The share of each cause of idle time in the whole window."""
-    return {
-        cause: share * idle_share for cause, share in idle.causes.select("cause", "share").rows()
-    }
+    return {cause: share * idle_share for cause, share in idle.causes.select("cause", "share").rows()}
 
 
 def _of_typical(idle: IdleTime, windows: pl.DataFrame) -> dict[str, float]:
@@ -631,9 +609,7 @@ def _between(frame: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
     """
     device = ("rank", "device")
     gaps = frame.select(
-        *device,
-        start=pl.col("start") + pl.col("duration"),
-        end=pl.col("start").shift(-1).over(device),
+        *device, start=pl.col("start") + pl.col("duration"), end=pl.col("start").shift(-1).over(device)
     ).drop_nulls()
     left = gaps.sort("end").join_asof(
         pauses.select("rank", pause="end").sort("pause"), left_on="end", right_on="pause", by="rank",
@@ -646,8 +622,5 @@ def _between(frame: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
 def _moments(trace: Attributed) -> pl.DataFrame:
     """The first and the last recorded moment of each rank: rank, begun and ended, ns."""
     end = (pl.col("start") + pl.col("duration")).max()
-    ends = [
-        frame.group_by("rank").agg(begun=pl.col("start").min(), ended=end)
-        for frame in (trace.gpu, trace.host)
-    ]
+    ends = [frame.group_by("rank").agg(begun=pl.col("start").min(), ended=end) for frame in (trace.gpu, trace.host)]
     return pl.concat(ends).group_by("rank").agg(pl.col("begun").min(), pl.col("ended").max())

@@ -63,10 +63,7 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
     # Before GEMM: attention kernels are written with CUTLASS, too.
     ("attention", r"(?i)flash|fmha|sdpa|attention|attn|_mha|mha_|compute_dot_do_o|convert_dq_to"),
     ("GEMM", r"(?i)gemm|gemv|nvjet|cutlass|xmma|wmma|matmul|splitk|cublas|moe_kernel"),
-    (
-        "GEMM",
-        r"(?i)^C(?:ustom_C)?ijk_|conv(?:olve|olution|_?[123]d)|implicit_con|[wd]grad|winograd",
-    ),
+    ("GEMM", r"(?i)^C(?:ustom_C)?ijk_|conv(?:olve|olution|_?[123]d)|implicit_con|[wd]grad|winograd"),
     ("GEMM", r"(?i)(?:^|_)(?:add|b|baddb|scaled_)?mm(?:_|$)|^triton_tem_|^dot(?:[._]\d+)?$"),
     # cuBLAS names its oldest kernels only by GPU, types and tensor-core shape.
     ("GEMM", r"(?i)^(?:maxwell|volta|turing|ampere|hopper)_\w*s?(?:884|1688|16816)_"),
@@ -80,14 +77,8 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
     (COPY, r"(?i)^mem(?:cpy|set)|copy_kernel|copy_device|BatchedCopy|split_with_sizes|chunk_cat"),
     (COPY, r"(?i)transpose|permute_kernel"),
     ("reduction", r"(?i)reduce|reduction|soft_?max|(?:layer|rms|group|batch)_?norm"),
-    (
-        "reduction",
-        r"(?i)LpNorm|GammaBeta|RowwiseMoments|welford|nll_loss|cross_entropy|arg(?:max|min)",
-    ),
-    (
-        "elementwise",
-        r"(?i)elementwise|pointwise|multi_tensor_apply|foreach|functor|gelu|silu|dropout",
-    ),
+    ("reduction", r"(?i)LpNorm|GammaBeta|RowwiseMoments|welford|nll_loss|cross_entropy|arg(?:max|min)"),
+    ("elementwise", r"(?i)elementwise|pointwise|multi_tensor_apply|foreach|functor|gelu|silu|dropout"),
     ("elementwise", r"(?i)rotary|rope|act_and_mul|cast|convert|quantize|adam|^fused_(?:add|mul)"),
 )
 """Group and regular expression, searched for in full kernel names without `_NO_REDUCTION`; the first match decides.
@@ -140,9 +131,7 @@ class Patterns:
             try:
                 re.compile(expression)
             except re.error as error:
-                raise UsageError(
-                    f"group {name}: {expression!r} is not a valid regular expression: {error}"
-                ) from error
+                raise UsageError(f"group {name}: {expression!r} is not a valid regular expression: {error}") from error
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -281,9 +270,7 @@ def _of_user(trace: Attributed, keys: pl.DataFrame, patterns: Patterns) -> pl.Se
         for name, hlo, module in distinct.iter_rows()
     ]
     of_keys = distinct.with_columns(group=pl.Series(found, dtype=groups))
-    joined = keys.join(
-        of_keys, on=keys.columns, how="left", nulls_equal=True, maintain_order="left"
-    )
+    joined = keys.join(of_keys, on=keys.columns, how="left", nulls_equal=True, maintain_order="left")
     return joined["group"]
 
 

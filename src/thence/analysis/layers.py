@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TREE", "folded_frames", "folded_rows", "prefixes", "tree_rows"]
 
-_SPREAD = (
-    "layer_min_ns",
-    "layer_median_ns",
-    "layer_max_ns",
-    "differs",
-    "differs_ns",
-    "differs_share",
-)
+_SPREAD = ("layer_min_ns", "layer_median_ns", "layer_max_ns", "differs", "differs_ns", "differs_share")
 _SEPARATOR = re.compile(r"[/.](?=[^/.])")
 _INDEX = re.compile(r"[/.]?\[?[\d*]+\]?(?=$|[/.])")
 """A part of a path that is only the index of a layer."""
@@ -55,8 +48,7 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
     held = rows.join(names, on="name", how="left", maintain_order="left")
     together = pl.col("attributed") & (pl.len().over("folded", "attributed") > 1)
     held = held.with_columns(
-        folded=pl.when(together).then("folded").otherwise("name"),
-        layer=pl.when(together).then("layer"),
+        folded=pl.when(together).then("folded").otherwise("name"), layer=pl.when(together).then("layer")
     )
     sums = held.group_by("folded", "attributed", maintain_order=True).agg(
         pl.col("reason").first(),
@@ -65,9 +57,7 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
     )
     return (
         sums.join(_spread(held), on="folded", how="left", maintain_order="left")
-        .with_columns(
-            mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(sum_ns, 1)
-        )
+        .with_columns(mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(sum_ns, 1))
         .rename({"folded": "name"})
         .sort("total_ns", "name", descending=[True, False])
         .select(
@@ -104,9 +94,7 @@ def _spread(held: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def tree_rows(
-    rows: pl.DataFrame, by: str, sum_ns: Ns, depth: int | None = None, *, each: bool = False
-) -> pl.DataFrame:
+def tree_rows(rows: pl.DataFrame, by: str, sum_ns: Ns, depth: int | None = None, *, each: bool = False) -> pl.DataFrame:
     """The parts of a model as a tree, each with the time of everything inside of it.
 
     A part that launches nothing itself and holds a single part is one node with it: ``jit(step)/jvp(Model)``.
@@ -127,9 +115,7 @@ def tree_rows(
     """
     nodes = _nodes(_levels(rows, by, each=each))
     ordered = pl.DataFrame(
-        list(_preorder(nodes, depth)),
-        {"number": pl.UInt32, "depth": pl.Int64, "part": pl.String},
-        orient="row",
+        list(_preorder(nodes, depth)), {"number": pl.UInt32, "depth": pl.Int64, "part": pl.String}, orient="row"
     )
     return (
         nodes.select(pl.all().gather(ordered["number"]))
@@ -188,18 +174,7 @@ def _nodes(levels: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-TREE = (
-    "name",
-    "part",
-    "depth",
-    "attributed",
-    "layers",
-    "count",
-    "total_ns",
-    "self_ns",
-    "backward_ns",
-    "share",
-)
+TREE = ("name", "part", "depth", "attributed", "layers", "count", "total_ns", "self_ns", "backward_ns", "share")
 """Columns of a tree."""
 
 

@@ -61,9 +61,7 @@ class NextStep:
     why: str
 
 
-def next_steps(
-    trace: Attributed, headline: Headline, summary: Summary, replays: Callable[[], bool]
-) -> list[NextStep]:
+def next_steps(trace: Attributed, headline: Headline, summary: Summary, replays: Callable[[], bool]) -> list[NextStep]:
     """The questions that a trace suggests, the most promising first; at least one, at most `MAX_SHOWN`.
 
     Args:
@@ -94,11 +92,7 @@ def next_steps(
     }[headline.verdict.code]
     order = [leading, *(topic for topic in by_topic if topic != leading)]
     found = [step for topic in order if (step := by_topic[topic]) is not None]
-    if (
-        len(found) < MAX_SHOWN
-        and trace.gpu.height + trace.host.height <= MAX_REPLAYED
-        and replays()
-    ):
+    if len(found) < MAX_SHOWN and trace.gpu.height + trace.host.height <= MAX_REPLAYED and replays():
         found.append(_what_if())
     if len(found) < MAX_SHOWN:
         found.append(_flame())

@@ -19,9 +19,7 @@ def no_device_work(trace: Attributed) -> MissingData:
     """The error for a trace without device work: what the trace is, and what to do."""
     inputs = ", ".join(trace.meta.inputs)
     if trace.meta.warnings:  # a file that is cut short may have lost its GPU rows
-        return MissingData(
-            f"{inputs}: no GPU activity could be read; {'; '.join(trace.meta.warnings)}"
-        )
+        return MissingData(f"{inputs}: no GPU activity could be read; {'; '.join(trace.meta.warnings)}")
     if trace.host.is_empty():
         return MissingData(f"{inputs}: the trace is empty")
     captured = only_captured(Evidence(trace))

@@ -43,8 +43,7 @@ _READERS = re.compile(
     re.IGNORECASE,
 )
 _QUERIES = re.compile(
-    r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|explain|show|table)\b",
-    re.IGNORECASE | re.DOTALL,
+    r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|explain|show|table)\b", re.IGNORECASE | re.DOTALL
 )
 _NO_TABLE = re.compile(r"relation '([^']{1,80})' was not found")
 _NO_COLUMN = re.compile(r'unable to find column "([^"]{1,80})"; valid columns: \[(.*)\]', re.DOTALL)
@@ -68,10 +67,7 @@ def answer(frames: Mapping[str, pl.DataFrame | pl.LazyFrame], query: str) -> pl.
     """
     check_query(query)
     # Categories behave as text in SQL: LIKE and comparisons with literals work.
-    texts = {
-        name: frame.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String))
-        for name, frame in frames.items()
-    }
+    texts = {name: frame.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String)) for name, frame in frames.items()}
     try:
         with pl.SQLContext(texts) as context:
             planned = any(isinstance(frame, pl.LazyFrame) for frame in frames.values())

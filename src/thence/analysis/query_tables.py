@@ -11,17 +11,7 @@ from thence.model.attributed import RULE
 from thence.model.phases import POSITIONS
 from thence.model.places import KINDS, PLACES
 from thence.model.schema import Column, Table
-from thence.model.tables import (
-    COLLECTIVES,
-    EVENTS,
-    GPU,
-    HOST,
-    PROGRAMS,
-    STEP_TIMES,
-    STEPS,
-    THREADS,
-    WAITS,
-)
+from thence.model.tables import COLLECTIVES, EVENTS, GPU, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,41 +27,19 @@ _BYTES = ("bytes", "shared_memory")
 
 
 def _places() -> Iterator[Column]:
-    yield Column(
-        "launch", pl.Int32(), "row in host of the call that launched it; null where unknown"
-    )
-    yield Column(
-        "step_row", pl.Int32(), "row in steps of the step in which it was launched; null outside"
-    )
+    yield Column("launch", pl.Int32(), "row in host of the call that launched it; null where unknown")
+    yield Column("step_row", pl.Int32(), "row in steps of the step in which it was launched; null outside")
     for kind in PLACES:
         yield Column(kind, _TEXT, f"{_MEANING[kind]}; null where there is none")
-        yield Column(
-            f"{kind}_rule", RULE, "code of how the place was found, or of why there is none"
-        )
-    yield Column(
-        "position",
-        pl.Enum(POSITIONS),
-        "what the line number of the source refers to: function or line",
-    )
+        yield Column(f"{kind}_rule", RULE, "code of how the place was found, or of why there is none")
+    yield Column("position", pl.Enum(POSITIONS), "what the line number of the source refers to: function or line")
     yield Column("lane", _TEXT, "extra lane that a mark named; null almost everywhere")
-    yield Column(
-        "metadata", _TEXT, "metadata of marks in addition to their names, as a JSON object"
-    )
-    yield Column(
-        "detail",
-        _TEXT,
-        "sentence about a CUDA graph that could not be matched; null almost everywhere",
-    )
-    yield Column(
-        "apart",
-        RULE,
-        "why tables of an XLA trace show it in a separate row: warm_up, incomplete, autotuning",
-    )
+    yield Column("metadata", _TEXT, "metadata of marks in addition to their names, as a JSON object")
+    yield Column("detail", _TEXT, "sentence about a CUDA graph that could not be matched; null almost everywhere")
+    yield Column("apart", RULE, "why tables of an XLA trace show it in a separate row: warm_up, incomplete, autotuning")
 
 
-PLACES_TABLE = Table(
-    "places", "where each row of gpu came from, in the order of gpu", (*_places(),)
-)
+PLACES_TABLE = Table("places", "where each row of gpu came from, in the order of gpu", (*_places(),))
 
 
 def _activities() -> Iterator[Column]:
@@ -83,11 +51,7 @@ def _activities() -> Iterator[Column]:
     yield from PLACES_TABLE.columns
 
 
-ACTIVITIES = Table(
-    "activities",
-    "one device activity with its places: gpu and places side by side",
-    (*_activities(),),
-)
+ACTIVITIES = Table("activities", "one device activity with its places: gpu and places side by side", (*_activities(),))
 ANNOTATIONS = Table(
     "annotations",
     "one device activity with metadata from marks; in addition, one column for each metadata field",
@@ -106,8 +70,7 @@ DESCRIBED_TABLES = (
 def described(table: Table) -> pl.DataFrame:
     """The columns of a table: column, type, unit (``ns``, ``bytes``, ``row of host``; null for none), meaning."""
     rows = [
-        (column.name, _type(column.dtype), _unit(column), " ".join(column.meaning.split()))
-        for column in table.columns
+        (column.name, _type(column.dtype), _unit(column), " ".join(column.meaning.split())) for column in table.columns
     ]
     schema = dict.fromkeys(("column", "type", "unit", "meaning"), pl.String)
     return pl.DataFrame(rows, schema=schema, orient="row")

@@ -107,9 +107,7 @@ class ReplayedGraph(Shown):
                 "are left out; edges lead past them"
             )
         if self.incomplete:
-            lines.append(
-                f"{several(self.incomplete, 'replay')} without activities of some nodes: left out"
-            )
+            lines.append(f"{several(self.incomplete, 'replay')} without activities of some nodes: left out")
         if self.others.height:
             listed = ", ".join(
                 f"{row['graph']}{self._of_rank(row['rank'])} ({format_ns(row['total_ns'])})"
@@ -119,9 +117,7 @@ class ReplayedGraph(Shown):
             elsewhere = "; for graphs of one rank give its trace alone" if self._of_rank(0) else ""
             lines.append(f"other graphs, for --graph-id: {listed}{more}{elsewhere}")
         if self.unknown_ns:
-            lines.append(
-                f"{format_ns(self.unknown_ns)} of GPU time is in CUDA graphs whose edges are unknown"
-            )
+            lines.append(f"{format_ns(self.unknown_ns)} of GPU time is in CUDA graphs whose edges are unknown")
         return tuple(lines)
 
     def form(self) -> Form:
@@ -129,14 +125,7 @@ class ReplayedGraph(Shown):
         about, *notes = self.sentences
         places = {"name": "kernel", "label": "label", "module": "module"}
         times = {"duration_ns": "mean", "critical": "critical path"}
-        return Form(
-            f"CUDA {self.title}",
-            about,
-            self.nodes,
-            places | times,
-            "duration_ns",
-            notes=tuple(notes),
-        )
+        return Form(f"CUDA {self.title}", about, self.nodes, places | times, "duration_ns", notes=tuple(notes))
 
     def _of_rank(self, rank: int) -> str:
         return "" if set(self.others["rank"]) <= {self.rank} else f" of rank {rank}"
@@ -161,9 +150,7 @@ class ReplayedGraph(Shown):
         }
 
 
-def replayed_graph(
-    trace: Attributed, labels: Sequence[GraphLabels], graph_id: int | None = None
-) -> ReplayedGraph:
+def replayed_graph(trace: Attributed, labels: Sequence[GraphLabels], graph_id: int | None = None) -> ReplayedGraph:
     """A captured graph with the times of its replays.
 
     Args:
@@ -185,9 +172,7 @@ def replayed_graph(
     if not graphs:
         raise MissingData(f"{trace.meta.named}: {_why_none(trace, labels)}")
     duration = trace.gpu["duration"].to_numpy()
-    totals = {
-        key: int(sum(duration[runs.rows].sum() for runs in parts)) for key, parts in graphs.items()
-    }
+    totals = {key: int(sum(duration[runs.rows].sum() for runs in parts)) for key, parts in graphs.items()}
     order = sorted(graphs, key=lambda key: (-totals[key], key))
     wanted = [key for key in order if graph_id is None or graph_id in _ids(graphs[key])]
     if not wanted:
@@ -234,15 +219,11 @@ def _why_none(trace: Attributed, labels: Sequence[GraphLabels]) -> str:
     )
 
 
-def _timed(
-    trace: Attributed, parts: Sequence[GraphRuns], others: pl.DataFrame, unknown_ns: int
-) -> ReplayedGraph:
+def _timed(trace: Attributed, parts: Sequence[GraphRuns], others: pl.DataFrame, unknown_ns: int) -> ReplayedGraph:
     """The graph with the means of its complete replays."""
     first = parts[0]
     runs, launches = _runs(trace, parts)
-    replays = runs.group_by("launch").agg(
-        took=pl.col("end").max() - pl.col("start").min(), busy=_union()
-    )
+    replays = runs.group_by("launch").agg(took=pl.col("end").max() - pl.col("start").min(), busy=_union())
     means = (
         runs.group_by("node")
         .agg(
@@ -268,10 +249,7 @@ def _timed(
             "number": first.captured.nodes["number"].gather(means["node"].cast(pl.UInt32)),
             "kind": trace.gpu["kind"].gather(row).cast(pl.String),
             "name": trace.gpu["name"].gather(row).cast(pl.String),
-            **{
-                kind: trace.places[kind].gather(row).cast(pl.String)
-                for kind in ("label", "module", "phase")
-            },
+            **{kind: trace.places[kind].gather(row).cast(pl.String) for kind in ("label", "module", "phase")},
             "start_ns": means["start_ns"],
             "duration_ns": means["duration_ns"],
             "total_ns": means["total_ns"],
@@ -293,20 +271,13 @@ def _runs(trace: Attributed, parts: Sequence[GraphRuns]) -> tuple[pl.DataFrame, 
     Returns:
         row (of gpu), launch, node, start, duration, end and offset (ns from the start of the replay).
     """
-    runs = pl.concat(
-        [
-            pl.DataFrame({"row": part.rows, "launch": part.launch, "node": part.node})
-            for part in parts
-        ]
-    )
+    runs = pl.concat([pl.DataFrame({"row": part.rows, "launch": part.launch, "node": part.node}) for part in parts])
     gpu = trace.gpu.select("start", "duration", end=pl.col("start") + pl.col("duration"))
     runs = runs.with_columns(gpu[runs["row"].cast(pl.UInt32)])
     whole = runs.filter(pl.len().over("launch") == runs["node"].n_unique())
     launches = runs["launch"].n_unique()
     runs = whole if whole.height else runs
-    return runs.with_columns(
-        offset=pl.col("start") - pl.col("start").min().over("launch")
-    ), launches
+    return runs.with_columns(offset=pl.col("start") - pl.col("start").min().over("launch")), launches
 
 
 def _union() -> pl.Expr:
@@ -335,9 +306,7 @@ def _order(edges: Int64, start: Float64, runs: GraphRuns) -> Int64:
             if not waits[later]:
                 heappush(ready, (times[later], later))
     if len(order) < len(times):
-        raise DamagedInput(
-            runs.file.source, f"the edges of graph {runs.captured.id} contain a cycle"
-        )
+        raise DamagedInput(runs.file.source, f"the edges of graph {runs.captured.id} contain a cycle")
     return np.array(order, np.int64)
 
 

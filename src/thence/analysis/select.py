@@ -54,9 +54,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         trace = dataclasses.replace(trace, places=places)
     begin = int(str(trace.gpu["start"].min() or 0))
     leaves_out_warm_up = selection.warm_up not in (APART, "keep")
-    after, statement = (
-        _after_warm_up(trace, WarmUp(selection.warm_up)) if leaves_out_warm_up else (None, "")
-    )
+    after, statement = _after_warm_up(trace, WarmUp(selection.warm_up)) if leaves_out_warm_up else (None, "")
     of_devices = selection.of_ranks_and_devices
     before = trace
     if of_devices:
@@ -108,16 +106,12 @@ def _on_devices(trace: Attributed, selection: Selection) -> Mask:
 def _some(trace: Attributed, keep: Mask, selection: Selection) -> Mask:
     """The mask, after a check that it leaves something of a trace that holds something."""
     if trace.gpu.height and not keep.any():
-        raise MissingData(
-            f"{', '.join(trace.meta.inputs)}: the selection ({selection}) leaves no device activity"
-        )
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: the selection ({selection}) leaves no device activity")
     return keep
 
 
 def _check_present(trace: Attributed, column: str, wanted: tuple[int, ...]) -> None:
-    present = sorted(
-        {*trace.gpu[column].unique(), *(trace.host[column].unique() if column == "rank" else ())}
-    )
+    present = sorted({*trace.gpu[column].unique(), *(trace.host[column].unique() if column == "rank" else ())})
     absent = sorted(set(wanted) - set(present))
     if absent:
         raise UsageError(
@@ -134,9 +128,7 @@ def _in_steps(trace: Attributed, chosen: StepChoice) -> Mask:
     """
     windows = selected_windows(steps(trace).frame, chosen)
     device, devices = numbered(trace.gpu, "rank", "device")
-    place = devices.with_row_index("place").join(
-        windows, on=["rank", "device"], maintain_order="left"
-    )
+    place = devices.with_row_index("place").join(windows, on=["rank", "device"], maintain_order="left")
     count = trace.steps.height
     wanted = place["place"].cast(pl.Int64).to_numpy() * count + place["row"].to_numpy()
     of = trace.places["step_row"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
@@ -164,9 +156,7 @@ def _of_program(trace: Attributed, name: str) -> Mask:
         UsageError: none has that name.
     """
     if trace.programs.is_empty():
-        raise MissingData(
-            f"{trace.meta.named}: holds no XLA programs, so --program selects nothing"
-        )
+        raise MissingData(f"{trace.meta.named}: holds no XLA programs, so --program selects nothing")
     present = trace.places["program"].cast(pl.String)
     names = present.drop_nulls().unique().sort().to_list()
     if name not in names and name != MAIN:
@@ -184,9 +174,7 @@ def main_programs(trace: Attributed) -> list[str]:
 
     Without steps, those with that share of the whole trace.
     """
-    frame = pl.DataFrame(
-        {"name": trace.places["program"].cast(pl.String), "ns": trace.gpu["duration"]}
-    )
+    frame = pl.DataFrame({"name": trace.places["program"].cast(pl.String), "ns": trace.gpu["duration"]})
     with contextlib.suppress(MissingData):  # without steps, the whole trace counts
         frame = frame.filter(pl.Series(_in_steps(trace, TYPICAL)))
     spent = frame.drop_nulls().group_by("name").agg(pl.col("ns").sum())
@@ -205,9 +193,7 @@ def _matching(trace: Attributed, expression: str) -> Mask:
         try:
             matching = distinct.filter(distinct.str.contains(expression))
         except pl.exceptions.ComputeError as error:
-            raise UsageError(
-                f"{expression!r} is not a valid regular expression: {error}"
-            ) from error
+            raise UsageError(f"{expression!r} is not a valid regular expression: {error}") from error
         mask |= texts.is_in(matching.implode()).fill_null(value=False).to_numpy()
     return mask
 
@@ -318,9 +304,7 @@ def _with_hosts(trace: Attributed, kept: pl.Series) -> Attributed:
         collectives=_moved(trace.collectives, host, "host"),
         collective_parts=_moved(trace.collective_parts, host, "host"),
         host_collectives=_moved(
-            trace.host_collectives.filter(kept.gather(trace.host_collectives["host"])),
-            host,
-            "host",
+            trace.host_collectives.filter(kept.gather(trace.host_collectives["host"])), host, "host"
         ),
     )
 
@@ -333,6 +317,4 @@ def _numbers(kept: pl.Series) -> pl.Series:
 
 def _moved(frame: pl.DataFrame, numbers: pl.Series, *columns: str) -> pl.DataFrame:
     """A table with new numbers in columns of row references."""
-    return frame.with_columns(
-        numbers.gather(frame[column].cast(pl.UInt32)).alias(column) for column in columns
-    )
+    return frame.with_columns(numbers.gather(frame[column].cast(pl.UInt32)).alias(column) for column in columns)

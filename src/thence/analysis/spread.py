@@ -39,11 +39,7 @@ def compute_spread(trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTI
         .join(programs, on="program", how="left")
         .filter(pl.col("steady").fill_null(value=True))
         .group_by(pl.col("program_name").alias("program"), "operation")
-        .agg(
-            count=pl.len(),
-            mean_ns=pl.col("duration").mean(),
-            std_ns=pl.col("duration").std(ddof=0),
-        )
+        .agg(count=pl.len(), mean_ns=pl.col("duration").mean(), std_ns=pl.col("duration").std(ddof=0))
         .with_columns(spread=pl.col("std_ns") / pl.when(pl.col("mean_ns") > 0).then("mean_ns"))
         .sort("mean_ns", "operation")
     )

@@ -78,9 +78,7 @@ class Concurrency:
         one, two, *more = (*self.busy_streams_ns, 0, 0)
         return {
             "busy_ns": self.busy_ns,
-            "busy_streams_ns": {"1": one, "2": two, "3+": sum(more)}
-            if self.busy_streams_ns
-            else None,
+            "busy_streams_ns": {"1": one, "2": two, "3+": sum(more)} if self.busy_streams_ns else None,
             "overlap_ns": {a: dict(row) for a, row in self.overlap_ns.items()},
             "communication": {
                 "busy_ns": self.communication_ns,
@@ -118,9 +116,7 @@ class Streams(Shown):
         Raises:
             UsageError: the syntax of one is wrong, or no group has that name.
         """
-        return tuple(
-            judge(parse_expectation(text, self.groups), self.rows) for text in expectations
-        )
+        return tuple(judge(parse_expectation(text, self.groups), self.rows) for text in expectations)
 
     def form(self) -> Form:
         """What a notebook shows of it."""
@@ -140,9 +136,7 @@ class Streams(Shown):
         """The streams and the checked expectations as JSON values."""
         place = ("rank", "device", "stream")
         counted: dict[tuple[Any, ...], dict[str, dict[str, int]]] = {}
-        for *of, group, count, total in self.rows.select(
-            *place, "group", "count", "total_ns"
-        ).iter_rows():
+        for *of, group, count, total in self.rows.select(*place, "group", "count", "total_ns").iter_rows():
             counted.setdefault(tuple(of), {})[group] = {"count": count, "total_ns": total}
         lanes: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for rank, device, stream, busy, concurrent in self.streams.iter_rows():
@@ -155,8 +149,7 @@ class Streams(Shown):
                 }
             )
         devices = [
-            {"rank": of.rank, "device": of.device, "streams": lanes[of.rank, of.device]}
-            | of.to_json()
+            {"rank": of.rank, "device": of.device, "streams": lanes[of.rank, of.device]} | of.to_json()
             for of in self.concurrency
         ]
         return {
@@ -181,24 +174,16 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
         raise no_device_work(trace)
     # A thunk stands for kernels whose streams its producer did not record.
     recorded_stream = pl.when(pl.col("kind") != "thunk").then("stream")
-    activities = trace.gpu.select(
-        "rank",
-        "device",
-        recorded_stream.alias("stream"),
-        "start",
-        "duration",
-    ).with_columns(kernel_groups(trace, patterns))
-    of_device, devices = numbered(activities, "rank", "device")
-    recorded = activities.group_by("rank", "device").agg(
-        recorded=pl.col("stream").null_count() == 0
+    activities = trace.gpu.select("rank", "device", recorded_stream.alias("stream"), "start", "duration").with_columns(
+        kernel_groups(trace, patterns)
     )
+    of_device, devices = numbered(activities, "rank", "device")
+    recorded = activities.group_by("rank", "device").agg(recorded=pl.col("stream").null_count() == 0)
     devices = devices.join(recorded, on=["rank", "device"], how="left", maintain_order="left").join(
         exposure(trace).devices, on=["rank", "device"], how="left", maintain_order="left"
     )
     lanes = _Lanes.of(activities, of_device, devices.height)
-    of_stream = lanes.streams.join(
-        devices, on=["rank", "device"], how="left", maintain_order="left"
-    )
+    of_stream = lanes.streams.join(devices, on=["rank", "device"], how="left", maintain_order="left")
     group = activities["group"].to_physical().cast(pl.Int64).to_numpy()
     in_graphs = trace.gpu["graph"].count()
     notes = [IN_GRAPHS.format(in_graphs)] if in_graphs else []
@@ -215,9 +200,7 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
 
 
 def _concurrency(
-    devices: pl.DataFrame,
-    by_depth: Sequence[tuple[Ns, ...]],
-    overlaps: Sequence[Mapping[str, Mapping[str, Ns]]],
+    devices: pl.DataFrame, by_depth: Sequence[tuple[Ns, ...]], overlaps: Sequence[Mapping[str, Mapping[str, Ns]]]
 ) -> tuple[Concurrency, ...]:
     """The concurrency of each device.
 
@@ -271,9 +254,7 @@ class _Lanes:
     @classmethod
     def of(cls, activities: pl.DataFrame, of_device: Int64, devices: int) -> _Lanes:
         start = activities["start"].to_numpy()
-        timeline = OneTimeline.of(
-            of_device, start, start + activities["duration"].to_numpy(), devices
-        )
+        timeline = OneTimeline.of(of_device, start, start + activities["duration"].to_numpy(), devices)
         of_stream, streams = numbered(activities, "rank", "device", "stream")
         return cls(timeline, unions(of_stream, timeline.start, timeline.end), streams)
 
@@ -318,9 +299,7 @@ class _Lanes:
         all_of = self.timeline
         of_group = {int(g): group == g for g in np.unique(group)}
         joined = {g: union(all_of.start[m], all_of.end[m]) for g, m in of_group.items()}
-        pairs: list[
-            tuple[int, int, Int64, Int64]
-        ] = []  # of groups, with the devices and their times
+        pairs: list[tuple[int, int, Int64, Int64]] = []  # of groups, with the devices and their times
 
         def note(a: int, b: int, time: Int64, lengths: Int64) -> None:
             totals = all_of.sums(time, lengths)
@@ -330,9 +309,7 @@ class _Lanes:
         for a, (begins, ends) in joined.items():
             mine = of_group[a]
             if int((all_of.end[mine] - all_of.start[mine]).sum()) > int((ends - begins).sum()):
-                pieces = levels(
-                    all_of.start[mine], all_of.end[mine], np.ones(int(mine.sum()), np.int64)
-                )
+                pieces = levels(all_of.start[mine], all_of.end[mine], np.ones(int(mine.sum()), np.int64))
                 twice = pieces[2] > 1
                 note(a, a, pieces[0][twice], (pieces[1] - pieces[0])[twice])
             for b, theirs in joined.items():

@@ -43,32 +43,14 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = [
-    "IDLE_INSIDE",
-    "OVERLAPPED",
-    "Summary",
-    "Totals",
-    "finished_rows",
-    "summarize",
-    "totals_of",
-]
+__all__ = ["IDLE_INSIDE", "OVERLAPPED", "Summary", "Totals", "finished_rows", "summarize", "totals_of"]
 
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` next to a table."""
 OVERLAPPED = "several rows at once"
 """Name of the row that shows `Summary.overlapped_ns` next to a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
-_ROW_COLUMNS = (
-    "name",
-    "attributed",
-    "reason",
-    "count",
-    "total_ns",
-    "mean_ns",
-    "share",
-    "exposed_ns",
-    "backward_ns",
-)
+_ROW_COLUMNS = ("name", "attributed", "reason", "count", "total_ns", "mean_ns", "share", "exposed_ns", "backward_ns")
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """Columns of rows by HLO instruction in addition to the name."""
 
@@ -235,12 +217,7 @@ class Summary(Shown):
 
     def form(self) -> Form:
         """What a notebook shows of it."""
-        totals = {
-            "span": self.span_ns,
-            "busy": self.busy_ns,
-            "idle": self.idle_ns,
-            "sum": self.sum_ns,
-        }
+        totals = {"span": self.span_ns, "busy": self.busy_ns, "idle": self.idle_ns, "sum": self.sum_ns}
         texts = {n: "unknown" if ns is None else format_ns(ns) for n, ns in totals.items()}
         beside = ("op_name",) if "op_name" in self.rows.columns else ()
         return Form(
@@ -283,10 +260,7 @@ class Summary(Shown):
             "kind_ns": dict(self.kind_ns),
             "attributed_ns": dict(self.attributed_ns),
             "unattributed_ns": {
-                kind: [
-                    {"code": r.code, "total_ns": r.total_ns, "text": r.text, "advice": r.advice}
-                    for r in reasons
-                ]
+                kind: [{"code": r.code, "total_ns": r.total_ns, "text": r.text, "advice": r.advice} for r in reasons]
                 for kind, reasons in self.unattributed.items()
             },
             "details": self.details.to_dicts(),
@@ -337,9 +311,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         counts=totals.counts,
         streams=totals.streams,
         kind_ns=totals.kind_ns,
-        attributed_ns={
-            kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in stated
-        },
+        attributed_ns={kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in stated},
         unattributed=reasons,
         details=_details(trace),
         by=by,
@@ -388,11 +360,7 @@ def _nothing_of_hlo(trace: Attributed, by: str, reasons: Sequence[Reason]) -> st
 def _span_and_busy(gpu: pl.DataFrame) -> tuple[Ns, Ns]:
     start = gpu["start"].to_numpy()
     end = start + gpu["duration"].to_numpy()
-    group = (
-        gpu.select(pl.struct("rank", "device").rank("dense").cast(pl.Int64) - 1)
-        .to_series()
-        .to_numpy()
-    )
+    group = gpu.select(pl.struct("rank", "device").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
     groups = int(group.max()) + 1
     busy = union_lengths(group, start, end, groups)
     first = np.full(groups, np.iinfo(np.int64).max)
@@ -412,12 +380,7 @@ def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason,
     )
     return tuple(
         reason_of(
-            code,
-            ns,
-            total,
-            trace.meta.formats,
-            labels_joined=trace.labels_joined,
-            accelerators=trace.meta.accelerators,
+            code, ns, total, trace.meta.formats, labels_joined=trace.labels_joined, accelerators=trace.meta.accelerators
         )
         for code, ns in grouped.iter_rows()
     )
@@ -451,9 +414,7 @@ def _apart(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _rows(
-    trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str
-) -> tuple[pl.DataFrame, Ns]:
+def _rows(trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str) -> tuple[pl.DataFrame, Ns]:
     """The rows of the table, and the time in which several of them ran."""
     reason = pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
     keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
@@ -481,16 +442,10 @@ def _rows(
     return table, overlapped
 
 
-def _exposed(
-    trace: Attributed, parts: pl.DataFrame, totals: Totals, keys: Sequence[str]
-) -> tuple[pl.Series, Ns]:
+def _exposed(trace: Attributed, parts: pl.DataFrame, totals: Totals, keys: Sequence[str]) -> tuple[pl.Series, Ns]:
     if trace.unselected is None and totals.busy_ns == totals.sum_ns:
         return parts["duration"], 0  # nothing overlaps
-    row = (
-        parts.with_row_index("row")
-        .select(pl.col("row").min().cast(pl.Int64).over(keys))
-        .to_series()
-    )
+    row = parts.with_row_index("row").select(pl.col("row").min().cast(pl.Int64).over(keys)).to_series()
     exposed, overlapped = exposed_time(trace, parts, row.to_numpy())
     return pl.Series(exposed), overlapped
 

@@ -50,16 +50,7 @@ TABLES = (
             Column("labels_joined", pl.Boolean(), "whether a label of a CUDA graph was joined"),
             Column("xla", pl.Boolean(), "whether there are XLA programs"),
         ),
-        required=(
-            "ranks",
-            "devices",
-            "streams",
-            "span_ns",
-            "busy_ns",
-            "sum_ns",
-            "labels_joined",
-            "xla",
-        ),
+        required=("ranks", "devices", "streams", "span_ns", "busy_ns", "sum_ns", "labels_joined", "xla"),
     ),
     Table(
         "kinds",
@@ -126,9 +117,7 @@ TABLES = (
 """The tables that `summary_tables` returns; all integer columns add up over ranks."""
 
 _SUMMED = tuple(
-    (table, [c.name for c in table.columns if c.dtype == pl.Int64()])
-    for table in TABLES
-    if table.name != "divisions"
+    (table, [c.name for c in table.columns if c.dtype == pl.Int64()]) for table in TABLES if table.name != "divisions"
 )
 
 
@@ -143,21 +132,15 @@ def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bo
     first = summaries[0]
     ranks = {"ranks": first.ranks, "devices": first.devices, "streams": first.streams}
     times = {"span_ns": first.span_ns, "busy_ns": first.busy_ns, "sum_ns": first.sum_ns}
-    stated: list[tuple[str, str | None, int]] = [
-        (kind, None, ns) for kind, ns in first.attributed_ns.items()
-    ]
-    stated += [
-        (k, r.code, r.total_ns) for k, reasons in first.unattributed.items() for r in reasons
-    ]
+    stated: list[tuple[str, str | None, int]] = [(kind, None, ns) for kind, ns in first.attributed_ns.items()]
+    stated += [(k, r.code, r.total_ns) for k, reasons in first.unattributed.items() for r in reasons]
     rows: dict[str, list[Any]] = {
         "totals": [(*ranks.values(), *times.values(), first.windows, labels_joined, xla)],
         "kinds": [(kind, count, first.kind_ns[kind]) for kind, count in first.counts.items()],
         "stated": stated,
         "divisions": [(s.by, s.heading, s.overlapped_ns, s.idle_inside_ns) for s in summaries],
     }
-    frames = {
-        t.name: pl.DataFrame(rows[t.name], t.schema, orient="row") for t in TABLES if t.name in rows
-    }
+    frames = {t.name: pl.DataFrame(rows[t.name], t.schema, orient="row") for t in TABLES if t.name in rows}
     frames["details"] = first.details
     frames["apart"] = pl.concat([_keyed(s.apart, s.by) for s in summaries])
     frames["rows"] = pl.concat([_keyed(s.rows, s.by) for s in summaries], how="diagonal_relaxed")
@@ -170,9 +153,7 @@ def _keyed(frame: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _shaped(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
-    lacking = [
-        pl.lit(None, c.dtype).alias(c.name) for c in table.columns if c.name not in frame.columns
-    ]
+    lacking = [pl.lit(None, c.dtype).alias(c.name) for c in table.columns if c.name not in frame.columns]
     return frame.with_columns(lacking).select(*table.schema).cast(table.schema)  # type: ignore[arg-type]
 
 
@@ -194,9 +175,7 @@ def folded(frames: Mapping[str, pl.DataFrame]) -> Frames:
     return result
 
 
-def merged_summary(
-    frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, selection: Selection
-) -> Summary:
+def merged_summary(frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, selection: Selection) -> Summary:
     """The summary of all ranks in the tables, as `summarize` returns it for their trace.
 
     Args:
@@ -206,9 +185,7 @@ def merged_summary(
         selection: which part of the ranks' traces was selected.
     """
     sums = folded({name: f.filter(by=by) if "by" in f.columns else f for name, f in frames.items()})
-    totals = (
-        sums["totals"].select(pl.col(pl.Int64).sum(), pl.col(pl.Boolean).any()).row(0, named=True)
-    )
+    totals = sums["totals"].select(pl.col(pl.Int64).sum(), pl.col(pl.Boolean).any()).row(0, named=True)
     total = totals["sum_ns"]
     counted = {kind: (n, ns) for kind, n, ns in sums["kinds"].iter_rows()}
     shown = [kind for kind in KINDS if kind in counted]
@@ -227,9 +204,7 @@ def merged_summary(
         streams=totals["streams"],
         kind_ns={kind: counted[kind][1] for kind in shown},
         attributed_ns=dict(attributed.select("place", "total_ns").iter_rows()),
-        unattributed=_reasons(
-            sums["stated"], attributed["place"].to_list(), meta, total, totals["labels_joined"]
-        ),
+        unattributed=_reasons(sums["stated"], attributed["place"].to_list(), meta, total, totals["labels_joined"]),
         details=sums["details"].sort("total_ns", "text", descending=[True, False]),
         by=by,
         heading=heading if heading is not None else general_heading(by),
@@ -254,14 +229,7 @@ def _reasons(
     ordered = stated.drop_nulls("code").sort("total_ns", "code", descending=[True, False])
     return {
         kind: tuple(
-            reason_of(
-                code,
-                ns,
-                total,
-                meta.formats,
-                labels_joined=labels_joined,
-                accelerators=meta.accelerators,
-            )
+            reason_of(code, ns, total, meta.formats, labels_joined=labels_joined, accelerators=meta.accelerators)
             for code, ns in ordered.filter(place=kind).select("code", "total_ns").iter_rows()
         )
         for kind in kinds

@@ -156,9 +156,7 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
             if measured.exposed >= MIN_IDLE
             else ""
         )
-        text = (
-            f"GPU-bound: the GPU is busy for {format_share(measured.busy, 1)} of {whole}{exposed}"
-        )
+        text = f"GPU-bound: the GPU is busy for {format_share(measured.busy, 1)} of {whole}{exposed}"
         return Verdict("gpu_bound", text + others)
     if measured.causes is None:
         text = f"unknown: the GPU is idle for {format_share(idle, 1)} of {whole}; why is unknown: {measured.no_causes}"

@@ -75,9 +75,9 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
     )
     parts = marks.filter("part")
     inside = pl.Series(_around(tables, parts["host"], _is_range(tables))).cast(pl.Int32)
-    found = parts.select(
-        "host", range=pl.when(inside != NO_ROW).then(inside).otherwise("next")
-    ).join(batches, on="range")
+    found = parts.select("host", range=pl.when(inside != NO_ROW).then(inside).otherwise("next")).join(
+        batches, on="range"
+    )
     return (
         on_host.drop("gpu")
         .join(found.select("host", "gpu"), on="host")

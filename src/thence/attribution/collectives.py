@@ -40,16 +40,12 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFram
     collectives = tables.collectives.filter(pl.col("gpu").is_not_null())
     for source in (_collectives_of_graph_labels, _collectives_of_hlo_instructions):
         collectives = pl.concat([collectives, source(tables, collectives["gpu"])])
-    collectives = pl.concat(
-        [collectives, _collectives_of_host_ops(tables, collectives["gpu"], launch)]
-    )
+    collectives = pl.concat([collectives, _collectives_of_host_ops(tables, collectives["gpu"], launch)])
     parts = batched_parts(tables, collectives["gpu"], launch)
     return pl.concat([collectives, batched_kernels(parts)]).sort("gpu"), parts
 
 
-def _collectives_of_host_ops(
-    tables: Tables, described_rows: pl.Series, launch: pl.Series
-) -> pl.DataFrame:
+def _collectives_of_host_ops(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
     """Collectives described by host ops, for kernels without a description yet that were launched inside them."""
     on_host = tables.collectives.filter(pl.col("gpu").is_null())
     if on_host.is_empty():
@@ -100,16 +96,11 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
             replay.alias("replay"),
             nccl=matching(tables.gpu["name"], "(?i)nccl"),
         )
-        .filter(
-            pl.col("kind").is_in(["kernel", "thunk"]),
-            ~pl.col("gpu").is_in(described_rows.implode()),
-        )
+        .filter(pl.col("kind").is_in(["kernel", "thunk"]), ~pl.col("gpu").is_in(described_rows.implode()))
         .join(of_program, on="program")
         .join(every, on=["module", "instruction"])
         .sort("nccl", "duration", "gpu", descending=[True, True, False])
-        .unique(
-            ["program", "instruction", "iteration", "replay"], keep="first", maintain_order=True
-        )
+        .unique(["program", "instruction", "iteration", "replay"], keep="first", maintain_order=True)
     )
     return COLLECTIVES.frame(kernels.select("gpu", "collective", "bytes", "group_size").to_dict())
 
@@ -118,8 +109,6 @@ def _collectives_of_graph_labels(tables: Tables, described_rows: pl.Series) -> p
     """Collectives described by labels of graph nodes, for kernels without a description yet."""
     kinds = tables.gpu["kind"].gather(tables.graph_places["gpu"])
     joined = tables.graph_places.select("gpu", "collective").filter(
-        (kinds == "kernel")
-        & pl.col("collective").is_not_null()
-        & ~pl.col("gpu").is_in(described_rows.implode())
+        (kinds == "kernel") & pl.col("collective").is_not_null() & ~pl.col("gpu").is_in(described_rows.implode())
     )
     return COLLECTIVES.frame({"gpu": joined["gpu"], **joined.unnest("collective").to_dict()})

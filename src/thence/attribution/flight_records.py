@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["with_flight_records"]
 
 _FACTS = tuple(
-    name
-    for name in DESCRIBED
-    if name not in ("in_splits", "out_splits", "source_rank", "destination_rank", "sequence")
+    name for name in DESCRIBED if name not in ("in_splits", "out_splits", "source_rank", "destination_rank", "sequence")
 )
 """Columns that calls fill. Numbers of calls are not: collectives of ranks are matched by their numbers where they
 have them, and by their order elsewhere, so a number that only one rank has would part them."""
@@ -75,9 +73,7 @@ def with_flight_records(
     found, used = [], []
     kernels = np.zeros(tables.gpu.height, np.bool_)
     reasons: dict[str, None] = {}
-    nccl = (
-        matching(tables.gpu["name"], "(?i)^(?:nccl|rccl)") & (tables.gpu["kind"] == "kernel")
-    ).to_numpy()
+    nccl = (matching(tables.gpu["name"], "(?i)^(?:nccl|rccl)") & (tables.gpu["kind"] == "kernel")).to_numpy()
     ranks = tables.ranks
     records = {record.source: record for record in tables.flight_records}.values()
     for record in records:
@@ -112,18 +108,11 @@ def _agreed(found: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """One row for each kernel of which size or group is known, with the facts that all recorders of its rank share."""
     empty = COLLECTIVES.empty().select("gpu", *_FACTS)
     every = pl.concat(
-        [
-            empty,
-            *(
-                frame.select(pl.col(name).cast(dtype) for name, dtype in empty.schema.items())
-                for frame in found
-            ),
-        ]
+        [empty, *(frame.select(pl.col(name).cast(dtype) for name, dtype in empty.schema.items()) for frame in found)]
     )
     known = [pl.col(name).drop_nulls() for name in _FACTS]
     one = (
-        pl.when(fact.n_unique() == 1).then(fact.first()).alias(name)
-        for name, fact in zip(_FACTS, known, strict=True)
+        pl.when(fact.n_unique() == 1).then(fact.first()).alias(name) for name, fact in zip(_FACTS, known, strict=True)
     )
     facts = every.group_by("gpu", maintain_order=True).agg(one)
     return facts.filter(pl.col("bytes").is_not_null() | pl.col("group_name").is_not_null())
@@ -164,9 +153,7 @@ def _behind(records: Collection[FlightRecord]) -> list[str]:
         f"in process group {name} ({text}), "
         + listed([f"rank {row[3]} made {row[2]:,}" for row in part.iter_rows()], _LISTED)
         + f" collective calls, another rank {part['most'][0]:,}, until their flight recorders were written"
-        for (name, text), part in behind.group_by(
-            "group_name", "group_description", maintain_order=True
-        )
+        for (name, text), part in behind.group_by("group_name", "group_description", maintain_order=True)
     ]
 
 
@@ -174,8 +161,7 @@ def _filled(collectives: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The table with nulls filled by calls, and with rows for kernels that it did not describe."""
     joined = collectives.join(calls, on="gpu", how="left", suffix="_call", maintain_order="left")
     known = joined.with_columns(
-        pl.coalesce(pl.col(name), pl.col(f"{name}_call").cast(COLLECTIVES.schema[name]))
-        for name in _FACTS
+        pl.coalesce(pl.col(name), pl.col(f"{name}_call").cast(COLLECTIVES.schema[name])) for name in _FACTS
     ).select(collectives.columns)
     new = calls.filter(~pl.col("gpu").is_in(collectives["gpu"].implode()))
     return pl.concat([known, COLLECTIVES.frame(new.to_dict())]).sort("gpu", maintain_order=True)
@@ -211,10 +197,7 @@ def _sequences(
             if numbered or (streams == streams[:, :1]).all():
                 yield chosen, None
             else:
-                yield (
-                    _UNKNOWN_ORDER,
-                    None,
-                )
+                yield (_UNKNOWN_ORDER, None)
 
 
 class _Calls:
@@ -234,9 +217,7 @@ class _Calls:
         self.created = frame["created"].fill_null(0).to_numpy()
         self.epoch_ns = epoch_ns
         self.usable = (~frame["peers"] & ~frame["kind"].is_in(_PEERS) & frame["of_rank"]).to_numpy()
-        self._codes = np.stack(
-            [frame[name].rank("dense").fill_null(0).cast(pl.Int64).to_numpy() for name in _FACTS]
-        )
+        self._codes = np.stack([frame[name].rank("dense").fill_null(0).cast(pl.Int64).to_numpy() for name in _FACTS])
         pairs = frame.select("kind", "element_type")
         self._pairs = pairs.unique(maintain_order=True)
         number = self._pairs.with_row_index("number")
@@ -249,9 +230,7 @@ class _Calls:
         """The calls of a recorder that launched kernels of NCCL; the trace may list the members of their groups."""
         calls = record.calls.filter(pl.col("backend") == "nccl")
         layout = _layout(meta, rank)
-        joined = calls.join(
-            layout, on=["group_name", "group_description"], how="left", maintain_order="left"
-        )
+        joined = calls.join(layout, on=["group_name", "group_description"], how="left", maintain_order="left")
         frame = joined.with_columns(
             pl.coalesce("group_ranks", "members"),
             pl.coalesce("group_size", "count").cast(pl.Int32),
@@ -262,11 +241,7 @@ class _Calls:
         return cls(frame.filter(pl.col("group_size").ne_missing(1)), record, meta.epoch_ns)
 
     def facts(
-        self,
-        tables: Tables,
-        collectives: pl.DataFrame,
-        rows: NDArray[np.int64],
-        launched: NDArray[np.int64] | None,
+        self, tables: Tables, collectives: pl.DataFrame, rows: NDArray[np.int64], launched: NDArray[np.int64] | None
     ) -> tuple[pl.DataFrame, str]:
         """What all possible calls of each kernel of a sequence say, in the columns `_FACTS`, and why nothing is known.
 
@@ -298,9 +273,7 @@ class _Calls:
                 codes = self._codes[:, diagonal + begin : diagonal + end]
                 before = agreed[:, begin:end]
                 new = before == _NOTHING
-                call[begin:end] = np.where(
-                    new[0], np.arange(begin, end) + diagonal, call[begin:end]
-                )
+                call[begin:end] = np.where(new[0], np.arange(begin, end) + diagonal, call[begin:end])
                 agreed[:, begin:end] = np.where(new | (before == codes), codes, _SEVERAL)
                 opened[begin:end] |= ~self.usable[diagonal + begin : diagonal + end]
         if (agreed[0] == _NOTHING).all():
@@ -311,10 +284,7 @@ class _Calls:
         values = self.frame.select(_FACTS)[call]
         kind = pl.when(~pl.Series(opened)).then(of_kernel)
         return values.select(
-            pl.when(pl.Series(kept[place]))
-            .then(name)
-            .otherwise(kind if name == "collective" else None)
-            .alias(name)
+            pl.when(pl.Series(kept[place])).then(name).otherwise(kind if name == "collective" else None).alias(name)
             for place, name in enumerate(_FACTS)
         ), ""
 
@@ -356,19 +326,12 @@ class _Calls:
         names = kernels_of_nccl(tables.gpu["name"][rows])
         distinct = names.unique(maintain_order=True)
         numbers = names.join(
-            distinct.with_row_index("number"),
-            on=names.columns,
-            how="left",
-            nulls_equal=True,
-            maintain_order="left",
+            distinct.with_row_index("number"), on=names.columns, how="left", nulls_equal=True, maintain_order="left"
         )["number"].to_numpy()
         pairs = [*self._pairs.iter_rows(), None]
         fits = np.array(
             [
-                [
-                    pair is not None and can_launch(kind, type_, *pair)
-                    for kind, type_ in distinct.iter_rows()
-                ]
+                [pair is not None and can_launch(kind, type_, *pair) for kind, type_ in distinct.iter_rows()]
                 for pair in pairs
             ]
         )
@@ -384,8 +347,7 @@ class _Calls:
         places = np.arange(len(fit))
         in_time = self._in_time(places - 1 + count - 1, tables, rows, launched)
         found: list[tuple[list[tuple[int, int, int]], slice]] = [
-            ([(place - 1, 0, count)], slice(0))
-            for place in np.flatnonzero(whole & in_time).tolist()
+            ([(place - 1, 0, count)], slice(0)) for place in np.flatnonzero(whole & in_time).tolist()
         ]
         for place in np.flatnonzero(~whole & in_time & (before + after == count - 1)).tolist():
             first = int(before[place])
@@ -403,11 +365,7 @@ class _Calls:
         return found
 
     def _in_time(
-        self,
-        last: NDArray[np.int64],
-        tables: Tables,
-        rows: NDArray[np.int64],
-        launched: NDArray[np.int64] | None,
+        self, last: NDArray[np.int64], tables: Tables, rows: NDArray[np.int64], launched: NDArray[np.int64] | None
     ) -> NDArray[np.bool_]:
         """Which calls can be that of the last kernel, by their times."""
         made = self.created[np.clip(last, 0, len(self.created) - 1)]
@@ -428,9 +386,9 @@ class _Calls:
             place = _FACTS.index(name)
             values = of_row[name].cast(self.frame.schema[name])
             codes = pl.DataFrame({"value": self.frame[name], "code": self._codes[place]}).unique()
-            found = values.to_frame("value").join(
-                codes.drop_nulls(), on="value", how="left", maintain_order="left"
-            )["code"]
+            found = values.to_frame("value").join(codes.drop_nulls(), on="value", how="left", maintain_order="left")[
+                "code"
+            ]
             said = values.is_not_null().to_numpy()
             known[place] = np.where(said, found.fill_null(_SEVERAL).to_numpy(), _NOTHING)
         return known
@@ -439,12 +397,7 @@ class _Calls:
 def _layout(meta: Meta, rank: int) -> pl.DataFrame:
     """Members of the process groups of a rank that the inputs list, where name and description are of one group."""
     listed_groups = {
-        (
-            str(group["name"]),
-            str(group.get("description") or ""),
-            str(list(group["ranks"])),
-            len(group["ranks"]),
-        )
+        (str(group["name"]), str(group.get("description") or ""), str(list(group["ranks"])), len(group["ranks"]))
         for group in meta.process_groups
         if isinstance(group.get("ranks"), list) and rank in group["ranks"]
     }

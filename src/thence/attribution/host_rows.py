@@ -94,8 +94,7 @@ class HostRows:
         end = start + table["duration"].to_numpy()
         number, processes = numbered(table, "rank", "process")
         steps_of, launched_of = (
-            rows_of_groups(number[rows], processes.height)
-            for rows in (steps, self.launch[launched])
+            rows_of_groups(number[rows], processes.height) for rows in (steps, self.launch[launched])
         )
         for ours, found in zip(steps_of, launched_of, strict=True):
             if not len(ours):
@@ -143,10 +142,7 @@ class HostRows:
     def uncertain(self) -> dict[str, Mask]:
         """Which activities have a launch that does not show their place, by the code of the reason."""
         used = self.used_names("runtime", "driver")
-        found = {
-            code: used.filter(used.cast(pl.String).is_in(names))
-            for code, names in UNCERTAIN.items()
-        }
+        found = {code: used.filter(used.cast(pl.String).is_in(names)) for code, names in UNCERTAIN.items()}
         return {
             code: values_at(self.with_names(names), self.launch, missing=False)
             for code, names in found.items()

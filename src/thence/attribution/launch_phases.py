@@ -106,9 +106,7 @@ def _code(code: str) -> int:
     return CODES.index(code)
 
 
-def _phases_of_rows(
-    host: HostRows,
-) -> tuple[npt.NDArray[np.uint8], list[tuple[Phase, str]]]:
+def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], list[tuple[Phase, str]]]:
     """The phase that each host row shows for the work inside it.
 
     Returns:
@@ -131,9 +129,7 @@ def _phases_of_rows(
         (_recomputing(host, engine, backward), Phase.RECOMPUTE, "checkpoint"),
     ]
     if host.of("phase").any():
-        found += [
-            (host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase
-        ]
+        found += [(host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase]
     told = np.zeros(len(host.parent), np.uint8)
     for way, (rows, _, _) in enumerate(found, 1):  # of several for one row, the last counts
         told[rows] = way
@@ -207,7 +203,5 @@ def _undecided(host: HostRows, asked: Mask) -> Mask:
     after = times[op[rows]].join(
         last, on=["rank", "process"], how="left", maintain_order="left"
     )  # fmt: skip
-    ended[rows] = after.select(
-        pl.col("last").is_null() | (pl.col("start") > pl.col("last"))
-    ).to_series()
+    ended[rows] = after.select(pl.col("last").is_null() | (pl.col("start") > pl.col("last"))).to_series()
     return ended

@@ -84,9 +84,7 @@ def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def _without_launching_operator(
-    host: HostRows, columns: dict[str, pl.Series]
-) -> dict[str, pl.Series]:
+def _without_launching_operator(host: HostRows, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
     """The operators, without those around the launch of a whole CUDA graph: they are not the operators of its nodes."""
     inside = pl.Series(host.in_graph)
     if not inside.any():
@@ -95,10 +93,7 @@ def _without_launching_operator(
     nothing = pl.Series([None], dtype=operator.dtype).new_from_index(0, len(operator))
     reason = _coded(_number("graph"), len(operator))
     around = inside & operator.is_not_null()
-    return {
-        "op": operator.zip_with(~around, nothing),
-        "op_rule": columns["op_rule"].zip_with(~around, reason),
-    }
+    return {"op": operator.zip_with(~around, nothing), "op_rule": columns["op_rule"].zip_with(~around, reason)}
 
 
 def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tuple[PathTree, Rows]:
@@ -124,9 +119,7 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tupl
     return path_tree(host.parent, names, row, wanted, dotted=kind == _DOTTED)
 
 
-def places_of_rows(
-    tables: Tables, rows: Rows, own: OwnCode, kinds: Sequence[str]
-) -> dict[str, pl.Series]:
+def places_of_rows(tables: Tables, rows: Rows, own: OwnCode, kinds: Sequence[str]) -> dict[str, pl.Series]:
     """The places of host rows: those that `launch_places` finds for activities that these rows launch.
 
     Args:
@@ -142,9 +135,7 @@ def places_of_rows(
     return {kind: _SPECIAL.get(kind, _enclosing_ranges)(host, _KIND[kind])[kind] for kind in kinds}
 
 
-def _with_graph_labels(
-    tables: Tables, columns: dict[str, pl.Series], own: OwnCode
-) -> dict[str, pl.Series]:
+def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series], own: OwnCode) -> dict[str, pl.Series]:
     """The place columns, overridden by joined labels of CUDA graphs where there are any."""
     joined = with_sources(tables.graph_places, own)
     label_row = np.full(tables.gpu.height, NO_ROW, np.int64)
@@ -162,16 +153,12 @@ def _with_graph_labels(
             # An activity without a label keeps the reason that joining gave. If joining gave a rule instead,
             # its node has other places but no label.
             silent = rule.is_not_null() & changed["label"].is_null()
-            reasons = _coded(_number("graph_no_label"), len(rule)).zip_with(
-                rule.is_in(list(RULES)), rule
-            )
+            reasons = _coded(_number("graph_no_label"), len(rule)).zip_with(rule.is_in(list(RULES)), rule)
             differ = (rule == "capture_shared").fill_null(value=False)
             reasons = _coded(_number("graph_captures_differ"), len(rule)).zip_with(differ, reasons)
             rules = reasons.zip_with(silent, rules)
         changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
-    lane, metadata, detail = (
-        gathered(joined[name], label_row) for name in ("lane", "metadata", "detail")
-    )
+    lane, metadata, detail = (gathered(joined[name], label_row) for name in ("lane", "metadata", "detail"))
     changed["lane"] = lane.zip_with(lane.is_not_null(), columns["lane"])
     changed["metadata"] = merge_metadata(columns["metadata"], metadata)
     changed["detail"] = detail
@@ -181,9 +168,7 @@ def _with_graph_labels(
     return changed
 
 
-def _below_launch(
-    around: pl.Series, around_rule: pl.Series, label: pl.Series, rule: pl.Series
-) -> pl.Series:
+def _below_launch(around: pl.Series, around_rule: pl.Series, label: pl.Series, rule: pl.Series) -> pl.Series:
     """Appends captured labels to the path of the ranges around the graph launch.
 
     A captured label that already starts with that path is used as it is.
@@ -200,9 +185,7 @@ def _below_launch(
         for outer, path in distinct.select(pl.col("around", "label").cast(pl.String)).iter_rows()
     ]
     distinct = distinct.with_columns(path=pl.Series(paths, dtype=pl.String).cast(pl.Categorical()))
-    joined = pairs.join(
-        distinct, on=["around", "label", "below"], how="left", maintain_order="left"
-    )
+    joined = pairs.join(distinct, on=["around", "label", "below"], how="left", maintain_order="left")
     return joined["path"].zip_with(below, label)
 
 
@@ -238,9 +221,7 @@ def _enclosing_ranges(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     return _column(host, kind, gathered(host.names, row), rule)
 
 
-def _column(
-    host: HostRows, kind: Kind, place: pl.Series, rule: Codes | int
-) -> dict[str, pl.Series]:
+def _column(host: HostRows, kind: Kind, place: pl.Series, rule: Codes | int) -> dict[str, pl.Series]:
     """The columns of a place and its rule; where the place is null, the rule column has the reason."""
     recorded = bool(host.of(*kind.categories).any())
     # What a server computes is told by the time of the launch, also for activities in a graph.
@@ -312,9 +293,7 @@ def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
         place = in_file.zip_with(in_file.is_not_null(), place)
         rule = np.where(in_file.is_not_null().to_numpy(), of_file, rule)
     nowhere = pl.Series([None], dtype=position.dtype)
-    return _column(host, kind, place, rule) | {
-        "position": position.zip_with(place.is_not_null(), nowhere)
-    }
+    return _column(host, kind, place, rule) | {"position": position.zip_with(place.is_not_null(), nowhere)}
 
 
 def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Codes]:
@@ -324,9 +303,7 @@ def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Codes
     if table["metadata"].null_count() == table.height or not wanted.any():
         return None, nothing
     named = pl.DataFrame({"kernel": table["name"], "said": table["metadata"]})
-    launching = named.select(
-        pl.col("said").cast(pl.String).str.contains('"kernel_file":', literal=True)
-    ).to_series()
+    launching = named.select(pl.col("said").cast(pl.String).str.contains('"kernel_file":', literal=True)).to_series()
     row = host.climb(host.launch, launching.fill_null(value=False).to_numpy())
     row = np.where(wanted, row, NO_ROW)
     used = named.filter(launching).unique().select(pl.all().cast(pl.String))
@@ -339,9 +316,9 @@ def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Codes
             "rule": pl.Series([_number(rule) for _, rule in places.values()], dtype=pl.Int64),
         }
     )
-    of_row = pl.DataFrame(
-        {name: gathered(named[name], row).cast(pl.String) for name in named.columns}
-    ).join(found, on=["kernel", "said"], how="left", maintain_order="left")
+    of_row = pl.DataFrame({name: gathered(named[name], row).cast(pl.String) for name in named.columns}).join(
+        found, on=["kernel", "said"], how="left", maintain_order="left"
+    )
     return of_row["place"], of_row["rule"].fill_null(0).to_numpy()
 
 
@@ -369,10 +346,7 @@ def _step_kind(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     )
     absent = _number(kind.outside if top.any() else kind.missing)
     rules = np.where(names.is_null().to_numpy(), absent, _number("launch_ranges"))
-    return {
-        kind.name: names.cast(pl.Categorical()),
-        f"{kind.name}_rule": _coded(rules, len(names)),
-    }
+    return {kind.name: names.cast(pl.Categorical()), f"{kind.name}_rule": _coded(rules, len(names))}
 
 
 def _iteration(host: HostRows, kind: Kind) -> dict[str, pl.Series]:

@@ -30,7 +30,5 @@ def launch_rows(tables: Tables) -> npt.NDArray[np.int64]:
     launch = matched_rows(tables.gpu, tables.host, "correlation", CALLS)
     unknown = launch == NO_ROW
     if unknown.any():
-        launch = np.where(
-            unknown, matched_rows(tables.gpu, tables.host, "external", _LINKED), launch
-        )
+        launch = np.where(unknown, matched_rows(tables.gpu, tables.host, "external", _LINKED), launch)
     return launch

@@ -28,10 +28,7 @@ MOST_CHARACTERS = 4096
 
 
 def merged_metadata(
-    parent: npt.NDArray[np.int64],
-    metadata: pl.Series,
-    rows: npt.NDArray[np.int64],
-    has_metadata: npt.NDArray[np.bool_],
+    parent: npt.NDArray[np.int64], metadata: pl.Series, rows: npt.NDArray[np.int64], has_metadata: npt.NDArray[np.bool_]
 ) -> pl.Series:
     """The metadata of all marks around each of the rows.
 
@@ -47,9 +44,7 @@ def merged_metadata(
     tree, node = path_tree(parent, metadata, rows, has_metadata)
     node_texts = tree.name.cast(pl.String).to_list()
     texts: list[str | None] = []
-    merged_pairs: dict[
-        tuple[str | None, str], str | None
-    ] = {}  # many marks have the same metadata as others
+    merged_pairs: dict[tuple[str | None, str], str | None] = {}  # many marks have the same metadata as others
     for above, text in zip(tree.parent.tolist(), node_texts, strict=True):
         pair = (None if above == NO_ROW else texts[above], text)
         if pair not in merged_pairs:
@@ -68,13 +63,9 @@ def merge_metadata(outer: pl.Series, inner: pl.Series) -> pl.Series:
     pairs = pl.DataFrame({"outer": outer, "inner": inner})
     distinct = pairs.unique(maintain_order=True)
     texts = [_merged(*pair) for pair in distinct.cast(pl.String).iter_rows()]
-    merged = distinct.with_columns(
-        metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical())
-    )
+    merged = distinct.with_columns(metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
     both = ["outer", "inner"]
-    return pairs.join(merged, on=both, how="left", maintain_order="left", nulls_equal=True)[
-        "metadata"
-    ]
+    return pairs.join(merged, on=both, how="left", maintain_order="left", nulls_equal=True)["metadata"]
 
 
 def _merged(outer: str | None, inner: str | None) -> str | None:

@@ -29,16 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = [
-    "KEPT_LEVELS",
-    "MOST_LEVELS",
-    "SEPARATOR",
-    "Form",
-    "PathTree",
-    "left_out",
-    "path_names",
-    "path_tree",
-]
+__all__ = ["KEPT_LEVELS", "MOST_LEVELS", "SEPARATOR", "Form", "PathTree", "left_out", "path_names", "path_tree"]
 
 SEPARATOR = "/"
 MOST_LEVELS = 256
@@ -123,9 +114,7 @@ class PathTree:
         short = _shortened(heads.filter(pl.Series(deep)), lacking, tails, others, separator)
         return heads.scatter(np.flatnonzero(deep), short)
 
-    def _characters(
-        self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], form: Form
-    ) -> int:
+    def _characters(self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], form: Form) -> int:
         """The number of characters of the texts of nodes, give or take some for each level left out."""
         names = (self.name.cast(pl.String).str.len_chars().fill_null(0) + 1).to_numpy()
         names = names.astype(np.int64)
@@ -143,9 +132,7 @@ class PathTree:
             deep = self.parent[deep]
         return total
 
-    def _full_texts(
-        self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], separator: str
-    ) -> pl.Series:
+    def _full_texts(self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], separator: str) -> pl.Series:
         """The paths in full, built level by level for all ancestors of the wanted nodes."""
         rows = np.flatnonzero(ancestors(self.parent, nodes))
         position = np.full(len(self.parent), NO_ROW, np.int64)
@@ -159,30 +146,20 @@ class PathTree:
             texts = names.slice(low, high - low)
             if low:
                 around = levels[-1].gather(position[self.parent[rows[low:high]]] - above)
-                texts = self._below(
-                    around, self.name.gather(self.parent[rows[low:high]]), texts, separator
-                )
+                texts = self._below(around, self.name.gather(self.parent[rows[low:high]]), texts, separator)
             levels.append(texts)
             above = low
         return pl.concat(levels).gather(position[nodes])
 
-    def _below(
-        self, path: pl.Series, last: pl.Series, name: pl.Series, separator: str
-    ) -> pl.Series:
+    def _below(self, path: pl.Series, last: pl.Series, name: pl.Series, separator: str) -> pl.Series:
         """Appends names to paths, whose last names are given."""
         joined = path + separator + name
         if not self.dotted:
             return joined
-        rows = pl.DataFrame(
-            {"path": path, "last": last.cast(pl.String), "name": name, "joined": joined}
-        )
+        rows = pl.DataFrame({"path": path, "last": last.cast(pl.String), "name": name, "joined": joined})
         extends = pl.col("name").str.starts_with(pl.col("last") + ".")
-        head = pl.col("path").str.head(
-            pl.col("path").str.len_chars() - pl.col("last").str.len_chars()
-        )
-        return rows.select(
-            pl.when(extends).then(head + pl.col("name")).otherwise("joined").alias("")
-        ).to_series()
+        head = pl.col("path").str.head(pl.col("path").str.len_chars() - pl.col("last").str.len_chars())
+        return rows.select(pl.when(extends).then(head + pl.col("name")).otherwise("joined").alias("")).to_series()
 
     def _tails(self, nodes: npt.NDArray[np.int64], levels: int, separator: str) -> pl.Series:
         """The innermost names of deep paths, as text."""
@@ -200,11 +177,7 @@ def left_out(levels: int) -> str:
 
 
 def _shortened(
-    heads: pl.Series,
-    levels: npt.NDArray[np.int64],
-    tails: pl.Series,
-    others: pl.Series,
-    separator: str,
+    heads: pl.Series, levels: npt.NDArray[np.int64], tails: pl.Series, others: pl.Series, separator: str
 ) -> pl.Series:
     """Shortened paths that are distinct from each other and from all of ``others``."""
     lacking, position = np.unique(levels, return_inverse=True)
@@ -212,14 +185,10 @@ def _shortened(
     parts = pl.DataFrame({"head": heads, "gap": gap, "tail": tails})
     number = pl.int_range(1, pl.len() + 1).over("head", "gap", "tail")
     parts = parts.with_columns(number=number)
-    suffix = (
-        pl.when(pl.col("number") == 1).then(pl.lit("]")).otherwise(pl.format(", {}]", "number"))
-    )
+    suffix = pl.when(pl.col("number") == 1).then(pl.lit("]")).otherwise(pl.format(", {}]", "number"))
     between = pl.lit(separator)
     while True:
-        text = parts.select(
-            pl.concat_str("head", between, "gap", suffix, between, "tail")
-        ).to_series()
+        text = parts.select(pl.concat_str("head", between, "gap", suffix, between, "tail")).to_series()
         taken = ~text.is_first_distinct() | text.is_in(others.implode())
         if not taken.any():
             return text

@@ -95,9 +95,7 @@ def _function(match: re.Match[str], of_class: str | None) -> str:
     return f"{match['file']}{line} {function}"
 
 
-def _classes(
-    host: pl.DataFrame, code: Rows, is_frame: Mask, frames: dict[int, re.Match[str]]
-) -> dict[int, str]:
+def _classes(host: pl.DataFrame, code: Rows, is_frame: Mask, frames: dict[int, re.Match[str]]) -> dict[int, str]:
     """The class of each ``forward`` whose class is certain, by the code of the frame's name."""
     forwards = [c for c, match in frames.items() if match["function"] == _FORWARD]
     callers = [c for c, match in frames.items() if _CALLS_FORWARD.search(match["file"])]
@@ -109,9 +107,7 @@ def _classes(
     around = chain_to(parent, parent[rows], ~between)
     module = (host["category"] == "module").fill_null(value=False).to_numpy()
     known = (around != NO_ROW) & module[around]
-    calls = pl.DataFrame(
-        {"code": code[rows], "name": host["name"].gather(np.where(known, around, 0))}
-    )
+    calls = pl.DataFrame({"code": code[rows], "name": host["name"].gather(np.where(known, around, 0))})
     distinct = (
         calls.filter(pl.Series(known))
         .unique()

@@ -60,9 +60,7 @@ class Stacks:
     shared: bool
 
 
-def stacks_of(
-    trace: Attributed, by: str, frames: Mapping[str, tuple[str, ...]] | None = None
-) -> Stacks:
+def stacks_of(trace: Attributed, by: str, frames: Mapping[str, tuple[str, ...]] | None = None) -> Stacks:
     """The path of every row of ``trace.gpu``.
 
     Args:
@@ -100,9 +98,7 @@ def stacks_of(
     )
 
 
-def _known_from_host_ranges(
-    by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series
-) -> pl.Series:
+def _known_from_host_ranges(by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series) -> pl.Series:
     """Which places equal the text of their host path, so that their frames are known without splitting text."""
     around = node != NO_ROW
     used = np.unique(node[around])
@@ -177,9 +173,7 @@ def _weighted_source_stacks(trace: Attributed) -> Stacks:
     known = distinct["frame"].is_not_null().to_numpy()
     rules = distinct["rule"].to_list()
     paths = [
-        ((next(places),) if innermost[i] != NO_ROW else ())
-        if known[i]
-        else (f"[{text_of(rules[i])}]",)
+        ((next(places),) if innermost[i] != NO_ROW else ()) if known[i] else (f"[{text_of(rules[i])}]",)
         for i in others.tolist()
     ]
     tree, attributed, ends = _with_paths(tree, paths, known[others])
@@ -216,10 +210,7 @@ class _Frames:
         heights = [table.frames.height for table in tables]
         first = np.concatenate([[0], np.cumsum(heights)])[: len(heights)].tolist()
         parents = [table.frames["parent"].cast(pl.Int64).to_numpy() for table in tables]
-        above = [
-            np.where(parent > 0, parent - 1 + begin, NO_ROW)
-            for parent, begin in zip(parents, first, strict=True)
-        ]
+        above = [np.where(parent > 0, parent - 1 + begin, NO_ROW) for parent, begin in zip(parents, first, strict=True)]
         none = np.zeros(0, np.bool_)
         return cls(
             dict(zip(modules, first, strict=True)),

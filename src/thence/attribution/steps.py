@@ -78,9 +78,7 @@ _SMALLER = 1 << 24
 """Hashes are divided by this, so that the sum of those of a graph's kernels fits into 64 bits."""
 
 
-def found_steps(
-    tables: Tables, host: HostRows
-) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
+def found_steps(tables: Tables, host: HostRows) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
     """The steps of a trace, and the step of every activity.
 
     Args:
@@ -138,9 +136,7 @@ def _numbered(found: pl.DataFrame) -> pl.DataFrame:
 def _frame(kind: str, columns: Mapping[str, object], *, numbered: bool = False) -> pl.DataFrame:
     """Steps of one kind, as `_numbered` takes them."""
     given = {"device": pl.lit(None, pl.Int32())} if "device" not in columns else {}
-    return pl.DataFrame(columns).with_columns(
-        **given, kind=pl.lit(kind), numbered=pl.lit(value=numbered)
-    )
+    return pl.DataFrame(columns).with_columns(**given, kind=pl.lit(kind), numbered=pl.lit(value=numbered))
 
 
 # ---- Marked steps
@@ -161,9 +157,7 @@ def _marked(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     for rank in np.unique(ranks):
         ours = ranks == rank
         alone = np.flatnonzero(ours & outermost)
-        inner = (
-            ours & (around == rows[alone[0]]) if len(alone) == 1 else np.zeros(len(rows), np.bool_)
-        )
+        inner = ours & (around == rows[alone[0]]) if len(alone) == 1 else np.zeros(len(rows), np.bool_)
         if inner.sum() > 1 and not of_server[alone[0]]:
             chosen[alone[0]] = False
             chosen |= inner
@@ -193,16 +187,13 @@ def _ranges(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     rows = rows[host.climb(host.parent[rows], counting) == NO_ROW]
     if len(rows) < 2:
         return None
-    found = _frame(
-        "range", _times_of(tables, rows) | {"name": tables.host["name"].gather(rows)}, numbered=True
-    )
+    found = _frame("range", _times_of(tables, rows) | {"name": tables.host["name"].gather(rows)}, numbered=True)
     whole = found.group_by("rank", "device", "kind", "numbered").agg(
         pl.col("start").min(), pl.col("end").max(), pl.col("name").first()
     )
     duration = tables.gpu["duration"].to_numpy()
     inside, between = (
-        duration[_launched_in(tables, host, _numbered(frame))[0] != NO_ROW].sum()
-        for frame in (found, whole)
+        duration[_launched_in(tables, host, _numbered(frame))[0] != NO_ROW].sum() for frame in (found, whole)
     )
     return found if inside >= max(MIN_SHARE * between, 1) else None
 
@@ -232,9 +223,7 @@ def _main_executions(tables: Tables) -> pl.DataFrame:
     """The rows of programs whose executions are steps, with their row number; empty if no program repeats."""
     key = ("rank", "device", "program")
     rows = tables.programs.with_row_index("row")
-    spent = tables.gpu.group_by(row=pl.col("program").cast(pl.UInt32)).agg(
-        pl.col("duration").sum().alias("ns")
-    )
+    spent = tables.gpu.group_by(row=pl.col("program").cast(pl.UInt32)).agg(pl.col("duration").sum().alias("ns"))
     executions = rows.filter(pl.col("program").is_not_null()).join(spent, on="row")
     share = pl.col("ns") / pl.col("ns").sum().over("rank", "device")
     main = (
@@ -341,17 +330,15 @@ def _module_calls(tables: Tables, host: HostRows) -> pl.DataFrame | None:
         return None
     top = np.zeros(len(wanted), np.bool_)
     top[rows[host.climb(host.parent[rows], wanted) == NO_ROW]] = True
-    launched = pl.DataFrame(
-        {"row": host.climb(host.launch, top), "ns": tables.gpu["duration"]}
-    ).filter(pl.col("row") != NO_ROW)
+    launched = pl.DataFrame({"row": host.climb(host.launch, top), "ns": tables.gpu["duration"]}).filter(
+        pl.col("row") != NO_ROW
+    )
     calls = launched.group_by("row").agg(pl.col("ns").sum())
     token = tables.host["name"].gather(calls["row"]).to_physical().cast(pl.UInt64)
     return _repeating("module", tables, calls.with_columns(token=token, sure=True), pl.col("name"))
 
 
-def _repeating(
-    kind: str, tables: Tables, calls: pl.DataFrame, name: pl.Expr
-) -> pl.DataFrame | None:
+def _repeating(kind: str, tables: Tables, calls: pl.DataFrame, name: pl.Expr) -> pl.DataFrame | None:
     """The steps that a sequence of host rows makes by repeating.
 
     Args:

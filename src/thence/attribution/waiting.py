@@ -81,14 +81,8 @@ def event_edges(tables: Tables, launch: Int64) -> pl.DataFrame:
     timed, on_stream = _timed(events, tables.host), _by_stream(_launches(tables, launch))
     direct = _pairs(timed)
     through = _through(timed, direct, on_stream)
-    passed = _edges(timed, through, on_stream).filter(
-        pl.col("ended") <= pl.col("starts") + _CLOCKS_NS
-    )
-    return (
-        pl.concat([_edges(timed, direct, on_stream), passed])
-        .select(list(schema))
-        .unique(maintain_order=True)
-    )
+    passed = _edges(timed, through, on_stream).filter(pl.col("ended") <= pl.col("starts") + _CLOCKS_NS)
+    return pl.concat([_edges(timed, direct, on_stream), passed]).select(list(schema)).unique(maintain_order=True)
 
 
 def launches_by_stream(tables: Tables, launch: Int64) -> pl.DataFrame:
@@ -108,11 +102,7 @@ def _timed(calls: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
     )
     return (
         calls.with_row_index("row")
-        .hstack(
-            columns.select(
-                "process", "thread", time="start", until=pl.col("start") + pl.col("duration")
-            )
-        )
+        .hstack(columns.select("process", "thread", time="start", until=pl.col("start") + pl.col("duration")))
         .sort("time", maintain_order=True)
     )
 
@@ -157,9 +147,7 @@ def _asof(calls: pl.DataFrame, others: pl.DataFrame, by: list[str], strategy: st
 
 def _pairs(events: pl.DataFrame) -> pl.DataFrame:
     """Columns wait and record: each wait whose record is known, with that record."""
-    return events.filter(pl.col("record").is_not_null()).select(
-        wait="row", record=pl.col("record").cast(pl.UInt32)
-    )
+    return events.filter(pl.col("record").is_not_null()).select(wait="row", record=pl.col("record").cast(pl.UInt32))
 
 
 def _through(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
@@ -173,9 +161,7 @@ def _through(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame)
     placed = events.drop_nulls(_STREAM).select("row", "kind", "time", *_STREAM, number)
     records = placed.filter(pl.col("kind") == "record").rename({"row": "record"})
     launched = on_stream.select(*_STREAM, "time", since="time")
-    records = _asof(records, launched, _STREAM, "backward").select(
-        "record", "number", "time", "since"
-    )
+    records = _asof(records, launched, _STREAM, "backward").select("record", "number", "time", "since")
     waits = placed.filter(pl.col("kind") == "wait").rename({"row": "wait"})
     waits = (
         waits.join(pairs, on="wait", maintain_order="left")
@@ -213,17 +199,13 @@ def _edges(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -
 
     Pairs of one stream are left out: a stream that waits for its own record waits for nothing.
     """
-    waits = events.select(*_STREAM, "time", wait="row").join(
-        pairs, on="wait", maintain_order="left"
-    )
+    waits = events.select(*_STREAM, "time", wait="row").join(pairs, on="wait", maintain_order="left")
     behind = _asof(waits, on_stream.select(*_STREAM, "time", "first", "start"), _STREAM, "forward")
     records = events.filter(pl.col("kind") == "record").select(*_STREAM, "time", record="row")
     before = _asof(records, on_stream.select(*_STREAM, "time", "last", "end"), _STREAM, "backward")
     here, there = pl.struct(_STREAM).alias("here"), pl.struct(_STREAM).alias("there")
     sides = behind.select("wait", "record", here, waiting="first", starts="start").join(
-        before.select("record", there, awaited="last", ended="end"),
-        on="record",
-        maintain_order="left",
+        before.select("record", there, awaited="last", ended="end"), on="record", maintain_order="left"
     )
     return sides.drop_nulls(["waiting", "awaited"]).filter(pl.col("here") != pl.col("there"))
 
@@ -254,24 +236,16 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     )
     timed = (
         _asof(timed, _bare(events, launches), _THREAD, "backward")
+        .with_columns(guess=guessed, silent=is_wait & pl.col("known").is_null(), guessed=~is_wait & unknown)
         .with_columns(
-            guess=guessed, silent=is_wait & pl.col("known").is_null(), guessed=~is_wait & unknown
-        )
-        .with_columns(
-            device=pl.when(is_wait & unknown)
-            .then(pl.col("guess").struct.field("device"))
-            .otherwise("device"),
-            stream=pl.when(is_wait & unknown)
-            .then(pl.col("guess").struct.field("stream"))
-            .otherwise("stream"),
+            device=pl.when(is_wait & unknown).then(pl.col("guess").struct.field("device")).otherwise("device"),
+            stream=pl.when(is_wait & unknown).then(pl.col("guess").struct.field("stream")).otherwise("stream"),
         )
     )
     records = timed.filter(~is_wait)
     made = records.select(*_THREAD, "time", guess_record="row")
     named = _asof(timed.filter("silent"), made, _THREAD, "backward")
-    anywhere = _asof(
-        named, made.select("rank", "time", any_record="guess_record"), ["rank"], "backward"
-    )
+    anywhere = _asof(named, made.select("rank", "time", any_record="guess_record"), ["rank"], "backward")
     named = anywhere.select(
         "row", waits_on=pl.struct("device", "stream"), guess_record=pl.coalesce("guess_record", "any_record"),
     )  # fmt: skip
@@ -298,30 +272,25 @@ def _named_ranks(events: pl.DataFrame) -> pl.Series:
 def _bare(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """Records on streams on which nothing ran: their thread and time, and the stream as ``bare``."""
     records = events.filter(pl.col("kind") == "record", pl.col("stream").is_not_null())
-    return records.join(
-        launches.select(_STREAM).unique(), on=_STREAM, how="anti", maintain_order="left"
-    ).select(*_THREAD, "time", bare=pl.struct("device", "stream"))
+    return records.join(launches.select(_STREAM).unique(), on=_STREAM, how="anti", maintain_order="left").select(
+        *_THREAD, "time", bare=pl.struct("device", "stream")
+    )
 
 
 def _with_streams_of_records(timed: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
     """Gives records without a stream that of the last launch on their thread, other than the stream that waits."""
     awaiting = (
-        named.drop_nulls("guess_record")
-        .group_by(pl.col("guess_record").alias("row"))
-        .agg(pl.col("waits_on").first())
+        named.drop_nulls("guess_record").group_by(pl.col("guess_record").alias("row")).agg(pl.col("waits_on").first())
     )
     joined = timed.join(awaiting, on="row", how="left", maintain_order="left")
     same = pl.col("on").eq_missing(pl.col("waits_on"))
     guess = pl.when(same).then("other").otherwise("on")
     return joined.with_columns(
-        pl.when("guessed").then(guess.struct.field(name)).otherwise(name).alias(name)
-        for name in ("device", "stream")
+        pl.when("guessed").then(guess.struct.field(name)).otherwise(name).alias(name) for name in ("device", "stream")
     )
 
 
-def _inferred_waits(
-    waits: pl.DataFrame, events: pl.DataFrame, launches: pl.DataFrame
-) -> pl.DataFrame:
+def _inferred_waits(waits: pl.DataFrame, events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """Waits in order of their rows, with streams and records inferred and ``known`` filled."""
     if waits.is_empty():
         return waits
@@ -345,17 +314,13 @@ def _inferred_waits(
         before.select("record_row", record_ended="ended"),
         left_on="guess_record", right_on="record_row", how="left", maintain_order="left",
     )  # fmt: skip
-    timed = _asof(
-        timed, on_stream.select(*_STREAM, "time", stream_ended="end"), _STREAM, "backward"
-    )
+    timed = _asof(timed, on_stream.select(*_STREAM, "time", stream_ended="end"), _STREAM, "backward")
     returned = pl.col("until") + _RETURN_NS
     fits_stream = (pl.col("stream_ended") <= returned).fill_null(value=False)
     fits_record = (pl.col("record_ended") <= returned).fill_null(value=False)
     guessed_event = silent & (kind == "event")
     return timed.with_columns(
-        record=pl.when(guessed_event & fits_record)
-        .then(pl.col("guess_record").cast(pl.Int32))
-        .otherwise("record"),
+        record=pl.when(guessed_event & fits_record).then(pl.col("guess_record").cast(pl.Int32)).otherwise("record"),
         stream=pl.when(guessed & ~fits_stream).then(None).otherwise("stream"),
         known=pl.when(~silent)
         .then("known")

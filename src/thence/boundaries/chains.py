@@ -254,8 +254,7 @@ class Chains:
         before[first] = [self._last.get((kind, one), nowhere) for one in thread[first].tolist()]
         last = np.append(first[1:], [True])[: len(thread)]
         self._last.update(
-            ((kind, one), number)
-            for one, number in zip(thread[last].tolist(), place[last].tolist(), strict=True)
+            ((kind, one), number) for one, number in zip(thread[last].tolist(), place[last].tolist(), strict=True)
         )
         return before
 
@@ -320,9 +319,7 @@ class Chains:
         for at in range(len(words) - 2, 1, -2):
             code = self._codes[words[at] - FIRST_OWN]
             number = self._line(words[at] - FIRST_OWN, words[at + 1])
-            line = self._places.number(
-                Place(LINE, line, code.co_qualname, code.co_filename, number)
-            )
+            line = self._places.number(Place(LINE, line, code.co_qualname, code.co_filename, number))
         return module or self._nowhere[MODULE], line or self._nowhere[LINE]
 
     def _line(self, code: int, position: int) -> int:

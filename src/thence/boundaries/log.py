@@ -58,9 +58,7 @@ READ = 4
 """The place was read from the thread's stack at a call: the counter is its value before the call, and may equal that of
 the thread's previous boundary."""
 COLUMNS = {"counter": "u4", "time": "i8", "thread": "u4", "place": "u4", "flags": "u1"}
-_RECORD = np.dtype(
-    [("time", "<i8"), ("counter", "<u4"), ("thread", "<u4"), ("place", "<u4"), ("flags", "<u4")]
-)
+_RECORD = np.dtype([("time", "<i8"), ("counter", "<u4"), ("thread", "<u4"), ("place", "<u4"), ("flags", "<u4")])
 """``Row`` of _probe.c."""
 
 
@@ -103,10 +101,7 @@ class BoundaryLog:
         """The rows since the last call, in the order in which they were noted."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         columns = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
-        return {
-            name: np.array(values, dtype)
-            for (name, dtype), values in zip(COLUMNS.items(), columns, strict=True)
-        }
+        return {name: np.array(values, dtype) for (name, dtype), values in zip(COLUMNS.items(), columns, strict=True)}
 
 
 class NativeBoundaryLog(BoundaryLog):
@@ -117,9 +112,7 @@ class NativeBoundaryLog(BoundaryLog):
         make_moments: makes a log of moments for it.
     """
 
-    def __init__(
-        self, log: NativeLog, make_moments: Callable[[NativeLog], CompiledMoments]
-    ) -> None:
+    def __init__(self, log: NativeLog, make_moments: Callable[[NativeLog], CompiledMoments]) -> None:
         self._log = log
         self._make_moments = make_moments
         self._moments: list[NativeMoments] = []

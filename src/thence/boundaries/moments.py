@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
         lost: int
 
-        def opened(
-            self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]
-        ) -> None:
+        def opened(self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]) -> None:
             """As `Moments.opened`."""
 
         def closed(self, number: int) -> None:
@@ -52,15 +50,7 @@ NOTHING = -1
 """Value of ``forward`` for no mark."""
 Texts = tuple[str, "str | None", "Mapping[str, object] | None"]
 """Name, lane and metadata of what begins; None for no lane or no metadata."""
-COLUMNS = {
-    "what": "u1",
-    "serial": "i8",
-    "forward": "i8",
-    "time": "i8",
-    "counter": "u4",
-    "thread": "u4",
-    "texts": "u4",
-}
+COLUMNS = {"what": "u1", "serial": "i8", "forward": "i8", "time": "i8", "counter": "u4", "thread": "u4", "texts": "u4"}
 _MOMENT = np.dtype(
     [(name, "<i8") for name in ("time", "serial", "forward")]
     + [(name, "<u4") for name in ("counter", "thread", "texts", "what")]
@@ -96,9 +86,7 @@ class Moments:
         self._rows: deque[tuple[int, int, int, int, int, int, Texts | None]] = deque()
         self._local = CallingThread()
 
-    def opened(
-        self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]
-    ) -> None:
+    def opened(self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]) -> None:
         """Note that a mark opens on this thread."""
         self._begin(OPENED, number, NOTHING, (name, lane, metadata or None))
 

@@ -33,8 +33,7 @@ __all__ = ["Calls", "Followed", "NativeProbe", "Probe", "PythonProbe", "choose_p
 
 Calls = dict[str, np.ndarray[Any, Any]]
 _CALL = np.dtype(
-    [("begin", "<i8"), ("end", "<i8")]
-    + [(name, "<u4") for name in ("domain", "function", "thread", "number")]
+    [("begin", "<i8"), ("end", "<i8")] + [(name, "<u4") for name in ("domain", "function", "thread", "number")]
 )
 """``Call`` of _calls.c."""
 _MOST_CALLS = 1 << 20

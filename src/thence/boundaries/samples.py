@@ -31,15 +31,7 @@ if TYPE_CHECKING:
 
     from thence.boundaries.places import Places
 
-__all__ = [
-    "COUNTS",
-    "SAMPLE",
-    "ChainNames",
-    "Function",
-    "HostSamples",
-    "SampleLayout",
-    "why_not_sampled",
-]
+__all__ = ["COUNTS", "SAMPLE", "ChainNames", "Function", "HostSamples", "SampleLayout", "why_not_sampled"]
 
 SAMPLE = np.dtype(
     [(name, "<i8") for name in ("time", "until")]
@@ -48,10 +40,7 @@ SAMPLE = np.dtype(
 """``Sample`` of _samples.c."""
 _CODECS = {0: "utf-8", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 """By the width of characters that the probe gives; 0: ASCII."""
-COUNTS = (
-    *("read", "torn", "refused", "no_frame", "launched", "late", "unmoved"),
-    *("lost", "lost_functions"),
-)
+COUNTS = (*("read", "torn", "refused", "no_frame", "launched", "late", "unmoved"), *("lost", "lost_functions"))
 """What the probe counts: samples by outcome, rows and functions for which there was no room."""
 _RUNS = len(SAMPLE_STATES)
 """``RUNS`` of _samples.c."""
@@ -181,9 +170,7 @@ def _found(content: bytes, value: bytes, *, last: bool = False) -> int:
 
     A code object has its qualified name after its name, which may be the same object.
     """
-    places = [
-        at for at in range(0, len(content) - len(value) + 1, 4) if content.startswith(value, at)
-    ]
+    places = [at for at in range(0, len(content) - len(value) + 1, 4) if content.startswith(value, at)]
     if not places:
         raise LookupError("a field of code objects was not found")
     return places[-1] if last else places[0]
@@ -211,15 +198,12 @@ def _gil_bit() -> tuple[int, int]:
     copies: dict[bool, list[bytes]] = {True: [], False: []}
     for _ in range(_TRIES):
         for holds, library in ((True, ctypes.PyDLL(None)), (False, ctypes.CDLL(None))):
-            to = ctypes.create_string_buffer(
-                size
-            )  # a call by CDLL releases the GIL, one by PyDLL does not
+            to = ctypes.create_string_buffer(size)  # a call by CDLL releases the GIL, one by PyDLL does not
             library.memcpy(to, ctypes.c_void_p(state), ctypes.c_size_t(size))
             copies[holds].append(to.raw)
     for at in range(24, size, 4):  # before it are pointers to other states
         of = {
-            holds: [int.from_bytes(one[at : at + 4], sys.byteorder) for one in some]
-            for holds, some in copies.items()
+            holds: [int.from_bytes(one[at : at + 4], sys.byteorder) for one in some] for holds, some in copies.items()
         }
         always, ever = 0xFFFFFFFF, 0
         for word in of[True]:
@@ -271,9 +255,7 @@ def _runtime() -> tuple[int, int]:
         begin = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
         symbol = ctypes.POINTER(_Symbol)()
         facts = (ctypes.c_void_p * 4)()  # Dl_info
-        found = ctypes.CDLL(None).dladdr1(
-            ctypes.c_void_p(begin), facts, ctypes.byref(symbol), _RTLD_DL_SYMENT
-        )
+        found = ctypes.CDLL(None).dladdr1(ctypes.c_void_p(begin), facts, ctypes.byref(symbol), _RTLD_DL_SYMENT)
     except (ValueError, AttributeError, OSError):
         return 0, 0
     return (begin, begin + int(symbol.contents.size)) if found and symbol else (0, 0)
@@ -326,9 +308,7 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], bool]], bool]) -> b
             and 0 < len(read) == min(len(read), len(true))
             and all(
                 _same(function, code) and (number == 0 or position == at)
-                for number, ((function, position), (code, at)) in enumerate(
-                    zip(read, true, strict=False)
-                )
+                for number, ((function, position), (code, at)) in enumerate(zip(read, true, strict=False))
             )
         )
 
@@ -384,15 +364,11 @@ class ChainNames:
     def chain(self, number: int) -> list[tuple[int, int]]:
         """Number of the function and position of each frame of a chain, innermost first."""
         if number > len(self._chains):
-            words = np.frombuffer(
-                self._native.sample_chains(len(self._chains) + 1), np.uint32
-            ).tolist()
+            words = np.frombuffer(self._native.sample_chains(len(self._chains) + 1), np.uint32).tolist()
             at = 0
             while at < len(words):
                 end = at + 1 + words[at]
-                self._chains.append(
-                    list(zip(words[at + 1 : end : 2], words[at + 2 : end : 2], strict=True))
-                )
+                self._chains.append(list(zip(words[at + 1 : end : 2], words[at + 2 : end : 2], strict=True)))
                 at = end
         return self._chains[number - 1]
 
@@ -407,10 +383,7 @@ def _function(first: int, size: int, texts: bytes) -> Function:
     name, file = (content.decode(_CODECS[width], errors="replace") for content, width in parts[:2])
     try:
         code = _model.replace(
-            co_linetable=parts[2][0],
-            co_firstlineno=first,
-            co_code=bytes(size),
-            co_exceptiontable=b"",
+            co_linetable=parts[2][0], co_firstlineno=first, co_code=bytes(size), co_exceptiontable=b""
         )
         rows = list(code.co_lines())
     except ValueError:
@@ -490,9 +463,7 @@ class HostSamples:
             "frame": numbers[:, 1],
         }
 
-    def _place(
-        self, key: tuple[int, int, bool], places: Places, is_own: Callable[[str], bool]
-    ) -> tuple[int, int]:
+    def _place(self, key: tuple[int, int, bool], places: Places, is_own: Callable[[str], bool]) -> tuple[int, int]:
         """Numbers of two places: the innermost line of the user's code, and the innermost frame.
 
         The first is a `LINE`, whose parents are the user's lines that called it; 0 if there is none. It has no line

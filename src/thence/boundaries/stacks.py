@@ -148,8 +148,7 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], Any]], Any]) -> boo
         known = {code for code, _, _ in expected}
         seen = [row for row in found if row[0] in known]
         return len(seen) == len(expected) and all(
-            read[:2] == true[:2] and true[2] in (None, read[2])
-            for read, true in zip(seen, expected, strict=True)
+            read[:2] == true[:2] and true[2] in (None, read[2]) for read, true in zip(seen, expected, strict=True)
         )
 
     return bool(call(compare))

@@ -15,10 +15,7 @@ from thence.errors import ThenceError
 
 __all__ = ["main"]
 
-_NO_THREAD = (
-    "can't start new thread",
-    'kind: WouldBlock, message: "Resource temporarily unavailable"',
-)
+_NO_THREAD = ("can't start new thread", 'kind: WouldBlock, message: "Resource temporarily unavailable"')
 """What Python, and Polars in a panic of its thread pool, say if the system refuses a thread."""
 
 

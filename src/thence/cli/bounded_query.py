@@ -33,10 +33,7 @@ _TOO_LARGE = 4
 
 
 def bounded_answer(
-    frames: Mapping[str, pl.DataFrame | pl.LazyFrame],
-    query: str,
-    most_seconds: float,
-    most_bytes: Bytes,
+    frames: Mapping[str, pl.DataFrame | pl.LazyFrame], query: str, most_seconds: float, most_bytes: Bytes
 ) -> pl.DataFrame:
     """The answer of a query, as `thence.analysis.query.answer` gives it.
 
@@ -85,9 +82,7 @@ def _ended(folder: Path, most_seconds: float, most_bytes: Bytes) -> int:
             check=False,
         ).returncode
     except subprocess.TimeoutExpired as error:
-        raise UsageError(
-            f"the query takes longer than {most_seconds:g} s; --time-limit allows more"
-        ) from error
+        raise UsageError(f"the query takes longer than {most_seconds:g} s; --time-limit allows more") from error
     except OSError as error:
         raise MissingRequirement(
             f"no process can be started to answer the query ({error.strerror or error})"
@@ -101,8 +96,7 @@ def _answer(folder: Path, most_bytes: Bytes) -> int:
         file.stem: pl.read_ipc(file) for file in sorted(folder.glob(f"*{_ENDING}"))
     }
     plans = {
-        file.stem: pl.LazyFrame.deserialize(io.BytesIO(file.read_bytes()))
-        for file in sorted(folder.glob(f"*{_PLAN}"))
+        file.stem: pl.LazyFrame.deserialize(io.BytesIO(file.read_bytes())) for file in sorted(folder.glob(f"*{_PLAN}"))
     }
     with (folder / _RESULT).open("wb") as result:
         try:

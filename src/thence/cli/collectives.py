@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
-from thence.cli.output import (
-    Result,
-    console,
-    document_of,
-    notes_of,
-    print_notes,
-    print_table,
-    result_options,
-)
+from thence.cli.output import Result, console, document_of, notes_of, print_notes, print_table, result_options
 from thence.units import format_ns
 
 if TYPE_CHECKING:

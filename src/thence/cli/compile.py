@@ -33,11 +33,7 @@ _SHOWN_SHARE = 0.99
 
 @click.command("compile", epilog=_EXAMPLES)
 @trace_options("rank")
-@choice_option(
-    "--autotuning",
-    choices=("block", "detail"),
-    meaning="Autotuning as one block, or phase by phase.",
-)
+@choice_option("--autotuning", choices=("block", "detail"), meaning="Autotuning as one block, or phase by phase.")
 @result_options(without=f"as many as hold {100 * _SHOWN_SHARE:.0f} % of the time")
 def command(inputs: Inputs, autotuning: str, result: Result) -> None:
     """Compilation: wall time by phase, parallel threads accounted for."""

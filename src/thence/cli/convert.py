@@ -11,12 +11,7 @@ import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import put, say, wrote
-from thence.cli.output import (
-    check_output,
-    choice_option,
-    force_option,
-    output_option,
-)
+from thence.cli.output import check_output, choice_option, force_option, output_option
 from thence.cli.progress import rows_written, working
 from thence.errors import UsageError
 from thence.model.places import LANES
@@ -110,9 +105,7 @@ def _timeline(
     from thence.writers.timelines.write import PERFETTO
 
     if fold == "always" and ending not in PERFETTO:
-        raise UsageError(
-            f"only {' and '.join(PERFETTO)} have rows for ranks that are folded, not {ending}"
-        )
+        raise UsageError(f"only {' and '.join(PERFETTO)} have rows for ranks that are folded, not {ending}")
     trace = inputs.open()
     with working("laying out the timeline"):
         if fold == "always" or (fold == "auto" and ending in PERFETTO and has_many_ranks(trace)):

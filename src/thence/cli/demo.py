@@ -16,13 +16,7 @@ RECORDING = "torch_eager_stack_rank0.json.gz"
 
 
 @click.command("demo")
-@click.option(
-    "--top",
-    type=top_rows,
-    default=8,
-    show_default=True,
-    help="Rows to show of each table.",
-)
+@click.option("--top", type=top_rows, default=8, show_default=True, help="Rows to show of each table.")
 def command(top: int) -> None:
     """Show a report on a recording of a small GPT that ships with thence."""
     from thence.writers.text.first_screen import heading

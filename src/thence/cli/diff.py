@@ -63,13 +63,7 @@ _TABLE = {
 _RANKED = ("row", "change", "verdict", "by")
 """Columns that a narrow terminal shows before others."""
 _SIDES = ("--before", "--after")
-_ENDINGS = {
-    ".json": "json",
-    ".csv": "csv",
-    ".md": "markdown",
-    ".html": "html",
-    ".pftrace": "pftrace",
-}
+_ENDINGS = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".pftrace": "pftrace"}
 
 
 class _SeveralEach(click.Command):
@@ -116,29 +110,19 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     metavar="BOUND",
     help="Exit with 1 if the change certainly exceeds this bound, such as 'total>5%'. Repeatable.",
 )
+@click.option("--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded.")
 @click.option(
-    "--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded."
-)
-@click.option(
-    "--within-run",
-    is_flag=True,
-    help="With --fail-on and one run per side: judge by the noise within the runs.",
+    "--within-run", is_flag=True, help="With --fail-on and one run per side: judge by the noise within the runs."
 )
 @click.option("--anyway", is_flag=True, help="Compare although the sides are not comparable.")
-@click.option(
-    "--each",
-    is_flag=True,
-    help="List every layer of a model, instead of one row for all equal layers.",
-)
+@click.option("--each", is_flag=True, help="List every layer of a model, instead of one row for all equal layers.")
 @click.option(
     "--depth",
     type=click.IntRange(min=1),
     help="Show the rows by module and label as a tree of this many levels, each with everything inside of it.",
 )
 @choice_option(
-    "--outliers",
-    choices=("leave-out", "keep"),
-    meaning="What to do with outlier steps, in runs of at least 8 steps.",
+    "--outliers", choices=("leave-out", "keep"), meaning="What to do with outlier steps, in runs of at least 8 steps."
 )
 @choice_option(
     "--idle",
@@ -226,9 +210,7 @@ def _sides(
         sides = _runs_in(baseline), (*paths, *after)
     elif before or after:
         if paths:
-            raise UsageError(
-                f"{paths[0]}: with --before and --after, every run must follow one of them"
-            )
+            raise UsageError(f"{paths[0]}: with --before and --after, every run must follow one of them")
         sides = tuple(before), tuple(after)
     elif len(paths) == 2:
         sides = (paths[0],), (paths[1],)
@@ -258,9 +240,7 @@ def _runs_in(folder: str) -> tuple[str, ...]:
     return tuple(map(str, runs))
 
 
-def _check_gates(
-    bounds: Sequence[Bound], sides: tuple[Sequence[str], Sequence[str]], *, within_run: bool
-) -> None:
+def _check_gates(bounds: Sequence[Bound], sides: tuple[Sequence[str], Sequence[str]], *, within_run: bool) -> None:
     from thence.analysis.diff.gate import needs_runs
 
     if bounds and needs_runs(*map(len, sides)) and not within_run:
@@ -331,10 +311,7 @@ def _show(diff: Diff, rows: pl.DataFrame, gates: Sequence[Gate], result: Result)
     result.table(rows, _TABLE, _RANKED)
     hidden = diff.rows.height - diff.shown_rows.height
     if hidden > 0 and rows.height < diff.rows.height:
-        line(
-            "* stands for the number of a layer; --each lists every layer, --depth 3 makes a tree",
-            "dim",
-        )
+        line("* stands for the number of a layer; --each lists every layer, --depth 3 makes a tree", "dim")
     put("\n")
     for gate in gates:
         line(str(gate), "bold red" if gate.verdict == "exceeded" else "bold")

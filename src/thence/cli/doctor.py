@@ -34,19 +34,9 @@ _NAMES = (
 
 @click.command("doctor", epilog=_EXAMPLES)
 @click.option(
-    "--need",
-    "needed",
-    multiple=True,
-    type=click.Choice(_NAMES),
-    help="Exit with 1 unless this works. Repeatable.",
+    "--need", "needed", multiple=True, type=click.Choice(_NAMES), help="Exit with 1 unless this works. Repeatable."
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("table", "json")),
-    default="table",
-    show_default=True,
-)
+@click.option("--format", "form", type=click.Choice(("table", "json")), default="table", show_default=True)
 @click.pass_context
 def command(ctx: click.Context, needed: tuple[str, ...], form: str) -> None:
     """What works on this machine, what does not, and why.

@@ -55,14 +55,7 @@ collectives waited for the last rank; this is busy time and in none of the rows 
 """
 
 _CAUSES = {"cause": "cause", "total_ns": "idle", "share": "share", "count": "pieces", "meaning": ""}
-_ROWS = {
-    "cause": "cause",
-    "by": "by",
-    "name": "name",
-    "total_ns": "idle",
-    "share": "share",
-    "count": "pieces",
-}
+_ROWS = {"cause": "cause", "by": "by", "name": "name", "total_ns": "idle", "share": "share", "count": "pieces"}
 _WAITS = {
     "name": "last call that waited",
     "place": "called at",
@@ -100,9 +93,7 @@ def command(inputs: Inputs, by: str, result: Result) -> None:
     print_table(output, Text(f"idle: {found.total}{over}", "bold"))
     result.table(found.causes, _CAUSES)
     print_table(output, "")
-    Result(result.form, None, result.top or _ROWS_SHOWN).table(
-        _short_kernels(found.shown_rows), _ROWS
-    )
+    Result(result.form, None, result.top or _ROWS_SHOWN).table(_short_kernels(found.shown_rows), _ROWS)
     for rows, headings in ((found.waits, _WAITS), (found.late, _LATE)):
         if not rows.is_empty():
             print_table(output, "")

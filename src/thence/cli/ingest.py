@@ -53,10 +53,7 @@ Examples:
 )
 @click.option("--host", is_flag=True, help="Also store host ranges: several times the size.")
 @click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes of this machine. Default: one per core.",
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes of this machine. Default: one per core."
 )
 @click.option(
     "--ray",
@@ -64,12 +61,7 @@ Examples:
     metavar="ADDRESS",
     help="Work on this Ray cluster: HOST:PORT, auto (the one that this machine is part of), or local.",
 )
-@choice_option(
-    "--format",
-    "form",
-    choices=("table", "json"),
-    meaning="json also lists every rank with its source.",
-)
+@choice_option("--format", "form", choices=("table", "json"), meaning="json also lists every rank with its source.")
 def command(
     inputs: Inputs,
     store: str,
@@ -83,11 +75,7 @@ def command(
     from thence.store.layout import BAD, Settings
 
     settings = Settings(
-        own=inputs.own,
-        hlo=inputs.hlo,
-        host=host,
-        max_expansion=inputs.max_expansion,
-        thence=__version__,
+        own=inputs.own, hlo=inputs.hlo, host=host, max_expansion=inputs.max_expansion, thence=__version__
     )
     with _progress() as progress:
         done = ingest(
@@ -136,13 +124,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda _done, _all: None
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("ranks"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=error_console(), transient=True) as bar:

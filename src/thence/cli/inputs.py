@@ -29,24 +29,15 @@ __all__ = ["SELECTING", "Inputs", "check_inputs", "names_inputs", "trace_options
 
 Option = Literal["rank", "device", "steps", "window", "program", "only", "warm-up", "own", "hlo"]
 
-SELECTING: tuple[Option, ...] = (
-    *("rank", "device", "steps", "window", "program"),
-    *("only", "warm-up"),
-)
+SELECTING: tuple[Option, ...] = (*("rank", "device", "steps", "window", "program"), *("only", "warm-up"))
 """Options that choose a part of a trace."""
 
 _GLOB = "*?["
 
 _OPTIONS: dict[Option, Callable[[Any], Any]] = {
-    "rank": click.option(
-        "--rank", "ranks", type=int, multiple=True, help="Only this rank. Repeatable."
-    ),
+    "rank": click.option("--rank", "ranks", type=int, multiple=True, help="Only this rank. Repeatable."),
     "device": click.option(
-        "--device",
-        "devices",
-        type=int,
-        multiple=True,
-        help="Only the GPU with this index. Repeatable.",
+        "--device", "devices", type=int, multiple=True, help="Only the GPU with this index. Repeatable."
     ),
     "steps": click.option(
         "--steps",
@@ -65,9 +56,7 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
         help="Only work of the XLA program of this name; main finds the programs of the steps.",
     ),
     "only": click.option(
-        "--only",
-        metavar="REGEX",
-        help="Only work whose name, label, module, op, HLO instruction or op_name matches.",
+        "--only", metavar="REGEX", help="Only work whose name, label, module, op, HLO instruction or op_name matches."
     ),
     "warm-up": click.option(
         "--warm-up",
@@ -100,11 +89,7 @@ _RUNS = (
         help="Which run of a directory that holds several: the name of a folder, or a part of file names "
         "between dots. Default: the newest.",
     ),
-    click.option(
-        "--add",
-        is_flag=True,
-        help="Read several files of the same rank as separate ranks.",
-    ),
+    click.option("--add", is_flag=True, help="Read several files of the same rank as separate ranks."),
     click.option(
         "--max-expansion",
         type=click.IntRange(min=1),
@@ -187,9 +172,7 @@ class Inputs:
             )
 
 
-def trace_options(
-    *offered: Option, required: bool = True
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def trace_options(*offered: Option, required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds the argument INPUT... and options to a command, which gets them as one parameter ``inputs``.
 
     The inputs and options are validated before anything is read.
@@ -234,9 +217,7 @@ def trace_options(
 
 
 def _common_start(texts: Sequence[str]) -> str:
-    return "".join(
-        same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*texts, strict=False))
-    )
+    return "".join(same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*texts, strict=False)))
 
 
 def names_inputs(text: str) -> bool:

@@ -8,15 +8,7 @@ import click
 
 from thence.cli.inputs import Inputs, check_inputs
 from thence.cli.messages import put, say, wrote
-from thence.cli.output import (
-    check_output,
-    console,
-    force_option,
-    format_option,
-    output_option,
-    print_json,
-    print_table,
-)
+from thence.cli.output import check_output, console, force_option, format_option, output_option, print_json, print_table
 from thence.errors import MissingData, UsageError
 
 if TYPE_CHECKING:
@@ -43,10 +35,7 @@ it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfe
 
 @click.command("inside", epilog=_EXAMPLES)
 @click.argument("buffers", nargs=-1, required=True, metavar="BUFFER...", type=click.Path())
-@output_option(
-    "Timeline: a file ending in .pftrace, .json or .json.gz, or a folder ending in .parquet.",
-    metavar="OUT",
-)
+@output_option("Timeline: a file ending in .pftrace, .json or .json.gz, or a folder ending in .parquet.", metavar="OUT")
 @click.option(
     "--merge",
     multiple=True,
@@ -59,12 +48,7 @@ it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfe
     type=click.IntRange(min=0),
     help="Index (from 0) of the kernel's launch in the trace, if several launches match the buffer.",
 )
-@click.option(
-    "--clock-ghz",
-    type=float,
-    metavar="GHZ",
-    help="SM clock, for layouts that do not record it.",
-)
+@click.option("--clock-ghz", type=float, metavar="GHZ", help="SM clock, for layouts that do not record it.")
 @format_option
 @force_option
 def command(
@@ -86,28 +70,19 @@ def command(
         from thence.writers.timelines.write import write_timeline
 
         write_timeline(timeline, output)
-        printed = {
-            text
-            for name, decoded in parts
-            for note in decoded.notes
-            for text in (note, f"{name}: {note}")
-        }
+        printed = {text for name, decoded in parts for note in decoded.notes for text in (note, f"{name}: {note}")}
         for note in timeline.notes:
             if note not in printed:
                 say(note)
         wrote(output)
 
 
-def _check_options(
-    output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool
-) -> None:
+def _check_options(output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool) -> None:
     """Checks the options before anything is read and raises `UsageError` or `InputError`."""
     check_inputs(merge)
     if output is None:
         if merge or launch is not None:
-            raise UsageError(
-                "--merge and --launch are for timelines: name the file to write with -o"
-            )
+            raise UsageError("--merge and --launch are for timelines: name the file to write with -o")
         return
     from thence.writers.timelines.write import ending_of
 
@@ -128,9 +103,7 @@ def _decoded(buffers: tuple[str, ...], clock_ghz: float | None) -> list[tuple[st
     return parts
 
 
-def _timeline(
-    parts: Sequence[tuple[str, Decoded]], merge: tuple[str, ...], launch: int | None
-) -> Timeline:
+def _timeline(parts: Sequence[tuple[str, Decoded]], merge: tuple[str, ...], launch: int | None) -> Timeline:
     from thence.analysis.inside.timeline import merged, standalone
 
     if not merge:
@@ -170,9 +143,7 @@ def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
     import polars as pl
 
     frames = [
-        summary.rows.select(
-            pl.lit(name).alias("input"), pl.lit(summary.kernel).alias("kernel"), pl.all()
-        )
+        summary.rows.select(pl.lit(name).alias("input"), pl.lit(summary.kernel).alias("kernel"), pl.all())
         for name, summary in summaries
     ]
     put(pl.concat(frames, how="diagonal").write_csv())

@@ -96,9 +96,7 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("label", epilog=_EXAMPLES)
 @trace_options("own")
 @_source_options
-@click.option(
-    "--edges", is_flag=True, help="Also show the edges of the captured graphs, from the labels."
-)
+@click.option("--edges", is_flag=True, help="Also show the edges of the captured graphs, from the labels.")
 @click.option(
     "--graph",
     "page",
@@ -112,9 +110,7 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="ID",
     help="Which graph --graph shows, by the id of its capture or executable. Default: the one with the most GPU time.",
 )
-@output_option(
-    "File ending in .json, .json.gz or .pftrace. Without it nothing is written.", metavar="OUT"
-)
+@output_option("File ending in .json, .json.gz or .pftrace. Without it nothing is written.", metavar="OUT")
 @force_option
 @choice_option("--format", "form", choices=("table", "json"), meaning="Of the summary.")
 def command(
@@ -146,8 +142,7 @@ def command(
         if page is None and not trace.graph_coverage.labelled:
             raise MissingData(
                 f"{', '.join(inputs.paths)}: there are no matching labels next to it; name them "
-                "with --labels, or an eager run with --eager"
-                + "".join(f"; {text}" for text in trace.meta.warnings)
+                "with --labels, or an eager run with --eager" + "".join(f"; {text}" for text in trace.meta.warnings)
             )
     graph = None if page is None else trace.replayed_graph(graph_id)
     if output is not None:
@@ -194,11 +189,7 @@ def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
 
 
 def _show(
-    trace: Trace,
-    written: Sequence[str],
-    form: str,
-    edges: pl.DataFrame | None,
-    graph: ReplayedGraph | None,
+    trace: Trace, written: Sequence[str], form: str, edges: pl.DataFrame | None, graph: ReplayedGraph | None
 ) -> None:
     """Prints the coverage, and the kernels in graphs per recorded stream and per labelled lane."""
     covered = trace.graph_coverage
@@ -225,9 +216,7 @@ def _show(
     screen = console()
     headings = {"count": "activities", "kernels": "kernels", "total_ns": "total"}
     for frame, first in ((lanes.streams, "stream"), (lanes.lanes, "lane")):
-        print_table(
-            screen, frame_table(frame, {first: f"{first} (in graphs)", **headings}, screen.width)
-        )
+        print_table(screen, frame_table(frame, {first: f"{first} (in graphs)", **headings}, screen.width))
     if edges is not None:
         for line in _edge_lines(edges):
             print_table(screen, Text(line))

@@ -78,9 +78,7 @@ class Verb:
     @property
     def examples(self) -> tuple[str, ...]:
         """Commands of its help, each as it would be typed."""
-        lines = (
-            line for block in self.blocks if block.verbatim for line in block.text.splitlines()
-        )
+        lines = (line for block in self.blocks if block.verbatim for line in block.text.splitlines())
         return tuple(command for line in lines if (command := _command(line)))
 
 
@@ -158,20 +156,14 @@ def _roff(verb: Verb, whole: tuple[Verb, ...]) -> Iterator[str]:
     yield from (".SH DESCRIPTION", _escaped(verb.summary))
     for block in verb.blocks:
         yield f".SH {_escaped(block.heading.upper())}" if block.heading else ".PP"
-        yield from (
-            (".nf", _escaped(block.text), ".fi") if block.verbatim else (_escaped(block.text),)
-        )
+        yield from ((".nf", _escaped(block.text), ".fi") if block.verbatim else (_escaped(block.text),))
     if not verb.name:
         yield ".SH VERBS"
         for other in whole[1:]:
             yield from (".TP", f".BR {_escaped(_title(other))} (1)", _escaped(other.summary))
     yield ".SH OPTIONS"
     for option in verb.options:
-        yield from (
-            ".TP",
-            f".B {_escaped(option.written)}".replace("|", "|\\:"),
-            _escaped(option.meaning),
-        )
+        yield from (".TP", f".B {_escaped(option.written)}".replace("|", "|\\:"), _escaped(option.meaning))
     yield ".SH EXIT STATUS"
     if verb.name == "record":
         yield "The exit status of the command."
@@ -186,6 +178,4 @@ def _roff(verb: Verb, whole: tuple[Verb, ...]) -> Iterator[str]:
 def _escaped(text: str) -> str:
     """Text escaped for roff: no line starts a request, and quotes and hyphens stay ASCII."""
     safe = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
-    return "\n".join(
-        rf"\&{line}" if line.startswith((".", "\\(aq")) else line for line in safe.split("\n")
-    )
+    return "\n".join(rf"\&{line}" if line.startswith((".", "\\(aq")) else line for line in safe.split("\n"))

@@ -74,9 +74,7 @@ _UNBOUNDED_WIDTH = 10_000
 """Width of the output in characters if no terminal limits it."""
 
 
-def choice_option(
-    *names: str, choices: Sequence[str], meaning: str
-) -> Callable[[_Command], _Command]:
+def choice_option(*names: str, choices: Sequence[str], meaning: str) -> Callable[[_Command], _Command]:
     """An option with a fixed set of values; the default is the first.
 
     Args:
@@ -84,9 +82,7 @@ def choice_option(
         choices: the allowed values.
         meaning: for ``--help``.
     """
-    return click.option(
-        *names, type=click.Choice(choices), default=choices[0], show_default=True, help=meaning
-    )
+    return click.option(*names, type=click.Choice(choices), default=choices[0], show_default=True, help=meaning)
 
 
 def notes_of(trace: Trace, said: Iterable[str] = ()) -> tuple[str, ...]:
@@ -231,9 +227,7 @@ class Result:
             self.table(rows, headings, ranked)
             print_notes(console(), notes)
 
-    def table(
-        self, rows: pl.DataFrame, headings: Mapping[str, str], ranked: Sequence[str] = ()
-    ) -> None:
+    def table(self, rows: pl.DataFrame, headings: Mapping[str, str], ranked: Sequence[str] = ()) -> None:
         """Prints rows as a table on the terminal, at most ``top`` of them.
 
         Args:
@@ -320,9 +314,7 @@ def console() -> Console:
     from thence.cli.safe_console import SafeConsole
 
     unbounded = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return SafeConsole(
-        highlight=False, soft_wrap=False, width=_UNBOUNDED_WIDTH if unbounded else None
-    )
+    return SafeConsole(highlight=False, soft_wrap=False, width=_UNBOUNDED_WIDTH if unbounded else None)
 
 
 def error_console() -> Console:

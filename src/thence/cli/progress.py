@@ -89,13 +89,7 @@ def _late(*columns: Any) -> Iterator[Progress]:
 
     from thence.cli.output import error_console
 
-    bar = Progress(
-        *columns,
-        console=error_console(),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
+    bar = Progress(*columns, console=error_console(), transient=True, redirect_stdout=False, redirect_stderr=False)
     timer = threading.Timer(_QUIET_S, bar.start)
     timer.daemon = True
     timer.start()

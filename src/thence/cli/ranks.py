@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options
-from thence.cli.output import (
-    Result,
-    console,
-    document_of,
-    notes_of,
-    print_notes,
-    print_table,
-    result_options,
-)
+from thence.cli.output import Result, console, document_of, notes_of, print_notes, print_table, result_options
 from thence.errors import ThenceError
 from thence.units import format_ns, format_share
 
@@ -91,11 +83,7 @@ _INDENT = " " * 4
     help="Also replay the job without each straggler's delay (reads all ranks' activities).",
 )
 @click.option("--clocks", is_flag=True, help="Also list offset, drift and residual of each clock.")
-@result_options(
-    _ENDINGS,
-    "File ending in .html (heat map of ranks and steps), .json or .csv.",
-    without=f"{_SHOWN}",
-)
+@result_options(_ENDINGS, "File ending in .html (heat map of ranks and steps), .json or .csv.", without=f"{_SHOWN}")
 def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None:  # noqa: FBT001 - click flags
     """Who made the other ranks wait, how long, since which step, and why."""
     trace = inputs.open()
@@ -122,9 +110,7 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
         try:
             row = trace.what_if(on_time=[f"rank:{rank}"]).rows.row(0, named=True)
         except ThenceError as error:
-            found.append(
-                ({"rank": rank, "refused": str(error)}, f"without rank {rank}'s delay: {error}")
-            )
+            found.append(({"rank": rank, "refused": str(error)}, f"without rank {rank}'s delay: {error}"))
             continue
         before, after = row["before_ns"], row["after_ns"]
         text = f"without rank {rank}'s delay: {row['verdict']}"
@@ -160,13 +146,7 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
     from rich.text import Text
 
     from thence.writers.text.printable import printable
-    from thence.writers.text.ranks import (
-        GROUPS,
-        LINKS,
-        STAGES,
-        not_caused,
-        straggler_lines,
-    )
+    from thence.writers.text.ranks import GROUPS, LINKS, STAGES, not_caused, straggler_lines
 
     output = console()
     print_table(output, Text(printable(job.statement), "bold"))
@@ -180,13 +160,7 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
         del ranks["unknown_ns"]
     if (job.groups["shown"] >= job.groups["size"]).fill_null(value=True).all():
         del groups["shown"]
-    tables = [
-        (job.links, LINKS),
-        (job.ranks, ranks),
-        not_caused(job),
-        (job.groups, groups),
-        (job.stages, STAGES),
-    ]
+    tables = [(job.links, LINKS), (job.ranks, ranks), not_caused(job), (job.groups, groups), (job.stages, STAGES)]
     if clocks:
         tables.append((job.clocks.rows, _CLOCKS))
     for rows, headings in tables:

@@ -31,10 +31,7 @@ _NO_PROCESS = (
 
 @click.command("record", context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    help="Folder to record to. Default: thence-recording, numbered if it exists.",
+    "-o", "--output", metavar="DIR", help="Folder to record to. Default: thence-recording, numbered if it exists."
 )
 @click.option(
     "--with",
@@ -74,9 +71,7 @@ _NO_PROCESS = (
     help="Record every step. By default some are left out, at most a tenth of them, to measure what recording costs.",
 )
 @click.option(
-    "--strict",
-    is_flag=True,
-    help="Exit with code 2 if the command succeeds but its recording is empty or incomplete.",
+    "--strict", is_flag=True, help="Exit with code 2 if the command succeeds but its recording is empty or incomplete."
 )
 @click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
 @click.pass_context

@@ -9,13 +9,7 @@ import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import say
-from thence.cli.output import (
-    Result,
-    console,
-    print_command,
-    print_table,
-    result_options,
-)
+from thence.cli.output import Result, console, print_command, print_table, result_options
 from thence.cli.progress import working
 from thence.errors import UsageError
 from thence.model.places import BY, LAYERED, STEP_KIND
@@ -72,9 +66,7 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
     "everything inside of it. Without --by, the first of module, label and op_name.",
 )
 @click.option(
-    "--details",
-    is_flag=True,
-    help="Also list the CUDA graphs that could not be matched to labels, with the reason.",
+    "--details", is_flag=True, help="Also list the CUDA graphs that could not be matched to labels, with the reason."
 )
 @result_options(_ENDINGS, ".html (one page with everything), .json or .csv.", top=12)
 def command(
@@ -121,14 +113,7 @@ def _document(trace: Trace, by: By, result: Result, depth: int | None, *, each: 
 
 
 def _show(
-    trace: Trace,
-    by: By | None,
-    result: Result,
-    inputs: str,
-    depth: int | None,
-    *,
-    each: bool,
-    details: bool,
+    trace: Trace, by: By | None, result: Result, inputs: str, depth: int | None, *, each: bool, details: bool
 ) -> None:
     """Prints the first screen, and the further tables for which options ask."""
     from thence.writers.text.first_screen import first_screen, next_lines

@@ -24,9 +24,7 @@ class SafeConsole(Console):
     a few control characters.
     """
 
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of something to print, with control characters replaced as `printable_lines` does."""
         for segment in super().render(renderable, options):
             if segment.control:

@@ -80,9 +80,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
     help="List every table with its columns, their types, units and meanings, and exit.",
 )
 @result_options(without=f"{_ROWS_SHOWN}, or {_RECORDS_SHOWN} where a row takes several lines")
-def command(
-    inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result
-) -> None:
+def command(inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result) -> None:
     """Answer an SQL query over the tables of a trace."""
     from thence.analysis.query import check_query
     from thence.cli.bounded_query import bounded_answer
@@ -90,9 +88,7 @@ def command(
     check_query(query)
     trace = inputs.open()
     frames = trace.frames(query)
-    answer = bounded_answer(
-        frames, query, min(_LONGEST_S, time_limit), int(min(_MOST_GB, memory_limit) * 1e9)
-    )
+    answer = bounded_answer(frames, query, min(_LONGEST_S, time_limit), int(min(_MOST_GB, memory_limit) * 1e9))
     if result.form != "csv" and answer.height > _MOST_ROWS:
         raise UsageError(
             f"the answer has {answer.height:,} rows; more than {_MOST_ROWS:,} are only written as "
@@ -116,14 +112,10 @@ def _show(answer: pl.DataFrame, result: Result) -> None:
     output = console()
     shown = answer.head(result.top or _ROWS_SHOWN)
     if fits(shown, output.width):
-        Result(result.form, None, shown.height).table(
-            answer, {name: name for name in answer.columns}
-        )
+        Result(result.form, None, shown.height).table(answer, {name: name for name in answer.columns})
         return
     shown = answer.head(result.top or _RECORDS_SHOWN)
     print_table(output, records(shown))
     if shown.height < answer.height:
         left = answer.height - shown.height
-        print_table(
-            output, f"... {left:,} more rows; --top {answer.height} shows all, --format csv too"
-        )
+        print_table(output, f"... {left:,} more rows; --top {answer.height} shows all, --format csv too")

@@ -5,15 +5,7 @@ from __future__ import annotations
 import click
 
 from thence.cli.inputs import Inputs, trace_options
-from thence.cli.output import (
-    Result,
-    console,
-    document_of,
-    notes_of,
-    print_notes,
-    print_table,
-    result_options,
-)
+from thence.cli.output import Result, console, document_of, notes_of, print_notes, print_table, result_options
 from thence.units import format_ns, several
 
 __all__ = ["command"]
@@ -76,9 +68,7 @@ def command(inputs: Inputs, result: Result) -> None:
     for line in found.plain_said():
         print_table(output, line)
     print_table(output, f"{several(found.count, 'step')}: {found.basis}")
-    causes = [
-        name for name in found.frame.columns if name.startswith("idle_") and name != "idle_ns"
-    ]
+    causes = [name for name in found.frame.columns if name.startswith("idle_") and name != "idle_ns"]
     causes.sort(key=lambda name: -int(found.frame[name].to_numpy().sum()))
     headings = {name: name.removeprefix("idle_").removesuffix("_ns") for name in causes}
     result.table(found.frame, _STEPS | headings)

@@ -8,15 +8,7 @@ import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import put, say
-from thence.cli.output import (
-    Result,
-    console,
-    document_of,
-    notes_of,
-    print_notes,
-    print_table,
-    result_options,
-)
+from thence.cli.output import Result, console, document_of, notes_of, print_notes, print_table, result_options
 from thence.errors import UsageError
 from thence.units import format_ns, format_share
 
@@ -51,22 +43,14 @@ _ROWS = {
     "total_ns": "total",
     "share": "share",
 }
-_LANES = {
-    "rank": "rank",
-    "device": "GPU",
-    "stream": "stream",
-    "busy_ns": "busy",
-    "concurrent_ns": "while another ran",
-}
+_LANES = {"rank": "rank", "device": "GPU", "stream": "stream", "busy_ns": "busy", "concurrent_ns": "while another ran"}
 _PAIRS = 5
 """Most pairs of groups whose overlap the terminal shows."""
 
 
 @click.command("streams", epilog=_EXAMPLES)
 @trace_options(*SELECTING, "hlo")
-@click.option(
-    "--group", "groups", multiple=True, metavar="NAME=REGEX", help="A group of kernels of your own."
-)
+@click.option("--group", "groups", multiple=True, metavar="NAME=REGEX", help="A group of kernels of your own.")
 @click.option(
     "--expect",
     "expectations",
@@ -75,9 +59,7 @@ _PAIRS = 5
     help="Condition to check, such as GEMM>=2; exit code 1 if it fails. Repeatable.",
 )
 @result_options()
-def command(
-    inputs: Inputs, groups: tuple[str, ...], expectations: tuple[str, ...], result: Result
-) -> int:
+def command(inputs: Inputs, groups: tuple[str, ...], expectations: tuple[str, ...], result: Result) -> int:
     """Streams: kernels by group, what ran at the same time, and tests of where kernels run."""
     from thence.analysis.expectations import judge, parse_expectation
     from thence.analysis.kernel_groups import Patterns
@@ -130,9 +112,7 @@ def _lines(of: Concurrency) -> Iterator[str]:
     """Lines about the concurrency on one device."""
     one, two, *more = (*of.busy_streams_ns, 0, 0)
     times = (("1 stream", one), ("2 streams", two), ("3 or more", sum(more)))
-    shares = [
-        f"{name} {format_ns(ns)} ({format_share(ns, of.busy_ns)})" for name, ns in times if ns
-    ]
+    shares = [f"{name} {format_ns(ns)} ({format_share(ns, of.busy_ns)})" for name, ns in times if ns]
     where = f"rank {of.rank} GPU {of.device}"
     yield f"{where}: busy {format_ns(of.busy_ns)}{': ' if shares else ''}{', '.join(shares)}"
     pairs = [(ns, a, b) for a, row in of.overlap_ns.items() for b, ns in row.items() if a <= b]

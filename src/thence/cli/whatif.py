@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options
-from thence.cli.output import (
-    Result,
-    console,
-    document_of,
-    notes_of,
-    print_notes,
-    print_table,
-    result_options,
-)
+from thence.cli.output import Result, console, document_of, notes_of, print_notes, print_table, result_options
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -57,8 +49,7 @@ _LEFT_OUT = (
     "given change"
 )
 _NOTHING = (
-    "no single change gains more than its interval; --free, --scale, --no-wait and --on-time predict a given "
-    "change"
+    "no single change gains more than its interval; --free, --scale, --no-wait and --on-time predict a given change"
 )
 _WIDTH, _LEAST_WIDTH = 60, 26
 _OTHER_COLUMNS = 54
@@ -73,11 +64,7 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
 @trace_options("own", "hlo")
 @_repeated("free", "This work takes no time.", "KIND:REGEX")
 @_repeated("scale", "This work takes its time multiplied by FACTOR.", "KIND:REGEX=FACTOR")
-@_repeated(
-    "no-wait",
-    "Calls that wait return at once: item, all, a kind (stream, event, device) or a place.",
-    "WHAT",
-)
+@_repeated("no-wait", "Calls that wait return at once: item, all, a kind (stream, event, device) or a place.", "WHAT")
 @_repeated("on-time", "No rank waits for this one in collectives.", "rank:N")
 @result_options(without=f"all changes and {_PATH_SHOWN} rows of the critical path")
 def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
@@ -116,9 +103,7 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     if not found.rows.is_empty():
         result.table(_shown(found.rows, width), _ROWS)
         print_table(output, "")
-    Result(result.form, None, result.top or _PATH_SHOWN).table(
-        path.with_columns(_short(path["name"], width)), _PATH
-    )
+    Result(result.form, None, result.top or _PATH_SHOWN).table(path.with_columns(_short(path["name"], width)), _PATH)
     print_notes(output, notes)
 
 
@@ -141,8 +126,5 @@ def _short(names: pl.Series, width: int, prefix: str = "") -> pl.Series:
     given = [name or "-" for name in names]
     kernels = [name.removeprefix(prefix) for name in given if name.startswith(prefix)]
     short = short_names(kernels)
-    shown = [
-        prefix + short.get(name.removeprefix(prefix), name) if name.startswith(prefix) else name
-        for name in given
-    ]
+    shown = [prefix + short.get(name.removeprefix(prefix), name) if name.startswith(prefix) else name for name in given]
     return pl.Series(names.name, [clip(name, width) for name in shown], dtype=pl.String)

@@ -204,9 +204,7 @@ class Cupti:
     def buffers_are_zeroed(self) -> None:
         """Tell CUPTI that buffers are zeroed already: otherwise it zeroes them, in the program's own threads."""
         value, size = c_uint8(1), c_size_t(1)
-        self._call(
-            "cuptiActivitySetAttribute", ctypes.c_int(_ZEROED_BUFFERS), byref(size), byref(value)
-        )
+        self._call("cuptiActivitySetAttribute", ctypes.c_int(_ZEROED_BUFFERS), byref(size), byref(value))
 
     def enable(self, kind: int) -> None:
         """Record a CUpti_ActivityKind; works before there is a CUDA context."""
@@ -218,19 +216,13 @@ class Cupti:
 
     def api(self, domain: int, callback_id: int, *, on: bool) -> None:
         """Switch records of calls of one API function on or off, while the activity kind of its API is enabled."""
-        name = (
-            "cuptiActivityEnableRuntimeApi"
-            if domain == RUNTIME_API
-            else ("cuptiActivityEnableDriverApi")
-        )
+        name = "cuptiActivityEnableRuntimeApi" if domain == RUNTIME_API else ("cuptiActivityEnableDriverApi")
         self._call(name, c_uint32(callback_id), c_uint8(on))
 
     def callback_name(self, domain: int, callback_id: int) -> str | None:
         """Name of an API function such as ``cudaLaunchKernel_v7000``; None beyond the last one."""
         name = c_char_p()
-        code = self._function("cuptiGetCallbackName")(
-            ctypes.c_int(domain), c_uint32(callback_id), byref(name)
-        )
+        code = self._function("cuptiGetCallbackName")(ctypes.c_int(domain), c_uint32(callback_id), byref(name))
         return name.value.decode(errors="replace") if not code and name.value else None
 
     def flush(self, *, unfinished: bool) -> None:
@@ -239,16 +231,12 @@ class Cupti:
 
     def dropped(self, context: int | None, stream: int) -> int:
         """The number of records lost since the last call because there was no buffer."""
-        return self._number(
-            "cuptiActivityGetNumDroppedRecords", c_size_t, c_void_p(context), c_uint32(stream)
-        )
+        return self._number("cuptiActivityGetNumDroppedRecords", c_size_t, c_void_p(context), c_uint32(stream))
 
     def next_record(self, buffer: int, valid_bytes: int, record: int | None) -> int | None:
         """Address of the record after `record` (None: the first); None after the last."""
         pointer = c_void_p(record)
-        code = self._function("cuptiActivityGetNextRecord")(
-            c_void_p(buffer), c_size_t(valid_bytes), byref(pointer)
-        )
+        code = self._function("cuptiActivityGetNextRecord")(c_void_p(buffer), c_size_t(valid_bytes), byref(pointer))
         if code == _MAX_LIMIT_REACHED:
             return None
         self._check("cuptiActivityGetNextRecord", code)
@@ -277,9 +265,7 @@ class Cupti:
 
     def _check(self, name: str, code: int) -> None:
         if code:
-            raise CuptiError(
-                name, code, f"{name} failed with CUPTI error {code}: {self._text(code)}"
-            )
+            raise CuptiError(name, code, f"{name} failed with CUPTI error {code}: {self._text(code)}")
 
     def _text(self, code: int) -> str:
         if code in _MEANINGS:
@@ -293,9 +279,7 @@ class Cupti:
         try:
             return getattr(self._library, name)  # type: ignore[no-any-return]
         except AttributeError:
-            raise CuptiError(
-                name, 11, f"{self.path} has no {name}: this libcupti is too old"
-            ) from None
+            raise CuptiError(name, 11, f"{self.path} has no {name}: this libcupti is too old") from None
 
 
 def load() -> Cupti:

@@ -180,9 +180,7 @@ class Driver:
         if handle not in self._names:
             getter = "cuFuncGetName" if function else "cuKernelGetName"  # CUDA 12.3
             name = c_char_p()
-            failed = not hasattr(self._library, getter) or getattr(self._library, getter)(
-                byref(name), c_void_p(handle)
-            )
+            failed = not hasattr(self._library, getter) or getattr(self._library, getter)(byref(name), c_void_p(handle))
             text = None if failed or not name.value else name.value.decode(errors="replace")
             self._names[handle] = text
         return self._names[handle]

@@ -109,16 +109,8 @@ LAYOUTS = {
         },
         ("name",),
     ),
-    MEMCPY: Layout(
-        "copies",
-        88,
-        {**_COPY, "correlation": (44, "<u4"), "node": (64, "<u8"), "graph": (72, "<u4")},
-    ),
-    MEMCPY2: Layout(
-        "copies",
-        96,
-        {**_COPY, "correlation": (60, "<u4"), "node": (72, "<u8"), "graph": (80, "<u4")},
-    ),
+    MEMCPY: Layout("copies", 88, {**_COPY, "correlation": (44, "<u4"), "node": (64, "<u8"), "graph": (72, "<u4")}),
+    MEMCPY2: Layout("copies", 96, {**_COPY, "correlation": (60, "<u4"), "node": (72, "<u8"), "graph": (80, "<u4")}),
     MEMSET: Layout(
         "sets",
         88,

@@ -90,10 +90,7 @@ def _in_toolkits() -> list[Path]:
     roots = [Path(name) for name in named]
     roots += sorted(Path("/usr/local").glob("cuda*"), key=lambda path: len(path.name))
     return [
-        path
-        for root in roots
-        for folder in _TOOLKIT_FOLDERS
-        for path in sorted((root / folder).glob("libcupti.so.*"))
+        path for root in roots for folder in _TOOLKIT_FOLDERS for path in sorted((root / folder).glob("libcupti.so.*"))
     ]
 
 

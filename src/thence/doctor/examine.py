@@ -98,9 +98,7 @@ class _Machine:
         return self.findings[step].get("error")
 
 
-def examine(
-    findings: Mapping[str, Finding] | None = None, version: Versions | None = None
-) -> tuple[Capability, ...]:
+def examine(findings: Mapping[str, Finding] | None = None, version: Versions | None = None) -> tuple[Capability, ...]:
     """Every capability, in the order of `CHECKS`.
 
     Args:
@@ -147,9 +145,7 @@ def _libcupti(machine: _Machine) -> _Answer:
     return _yes(f"{where}; thence knows the layouts of its records")
 
 
-_CUPTI_CURE = (
-    "pip install nvidia-cuda-cupti (CUDA 12: nvidia-cuda-cupti-cu12); PyTorch and JAX install it"
-)
+_CUPTI_CURE = "pip install nvidia-cuda-cupti (CUDA 12: nvidia-cuda-cupti-cu12); PyTorch and JAX install it"
 
 
 def _recording(machine: _Machine) -> _Answer:
@@ -177,11 +173,7 @@ def _probe_text() -> str:
             "launches are counted in Python, which takes about 1 us at each place of the program; the compiled probe, "
             "ten times as fast, is in the wheels for Linux and is built where there is a C compiler"
         )
-    return (
-        f"launches are counted {kind}"
-        if kind == AS_ASKED
-        else "launches are counted by the compiled probe"
-    )
+    return f"launches are counted {kind}" if kind == AS_ASKED else "launches are counted by the compiled probe"
 
 
 def _lines_text() -> str:
@@ -191,9 +183,7 @@ def _lines_text() -> str:
     why = why_no_stacks()
     if why is None:
         return "modules and lines are read from the program's stack at each launch"
-    return (
-        f"modules and lines are followed through Python's monitoring events, which cost more: {why}"
-    )
+    return f"modules and lines are followed through Python's monitoring events, which cost more: {why}"
 
 
 def _samples_text() -> str:
@@ -262,10 +252,7 @@ def _torch(machine: _Machine) -> _Answer:
     if version is None:
         return _no("torch is not installed", "pip install torch, if wanted")
     if "+cpu" in version:
-        return _no(
-            f"torch {version} is built for the CPU only",
-            "install a CUDA build of it",
-        )
+        return _no(f"torch {version} is built for the CPU only", "install a CUDA build of it")
     nodes = (
         "its profiler names the nodes of CUDA graphs"
         if _numbers(version) >= _WITH_NODE_IDS
@@ -304,10 +291,7 @@ def _nsys(_machine: _Machine) -> _Answer:
 def _html(machine: _Machine) -> _Answer:
     version = machine.version("plotly")
     if version is None:
-        return _no(
-            "plotly is not installed, so there are no figures",
-            "pip install plotly",
-        )
+        return _no("plotly is not installed, so there are no figures", "pip install plotly")
     return _yes(f"plotly {version}: reports with figures")
 
 
@@ -327,10 +311,7 @@ def _inside(machine: _Machine) -> _Answer:
             "pip install cupy-cuda13x, triton or 'jax[cuda13]', whichever the kernels are written in",
         )
     if machine.error("driver"):
-        return _no(
-            f"{', '.join(ways)}, but no GPU",
-            "needs the GPU and its driver (see driver)",
-        )
+        return _no(f"{', '.join(ways)}, but no GPU", "needs the GPU and its driver (see driver)")
     return _yes(f"kernels written in {', '.join(ways)}")
 
 

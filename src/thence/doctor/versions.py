@@ -30,12 +30,7 @@ __all__ = [
 ]
 
 _LIBRARIES = ("polars", "numpy", "plotly", "torch", "jax", "triton")
-_CUPTI = (
-    "nvidia-cuda-cupti",
-    "nvidia-cuda-cupti-cu13",
-    "nvidia-cuda-cupti-cu12",
-    "nvidia-cuda-cupti-cu11",
-)
+_CUPTI = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-cu12", "nvidia-cuda-cupti-cu11")
 PROC = Path("/proc/driver/nvidia")
 """Folder of files that a loaded NVIDIA driver provides about itself."""
 IN_PYTHON = "in Python"
@@ -53,9 +48,7 @@ def versions() -> dict[str, str]:
     libraries = {name: installed_version(name) for name in _LIBRARIES}
     found |= {name: version for name, version in libraries.items() if version is not None}
     cupti = (f"{name} {v}" for name in _CUPTI if (v := installed_version(name)) is not None)
-    found["libcupti"] = (
-        ", ".join(cupti) or "not in the packages of this Python (thence doctor searches further)"
-    )
+    found["libcupti"] = ", ".join(cupti) or "not in the packages of this Python (thence doctor searches further)"
     found["NVIDIA driver"] = driver_release() or "none loaded"
     return found
 

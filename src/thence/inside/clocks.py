@@ -25,16 +25,7 @@ if TYPE_CHECKING:
 
     Float64 = npt.NDArray[np.float64]
 
-__all__ = [
-    "MAX_GHZ",
-    "SOURCES",
-    "Clocks",
-    "clocks_at",
-    "clocks_of",
-    "precision_of",
-    "rate_in_slice",
-    "unwrapped",
-]
+__all__ = ["MAX_GHZ", "SOURCES", "Clocks", "clocks_at", "clocks_of", "precision_of", "rate_in_slice", "unwrapped"]
 
 SOURCES = ("timer", "measured", "given", "neighbours", "estimated", "launch", "unknown")
 """Where the rate of a trace's clock comes from. timer: its events are in ns already. measured: from
@@ -94,9 +85,7 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
             count ns and others cycles of an unknown rate.
     """
     if clock_ghz is not None and not _LEAST_GHZ <= clock_ghz <= MAX_GHZ:
-        raise UsageError(
-            f"a clock of {clock_ghz} GHz is impossible: SM clocks run at {_LEAST_GHZ} to {MAX_GHZ} GHz"
-        )
+        raise UsageError(f"a clock of {clock_ghz} GHz is impossible: SM clocks run at {_LEAST_GHZ} to {MAX_GHZ} GHz")
     start = columns.timer if columns.timer_bits == 64 else unwrapped(columns.timer)
     rate, source = _measured(columns)
     missing = np.isnan(rate) & columns.in_cycles
@@ -192,23 +181,18 @@ def rate_in_slice(columns: Columns, slice_ns: int) -> tuple[float, float] | None
         low, high = _LEAST_GHZ, MAX_GHZ
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (
-                (middle, high) if (begun + lengths / middle).max() > span_ns else (low, middle)
-            )
+            low, high = (middle, high) if (begun + lengths / middle).max() > span_ns else (low, middle)
         return high
 
     middle, fast, slow = (
-        rate(slice_ns - _OUTSIDE_NS + change)
-        for change in (0, -_OUTSIDE_RANGE_NS, _OUTSIDE_RANGE_NS)
+        rate(slice_ns - _OUTSIDE_NS + change) for change in (0, -_OUTSIDE_RANGE_NS, _OUTSIDE_RANGE_NS)
     )
     if not _LEAST_GHZ * 1.01 < middle < MAX_GHZ * 0.99:
         return None
     return middle, (fast - slow) / 2 / middle
 
 
-def _rate_for_unmeasured(
-    columns: Columns, start: Int64, rate: Float64, given: float | None
-) -> tuple[float, int]:
+def _rate_for_unmeasured(columns: Columns, start: Int64, rate: Float64, given: float | None) -> tuple[float, int]:
     """The rate for all traces without a rate of their own, and its index into `SOURCES`."""
     if given is not None:
         return given, _GIVEN
@@ -243,9 +227,7 @@ def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
         return f"cycles are converted to ns with {rate}, as given"
     if how == _NEIGHBOURS:
         return f"cycles are converted to ns with {rate}, the median of the others"
-    return (
-        f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
-    )
+    return f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
 
 
 def _successive_blocks(columns: Columns, start: Int64) -> float | None:

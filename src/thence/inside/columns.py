@@ -148,13 +148,9 @@ def as_words(buffer: Any, path: str) -> Words:
         buffer = np.frombuffer(buffer, np.uint8)
     values = np.ascontiguousarray(buffer).reshape(-1)
     if values.dtype.kind not in "iu" or values.dtype.itemsize not in (1, 4, 8):
-        raise DamagedInput(
-            path, f"holds {values.dtype} values; in-kernel events are 32-bit words (uint32)"
-        )
+        raise DamagedInput(path, f"holds {values.dtype} values; in-kernel events are 32-bit words (uint32)")
     if values.nbytes % 4:
-        raise DamagedInput(
-            path, f"holds {values.nbytes:,} bytes, which is not a whole number of 32-bit words"
-        )
+        raise DamagedInput(path, f"holds {values.nbytes:,} bytes, which is not a whole number of 32-bit words")
     return values.astype(values.dtype.newbyteorder("<"), copy=False).view("<u4")
 
 

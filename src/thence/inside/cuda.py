@@ -176,9 +176,7 @@ class Profile(Launches):
         """
         library = arrays_of(arrays)
         description = self.describe(grid, library.device())
-        description.check(
-            library.limits(), staged=self._staged, shared_bytes_used=self._shared_bytes_used
-        )
+        description.check(library.limits(), staged=self._staged, shared_bytes_used=self._shared_bytes_used)
         buffer = library.zeros(description.words)
         arguments = (buffer, library.scalar(description.blocks))
         overhead = functools.partial(_measured_overhead, staged=self._staged)
@@ -200,8 +198,7 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if not name or '"' in name or "\\" in name or not name.isprintable():
             raise UsageError(
-                f"{name!r} is not a valid range name: use printable characters without quotes or "
-                "backslashes."
+                f"{name!r} is not a valid range name: use printable characters without quotes or backslashes."
             )
     if len(names) >= _MOST_NAMES:
         raise UsageError(f"{len(names):,} names: fewer than {_MOST_NAMES:,} fit into a record.")

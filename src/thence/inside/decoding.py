@@ -11,14 +11,7 @@ import numpy as np
 import polars as pl
 
 from thence.inside.clocks import SOURCES, Clocks, clocks_at, clocks_of, precision_of, rate_in_slice
-from thence.inside.columns import (
-    IGNORED,
-    STATES,
-    UNKNOWN,
-    Columns,
-    as_words,
-    several,
-)
+from thence.inside.columns import IGNORED, STATES, UNKNOWN, Columns, as_words, several
 from thence.inside.formats import flashinfer, mosaic, proton, thence
 from thence.inside.ranges import Labels, enum_series, known_series, ranges_of
 
@@ -142,12 +135,7 @@ def _renamed(frame: pl.DataFrame, before: str, after: str) -> pl.DataFrame:
     return frame.rename(lambda name: re.sub(f"_{before}$", f"_{after}", name))
 
 
-def decode(
-    buffer: Any,
-    description: Description,
-    clock_ghz: float | None = None,
-    path: str = "the buffer",
-) -> Decoded:
+def decode(buffer: Any, description: Description, clock_ghz: float | None = None, path: str = "the buffer") -> Decoded:
     """Decodes a buffer into traces and ranges.
 
     Args:
@@ -202,9 +190,7 @@ def _overhead(columns: Columns, description: Description) -> tuple[float, list[s
         return 0.0, []
     least = int(np.diff(columns.counter).min(where=inner, initial=_MOST_OVERHEAD_CYCLES + 1))
     if 0 < least <= _MOST_OVERHEAD_CYCLES:
-        return float(least), [
-            f"{_net_time_note(least)}, the smallest distance between two neighbouring events"
-        ]
+        return float(least), [f"{_net_time_note(least)}, the smallest distance between two neighbouring events"]
     return 0.0, ["the cost of recording an event is unknown and not subtracted"]
 
 

@@ -27,15 +27,7 @@ _VERSION = 1
 HEADER_WORDS = 16
 """Words before the events of each trace in thence's own layout."""
 
-FLAVOURS = (
-    "thence",
-    "mosaic",
-    "mosaic-2024",
-    "flashinfer",
-    "flashinfer-old",
-    "mirage",
-    "proton",
-)
+FLAVOURS = ("thence", "mosaic", "mosaic-2024", "flashinfer", "flashinfer-old", "mirage", "proton")
 """Layouts that can be decoded. mosaic: JAX Mosaic GPU since jax 0.8. mosaic-2024: JAX Mosaic GPU before
 jax 0.8, where the word count in a trace's header includes the three words of the header. flashinfer: tags
 with block and SM. flashinfer-old: tags with block and group. mirage: tags with block, group and a number
@@ -102,9 +94,7 @@ class Description:
     def __post_init__(self) -> None:
         if self.flavour not in FLAVOURS:
             flavours = ", ".join(FLAVOURS)
-            raise UsageError(
-                f"{self.flavour!r} is not a layout of in-kernel events; the layouts are {flavours}"
-            )
+            raise UsageError(f"{self.flavour!r} is not a layout of in-kernel events; the layouts are {flavours}")
         positive = (*self.grid, *self.block, self.traces_per_block)
         if not all(0 < n <= _MOST for n in positive) or not 0 <= self.capacity <= _MOST:
             raise UsageError(
@@ -112,9 +102,7 @@ class Description:
                 f" {self.capacity} events for each block: all must be at least 1; the number of events may be 0"
             )
         if self.blocks > _MOST or self.threads > _MOST:
-            raise UsageError(
-                f"grid {self.grid} of blocks {self.block}: CUDA cannot launch such a grid"
-            )
+            raise UsageError(f"grid {self.grid} of blocks {self.block}: CUDA cannot launch such a grid")
 
     @property
     def blocks(self) -> int:
@@ -223,14 +211,10 @@ class Description:
                     f"describes {given.format!r}, version {given.version}; this thence reads"
                     f" {_FORMAT!r}, version {_VERSION}",
                 )
-            fields = {
-                f.name: getattr(given, f.name) for f in dataclasses.fields(cls) if f.name != "names"
-            }
+            fields = {f.name: getattr(given, f.name) for f in dataclasses.fields(cls) if f.name != "names"}
             return cls(names=tuple(given.names), **fields)
         except (msgspec.ValidationError, UsageError) as error:
-            raise DamagedInput(
-                path, f"is not a description of in-kernel events: {error}{_mixed(values)}"
-            ) from error
+            raise DamagedInput(path, f"is not a description of in-kernel events: {error}{_mixed(values)}") from error
 
     @classmethod
     def from_bytes(cls, text: bytes, path: str = "the description") -> Description:

@@ -114,8 +114,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:
     except _DAMAGE as error:
         raise DamagedInput(name, f"is cut or damaged: {error}") from error
     raise UnknownFormat(
-        name,
-        "is not a buffer of in-kernel events: those are .npz files, or .npy files with a .json file next to them",
+        name, "is not a buffer of in-kernel events: those are .npz files, or .npy files with a .json file next to them"
     )
 
 
@@ -131,11 +130,7 @@ def found(inputs: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """
     names = [os.fspath(given) for given in inputs]
     files = [Path(name) for name in expand(names, _PATTERNS)]
-    return [
-        file
-        for file in files
-        if file.suffix != ".npy" or str(file) in names or file.with_suffix(".json").exists()
-    ]
+    return [file for file in files if file.suffix != ".npy" or str(file) in names or file.with_suffix(".json").exists()]
 
 
 def _from_npz(file: Path) -> tuple[Words, Description]:
@@ -147,9 +142,7 @@ def _from_npz(file: Path) -> tuple[Words, Description]:
         wanted = " and ".join(sorted(part.removesuffix(".npy") for part in missing))
         raise DamagedInput(name, f"holds no array {wanted}: it is not a buffer of in-kernel events")
     if sizes["description.npy"] > _MOST_DESCRIPTION_BYTES:
-        raise DamagedInput(
-            name, f"has a description of {format_bytes(sizes['description.npy'])}: too large"
-        )
+        raise DamagedInput(name, f"has a description of {format_bytes(sizes['description.npy'])}: too large")
     with np.load(file, allow_pickle=False) as arrays:
         text = np.asarray(arrays["description"])
         description = Description.from_bytes(text.tobytes(), name)
@@ -168,9 +161,7 @@ def _from_npz(file: Path) -> tuple[Words, Description]:
 def _from_npy(file: Path) -> tuple[Words, Description]:
     beside = file.with_suffix(".json")
     if not beside.exists():
-        raise InputError(
-            str(file), f"has no description next to it: {beside.name} with names, grid and block"
-        )
+        raise InputError(str(file), f"has no description next to it: {beside.name} with names, grid and block")
     if beside.stat().st_size > _MOST_DESCRIPTION_BYTES:
         raise DamagedInput(str(beside), "is too large for a description of in-kernel events")
     description = Description.from_bytes(beside.read_bytes(), str(beside))
@@ -190,6 +181,4 @@ def _check_header(file: Path) -> None:
     # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     length = int.from_bytes(begin[8:12], "little") if begin[6:7] > b"\x01" else 0
     if length > file.stat().st_size:
-        raise DamagedInput(
-            str(file), f"is cut or damaged: its header has a stated length of {length:,} bytes"
-        )
+        raise DamagedInput(str(file), f"is cut or damaged: its header has a stated length of {length:,} bytes")

@@ -25,15 +25,7 @@ if TYPE_CHECKING:
     from thence.inside.decoding import Decoded
     from thence.inside.description import Description
 
-__all__ = [
-    "Arrays",
-    "Launch",
-    "Launches",
-    "Triple",
-    "arrays_of",
-    "launch_facts",
-    "three",
-]
+__all__ = ["Arrays", "Launch", "Launches", "Triple", "arrays_of", "launch_facts", "three"]
 
 Triple = tuple[int, int, int]
 
@@ -97,9 +89,7 @@ class _Torch:
         try:
             import torch  # type: ignore[import-not-found, unused-ignore]
         except ImportError as error:
-            raise MissingRequirement(
-                "PyTorch is not installed: pip install torch, or pass arrays='cupy'."
-            ) from error
+            raise MissingRequirement("PyTorch is not installed: pip install torch, or pass arrays='cupy'.") from error
         if not torch.cuda.is_available():
             raise MissingRequirement("PyTorch sees no GPU: torch.cuda.is_available() is false.")
         self._torch: Any = torch
@@ -178,9 +168,7 @@ class Launch:
             self._described = dataclasses.replace(
                 self._described, overhead_cycles=self._overhead(self._described.device)
             )
-        return dataclasses.replace(
-            self._described, launch={**self._described.launch, **self._facts}
-        )
+        return dataclasses.replace(self._described, launch={**self._described.launch, **self._facts})
 
     def words(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """The buffer as uint32 words on the host. The first call waits for the device."""
@@ -223,9 +211,7 @@ class Launches:
             UsageError: nothing was launched.
         """
         if not self.launches:
-            raise UsageError(
-                "Nothing was launched: call launch() and pass its arguments to the kernel."
-            )
+            raise UsageError("Nothing was launched: call launch() and pass its arguments to the kernel.")
         return save_each(path, ((launch.words(), launch.description) for launch in self.launches))
 
     def _launched(
@@ -263,8 +249,6 @@ def three(dimensions: int | Sequence[int], what: str) -> Triple:
     """
     given = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
-        raise UsageError(
-            f"{what}={dimensions!r}: one to three integers of at least 1 are expected."
-        )
+        raise UsageError(f"{what}={dimensions!r}: one to three integers of at least 1 are expected.")
     x, y, z = (*(int(n) for n in given), 1, 1)[:3]
     return (x, y, z)

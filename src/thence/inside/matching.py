@@ -134,9 +134,7 @@ def _events_of_traces(events: Int64, count: Int64) -> Int64:
     return offset + np.arange(int(sizes.sum()))
 
 
-def _by_name(
-    kind: UInt8, name: Numbers, count: Int64, rows: Int64, partner: Int64, stray: Mask
-) -> None:
+def _by_name(kind: UInt8, name: Numbers, count: Int64, rows: Int64, partner: Int64, stray: Mask) -> None:
     """Matches the events ``rows`` again, separately for each trace and name."""
     trace = np.searchsorted(starts_of(count), rows, side="right") - 1
     order = np.lexsort((name[rows], trace))

@@ -110,12 +110,7 @@ class ProfilerSpec:
     """
 
     def __init__(
-        self,
-        capacity: int = 64,
-        *,
-        scope: str = "warpgroup",
-        kernel: str = "",
-        overhead_cycles: float | None = None,
+        self, capacity: int = 64, *, scope: str = "warpgroup", kernel: str = "", overhead_cycles: float | None = None
     ) -> None:
         """Prepare a profile.
 
@@ -179,9 +174,7 @@ class ProfilerSpec:
             UsageError: the kernel was not executed, or ``jax.effects_barrier()`` not called.
         """
         if not self.executions:
-            raise UsageError(
-                "There is no execution: call the kernel, then jax.effects_barrier(), then save()."
-            )
+            raise UsageError("There is no execution: call the kernel, then jax.effects_barrier(), then save().")
         return save_each(path, self.executions)
 
     # The methods that JAX's launch code calls on a spec.
@@ -239,9 +232,7 @@ class OnDeviceProfiler:
     the body uses its block arguments instead.
     """
 
-    def __init__(
-        self, spec: ProfilerSpec, smem_buffer: Any, gmem_buffer: Any, *, wrap: bool = False
-    ) -> None:
+    def __init__(self, spec: ProfilerSpec, smem_buffer: Any, gmem_buffer: Any, *, wrap: bool = False) -> None:
         """Emit the beginning of a trace at the insertion point, which is the start of the kernel.
 
         Args:
@@ -346,9 +337,7 @@ class OnDeviceProfiler:
         d = self._dialects
         i64 = d.ir.IntegerType.get_signless(64)
         per_block = self._constant(i64, self._traces)
-        index = d.arith.addi(
-            d.arith.muli(d.arith.extui(i64, block), per_block), d.arith.extui(i64, trace)
-        )
+        index = d.arith.addi(d.arith.muli(d.arith.extui(i64, block), per_block), d.arith.extui(i64, trace))
         offset = d.arith.muli(index, self._constant(i64, 4 * self.spec.trace_words))
         return d.arith.addi(d.address(gmem, shared=False), offset)
 
@@ -356,9 +345,7 @@ class OnDeviceProfiler:
         d = self._dialects
         i64 = d.ir.IntegerType.get_signless(64)
         size = self._constant(i64, 8 * self.spec.capacity)
-        return d.arith.addi(
-            d.address(smem, shared=True), d.arith.muli(d.arith.extui(i64, trace), size)
-        )
+        return d.arith.addi(d.address(smem, shared=True), d.arith.muli(d.arith.extui(i64, trace), size))
 
     def _linear(self, index: Any, size: Any, i32: Any) -> Any:
         """Linear index of a thread or block in CUDA's order: x + size.x * (y + size.y * z)."""
@@ -375,9 +362,7 @@ class OnDeviceProfiler:
 
     def _asm(self, text: str, constraints: str, *operands: Any) -> None:
         d = self._dialects
-        d.llvm.inline_asm(
-            d.ir.Type.parse("!llvm.void"), list(operands), text, constraints, has_side_effects=True
-        )
+        d.llvm.inline_asm(d.ir.Type.parse("!llvm.void"), list(operands), text, constraints, has_side_effects=True)
 
 
 class _Dialects:
@@ -394,11 +379,7 @@ class _Dialects:
             ) from error
         missing = [
             name
-            for owner, name in (
-                (dialect, "CustomPrimitiveOp"),
-                (profiler, "OnDeviceProfiler"),
-                (utils, "memref_ptr"),
-            )
+            for owner, name in ((dialect, "CustomPrimitiveOp"), (profiler, "OnDeviceProfiler"), (utils, "memref_ptr"))
             if not hasattr(owner, name)
         ]
         if missing or "wrap_in_custom_primitive" not in _parameters(profiler.OnDeviceProfiler):
@@ -415,9 +396,7 @@ class _Dialects:
     def address(self, buffer: Any, *, shared: bool) -> Any:
         """Address of a memref's first element as an i64, in the memref's own address space."""
         needs_space = shared and "memory_space" in _parameters(self._memref_ptr)  # until jax 0.8
-        pointer = (
-            self._memref_ptr(buffer, memory_space=3) if needs_space else self._memref_ptr(buffer)
-        )
+        pointer = self._memref_ptr(buffer, memory_space=3) if needs_space else self._memref_ptr(buffer)
         return self.llvm.ptrtoint(self.ir.IntegerType.get_signless(64), pointer)
 
 

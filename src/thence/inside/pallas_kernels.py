@@ -108,15 +108,11 @@ class PallasProfile:
                 "block are profiled: call jax.clear_caches() before it, and use plgpu.kernel as an attribute of its"
                 " module, or give it compiler_params=profile.params()."
             )
-        return save_each(
-            path, ((execution.words, execution.description) for execution in self.executions)
-        )
+        return save_each(path, ((execution.words, execution.description) for execution in self.executions))
 
 
 @contextlib.contextmanager
-def pallas(
-    profile_space: int = 16, *, scope: str = "warpgroup", bounds_check: bool = True
-) -> Iterator[PallasProfile]:
+def pallas(profile_space: int = 16, *, scope: str = "warpgroup", bounds_check: bool = True) -> Iterator[PallasProfile]:
     """Profile the Pallas kernels for Mosaic GPU that are compiled within the block.
 
     Args:
@@ -134,9 +130,7 @@ def pallas(
         MissingRequirement: jax has no Mosaic GPU, or does not support an option that was given.
     """
     if profile_space < 1:
-        raise UsageError(
-            f"profile_space={profile_space}: it must have room for at least one range."
-        )
+        raise UsageError(f"profile_space={profile_space}: it must have room for at least one range.")
     jax, pl, plgpu, profiler = _modules()
     parameters = _parameters(plgpu, profile_space, scope, bounds_check=bounds_check)
     profile = PallasProfile(plgpu.CompilerParams, parameters)
@@ -149,9 +143,7 @@ def pallas(
         stack.enter_context(_replaced(profiler.ProfilerSpec, "dump", taker.dump))
         stack.enter_context(_replaced(jax.debug, "callback", taker.callback))
         kernel = _with_params(plgpu.kernel, profile, lambda _: True)
-        call = _with_params(
-            pl.pallas_call, profile, lambda given: isinstance(given, plgpu.CompilerParams)
-        )
+        call = _with_params(pl.pallas_call, profile, lambda given: isinstance(given, plgpu.CompilerParams))
         stack.enter_context(_replaced(plgpu, "kernel", kernel))
         stack.enter_context(_replaced(pl, "pallas_call", call))
         yield profile
@@ -271,20 +263,13 @@ def _modules() -> tuple[Any, Any, Any, Any]:
     return jax, pl, plgpu, profiler
 
 
-def _parameters(
-    plgpu: Any, profile_space: int, scope: str, *, bounds_check: bool
-) -> dict[str, Any]:
+def _parameters(plgpu: Any, profile_space: int, scope: str, *, bounds_check: bool) -> dict[str, Any]:
     """The profiler's fields for ``plgpu.CompilerParams``, as far as this version of jax has them."""
     parameters_of_jax = inspect.signature(plgpu.CompilerParams).parameters
     if "profile_space" not in parameters_of_jax:
-        raise MissingRequirement(
-            "This version of jax cannot profile Pallas kernels: use jax 0.6 or newer."
-        )
+        raise MissingRequirement("This version of jax cannot profile Pallas kernels: use jax 0.6 or newer.")
     # JAX opens its file in this folder even after the block, when a folder of our own would be gone.
-    parameters: dict[str, Any] = {
-        "profile_space": profile_space,
-        "profile_dir": tempfile.gettempdir(),
-    }
+    parameters: dict[str, Any] = {"profile_space": profile_space, "profile_dir": tempfile.gettempdir()}
     if scope not in ("warp", "warpgroup"):
         raise UsageError(f"scope={scope!r}: a trace belongs to a 'warpgroup' or a 'warp'.")
     if scope == "warp":

@@ -94,18 +94,13 @@ class _Defects:
             )
         if self.unnamed:
             warnings.append(
-                f"{several(self.unnamed, 'range')} with an id that the description does not name: shown"
-                " as numbers"
+                f"{several(self.unnamed, 'range')} with an id that the description does not name: shown as numbers"
             )
         return warnings
 
 
 def ranges_of(
-    columns: Columns,
-    clocks: Clocks,
-    end_ns: Int64,
-    names: tuple[str, ...],
-    overhead_cycles: float,
+    columns: Columns, clocks: Clocks, end_ns: Int64, names: tuple[str, ...], overhead_cycles: float
 ) -> tuple[pl.DataFrame, list[str]]:
     """All ranges and instants, and warnings about events that do not belong to a complete, named range.
 
@@ -149,10 +144,7 @@ def _parts(first: Int64) -> Iterator[tuple[int, int]]:
 
 
 def _frame(
-    columns: Columns,
-    of_traces: tuple[Any, Int64, Int64, Any],
-    labels: Labels,
-    defects: _Defects,
+    columns: Columns, of_traces: tuple[Any, Int64, Int64, Any], labels: Labels, defects: _Defects
 ) -> pl.DataFrame:
     ghz_of, start_of, end_of, each_of = of_traces
     begin, end, depth = _begun(columns, defects)
@@ -194,9 +186,7 @@ def _frame(
 def _begun(columns: Columns, defects: _Defects) -> tuple[Int64, Int64, npt.NDArray[np.int32]]:
     """Enters and instants in order, the exit of each (-1 where there is none), and their depths."""
     matches = match(columns.kind, columns.name, columns.count)
-    for number, count in zip(
-        *np.unique(columns.name[matches.stray], return_counts=True), strict=True
-    ):
+    for number, count in zip(*np.unique(columns.name[matches.stray], return_counts=True), strict=True):
         defects.stray[int(number)] += int(count)
     instants = np.flatnonzero(columns.kind == INSTANT)
     if not len(instants):

@@ -67,9 +67,7 @@ _INSTANT = tl.constexpr(-(1 << 31))
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
 def _clock() -> tl.tensor:
-    return tl.inline_asm_elementwise(
-        "mov.u32 $0, %clock;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-    )
+    return tl.inline_asm_elementwise("mov.u32 $0, %clock;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
@@ -80,20 +78,14 @@ def _store_long(at: tl.tensor, value: tl.tensor) -> None:
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
 def _store_clocks(at: tl.tensor) -> None:
-    timer = tl.inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
-    )
-    clock = tl.inline_asm_elementwise(
-        "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
-    )
+    timer = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    clock = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     _store_long(at, timer)
     _store_long(at + 4, clock)
 
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
-def _event(
-    trace: tl.tensor, at: tl.tensor, tag: tl.tensor, clock: tl.tensor, CAPACITY: tl.constexpr
-) -> tl.tensor:
+def _event(trace: tl.tensor, at: tl.tensor, tag: tl.tensor, clock: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
     slot = trace + _HEADER + 2 * at
     tl.store(slot, tag, mask=at < CAPACITY)
     tl.store(slot + 1, clock, mask=at < CAPACITY)
@@ -110,13 +102,9 @@ def begin(events: tl.tensor, blocks: tl.tensor, CAPACITY: tl.constexpr) -> tl.te
             not decoded.
         CAPACITY: events that fit into a trace.
     """
-    block = tl.program_id(0) + tl.num_programs(0) * (
-        tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
-    )
+    block = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
     trace = events + tl.minimum(block, blocks).to(tl.int64) * (_HEADER + 2 * CAPACITY)
-    smid = tl.inline_asm_elementwise(
-        "mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-    )
+    smid = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     tl.store(trace, _MAGIC)
     tl.store(trace + 1, 1)  # a thread block's trace; events count clock64
     tl.store(trace + 2, smid)
@@ -152,9 +140,7 @@ def instant(trace: tl.tensor, at: tl.tensor, name: tl.tensor, CAPACITY: tl.const
 
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
-def exit_after(
-    trace: tl.tensor, at: tl.tensor, name: tl.tensor, value: tl.tensor, CAPACITY: tl.constexpr
-) -> tl.tensor:
+def exit_after(trace: tl.tensor, at: tl.tensor, name: tl.tensor, value: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
     """Record the end of a range at the time when all of ``value``, a tensor of numbers, is computed. Device code.
 
     This costs a reduction over the block, which takes place after the recorded time.

@@ -51,11 +51,7 @@ _AT_IMPORT = JAX_ON_CUDA | frozenset(
     }
 )
 _PYTHON = re.compile(r"pythonw?[\d.]*t?|pypy[\d.]*")
-_IGNORING = {
-    "I": "PYTHONPATH",
-    "E": "PYTHONPATH",
-    "S": "sitecustomize",
-}
+_IGNORING = {"I": "PYTHONPATH", "E": "PYTHONPATH", "S": "sitecustomize"}
 """Options of Python, and what they make it ignore."""
 _USERS_OF_NVTX = frozenset({"torch", "jaxlib", "cupy", "numba", "nvtx", "tensorflow"})
 

@@ -66,13 +66,9 @@ def claimed_directory(wanted: str | None) -> Path:
             if not wanted:
                 continue
         except OSError as error:
-            raise UsageError(
-                f"{path}: a recording cannot be written there: {error.strerror}"
-            ) from error
+            raise UsageError(f"{path}: a recording cannot be written there: {error.strerror}") from error
         if not os.access(path, os.W_OK | os.X_OK):
-            raise UsageError(
-                f"{path}: a recording cannot be written there: this user may not write to it"
-            )
+            raise UsageError(f"{path}: a recording cannot be written there: this user may not write to it")
         return path.absolute()
     raise AssertionError("names never end")
 
@@ -98,14 +94,10 @@ def run(command: Sequence[str], directory: Path, options: RecordOptions) -> Outc
     with _passed_on(child):
         code = child.wait()
     seconds = time.monotonic() - began
-    return Outcome(
-        code if code >= 0 else _SIGNALLED - code, seconds, why_unseen(command, environment)
-    )
+    return Outcome(code if code >= 0 else _SIGNALLED - code, seconds, why_unseen(command, environment))
 
 
-def _environment(
-    given: Mapping[str, str], directory: Path, options: RecordOptions
-) -> dict[str, str]:
+def _environment(given: Mapping[str, str], directory: Path, options: RecordOptions) -> dict[str, str]:
     """The environment that makes every Python process of the command import thence's sitecustomize.
 
     If this package is not installed, its folder is appended to PYTHONPATH, so that it can be imported there.

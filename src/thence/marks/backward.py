@@ -100,9 +100,7 @@ class BackwardMarks:
             return None  # it is not known which run the node belongs to
         return self._frame(runs[0], self._forward(runs[0], node))
 
-    def _watched(
-        self, run: _Run, original: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _watched(self, run: _Run, original: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
         nodes = list(_nodes(roots))
         hooks = self._hook(nodes, run)
         try:
@@ -178,9 +176,7 @@ class BackwardMarks:
         run, before = self._worker.runs.pop()
         self._close()
         top.set(before)
-        if (
-            self._watch.changed is not None
-        ):  # callbacks at the end of the run still belong to the backward pass
+        if self._watch.changed is not None:  # callbacks at the end of the run still belong to the backward pass
             self._watch.changed((run.around, 0, Backward(None), None))
         if not self._worker.runs and run.caller != threading.get_ident():
             self._captures.work_for(None)

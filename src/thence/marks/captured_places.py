@@ -30,9 +30,7 @@ Noted = int | Launch | None
 _MOST_FRAMES = 1000
 
 
-def node_places(
-    noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]
-) -> list[tuple[int, NodePlace | None]]:
+def node_places(noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]) -> list[tuple[int, NodePlace | None]]:
     """The places of nodes, each with the number of nodes from which on it holds.
 
     Args:
@@ -80,9 +78,7 @@ class _Reading:
             (*outer, *main.stack),
             phase_of_part(run, main) or phase,
             main.op or None,
-            tuple(_described(run, part, facts) for part in facts.parts)
-            if len(facts.parts) > 1
-            else (),
+            tuple(_described(run, part, facts) for part in facts.parts) if len(facts.parts) > 1 else (),
         )
 
     def _name(self, kind: int) -> str | None:
@@ -117,8 +113,6 @@ def phase_of_part(run: Run, part: Part) -> str:
     return run.phase or ("" if run.module.kind == "inference" else "forward")
 
 
-def _described(
-    run: Run, part: Part, facts: LineFacts
-) -> tuple[str | None, str | None, str, str, float]:
+def _described(run: Run, part: Part, facts: LineFacts) -> tuple[str | None, str | None, str, str, float]:
     line = part.stack[-1] if part.stack else None
     return (module_of_part(run, part, facts), line, part.op, phase_of_part(run, part), part.share)

@@ -168,9 +168,7 @@ class Captures:
             places = node_places(capture.places, named)
             for sentence in tuple(generated.notes):
                 self._graphs.note(sentence)
-            return self._graphs.add(
-                driver, self._load_cupti(), capture.graph, capture.device, labels, places
-            )
+            return self._graphs.add(driver, self._load_cupti(), capture.graph, capture.device, labels, places)
         except MissingRequirement as error:
             self._graphs.note(f"the nodes of a captured graph could not be read: {error}")
             return None

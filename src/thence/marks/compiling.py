@@ -25,12 +25,7 @@ from thence.marks.watching import watch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "ends",
-    "follow_inductor",
-    "notice_imports",
-    "opens",
-]
+__all__ = ["ends", "follow_inductor", "notice_imports", "opens"]
 
 _FOLLOWED = tuple(f"torch._inductor.{name}" for name in ("codecache", "compile_fx", "scheduler"))
 """Modules of Inductor in which functions are wrapped."""
@@ -93,9 +88,7 @@ def follow_inductor() -> None:
         try:
             _comment(self, node, virtualized.V.graph)
         except Exception as error:  # noqa: BLE001 - the program comes first
-            generated.note(
-                f"the module and line of a kernel of compiled code could not be recorded: {error!r}"
-            )
+            generated.note(f"the module and line of a kernel of compiled code could not be recorded: {error!r}")
         return result
 
     enter_context.thence_original = original  # type: ignore[attr-defined]
@@ -105,15 +98,11 @@ def follow_inductor() -> None:
 def _comment(scheduler: Any, node: Any, graph: Any) -> None:
     """Write the comment about a scheduler node just before its code."""
     if getattr(graph, "cpp_wrapper", False):
-        generated.note(
-            "code compiled with cpp_wrapper is not Python, so its kernels have no module and no line"
-        )
+        generated.note("code compiled with cpp_wrapper is not Python, so its kernels have no module and no line")
         return  # comments would change C++ code that is compiled again
     origins = {origin: None for inner in node.get_nodes() for origin in _origins(inner)}
     index = getattr(scheduler, "origin_to_index", {})
-    nodes = sorted(
-        (one for one in origins if one.op == "call_function"), key=lambda one: index.get(one, 0)
-    )
+    nodes = sorted((one for one in origins if one.op == "call_function"), key=lambda one: index.get(one, 0))
     backward = bool(graph.is_backward)
     if not backward and _in_compiled_autograd():
         backward = True

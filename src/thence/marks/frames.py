@@ -20,17 +20,7 @@ from typing import Any, NamedTuple
 from thence.marks.graph_labels import Label, metadata_text
 from thence.marks.watching import Frame, watch
 
-__all__ = [
-    "LOG_LIMIT",
-    "Backward",
-    "Log",
-    "label_of",
-    "numbers",
-    "reopened",
-    "task",
-    "thread",
-    "top",
-]
+__all__ = ["LOG_LIMIT", "Backward", "Log", "label_of", "numbers", "reopened", "task", "thread", "top"]
 
 LOG_LIMIT = 1 << 16
 """The least number of entries of a thread's log that is kept: enough for the marks of many forward passes."""
@@ -194,9 +184,7 @@ def _path(frame: Frame | None, known: set[tuple[str, ...]]) -> tuple[str, ...]:
     return _joined(around, tuple(reversed(names)), known) or tuple(reversed(library))
 
 
-def _joined(
-    around: tuple[str, ...], inside: tuple[str, ...], known: set[tuple[str, ...]]
-) -> tuple[str, ...]:
+def _joined(around: tuple[str, ...], inside: tuple[str, ...], known: set[tuple[str, ...]]) -> tuple[str, ...]:
     """The path of marks that were opened in a backward pass.
 
     Activation checkpointing runs part of the forward again, inside the node that needs it first. So a mark

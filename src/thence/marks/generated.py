@@ -29,9 +29,7 @@ __all__ = ["LineFacts", "Module", "facts_of_launches", "is_generated", "read_mod
 
 _ID = re.compile(r"#\s*AOT ID:\s*\[?'?\w*?_?(forward|backward|inference)\b")
 _HEAD = 3  # first lines of a module, which contain the id
-_COMMENT = re.compile(
-    r"^\s*#.*Source Nodes: \[(?P<nodes>[^\]]*)\], Original ATen: \[(?P<aten>[^\]]*)\]"
-)
+_COMMENT = re.compile(r"^\s*#.*Source Nodes: \[(?P<nodes>[^\]]*)\], Original ATen: \[(?P<aten>[^\]]*)\]")
 _DEFINITION = re.compile(r"^(?P<name>\w+) = async_compile\.")
 _LAUNCH = re.compile(r"(?P<name>\w+)\.run\(|\bextern_kernels\.|\btorch\.ops\.|\baten\.|\b_foreach_")
 _EXTERN = re.compile(r"\bextern_kernels\.(?P<name>\w+)\(")
@@ -76,9 +74,7 @@ def is_generated(head: Iterable[str]) -> re.Match[str] | None:
     return next((found for line in head if (found := _ID.match(line))), None)
 
 
-def read_module(
-    module: Any, lines: Sequence[str], line_map: Sequence[tuple[int, str]], graph: Any
-) -> Module | None:
+def read_module(module: Any, lines: Sequence[str], line_map: Sequence[tuple[int, str]], graph: Any) -> Module | None:
     """The facts of a module's functions; None if it is not the code of a compiled graph.
 
     Args:

@@ -135,9 +135,7 @@ class GeneratedLines:
             original = cache.load_by_key_path.__func__
 
             @functools.wraps(original)
-            def load_by_key_path(
-                cls: Any, key: str, path: str, linemap: Any = None, *args: Any, **kwargs: Any
-            ) -> Any:
+            def load_by_key_path(cls: Any, key: str, path: str, linemap: Any = None, *args: Any, **kwargs: Any) -> Any:
                 module = original(cls, key, path, linemap, *args, **kwargs)
                 self.loaded(module, linemap or ())
                 return module

@@ -21,15 +21,7 @@ if TYPE_CHECKING:
     from thence.cuda.driver import GraphDriver
     from thence.marks.graph_nodes import NodeIds
 
-__all__ = [
-    "CapturedNodes",
-    "Label",
-    "LabelledGraphs",
-    "NodePlace",
-    "as_text",
-    "metadata_text",
-    "write_whole",
-]
+__all__ = ["CapturedNodes", "Label", "LabelledGraphs", "NodePlace", "as_text", "metadata_text", "write_whole"]
 
 _Named = TypeVar("_Named")
 
@@ -176,10 +168,7 @@ class LabelledGraphs:
                 "format": GRAPH_LABELS,
                 "version": GRAPH_LABELS_VERSION,
                 "process": process_identity(),
-                "labels": [
-                    {**label._asdict(), "metadata": json.loads(label.metadata)}
-                    for label in self._labels
-                ],
+                "labels": [{**label._asdict(), "metadata": json.loads(label.metadata)} for label in self._labels],
                 "places": [place._asdict() for place in self._places],
                 "kernels": self._kernels.columns(),
                 "graphs": [asdict(graph) for graph in self._graphs],
@@ -198,11 +187,7 @@ def metadata_text(metadata: Mapping[str, object]) -> str:
         return "{}"
     try:
         return _as_json(metadata)
-    except (
-        ValueError,
-        TypeError,
-        RecursionError,
-    ):  # only the values that fail become text
+    except (ValueError, TypeError, RecursionError):  # only the values that fail become text
         return _as_json({key: _said(value) for key, value in metadata.items()})
 
 

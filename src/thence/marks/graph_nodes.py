@@ -129,9 +129,7 @@ class _Reading:
     nodes: Nodes = field(default_factory=Nodes)
     edges: list[tuple[int, int]] = field(default_factory=list)
 
-    def level(
-        self, graph: int, named: Sequence[Named] | Named, parent: int, first: int | None
-    ) -> None:
+    def level(self, graph: int, named: Sequence[Named] | Named, parent: int, first: int | None) -> None:
         """Add the nodes of a graph, then those of its child graphs.
 
         Args:
@@ -140,9 +138,7 @@ class _Reading:
             parent: number of the child-graph node that holds the graph; -1 for none.
             first: number that its first node will have in a replay; None: the numbers from CUPTI hold.
         """
-        by_number = sorted(
-            (self.ids.graph_node_id(node) & _NUMBER, node) for node in self.driver.nodes(graph)
-        )
+        by_number = sorted((self.ids.graph_node_id(node) & _NUMBER, node) for node in self.driver.nodes(graph))
         numbers: dict[int, int] = {}
         inside: list[tuple[int, int, Named]] = []
         for rank, (number, node) in enumerate(by_number):

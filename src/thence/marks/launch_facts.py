@@ -91,9 +91,7 @@ def parts_of_nodes(nodes: Iterable[Any], *, backward: bool) -> tuple[Part, ...]:
     counts: dict[Part, int] = {}
     for part in found:
         counts[part] = counts.pop(part, 0) + 1
-    return tuple(
-        part._replace(share=round(count / len(found), 4)) for part, count in counts.items()
-    )
+    return tuple(part._replace(share=round(count / len(found), 4)) for part, count in counts.items())
 
 
 def _part(node: Any, *, backward: bool) -> Part:
@@ -110,9 +108,7 @@ def _part(node: Any, *, backward: bool) -> Part:
     else:  # a node of the forward that the backward graph recomputes has the metadata of the forward
         again = own and not of_forward and meta.get("partitioner_tag") != "is_backward"
         phase = "recompute" if again else "backward"
-    return Part(
-        module_of(own or of_forward), frames_of(trace), _operator(node), phase, marks=marks_of(node)
-    )
+    return Part(module_of(own or of_forward), frames_of(trace), _operator(node), phase, marks=marks_of(node))
 
 
 def module_of(stack: Any) -> str | None:
@@ -195,17 +191,8 @@ def parts_of_text(line: str) -> tuple[Part, ...] | None:
         return None  # another comment
 
 
-def _read(
-    module: str | None,
-    stack: list[str],
-    op: str,
-    phase: str,
-    share: float,
-    marks: Sequence[str] = (),
-) -> Part:
+def _read(module: str | None, stack: list[str], op: str, phase: str, share: float, marks: Sequence[str] = ()) -> Part:
     if not isinstance(stack, list) or isinstance(marks, str):
         raise TypeError
     name = None if module is None else str(module)
-    return Part(
-        name, tuple(map(str, stack)), str(op), str(phase), float(share), tuple(map(str, marks))
-    )
+    return Part(name, tuple(map(str, stack)), str(op), str(phase), float(share), tuple(map(str, marks)))

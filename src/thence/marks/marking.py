@@ -118,10 +118,7 @@ class mark:  # noqa: N801 - used like a function
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         w = watch
         if w.compiling():

@@ -29,9 +29,7 @@ _NVTX_TOOLS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 class Listener(Protocol):
     """Is called for every mark, on the thread that opens or closes it."""
 
-    def opened(
-        self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]
-    ) -> None:
+    def opened(self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]) -> None:
         """Handle that a mark opened; `number` is unique in this process."""
 
     def closed(self, number: int) -> None:

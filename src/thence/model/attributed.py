@@ -120,9 +120,6 @@ def _shares(part: Attributed) -> pl.DataFrame:
     if part.shares is not None:
         return part.shares
     places = part.places.select(
-        gpu=pl.int_range(pl.len(), dtype=pl.Int32),
-        place="source",
-        weight=pl.lit(1.0),
-        rule="source_rule",
+        gpu=pl.int_range(pl.len(), dtype=pl.Int32), place="source", weight=pl.lit(1.0), rule="source_rule"
     )
     return places.cast(SHARES)  # type: ignore[arg-type]

@@ -46,27 +46,18 @@ def described(raw: Mapping[str, Any]) -> pl.DataFrame:
         raw: the columns `TEXTS` and `NUMBERS` by name, each a sequence with one value per row. Empty text, negative
             numbers and impossibly large numbers become null.
     """
-    texts = {
-        name: pl.Series([text or None for text in raw[name]], dtype=pl.String) for name in TEXTS
-    }
+    texts = {name: pl.Series([text or None for text in raw[name]], dtype=pl.String) for name in TEXTS}
     numbers = {name: _known_numbers(raw[name], name) for name in NUMBERS}
     for name in ("in_elements", "out_elements"):
         numbers[name] = np.minimum(numbers[name], _MOST_ELEMENTS)
-    scatters = np.array(
-        ["reduce_scatter" in (text or "") for text in texts["collective"]], np.bool_
-    )
-    size = [
-        _ELEMENT_BYTES.get((t or "").removeprefix("torch."), _UNKNOWN)
-        for t in texts["element_type"]
-    ]
+    scatters = np.array(["reduce_scatter" in (text or "") for text in texts["collective"]], np.bool_)
+    size = [_ELEMENT_BYTES.get((t or "").removeprefix("torch."), _UNKNOWN) for t in texts["element_type"]]
     element, moved = np.array(size, np.int64), np.where(scatters, *(
         numbers[name] for name in ("out_elements", "in_elements")
     ))  # fmt: skip
     numbers["bytes"] = np.where((element < 0) | (moved < 0), _UNKNOWN, moved * element)
     columns = texts | {name: _nullable(values) for name, values in numbers.items()}
-    return pl.DataFrame(
-        [columns[name].alias(name).cast(COLLECTIVES.schema[name]) for name in DESCRIBED]
-    )
+    return pl.DataFrame([columns[name].alias(name).cast(COLLECTIVES.schema[name]) for name in DESCRIBED])
 
 
 def _known_numbers(values: Any, name: str) -> npt.NDArray[np.int64]:

@@ -43,9 +43,7 @@ def kind_of_kernel(name: pl.Expr) -> pl.Expr:
 
 def _first(name: pl.Expr, patterns: tuple[tuple[str, str], ...]) -> pl.Expr:
     plain = name.cast(pl.String).str.to_lowercase().str.replace_all(r"[^a-z0-9]", "")
-    return pl.coalesce(
-        pl.when(plain.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in patterns
-    )
+    return pl.coalesce(pl.when(plain.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in patterns)
 
 
 _OF_NCCL = "(?i)^(?:nccl|rccl)"
@@ -78,11 +76,7 @@ def kernels_of_nccl(names: pl.Series) -> pl.DataFrame:
     name = pl.col("name")
     said = {"kind": kind_of_kernel(name), "type": name.cast(pl.String).str.extract(_TYPE)}
     ours = name.cast(pl.String).str.contains(_OF_NCCL)
-    return (
-        names.rename("name")
-        .to_frame()
-        .select(pl.when(ours).then(value).alias(key) for key, value in said.items())
-    )
+    return names.rename("name").to_frame().select(pl.when(ours).then(value).alias(key) for key, value in said.items())
 
 
 def can_launch(kind: str | None, type_: str | None, call: str, element_type: str | None) -> bool:

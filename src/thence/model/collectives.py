@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "KINETO_KEYS",
-    "NUMBERS",
-    "TEXTS",
-    "CallFacts",
-    "Collective",
-    "split",
-]
+__all__ = ["KINETO_KEYS", "NUMBERS", "TEXTS", "CallFacts", "Collective", "split"]
 
 KINETO_KEYS: Mapping[str, str] = MappingProxyType(
     {
@@ -88,9 +81,7 @@ class CallFacts(dict[str, object]):
         self.shared = shared
 
 
-def split(
-    metadata: Mapping[str, Any], label: str | None = None
-) -> tuple[Collective | None, Mapping[str, Any]]:
+def split(metadata: Mapping[str, Any], label: str | None = None) -> tuple[Collective | None, Mapping[str, Any]]:
     """Splits metadata into the collective that they describe, or None, and the remaining members.
 
     Metadata without the name of a collective describe none, because keys such as dtype may then mean anything.

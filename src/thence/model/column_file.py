@@ -150,9 +150,7 @@ def decoded_bytes(content: bytes) -> int:
     """
     with _opened(content) as archive:
         index = _index(archive)
-        texts = sum(
-            info.file_size for info in archive.infolist() if info.file_size != info.compress_size
-        )
+        texts = sum(info.file_size for info in archive.infolist() if info.file_size != info.compress_size)
         return 8 * index.rows * len(index.columns) + texts
 
 
@@ -228,9 +226,7 @@ def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Integers:
     try:
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
-            raise DamagedPart(
-                f"{name} has version {version} of NumPy's format, which is not supported"
-            )
+            raise DamagedPart(f"{name} has version {version} of NumPy's format, which is not supported")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     except (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise DamagedPart(f"{name} is not an array ({error})") from error
@@ -264,11 +260,7 @@ def _text(archive: zipfile.ZipFile, name: str, rows: int) -> list[str | None]:
     lengths = _array(archive, f"{name}.lengths", rows).astype(np.int64)
     sizes = np.maximum(lengths, 0)
     ends = np.cumsum(sizes)
-    if (
-        len(lengths) != rows
-        or joined.itemsize != 1
-        or (rows and (ends.min() < 0 or ends[-1] != len(joined)))
-    ):
+    if len(lengths) != rows or joined.itemsize != 1 or (rows and (ends.min() < 0 or ends[-1] != len(joined))):
         raise DamagedPart(f"the lengths of the texts of {name} do not match its content")
     content = joined.tobytes()
     return [

@@ -70,15 +70,12 @@ def narrowed(names: pl.Series, width: int) -> pl.Series:
     long = text.filter(text.str.len_chars() > width).unique(maintain_order=True)
     ending = pl.format("…#{}", pl.int_range(1, pl.len() + 1))
     short = long.to_frame("long").select(
-        "long",
-        short=pl.concat_str(pl.col("long").str.head(width - ending.str.len_chars()), ending),
+        "long", short=pl.concat_str(pl.col("long").str.head(width - ending.str.len_chars()), ending)
     )
     return text.replace(short["long"], short["short"])
 
 
-def affordable(
-    names: pl.Series, uses: npt.NDArray[np.int64], max_text: int, max_text_per_use: int
-) -> pl.Series:
+def affordable(names: pl.Series, uses: npt.NDArray[np.int64], max_text: int, max_text_per_use: int) -> pl.Series:
     """Distinct names, narrowed as far as is needed to write each of them once for each of its uses.
 
     Formats store a name once and refer to it from any number of rows, so a few long names can make texts of
@@ -112,9 +109,7 @@ def _shortened(names: Sequence[str], width: int, line: int) -> dict[str, str]:
     places = {name: text for name, text in places.items() if uses[text] == 1}
     once = cast("dict[str, str]", {}).setdefault  # names share most words: each is kept once
     words = {
-        name: [once(word, word) for word in _WORDS.findall(name[:_LONGEST])]
-        for name in names
-        if name not in places
+        name: [once(word, word) for word in _WORDS.findall(name[:_LONGEST])] for name in names if name not in places
     }
     uses = Counter(word for of_name in words.values() for word in set(of_name))
     cut = {name: _cut(parts, uses, len(words), width) for name, parts in words.items()}

@@ -79,9 +79,7 @@ def part_name(table: str, number: int | None = None) -> str:
     return f"{table}-{'*' if number is None else f'{number:06}'}{PART_ENDING}"
 
 
-_ACTIVITY = dict.fromkeys(
-    ("start", "end", "device", "stream", "correlation", "node", "graph"), "Int64"
-)
+_ACTIVITY = dict.fromkeys(("start", "end", "device", "stream", "correlation", "node", "graph"), "Int64")
 _ACTIVITY["node"] = "UInt64"
 _GRID = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
@@ -93,17 +91,13 @@ def _integers(*columns: str) -> dict[str, str]:
 TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "names": {"number": "Int64", "name": "String", "demangled": "String"},
-        "kernels": _ACTIVITY
-        | _integers("name", "registers", *_GRID, "static_shared", "dynamic_shared", "queued"),
-        "copies": _ACTIVITY
-        | _integers("bytes", "copy_kind", "source_memory", "destination_memory"),
+        "kernels": _ACTIVITY | _integers("name", "registers", *_GRID, "static_shared", "dynamic_shared", "queued"),
+        "copies": _ACTIVITY | _integers("bytes", "copy_kind", "source_memory", "destination_memory"),
         "sets": _ACTIVITY | _integers("bytes", "memory"),
         "calls": _integers("start", "end", "thread", "correlation", "function", "api"),
         "ranges": _integers("flags", "time", "id", "thread", "name", "domain"),
         "overheads": _integers("overhead_kind", "object_kind", "thread", "start", "end"),
-        "marks": _integers(
-            *("what", "serial", "forward", "time", "thread", "name", "lane", "metadata", "counter")
-        ),
+        "marks": _integers(*("what", "serial", "forward", "time", "thread", "name", "lane", "metadata", "counter")),
         "boundaries": _integers("counter", "time", "thread", "place", "flags"),
         "places": _integers("number", "kind", "parent", "name", "detail", "line"),
         "samples": _integers("time", "until", "thread", "line", "frame", "count", "state"),

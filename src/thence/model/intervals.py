@@ -175,9 +175,7 @@ def _changes(group: Int64) -> Int64:
     return np.flatnonzero(group[1:] != group[:-1]) + 1
 
 
-def levels(
-    start: Int64, end: Int64, weight: npt.NDArray[Weight]
-) -> tuple[Int64, Int64, npt.NDArray[Weight]]:
+def levels(start: Int64, end: Int64, weight: npt.NDArray[Weight]) -> tuple[Int64, Int64, npt.NDArray[Weight]]:
     """The sum of the weights of all open intervals as a step function of time.
 
     With weight 1, the sum is the number of open intervals. With a different power of two as the weight of each of
@@ -272,9 +270,7 @@ def longest_begun(start: Int64, end: Int64, times: Int64) -> Int64:
     return rows
 
 
-def innermost(
-    rows: Int64, start: Int64, end: Int64, parent: Int64, moments: tuple[Int64, Int64]
-) -> Int64:
+def innermost(rows: Int64, start: Int64, end: Int64, parent: Int64, moments: tuple[Int64, Int64]) -> Int64:
     """For each queried interval the innermost interval of one track that encloses it.
 
     Unlike in the rest of this module, ends are inclusive: an interval that ends together with another is in it.

@@ -147,21 +147,14 @@ def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
     """The same tables with other numbers for the ranks that are in ``new``."""
 
     def frame(old: pl.DataFrame) -> pl.DataFrame:
-        return old.with_columns(
-            pl.col("rank").replace_strict(new, return_dtype=pl.Int32, default=pl.col("rank"))
-        )
+        return old.with_columns(pl.col("rank").replace_strict(new, return_dtype=pl.Int32, default=pl.col("rank")))
 
     devices = tuple(dataclasses.replace(d, rank=new.get(d.rank, d.rank)) for d in part.meta.devices)
     labels = tuple(
-        dataclasses.replace(
-            file, process=dataclasses.replace(file.process, rank=_new_rank(file.process.rank, new))
-        )
+        dataclasses.replace(file, process=dataclasses.replace(file.process, rank=_new_rank(file.process.rank, new)))
         for file in part.graph_labels
     )
-    records = tuple(
-        dataclasses.replace(record, rank=_new_rank(record.rank, new))
-        for record in part.flight_records
-    )
+    records = tuple(dataclasses.replace(record, rank=_new_rank(record.rank, new)) for record in part.flight_records)
     return dataclasses.replace(
         part,
         gpu=frame(part.gpu),

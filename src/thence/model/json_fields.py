@@ -14,16 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "Count",
-    "Index",
-    "Int64",
-    "NotAsWritten",
-    "Rank",
-    "UInt32",
-    "decoded",
-    "field",
-]
+__all__ = ["Count", "Index", "Int64", "NotAsWritten", "Rank", "UInt32", "decoded", "field"]
 
 _Kind = TypeVar("_Kind")
 

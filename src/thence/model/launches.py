@@ -25,10 +25,7 @@ UNCERTAIN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "launched_together": ("launch, thread unknown", "GraphLaunch, thread unknown"),
         "launched_unseen": ("launch, unseen", "GraphLaunch, unseen"),
-        "launched_before": (
-            "launch, before the first place",
-            "GraphLaunch, before the first place",
-        ),
+        "launched_before": ("launch, before the first place", "GraphLaunch, before the first place"),
         "number_reused": ("launch, of a number used twice", "GraphLaunch, of a number used twice"),
     }
 )
@@ -43,9 +40,7 @@ IDENTIFIED = pl.col("correlation") != 0
 _GRAPH = ["rank", "device", "graph"]
 
 
-def matched_rows(
-    gpu: pl.DataFrame, host: pl.DataFrame, key: str, among: pl.Expr
-) -> npt.NDArray[np.int64]:
+def matched_rows(gpu: pl.DataFrame, host: pl.DataFrame, key: str, among: pl.Expr) -> npt.NDArray[np.int64]:
     """The host row with the same key as each activity, in the same rank.
 
     A key that several of these host rows share identifies none of them.
@@ -65,9 +60,7 @@ def matched_rows(
     counted = host.select(among & pl.col(key).is_not_null()).to_series()
     rows = np.flatnonzero(counted.fill_null(value=False).to_numpy())
     keys = np.concatenate([host[key].gather(rows).to_numpy(), ids.gather(asked).to_numpy()])
-    ranks = np.concatenate(
-        [host["rank"].gather(rows).to_numpy(), gpu["rank"].gather(asked).to_numpy()]
-    )
+    ranks = np.concatenate([host["rank"].gather(rows).to_numpy(), gpu["rank"].gather(asked).to_numpy()])
     number = _numbered(ranks, keys)
     of_host = number[: len(rows)]
     row = np.full(len(number), NO_ROW, np.int64)
@@ -115,6 +108,6 @@ def launch_correlations(gpu: pl.DataFrame) -> pl.Series:
         strategy="backward",
         check_sortedness=False,
     )
-    return columns.join(
-        of_body.select("row", "launch"), on="row", how="left", maintain_order="left"
-    ).select(pl.coalesce("launch", "correlation").alias("correlation"))["correlation"]
+    return columns.join(of_body.select("row", "launch"), on="row", how="left", maintain_order="left").select(
+        pl.coalesce("launch", "correlation").alias("correlation")
+    )["correlation"]

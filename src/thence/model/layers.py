@@ -61,19 +61,13 @@ def folded_names(names: pl.Series) -> pl.DataFrame:
         return frame.select("name", folded="name", layer=pl.lit(None, pl.String))
     pieces = _pieces(frame)
     state = frame.select(
-        "id",
-        raw=pl.lit(""),
-        folded=pl.lit(""),
-        layer=pl.lit(None, pl.String),
-        inside=pl.lit(value=False),
+        "id", raw=pl.lit(""), folded=pl.lit(""), layer=pl.lit(None, pl.String), inside=pl.lit(value=False)
     )
     for number in sorted(pieces["number"].unique().to_list()):
         state = _with_piece(state, pieces.filter(pl.col("number") == number).drop("number"))
     whole = pl.col("raw") == pl.col("name")  # not of a name that contains the separator
     return frame.join(state, on="id", how="left", maintain_order="left").select(
-        "name",
-        folded=pl.when(whole).then("folded").otherwise("name"),
-        layer=pl.when(whole).then("layer"),
+        "name", folded=pl.when(whole).then("folded").otherwise("name"), layer=pl.when(whole).then("layer")
     )
 
 
@@ -105,10 +99,7 @@ def _pieces(frame: pl.DataFrame) -> pl.DataFrame:
     return (
         parts.with_columns(number=number)
         .group_by("id", "number", maintain_order=True)
-        .agg(
-            pl.col("before", "key", "part").str.join(),
-            pl.col("digits", "after").last(),
-        )
+        .agg(pl.col("before", "key", "part").str.join(), pl.col("digits", "after").last())
         .select(
             "id",
             "number",
@@ -132,9 +123,7 @@ def _with_piece(state: pl.DataFrame, pieces: pl.DataFrame) -> pl.DataFrame:
         value=pl.col("digits").cast(pl.Int64), named=pl.col("key").str.ends_with("_")
     )
     # Numbers instead of texts, because they are grouped several times.
-    rows = rows.with_columns(
-        pl.col("folded", "key", "raw").cast(pl.Categorical).to_physical().name.suffix("_id")
-    )
+    rows = rows.with_columns(pl.col("folded", "key", "raw").cast(pl.Categorical).to_physical().name.suffix("_id"))
     places = _places(rows.drop_nulls("value"))
     rows = rows.join(places, on=_PLACE, how="left", maintain_order="left")
     positions = _positions(rows.filter("instance"))

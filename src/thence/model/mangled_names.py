@@ -53,11 +53,7 @@ def _path(name: str, at: int) -> tuple[list[str], int]:
     parts: list[str] = []
     if nested := _QUALIFIERS.match(name, at):
         at = nested.end()
-    for mark, meaning in (
-        ("St", "std"),
-        ("S_", None),
-        ("S0_", None),
-    ):  # abbreviations of an enclosing name
+    for mark, meaning in (("St", "std"), ("S_", None), ("S0_", None)):  # abbreviations of an enclosing name
         if name.startswith(mark, at):
             at += len(mark)
             parts += [meaning] if meaning else []

@@ -57,11 +57,7 @@ class OneTimeline:
         stretch = np.cumsum(first) - 1
         opening = np.flatnonzero(first)
         # Leave one nanosecond between two stretches: touching stretches would be one.
-        lengths = (
-            np.maximum.reduceat(ends, opening) - begins[opening] + 1
-            if len(opening)
-            else np.empty(0, np.int64)
-        )
+        lengths = np.maximum.reduceat(ends, opening) - begins[opening] + 1 if len(opening) else np.empty(0, np.int64)
         begin = np.cumsum(lengths) - lengths
         moved = (begin - begins[opening])[stretch]
         result = np.zeros((2, len(start)), np.int64)

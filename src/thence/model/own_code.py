@@ -145,12 +145,8 @@ def short_places(places: Iterable[str]) -> dict[str, str]:
     """
     own_code = OwnCode()
     matches = {place: SOURCE_PLACE.fullmatch(place) for place in places}
-    folders = {
-        place: match["folder"] for place, match in matches.items() if match and match["folder"]
-    }
-    own = {
-        folder for place, folder in folders.items() if folder.startswith("/") and own_code(place)
-    }
+    folders = {place: match["folder"] for place, match in matches.items() if match and match["folder"]}
+    own = {folder for place, folder in folders.items() if folder.startswith("/") and own_code(place)}
     shared = "/".join(_common([folder.split("/")[:-1] for folder in own])) + "/" if own else "/"
     short = {place: _relative(place, shared) for place in matches}
     uses = Counter(short.values())
@@ -159,9 +155,7 @@ def short_places(places: Iterable[str]) -> dict[str, str]:
 
 def _common(paths: Sequence[Sequence[str]]) -> list[str]:
     """The parts with which all paths begin."""
-    return [
-        same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*paths, strict=False))
-    ]
+    return [same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*paths, strict=False))]
 
 
 def _relative(place: str, folder: str) -> str:

@@ -44,18 +44,7 @@ FlameBy = Literal["op_name", "label", "module", "ops", "source", "stack"]
 """`FLAMES` as a type, for type checkers: values of ``by`` for flame graphs."""
 
 Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
-Verb = Literal[
-    "stated",
-    "stated-xla",
-    "page",
-    "page-xla",
-    "flame",
-    "lanes",
-    "graph-labels",
-    "only",
-    "diff",
-    "layers",
-]
+Verb = Literal["stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff", "layers"]
 
 
 @dataclass(frozen=True, slots=True)

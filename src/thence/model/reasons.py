@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "ADVICE",
-    "APART",
-    "CODES",
-    "OF_ACCELERATOR",
-    "REASONS",
-    "RULES",
-    "Reason",
-    "advice",
-    "reason_of",
-    "text_of",
-]
+__all__ = ["ADVICE", "APART", "CODES", "OF_ACCELERATOR", "REASONS", "RULES", "Reason", "advice", "reason_of", "text_of"]
 
 RULES: Mapping[str, str] = MappingProxyType(
     {
@@ -154,8 +143,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         " schedule",
         "command_buffer_foreign": f"{_COMMAND_BUFFER}, and its kernel is not named after the HLO instruction at"
         " its place",
-        "command_buffer_contradicted": f"{_COMMAND_BUFFER}, and what ran is not what the HLO schedule has at its"
-        " place",
+        "command_buffer_contradicted": f"{_COMMAND_BUFFER}, and what ran is not what the HLO schedule has at its place",
         "command_buffer_branch": f"{_COMMAND_BUFFER}, and by the HLO schedule a branch would have run only in part,"
         " or two branches of one conditional",
         "no_collective": "no collective",
@@ -181,9 +169,7 @@ _NCCL_RANGES = (
     "NCCL's NVTX ranges around the launches, which state the message sizes, are missing: nsys"
     " profile --trace cuda,nvtx records them; for JAX, --hlo reads the sizes from XLA's dump"
 )
-_OF_LAUNCHES = (
-    *("no_ranges", "no_modules", "no_operators", "no_python_frames", "no_autograd", "no_steps"),
-)
+_OF_LAUNCHES = (*("no_ranges", "no_modules", "no_operators", "no_python_frames", "no_autograd", "no_steps"),)
 
 _FOR_EVERYBODY: Mapping[str, str] = {
     "no_hlo": "--hlo DUMP_DIR adds it, dumped by a run with XLA_FLAGS=--xla_dump_to=DUMP_DIR",
@@ -235,9 +221,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "no_collectives": _NCCL_RANGES,
     },
     "Nsight Systems cuda_gpu_trace (CSV)": {
-        **dict.fromkeys(
-            _OF_LAUNCHES, "this CSV lists device work only, the SQLite export holds more"
-        ),
+        **dict.fromkeys(_OF_LAUNCHES, "this CSV lists device work only, the SQLite export holds more"),
         "no_collectives": _NCCL_RANGES,
     },
     "nsys-jax archive": {
@@ -337,11 +321,7 @@ def text_of(code: str) -> str:
 
 
 def advice(
-    code: str,
-    formats: Iterable[str],
-    *,
-    labels_joined: bool = False,
-    accelerators: Iterable[str] = (),
+    code: str, formats: Iterable[str], *, labels_joined: bool = False, accelerators: Iterable[str] = ()
 ) -> str | None:
     """How to record the data that are missing according to a reason; None if that is impossible or unknown.
 

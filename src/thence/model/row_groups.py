@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["rows_by_number"]
 
 
-def rows_by_number(
-    numbers: npt.NDArray[np.integer[Any]],
-) -> list[tuple[int, npt.NDArray[np.int64]]]:
+def rows_by_number(numbers: npt.NDArray[np.integer[Any]]) -> list[tuple[int, npt.NDArray[np.int64]]]:
     """The rows of each number, with one sort for all of them; numbers and rows are ascending."""
     order = np.argsort(numbers, kind="stable")
     found, first = np.unique(numbers[order], return_index=True)

@@ -99,9 +99,7 @@ class Selection:
             try:
                 re.compile(self.only)
             except re.error as error:
-                raise UsageError(
-                    f"{self.only!r} is not a valid regular expression: {error}"
-                ) from error
+                raise UsageError(f"{self.only!r} is not a valid regular expression: {error}") from error
 
     def __str__(self) -> str:
         parts = [
@@ -126,9 +124,7 @@ def parse_steps(text: str) -> StepChoice:
         return TYPICAL
     first, colon, last = text.partition(":")
     if not text.strip(":") or any(part and not _STEP.fullmatch(part) for part in (first, last)):
-        raise UsageError(
-            f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6, 3 or typical"
-        )
+        raise UsageError(f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6, 3 or typical")
     if not colon:
         return int(first), int(first) + 1
     return (int(first) if first else None), (int(last) if last else None)

@@ -35,9 +35,7 @@ class ServerStep:
 
     def __str__(self) -> str:
         numbers = [] if self.requests is None else [f"bs={self.requests}"]
-        if self.tokens is not None and (
-            self.serving is not Serving.DECODE or self.tokens != self.requests
-        ):
+        if self.tokens is not None and (self.serving is not Serving.DECODE or self.tokens != self.requests):
             numbers.append(f"tokens={self.tokens}")
         return " ".join([self.serving.value if self.serving else "unknown", *numbers])
 
@@ -128,9 +126,7 @@ def server_step(name: str) -> ServerStep | None:
             return _by_facts(known.server, said["mode"].lower(), said["facts"] or "")
         if "new" in said:
             new, cached = int(said["new"]), int(said["cached"])
-            return ServerStep(
-                known.server, Serving.PREFILL if new and not cached else None, new + cached
-            )
+            return ServerStep(known.server, Serving.PREFILL if new and not cached else None, new + cached)
         return _by_parts(known.server, {key: int(value) for key, value in said.items() if value})
     return None
 
@@ -145,9 +141,7 @@ def _by_parts(server: str, said: dict[str, int]) -> ServerStep:
     if "prefill_tokens" in said:
         # Only TensorRT-LLM does not state the decode tokens: one per request, but more with speculation.
         tokens = said["prefill_tokens"] + said["decode_tokens"] if "decode_tokens" in said else None
-    return ServerStep(
-        server, Serving.MIXED if prefill and decode else both, prefill + decode, tokens
-    )
+    return ServerStep(server, Serving.MIXED if prefill and decode else both, prefill + decode, tokens)
 
 
 def _by_facts(server: str, mode: str, text: str) -> ServerStep:

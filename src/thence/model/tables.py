@@ -99,11 +99,7 @@ GPU = Table(
         Column("correlation", pl.Int64(), "id shared with the API call that launched it"),
         Column("external", pl.Int64(), "id of the framework op that the producer linked"),
         Column("graph", pl.UInt64(), "id of the executable CUDA graph; null when launched eagerly"),
-        Column(
-            "node",
-            pl.UInt64(),
-            "id of the node in that graph, with as many bits as the producer wrote",
-        ),
+        Column("node", pl.UInt64(), "id of the node in that graph, with as many bits as the producer wrote"),
         Column("grid", pl.Array(pl.UInt32, 3), "blocks in x, y, z; null for memcpys and memsets"),
         Column("block", pl.Array(pl.UInt32, 3), "threads in x, y, z; null for memcpys and memsets"),
         Column("registers", pl.Int32(), "registers per thread"),
@@ -111,9 +107,7 @@ GPU = Table(
         Column("bytes", pl.Int64(), "bytes copied or set; null for kernels"),
         Column("program", pl.Int32(), "row in programs of the XLA program execution it is part of"),
         Column("hlo", _NAME, "name of the HLO instruction that it runs"),
-        Column(
-            "iteration", pl.Int32(), "how often the same instruction ran before in that execution"
-        ),
+        Column("iteration", pl.Int32(), "how often the same instruction ran before in that execution"),
     ),
     required=("rank", "device", "stream", "kind", "name", "start", "duration"),
 )
@@ -144,14 +138,8 @@ HOST = Table(
         ),
         Column("parent", pl.Int32(), "row of the innermost range around it on its thread"),
         Column("forward", pl.Int32(), "of backward ops: row of the forward op they belong to"),
-        Column(
-            "kernel", _NAME, "of API calls: kernel that it launches, where AMD's profiler says so"
-        ),
-        Column(
-            "lane",
-            _NAME,
-            "of marks: extra lane in which timelines show their activities; null without one",
-        ),
+        Column("kernel", _NAME, "of API calls: kernel that it launches, where AMD's profiler says so"),
+        Column("lane", _NAME, "of marks: extra lane in which timelines show their activities; null without one"),
         Column(
             "metadata",
             _NAME,
@@ -168,11 +156,7 @@ COLLECTIVES = Table(
         Column("gpu", pl.Int32(), "row in gpu; null until the host op has been matched"),
         Column("host", pl.Int32(), "row in host of the op that described it; null if no op did"),
         Column("collective", _NAME, "name as the library gives it, such as all_reduce"),
-        Column(
-            "bytes",
-            pl.Int64(),
-            "message size in bytes: the input of one rank; for reduce-scatter, its output",
-        ),
+        Column("bytes", pl.Int64(), "message size in bytes: the input of one rank; for reduce-scatter, its output"),
         Column("in_elements", pl.Int64(), "elements that this rank puts in"),
         Column("out_elements", pl.Int64(), "elements that this rank gets"),
         Column("element_type", _NAME, "element type as the library spells it"),
@@ -223,11 +207,7 @@ GRAPH_PLACES = Table(
         Column("stack", _NAME, "path of Python frames"),
         Column("phase", _NAME, "as `Phase`; labels taken at capture say forward or backward"),
         Column("lane", _NAME, "extra lane in which timelines show it"),
-        Column(
-            "rule",
-            pl.Enum(CODES),
-            "code of the rule that gave its label, or of the reason why it has none",
-        ),
+        Column("rule", pl.Enum(CODES), "code of the rule that gave its label, or of the reason why it has none"),
         Column("confidence", pl.Float64(), "of an alignment, 0 to 1; null where ids decided"),
         Column("metadata", _NAME, "further facts of the label as a JSON object"),
         Column("detail", _NAME, "sentence about a graph that fits no label; null elsewhere"),
@@ -235,9 +215,7 @@ GRAPH_PLACES = Table(
             "collective",
             pl.Struct(
                 {
-                    name: pl.String()
-                    if COLLECTIVES.schema[name] == _NAME
-                    else COLLECTIVES.schema[name]
+                    name: pl.String() if COLLECTIVES.schema[name] == _NAME else COLLECTIVES.schema[name]
                     for name in DESCRIBED
                 }
             ),
@@ -283,11 +261,7 @@ EVENTS = Table(
         Column("kind", pl.Enum(EVENT_KINDS), "record or wait"),
         Column("host", pl.Int32(), "row in host of the call"),
         Column("event", pl.Int64(), "id of the event as the producer numbers it"),
-        Column(
-            "record",
-            pl.Int32(),
-            "of waits: row in events of the record that it waits for; else null",
-        ),
+        Column("record", pl.Int32(), "of waits: row in events of the record that it waits for; else null"),
         Column("known", pl.Enum(KNOWN), "how stream (of records) and record (of waits) are known"),
     ),
     required=("rank", "kind", "host"),
@@ -302,9 +276,7 @@ WAITS = Table(
         Column("kind", pl.Enum(WAIT_KINDS), "see WAIT_KINDS"),
         Column("device", pl.Int32(), "device index; null where the trace does not say"),
         Column("stream", pl.Int64(), "stream waited for; null for whole devices and where unknown"),
-        Column(
-            "record", pl.Int32(), "of waits for an event: row in events of its record; else null"
-        ),
+        Column("record", pl.Int32(), "of waits for an event: row in events of its record; else null"),
         Column("known", pl.Enum(KNOWN), "how stream and record are known"),
     ),
     required=("rank", "host", "kind"),
@@ -320,9 +292,7 @@ STEPS = Table(
         Column("kind", pl.Enum(tuple(STEP_KINDS)), "how it was found, as in STEP_KINDS"),
         Column("name", _NAME, "its name, or that of what repeats and a number"),
         Column(
-            "number",
-            pl.Int64(),
-            "number at the end of its name; if a step of the rank has none, its position from 0",
+            "number", pl.Int64(), "number at the end of its name; if a step of the rank has none, its position from 0"
         ),
         Column("start", pl.Int64(), "ns on the trace's clock: when the host began it"),
         Column("duration", pl.Int64(), "ns until the host ended it, or began the next one"),
@@ -336,9 +306,7 @@ STEP_TIMES = Table(
     "how long one step took, recorded or not, as thence's recorder measured it; sorted by rank and start",
     (
         Column("rank", pl.Int32(), "rank of the process in its job"),
-        Column(
-            "number", pl.Int64(), "position of the step from 0, or the number that the program gave"
-        ),
+        Column("number", pl.Int64(), "position of the step from 0, or the number that the program gave"),
         Column("start", pl.Int64(), "ns on the trace's clock: when the host began it"),
         Column(
             "duration",
@@ -346,11 +314,7 @@ STEP_TIMES = Table(
             "ns to the next step: on the device, between CUDA events on the current stream, where the recorder "
             "compares steps; elsewhere on the host",
         ),
-        Column(
-            "recorded",
-            pl.Boolean(),
-            "whether the step was recorded; if not, nothing of it is in other tables",
-        ),
+        Column("recorded", pl.Boolean(), "whether the step was recorded; if not, nothing of it is in other tables"),
         Column(
             "counted",
             pl.Boolean(),

@@ -64,11 +64,7 @@ _NOTHING_SAID = pl.DataFrame(schema=SAID)
 def names_of_calls(names: pl.Series) -> pl.DataFrame:
     """The distinct names of waiting and event calls: columns name (as given) and kind (`EVENT_KINDS`, `WAIT_KINDS`)."""
     used = names.unique().drop_nulls()
-    found = [
-        (number, kind)
-        for number, text in enumerate(used.cast(pl.String))
-        if (kind := kind_of_call(text))
-    ]
+    found = [(number, kind) for number, text in enumerate(used.cast(pl.String)) if (kind := kind_of_call(text))]
     rows = pl.Series([number for number, _ in found], dtype=pl.UInt32)
     kinds = pl.Series("kind", [kind for _, kind in found], dtype=pl.String)
     return pl.DataFrame([used.gather(rows).alias("name"), kinds])
@@ -140,23 +136,15 @@ def waiting_tables(
         "rank", recorded_by="correlation", record=pl.col("row").cast(pl.Int32), made="start",
         on="stream",
     )  # fmt: skip
-    records = records.drop_nulls("recorded_by").unique(
-        ["rank", "recorded_by"], keep="none", maintain_order=True
-    )
+    records = records.drop_nulls("recorded_by").unique(["rank", "recorded_by"], keep="none", maintain_order=True)
     events = _with_records(events, records)
     waits = _with_records(every.filter(~of_events), records)
-    streams = _streams_named_by_waits(
-        pl.concat([f.select("record", "recorded_on") for f in (events, waits)])
-    )
-    events = events.join(
-        streams, left_on="row", right_on="named", how="left", maintain_order="left"
-    )
+    streams = _streams_named_by_waits(pl.concat([f.select("record", "recorded_on") for f in (events, waits)]))
+    events = events.join(streams, left_on="row", right_on="named", how="left", maintain_order="left")
     is_record = pl.col("kind") == "record"
     stream = pl.when(is_record).then(pl.coalesce("stream", "named_stream")).otherwise("stream")
     events = events.with_columns(stream=stream).with_columns(
-        known=pl.when(is_record & pl.col("stream").is_not_null())
-        .then(pl.lit("recorded"))
-        .otherwise("known")
+        known=pl.when(is_record & pl.col("stream").is_not_null()).then(pl.lit("recorded")).otherwise("known")
     )
     return (
         EVENTS.frame({name: events[name] for name in EVENTS.schema}),
@@ -193,15 +181,11 @@ def _tables_of_names(
 
 def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     """Adds the columns record and known to calls."""
-    joined = calls.join(
-        records, on=["rank", "recorded_by"], how="left", maintain_order="left"
-    ).with_columns(
-        record=pl.when(pl.col("made") < pl.col("start")).then("record"),
+    joined = calls.join(records, on=["rank", "recorded_by"], how="left", maintain_order="left").with_columns(
+        record=pl.when(pl.col("made") < pl.col("start")).then("record")
     )
     kind, record = pl.col("kind"), pl.col("record")
-    certain = record.is_not_null() | (
-        kind.is_in(("stream", "device")) & pl.col("stream").is_not_null()
-    )
+    certain = record.is_not_null() | (kind.is_in(("stream", "device")) & pl.col("stream").is_not_null())
     whole = kind.is_in(_WHOLE)
     known = (
         pl.when(certain | whole)

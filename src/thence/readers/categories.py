@@ -74,9 +74,7 @@ def positions_of_functions(category: pl.Series) -> pl.Series:
     return pl.select(pl.when(pl.lit(python)).then(function)).to_series()
 
 
-def ranges_among_ops(
-    ops: Iterable[str], operators: Iterable[str], ranges: Iterable[str]
-) -> set[str]:
+def ranges_among_ops(ops: Iterable[str], operators: Iterable[str], ranges: Iterable[str]) -> set[str]:
     """The names recorded as operators that are names of a user's ranges.
 
     Such a name has no ``::``, PyTorch recorded no schema or autograd sequence number with it, and it is not

@@ -32,9 +32,7 @@ def fingerprint(name: str) -> tuple[Bytes, str, int]:
         if not Path(name).is_dir():
             about = Path(name).stat()
             return about.st_size, str(about.st_mtime_ns), 1
-        abouts = [
-            (Path(folder) / file).stat() for folder, _, files in os.walk(name) for file in files
-        ]
+        abouts = [(Path(folder) / file).stat() for folder, _, files in os.walk(name) for file in files]
     except OSError as error:
         raise InputError(name, f"cannot be read ({error.strerror or error})") from error
     newest = max((about.st_mtime_ns for about in abouts), default=0)

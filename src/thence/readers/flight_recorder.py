@@ -135,9 +135,9 @@ def with_records_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Table
     if not records:
         return tables.with_warnings(warnings)
     meta = dataclasses.replace(tables.meta, process_groups=tuple(groups))
-    return dataclasses.replace(
-        tables, flight_records=(*tables.flight_records, *records), meta=meta
-    ).with_warnings(warnings)
+    return dataclasses.replace(tables, flight_records=(*tables.flight_records, *records), meta=meta).with_warnings(
+        warnings
+    )
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:
@@ -174,13 +174,10 @@ def read_record(source: Source) -> tuple[FlightRecord, tuple[dict[str, Any], ...
     }
     match = _RANK.search(Path(source.name).name)
     rank = int(match[1]) if match else None
-    wrong = [
-        name for (name, _), listed in members.items() if rank is not None and rank not in listed
-    ]
+    wrong = [name for (name, _), listed in members.items() if rank is not None and rank not in listed]
     if wrong:
         raise DamagedInput(
-            source.name,
-            f"is of another rank than its name says: rank {rank} is not in its process group {wrong[0]!r}",
+            source.name, f"is of another rank than its name says: rank {rank} is not in its process group {wrong[0]!r}"
         )
     groups = tuple(
         {"name": name, "description": text, "size": len(listed), "ranks": listed}
@@ -209,8 +206,7 @@ def _parsed(content: bytes, name: str) -> tuple[_File, list[Any]]:
         return msgspec.convert(value, _File), [call.get("frames") for call in entries]
     except (PickleRefused, NotAsWritten, msgspec.ValidationError) as error:
         raise DamagedInput(
-            name,
-            f"does not hold collective calls as PyTorch's flight recorder writes them: {error}",
+            name, f"does not hold collective calls as PyTorch's flight recorder writes them: {error}"
         ) from error
 
 
@@ -231,11 +227,7 @@ def _check_sizes(entries: Sequence[dict[str, Any]], name: str) -> None:
             raise DamagedInput(name, "lists more sizes of tensors than thence reads from one file")
 
 
-def _calls(
-    calls: Sequence[_Call],
-    members: dict[tuple[str, str], list[int]],
-    frames: Sequence[Any],
-) -> pl.DataFrame:
+def _calls(calls: Sequence[_Call], members: dict[tuple[str, str], list[int]], frames: Sequence[Any]) -> pl.DataFrame:
     """The calls as columns."""
     groups = [members.get(call.process_group) for call in calls]
     names = [call.profiling_name.partition(":") for call in calls]

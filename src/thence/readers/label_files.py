@@ -23,15 +23,7 @@ import polars as pl
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.model.collectives import split
 from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
-from thence.model.graph_labels import (
-    NODES,
-    CapturedGraph,
-    CapturedPlace,
-    GraphLabels,
-    Kernel,
-    Label,
-    Process,
-)
+from thence.model.graph_labels import NODES, CapturedGraph, CapturedPlace, GraphLabels, Kernel, Label, Process
 from thence.model.json_fields import Count, Index, Int64, NotAsWritten, Rank, UInt32, decoded
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
@@ -41,15 +33,7 @@ from thence.readers.source import STANDARD_INPUT, Source
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
-__all__ = [
-    "NAME",
-    "PATTERNS",
-    "read",
-    "read_labels",
-    "sniff",
-    "with_annotations_beside",
-    "with_labels_beside",
-]
+__all__ = ["NAME", "PATTERNS", "read", "read_labels", "sniff", "with_annotations_beside", "with_labels_beside"]
 
 _MOST_FILES = 1000  # label files that are added to one set of tables
 NAME = "labels of CUDA graphs (thence.save_labels)"
@@ -68,9 +52,7 @@ _Share = Annotated[float, msgspec.Meta(ge=0, lt=1.001)]  # rounded
 
 def sniff(head: bytes) -> bool:
     """Whether a file that begins like this may hold labels of CUDA graphs."""
-    return torch_annotations.sniff(head) or (
-        head.lstrip()[:1] == b"{" and _FORMAT_KEY.search(head[:4096]) is not None
-    )
+    return torch_annotations.sniff(head) or (head.lstrip()[:1] == b"{" and _FORMAT_KEY.search(head[:4096]) is not None)
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:
@@ -110,9 +92,7 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
     try:
         file = decoded(content, _File)
         if sum(len(graph.nodes.number) for graph in file.graphs) > _MOST_NODES:
-            raise DamagedInput(
-                name, f"lists more than {_MOST_NODES:,} nodes, the limit for one file"
-            )
+            raise DamagedInput(name, f"lists more than {_MOST_NODES:,} nodes, the limit for one file")
         labels = _Labels(file)
         graphs = tuple(_graph(graph, file, labels) for graph in file.graphs)
         return GraphLabels(
@@ -124,9 +104,7 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
             file.notes,
         )
     except ValueError as error:
-        raise DamagedInput(
-            name, f"does not hold labels as thence writes them: {error}; {_HOW}"
-        ) from error
+        raise DamagedInput(name, f"does not hold labels as thence writes them: {error}; {_HOW}") from error
 
 
 class _Head(msgspec.Struct):
@@ -227,8 +205,7 @@ class _Labels:
         if labels is None or placed is None or len(labels) != len(placed):
             return None if labels is None else list(labels)
         return [
-            label if place is None else self._joined(label, place)
-            for label, place in zip(labels, placed, strict=True)
+            label if place is None else self._joined(label, place) for label, place in zip(labels, placed, strict=True)
         ]
 
     def _joined(self, label: int | None, place: int) -> int:
@@ -251,9 +228,7 @@ def _graph(graph: _Graph, file: _File, labels: _Labels) -> CapturedGraph:
     columns: dict[str, Sequence[Any] | None] = {
         "number": nodes.number,
         "type": nodes.type,
-        "label": labels.with_places(
-            _references(nodes.label, len(file.labels), f"{where}: label"), nodes.place, where
-        ),
+        "label": labels.with_places(_references(nodes.label, len(file.labels), f"{where}: label"), nodes.place, where),
         "kernel": _references(nodes.kernel, len(file.kernels), f"{where}: kernel"),
         "grid": nodes.grid,
         "block": nodes.block,
@@ -300,10 +275,7 @@ def _check_objects(content: bytes, name: str) -> None:
     """
     objects = content.count(b"{")
     if objects > _FEW_OBJECTS + len(content) // _LEAST_BYTES:
-        raise DamagedInput(
-            name,
-            f"holds {objects:,} JSON objects, most of them empty or nearly so",
-        )
+        raise DamagedInput(name, f"holds {objects:,} JSON objects, most of them empty or nearly so")
 
 
 def _content(source: Source) -> bytes:
@@ -311,9 +283,7 @@ def _content(source: Source) -> bytes:
     if len(content) > _MOST_BYTES:
         raise DamagedInput(source.name, "is larger than 1 GB, the limit for labels of CUDA graphs")
     if not content.strip():
-        raise UnknownFormat(
-            source.name, source.damage or "is empty; expected labels of CUDA graphs"
-        )
+        raise UnknownFormat(source.name, source.damage or "is empty; expected labels of CUDA graphs")
     return content
 
 
@@ -353,15 +323,9 @@ def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables
     """
     already_read = {Path(name).resolve() for name in tables.meta.inputs}
     already_read |= {Path(graph_labels.source).resolve() for graph_labels in tables.graph_labels}
-    folders = {
-        Path(name).parent
-        for name in tables.meta.inputs
-        if name != STANDARD_INPUT and Path(name).is_file()
-    }
+    folders = {Path(name).parent for name in tables.meta.inputs if name != STANDARD_INPUT and Path(name).is_file()}
     added, warnings = [], []
-    paths = sorted(
-        {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
-    )
+    paths = sorted({path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)})
     for path in paths[:_MOST_FILES]:
         if path.resolve() in already_read:
             continue
@@ -386,9 +350,7 @@ def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> T
         return tables  # annotations are matched by node id only
     folders = dict.fromkeys(path.parent for path in inputs)
     paths = {
-        path.resolve(): path
-        for folder in folders
-        for path in torch_annotations.annotation_files(folder, tables.ranks)
+        path.resolve(): path for folder in folders for path in torch_annotations.annotation_files(folder, tables.ranks)
     }
     added, warnings = [], []
     for path in list(paths.values())[:_MOST_FILES]:

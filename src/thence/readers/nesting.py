@@ -32,9 +32,7 @@ IS_API_CALL = np.array([category in API_CALLS for category in HOST_CATEGORIES])
 """Whether a category is one of `API_CALLS`, by its index in HOST_CATEGORIES."""
 
 
-def host_order(
-    track: Column, category: Column, start: Int64, duration: Int64
-) -> npt.NDArray[np.intp]:
+def host_order(track: Column, category: Column, start: Int64, duration: Int64) -> npt.NDArray[np.intp]:
     """Row numbers sorted by thread, then start, outer rows before inner ones; the sort is stable.
 
     Args:

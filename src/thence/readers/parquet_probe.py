@@ -95,9 +95,7 @@ while kind := sys.stdin.buffer.read(1):
 
 
 @contextlib.contextmanager
-def probing(
-    tables: Iterable[bytes | Path], path: str, expansion: Expansion = DEFAULT
-) -> Iterator[_Probe]:
+def probing(tables: Iterable[bytes | Path], path: str, expansion: Expansion = DEFAULT) -> Iterator[_Probe]:
     """Starts a child process that reads Parquet and Arrow tables as a test; ends it with the block.
 
     Call `passed` on the result before reading any of the tables in this process.
@@ -153,9 +151,7 @@ def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Pat
     return bad
 
 
-def first_unreadable(
-    files: Sequence[Path], expansion: Expansion = DEFAULT
-) -> tuple[Path, bool] | None:
+def first_unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> tuple[Path, bool] | None:
     """The first Parquet or Arrow file that cannot be read; None if all can.
 
     Args:
@@ -218,13 +214,7 @@ def _untested(reason: str) -> MissingRequirement:
 class _Probe:
     """A child process that reads tables as a test."""
 
-    def __init__(
-        self,
-        child: subprocess.Popen[bytes],
-        path: str,
-        expansion: Expansion,
-        told: IO[bytes],
-    ) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], path: str, expansion: Expansion, told: IO[bytes]) -> None:
         self._child = child
         self._path = path
         self._expansion = expansion
@@ -244,9 +234,7 @@ class _Probe:
         try:
             code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired as error:
-            raise DamagedInput(
-                self._path, f"has tables that cannot be read within {_PATIENCE_S:g} s"
-            ) from error
+            raise DamagedInput(self._path, f"has tables that cannot be read within {_PATIENCE_S:g} s") from error
         if os.fstat(self._told.fileno()).st_size == 0:
             raise _untested(
                 f"it ended with code {code} while it imported Polars (are its memory, threads or modules limited?)"
@@ -254,6 +242,4 @@ class _Probe:
         if code == _LARGE:
             self._expansion.check(self._path, 0, 1 << 62, "a table")
         if code not in _EXPECTED:
-            raise DamagedInput(
-                self._path, "has a damaged table that crashes the process that reads it"
-            )
+            raise DamagedInput(self._path, "has a damaged table that crashes the process that reads it")

@@ -11,17 +11,7 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.fitted_names import affordable
 from thence.model.losses import Loss
-from thence.model.tables import (
-    EVENTS,
-    GPU,
-    GRAPH_PLACES,
-    HOST,
-    PROGRAMS,
-    STEP_TIMES,
-    STEPS,
-    THREADS,
-    WAITS,
-)
+from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
 from thence.model.times import LATEST_NS, LONGEST_NS
 from thence.units import several
 
@@ -51,9 +41,7 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     gpu = tables.gpu
     for table in (GPU, HOST, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES):
         if lacking := table.lacking(getattr(tables, table.name)):
-            raise DamagedInput(
-                name, f"has rows of the table {table.name} without {', '.join(lacking)}"
-            )
+            raise DamagedInput(name, f"has rows of the table {table.name} without {', '.join(lacking)}")
     for frame, column, what in (
         (gpu, "start", "device activity"),
         (tables.host, "start", "host range"),
@@ -97,9 +85,9 @@ def _with_affordable_names(table: pl.DataFrame) -> pl.DataFrame:
         if short is names:
             continue
         numbers = uses.select(column.name).with_row_index("number")
-        of_row = column.to_frame().join(
-            numbers, on=column.name, how="left", maintain_order="left", nulls_equal=True
-        )["number"]
+        of_row = column.to_frame().join(numbers, on=column.name, how="left", maintain_order="left", nulls_equal=True)[
+            "number"
+        ]
         narrow = short.cast(pl.Categorical()).gather(of_row).alias(column.name)
         table = table.with_columns(narrow)
     return table

@@ -26,15 +26,7 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = [
-    "ArchiveFormat",
-    "ArchiveReader",
-    "FileFormat",
-    "FileReader",
-    "files_of",
-    "holds_labels",
-    "read",
-]
+__all__ = ["ArchiveFormat", "ArchiveReader", "FileFormat", "FileReader", "files_of", "holds_labels", "read"]
 
 _FILES = {
     "thence.readers.kineto.sniffing": "thence.readers.kineto.read",
@@ -165,17 +157,13 @@ def read(
         except DamagedInput as error:
             if name in names or not holds_labels(name):
                 raise
-            damaged.append(
-                f"{error}; its labels are not used"
-            )  # the traces can be read without labels
+            damaged.append(f"{error}; its labels are not used")  # the traces can be read without labels
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
     parts, more_notes = one_job(parts, add=add)
     tables = concat([part.tables for part in parts])
     meta = tables.meta
-    tables = dataclasses.replace(
-        tables, meta=dataclasses.replace(meta, notes=(*meta.notes, *notes, *more_notes))
-    )
+    tables = dataclasses.replace(tables, meta=dataclasses.replace(meta, notes=(*meta.notes, *notes, *more_notes)))
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
     return graph_labels.with_labels_beside(tables.with_warnings(warnings), expansion)
 
@@ -202,9 +190,7 @@ def holds_labels(name: str) -> bool:
         return graph_labels.sniff(source.head())
 
 
-def files_of(
-    names: Sequence[str], run: str | None = None, *, add: bool = False
-) -> tuple[dict[str, str], list[str]]:
+def files_of(names: Sequence[str], run: str | None = None, *, add: bool = False) -> tuple[dict[str, str], list[str]]:
     """The files and archives to read, each with the input that it came from, and notes on the files left out.
 
     Args:
@@ -230,11 +216,7 @@ def files_of(
         if name not in archives:
             twice = _recorded_twice(found)
             # PyTorch's annotation files and flight recorders are added to the trace of their rank.
-            left_out = twice | {
-                file
-                for file in found
-                if is_annotation_name(file) or flight_recorder.is_record(file)
-            }
+            left_out = twice | {file for file in found if is_annotation_name(file) or flight_recorder.is_record(file)}
             found = [file for file in found if file not in left_out or file in names]
             if run is not None:
                 found = in_run(name, found, run)
@@ -269,10 +251,7 @@ def _recorded_twice(files: list[str]) -> set[str]:
 
 
 def _read_one(
-    name: str,
-    progress: Callable[[str, int, int], None],
-    expansion: Expansion,
-    cores: int | None = None,
+    name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None = None
 ) -> Tables:
     if is_url(name):
         return _read_url(name, progress, expansion, cores)
@@ -282,16 +261,12 @@ def _read_one(
     if Path(name).is_dir() or is_report:
         archive = _archive_reader(name)
         if archive is None:
-            raise UnknownFormat(
-                name, f"is not an archive that thence reads; expected one of: {_expected()}"
-            )
+            raise UnknownFormat(name, f"is not an archive that thence reads; expected one of: {_expected()}")
         return archive.read(name, lambda done: progress(name, done, 0), expansion)
     return _read_file(name, progress, expansion, cores)
 
 
-def _read_url(
-    name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None
-) -> Tables:
+def _read_url(name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None) -> Tables:
     """As `_read_one`, for a URL: a file is read as a stream or, if its reader needs a path, from a temporary copy."""
     copied = name.endswith((*_REPORTS, *_ON_DISK)) or is_folder(name)
     if not copied:
@@ -302,9 +277,7 @@ def _read_url(
     return dataclasses.replace(tables, meta=meta)
 
 
-def _read_file(
-    name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None
-) -> Tables:
+def _read_file(name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None) -> Tables:
     with Source.open(name, expansion, cores) as source:
         check_memory(name, source.expected_bytes if source.plain else source.stored_bytes)
         head = source.head()
@@ -323,9 +296,7 @@ def _read_file(
     from thence.readers.unsupported import described
 
     known = described(name, head)
-    raise UnknownFormat(
-        name, known or f"has no format that thence reads; expected one of: {_expected()}"
-    )
+    raise UnknownFormat(name, known or f"has no format that thence reads; expected one of: {_expected()}")
 
 
 def _expected() -> str:

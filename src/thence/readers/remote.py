@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["fetched", "is_folder", "is_url", "matching_urls", "open_url", "state_of", "urls_within"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
-_PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "az": "adlfs",
-}
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 _BLOCK_BYTES = 8 << 20
 _CHANGED = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag", "etag")
 """Keys under which protocols report when a file changed, or another value that changes with the file."""
@@ -52,17 +45,13 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise MissingRequirement(
-            f"{url}: URLs need fsspec: pip install 'thence[remote]'"
-        ) from error
+        raise MissingRequirement(f"{url}: URLs need fsspec: pip install 'thence[remote]'") from error
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         package = _PACKAGES.get(protocol)
         advice = f"pip install {package}" if package else str(error)
-        raise MissingRequirement(
-            f"{url}: fsspec needs another package to read {protocol}://: {advice}"
-        ) from error
+        raise MissingRequirement(f"{url}: fsspec needs another package to read {protocol}://: {advice}") from error
     except Exception as error:
         raise InputError(url, f"cannot be reached ({_one_line(error)})") from error
     return filesystem, path

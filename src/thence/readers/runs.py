@@ -59,9 +59,7 @@ def in_run(folder: str, files: Sequence[str], run: str) -> list[str]:
         parents = {name for file in files for name in Path(file).relative_to(folder).parts[:-1]}
         times = {match["time"] for file in files if (match := _CYCLE.fullmatch(Path(file).name))}
         known = sorted({*parents, *times} - {"plugins", "profile"})
-        expected = (
-            f"expected one of: {listed(known, _LISTED)}" if known else "it has no runs with names"
-        )
+        expected = f"expected one of: {listed(known, _LISTED)}" if known else "it has no runs with names"
         raise InputError(folder, f"holds no run {run!r}; {expected}")
     return chosen
 
@@ -178,9 +176,7 @@ def _of_other_runs(parts: Sequence[Read]) -> list[str]:
     if not repeated:
         return []
     newest = next((window for part in newest_first if (window := _window(part.tables))), None)
-    return [
-        part.file for part in parts if part.file in repeated or _apart(newest, _window(part.tables))
-    ]
+    return [part.file for part in parts if part.file in repeated or _apart(newest, _window(part.tables))]
 
 
 def _recency(part: Read) -> float:

@@ -22,15 +22,7 @@ from thence.readers.remote import is_folder, is_url, matching_urls, open_url, ur
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "STANDARD_INPUT",
-    "Source",
-    "changes_in",
-    "check_regular",
-    "expand",
-    "matching",
-    "unchanged",
-]
+__all__ = ["STANDARD_INPUT", "Source", "changes_in", "check_regular", "expand", "matching", "unchanged"]
 
 STANDARD_INPUT = "-"
 _HEAD_BYTES = 1 << 16
@@ -129,9 +121,7 @@ class Source:
 
     @classmethod
     @contextmanager
-    def open(
-        cls, name: str, expansion: Expansion = DEFAULT, cores: int | None = None
-    ) -> Iterator[Source]:
+    def open(cls, name: str, expansion: Expansion = DEFAULT, cores: int | None = None) -> Iterator[Source]:
         """The opened input, which is gunzipped if its first bytes are those of a gzip file.
 
         Args:
@@ -156,9 +146,7 @@ class Source:
 
     def head(self) -> bytes:
         """The first decompressed bytes, up to `_HEAD_BYTES`; `read` still returns them."""
-        while len(self._ahead) < _HEAD_BYTES and (
-            more := self._take(_HEAD_BYTES - len(self._ahead))
-        ):
+        while len(self._ahead) < _HEAD_BYTES and (more := self._take(_HEAD_BYTES - len(self._ahead))):
             self._ahead += more
         return self._ahead
 
@@ -334,13 +322,9 @@ def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
         elif name == STANDARD_INPUT or path.is_file():
             files.append(name)
         elif path.is_dir():
-            files_found = sorted(
-                {str(p) for pattern in patterns for p in path.rglob(pattern) if p.is_file()}
-            )
+            files_found = sorted({str(p) for pattern in patterns for p in path.rglob(pattern) if p.is_file()})
             if not files_found:
-                raise InputError(
-                    name, f"no trace in this directory (looked for {', '.join(patterns)})"
-                )
+                raise InputError(name, f"no trace in this directory (looked for {', '.join(patterns)})")
             files.extend(files_found)
         elif glob.has_magic(name):
             files_found = sorted(p for p in matching(name) if Path(p).is_file())
@@ -380,8 +364,4 @@ def matching(pattern: str) -> list[str]:
     found = [path for root in roots for path in Path(root).glob(str(inner))]
     # As in a shell, names that begin with a dot match only if a part of the pattern begins with a dot.
     hidden = any(part.startswith(".") for part in parts[at:])
-    return [
-        str(path)
-        for path in found
-        if hidden or not any(part.startswith(".") for part in path.parts[at:])
-    ]
+    return [str(path) for path in found if hidden or not any(part.startswith(".") for part in path.parts[at:])]

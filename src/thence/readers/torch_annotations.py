@@ -25,15 +25,7 @@ import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
 from thence.model.collectives import KINETO_KEYS, split
-from thence.model.graph_labels import (
-    NODES,
-    CapturedGraph,
-    CapturedPlace,
-    GraphLabels,
-    Kernel,
-    Label,
-    Process,
-)
+from thence.model.graph_labels import NODES, CapturedGraph, CapturedPlace, GraphLabels, Kernel, Label, Process
 from thence.model.json_fields import NotAsWritten, UInt32, decoded
 from thence.readers.plain_pickle import PickleRefused, load_plain
 
@@ -42,14 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "annotation_files",
-    "is_annotation_name",
-    "is_pickle",
-    "label_of",
-    "read_annotations",
-    "sniff",
-]
+__all__ = ["annotation_files", "is_annotation_name", "is_pickle", "label_of", "read_annotations", "sniff"]
 
 _MOST_NODES = 20_000_000
 _MEMORY_SNAPSHOT = {"segments", "device_traces"}
@@ -170,36 +155,23 @@ def _graph_of_data(stored: dict[Any, Any], name: str) -> tuple[CapturedGraph, tu
     try:
         data = msgspec.convert(stored, _GraphData)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise DamagedInput(
-            name, f"does not hold a graph as torch.cuda.export_graph_data writes it: {error}"
-        ) from error
+        raise DamagedInput(name, f"does not hold a graph as torch.cuda.export_graph_data writes it: {error}") from error
     nodes, ids = data.nodes, np.array([node.node_id for node in data.nodes], np.int64)
     ends = np.array([(edge.source, edge.target) for edge in data.edges], np.int64).reshape(-1, 2)
-    if (
-        len(nodes) > _MOST_NODES
-        or len(np.unique(ids)) < len(ids)
-        or ends.max(initial=-1) >= len(ids)
-    ):
-        raise DamagedInput(
-            name, "lists nodes that occur twice, or edges of nodes that do not exist"
-        )
+    if len(nodes) > _MOST_NODES or len(np.unique(ids)) < len(ids) or ends.max(initial=-1) >= len(ids):
+        raise DamagedInput(name, "lists nodes that occur twice, or edges of nodes that do not exist")
     names = dict.fromkeys(node.kernel_name for node in nodes if node.kernel_name is not None)
     number = {text: i for i, text in enumerate(names)}
     columns: dict[str, Any] = {
         "number": ids,
         "type": [_NODE_TYPES.get(node.node_type, node.node_type) for node in nodes],
-        "kernel": [
-            None if node.kernel_name is None else number[node.kernel_name] for node in nodes
-        ],
+        "kernel": [None if node.kernel_name is None else number[node.kernel_name] for node in nodes],
         "grid": [node.grid_dim for node in nodes],
         "block": [node.block_dim for node in nodes],
         "shared_memory": [node.shared_mem_bytes for node in nodes],
     }
     frame = pl.DataFrame(
-        {
-            column: pl.Series(column, columns.get(column, [None] * len(nodes)), dtype)
-            for column, dtype in NODES.items()
-        }
+        {column: pl.Series(column, columns.get(column, [None] * len(nodes)), dtype) for column, dtype in NODES.items()}
     )
     graph = CapturedGraph(data.exec_graph_id, (data.exec_graph_id,), None, frame, ids[ends])
     return graph, tuple(Kernel(text) for text in names)
@@ -219,9 +191,7 @@ def _loaded(content: bytes, name: str) -> object:
             # The objects of a snapshot refer to each other so often that it is refused like hostile files.
             if all(key.encode() in content for key in _MEMORY_SNAPSHOT):
                 raise UnknownFormat(name, _IS_SNAPSHOT) from error
-            raise DamagedInput(
-                name, f"{error}; expected a pickled annotation file of PyTorch"
-            ) from error
+            raise DamagedInput(name, f"{error}; expected a pickled annotation file of PyTorch") from error
     try:
         return decoded(content, object)
     except NotAsWritten as error:
@@ -278,9 +248,7 @@ class _DistinctLabels:
     def _charge(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            raise DamagedInput(
-                self._file, "repeats its values so often that its annotations are too long"
-            )
+            raise DamagedInput(self._file, "repeats its values so often that its annotations are too long")
 
 
 def _node_id(node: object, name: str) -> int:
@@ -300,9 +268,7 @@ def _checked_label(annotations: object, name: str) -> Label:
         elif isinstance(annotation, str):
             merged["name"] = annotation
         elif annotation is not None:
-            raise DamagedInput(
-                name, f"an annotation is neither a dict nor a string: {annotation!r:.60}"
-            )
+            raise DamagedInput(name, f"an annotation is neither a dict nor a string: {annotation!r:.60}")
     return label_of(merged)
 
 
@@ -334,11 +300,7 @@ def _stack(text: str) -> tuple[str, ...]:
     frames = [_FRAME.fullmatch(line) for line in text.split("\n")]
     if None in frames or not any(frame and frame["file"].endswith(_PYTHON) for frame in frames):
         return ()
-    return tuple(
-        f"{frame['file']}:{frame['line']} {frame['function']}"
-        for frame in reversed(frames)
-        if frame
-    )
+    return tuple(f"{frame['file']}:{frame['line']} {frame['function']}" for frame in reversed(frames) if frame)
 
 
 def _graphs(ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> tuple[CapturedGraph, ...]:
@@ -350,14 +312,9 @@ def _graphs(ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> tuple[Capture
         "type": ["unknown"] * len(ids),
     }
     nodes = pl.DataFrame(
-        {
-            name: pl.Series(name, known.get(name, [None] * len(ids)), dtype)
-            for name, dtype in NODES.items()
-        }
+        {name: pl.Series(name, known.get(name, [None] * len(ids)), dtype) for name, dtype in NODES.items()}
     )
-    found, first, count = np.unique(
-        ids[order] >> np.uint64(_HIGH), return_index=True, return_counts=True
-    )
+    found, first, count = np.unique(ids[order] >> np.uint64(_HIGH), return_index=True, return_counts=True)
     return tuple(
         CapturedGraph(graph, (graph,), None, nodes.slice(begin, rows), None)
         for graph, begin, rows in zip(found.tolist(), first.tolist(), count.tolist(), strict=True)

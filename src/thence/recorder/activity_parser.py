@@ -95,9 +95,7 @@ class ActivityParser:
         if trouble is not None:
             raise trouble
 
-    def _walk(
-        self, words: _Words, address: int, found: dict[tuple[int, int], list[_Places]]
-    ) -> None:
+    def _walk(self, words: _Words, address: int, found: dict[tuple[int, int], list[_Places]]) -> None:
         """Collects in `found` the beginnings of records, by their kind and size in words."""
         at = 0
         while at < len(words):
@@ -123,9 +121,7 @@ class ActivityParser:
             return step
         following = self._cupti.next_record(address, 8 * end, address + 8 * at)
         if following is None:
-            return (
-                end - at
-            )  # the last record: the rest of the buffer, which may be larger than the record
+            return end - at  # the last record: the rest of the buffer, which may be larger than the record
         self._steps[kind] = step = max(1, (following - address) // 8 - at)
         return step
 
@@ -137,14 +133,7 @@ def _dtype(kind: int, step: int) -> np.dtype[Any] | None:
     if layout is None or 8 * step < layout.smallest:
         return None
     offsets, formats = zip(*layout.fields.values(), strict=True)
-    return np.dtype(
-        {
-            "names": list(layout.fields),
-            "formats": formats,
-            "offsets": offsets,
-            "itemsize": layout.smallest,
-        }
-    )
+    return np.dtype({"names": list(layout.fields), "formats": formats, "offsets": offsets, "itemsize": layout.smallest})
 
 
 def _columns(words: _Words, dtype: np.dtype[Any], places: _Places) -> Columns:
@@ -205,10 +194,7 @@ def _chain(words: _Words, steps: dict[int, int]) -> tuple[dict[int, _Places], in
         return begins, int(following.max(initial=0))
     reached = _reached(places, following, end)
     cuts = np.cumsum([len(some) for some in begins.values()])[:-1]
-    chain = {
-        kind: some[on_it]
-        for (kind, some), on_it in zip(begins.items(), np.split(reached, cuts), strict=True)
-    }
+    chain = {kind: some[on_it] for (kind, some), on_it in zip(begins.items(), np.split(reached, cuts), strict=True)}
     return chain, int(following[reached].max(initial=0))
 
 

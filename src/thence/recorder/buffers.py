@@ -59,9 +59,7 @@ class Buffers:
         buffer[0] = address
         size[0] = BUFFER_BYTES if address else 0
 
-    def completed(
-        self, context: int | None, stream: int, address: int | None, _size: int, valid_bytes: int
-    ) -> None:
+    def completed(self, context: int | None, stream: int, address: int | None, _size: int, valid_bytes: int) -> None:
         """CUpti_BuffersCallbackCompleteFunc: takes a full buffer."""
         if address:
             self.filled.put(Filled(address, valid_bytes, context, stream, self.numbers_before))

@@ -72,9 +72,7 @@ class Counting:
 
         Two calls in a row must show different numbers: then the numbers are unique and in order.
         """
-        self.trouble = (
-            "this process has loaded neither a shared library of the CUDA runtime nor a CUDA driver"
-        )
+        self.trouble = "this process has loaded neither a shared library of the CUDA runtime nor a CUDA driver"
         for function in _functions():
             callback_id = cupti.callback_id(function.domain, function.name)
             if callback_id is None:

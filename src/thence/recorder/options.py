@@ -10,9 +10,7 @@ from thence.errors import UsageError
 
 __all__ = ["RecordOptions", "Schedule"]
 
-_LAUNCHES = re.compile(
-    r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)"
-)
+_LAUNCHES = re.compile(r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)")
 _OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
 """Functions of the runtime API that launch a kernel by calling a function of the driver API (CUDA runtime API,
 "Interactions with the CUDA Driver API"), for which CUPTI makes callbacks too. If only the driver function has a
@@ -129,8 +127,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if min(self.skip, self.wait, self.repeat) < 0 or self.active < 1:
             raise UsageError(
-                "a schedule counts steps: skip, wait and repeat are 0 or more, active is 1 or more; "
-                f"got {self}"
+                f"a schedule counts steps: skip, wait and repeat are 0 or more, active is 1 or more; got {self}"
             )
 
     def records(self, step: int) -> bool:

@@ -73,9 +73,7 @@ class Parts:
             self.pending_rows += rows
             self.pending_bytes += sum(map(_bytes, columns.values()))
 
-    def save(
-        self, description: Callable[[], Mapping[str, Any]], names: Mapping[str, Sequence[Any]]
-    ) -> None:
+    def save(self, description: Callable[[], Mapping[str, Any]], names: Mapping[str, Sequence[Any]]) -> None:
         """Writes all pending rows; rows that cannot be written are counted as lost.
 
         Args:
@@ -160,10 +158,7 @@ class Parts:
         hint = _HINTS.get(error.errno or 0, "")
         self.trouble = f"{self.directory} cannot be written to: {error.strerror or error}{hint}"
         if not said:
-            _LOG.error(
-                "thence: %s; the program continues, but records that cannot be written are lost",
-                self.trouble,
-            )
+            _LOG.error("thence: %s; the program continues, but records that cannot be written are lost", self.trouble)
 
 
 def _rows(columns: Columns) -> int:

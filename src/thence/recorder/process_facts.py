@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from thence.cuda.synchronization import devices, driver_version
-from thence.recorder.process_identity import (
-    first_number,
-    process_identity,
-    rank_of_launcher,
-    rank_of_process_group,
-)
+from thence.recorder.process_identity import first_number, process_identity, rank_of_launcher, rank_of_process_group
 from thence.version import __version__
 
 __all__ = ["folder_name", "process_facts", "rank_of_environment", "rank_of_framework"]
@@ -53,9 +48,7 @@ def folder_name(rank: int | None) -> str:
 def process_facts(rank: int | None) -> dict[str, Any]:
     """The identity of the process, versions of the frameworks imported so far, its devices and threads."""
     modules = {name: sys.modules.get(name) for name in _FRAMEWORKS}
-    versions = {
-        name: str(getattr(module, "__version__", "")) for name, module in modules.items() if module
-    }
+    versions = {name: str(getattr(module, "__version__", "")) for name, module in modules.items() if module}
     return {
         **process_identity(),
         "thence": __version__,

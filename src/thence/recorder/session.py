@@ -37,12 +37,7 @@ from thence.recorder.buffers import Buffers, Filled
 from thence.recorder.counting import Counting
 from thence.recorder.names import Names
 from thence.recorder.parts import Parts
-from thence.recorder.process_facts import (
-    folder_name,
-    process_facts,
-    rank_of_environment,
-    rank_of_framework,
-)
+from thence.recorder.process_facts import folder_name, process_facts, rank_of_environment, rank_of_framework
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,9 +70,7 @@ _NO_DRIVER = (15, 999)
 """CUPTI_ERROR_NOT_INITIALIZED, CUPTI_ERROR_UNKNOWN: the errors where there is no driver."""
 
 _running: Recorder | None = None
-_lock = (
-    threading.RLock()
-)  # a signal handler may stop a recording that the same thread is just beginning
+_lock = threading.RLock()  # a signal handler may stop a recording that the same thread is just beginning
 
 
 class Recorder:
@@ -131,18 +124,14 @@ class Recorder:
         self._subscription = 0
         self._pid = os.getpid()
         self._stopping = threading.Event()
-        self._orders: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = (
-            queue.SimpleQueue()
-        )
+        self._orders: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
         self._finished = False
         self._paused = True
         self.attached = False
         self._using_cupti = threading.Lock()
         self._detachments = 0
         self._launching: set[int] = set()
-        self._graphs = (
-            False  # whether CUDA graphs were captured, built or launched while CUPTI was attached
-        )
+        self._graphs = False  # whether CUDA graphs were captured, built or launched while CUPTI was attached
         self._began_ns = 0
         self._stopped_ns: int | None = None
         self._due = 0.0
@@ -400,9 +389,7 @@ class Recorder:
     def _begin_samples(self, *, noted: bool) -> None:
         """Takes samples from now on, where the probe notes launches (`noted`) and can read other threads."""
         compiled = self._counting.compiled
-        self._no_samples = (
-            why_not_sampled(compiled) if noted else "launches are not noted by callbacks"
-        )
+        self._no_samples = why_not_sampled(compiled) if noted else "launches are not noted by callbacks"
         if self._no_samples is None and compiled is not None:
             self.samples = HostSamples(compiled)
 
@@ -540,9 +527,7 @@ class Recorder:
             except CuptiError:
                 return  # the context is gone
         if dropped and not self.dropped:
-            _LOG.warning(
-                "thence: records are being dropped, because they come faster than they can be written"
-            )
+            _LOG.warning("thence: records are being dropped, because they come faster than they can be written")
         self.dropped += dropped
 
     def _take_calls(self) -> None:
@@ -588,10 +573,7 @@ class Recorder:
             **self._facts(),
             "cupti": {"version": self._version, "path": self._cupti.path},
             "probe": self._counting.facts(),
-            "samples": {
-                "trouble": self._no_samples,
-                **(self.samples.facts() if self.samples else {}),
-            },
+            "samples": {"trouble": self._no_samples, **(self.samples.facts() if self.samples else {})},
             "launches": bool(self._options.launches),
             "calls": self._calls_held(),
             "detachments": self._detachments,
@@ -621,11 +603,7 @@ class Recorder:
         """Rows that could not be kept or written, by table."""
         lost = dict(self.parts.lost)
         samples = 0 if self.samples is None else self.samples.lost
-        noted = {
-            "calls": self._counting.lost_calls,
-            "boundaries": self.log.lost,
-            "samples": samples,
-        }
+        noted = {"calls": self._counting.lost_calls, "boundaries": self.log.lost, "samples": samples}
         for table, rows in noted.items():
             if rows:
                 lost[table] = lost.get(table, 0) + rows

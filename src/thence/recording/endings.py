@@ -55,9 +55,7 @@ class Endings:
             on any thread, more than once, and after `stop`.
     """
 
-    def __init__(
-        self, directory: Path, stop: Callable[[], None], complete: Callable[[], None]
-    ) -> None:
+    def __init__(self, directory: Path, stop: Callable[[], None], complete: Callable[[], None]) -> None:
         self._stop = stop
         self._complete = complete
         self._note = OpenNote(directory)
@@ -117,9 +115,7 @@ class Endings:
         if self._watcher is not None:
             self._watcher.unwatch_signal()
         if self._handles_sigterm and signal.getsignal(signal.SIGTERM) == self._terminated:
-            with contextlib.suppress(
-                ValueError
-            ):  # not the main thread: the handler stays, and only ends the process
+            with contextlib.suppress(ValueError):  # not the main thread: the handler stays, and only ends the process
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for name, original in self._originals.items():
             if getattr(getattr(os, name), "__wrapped__", None) is original:
@@ -134,9 +130,7 @@ class Endings:
         for name in _REPLACED:
             original = self._originals[name] = getattr(os, name)
 
-            def ends(
-                *arguments: Any, _original: Callable[..., Any] = original, **named: Any
-            ) -> Any:
+            def ends(*arguments: Any, _original: Callable[..., Any] = original, **named: Any) -> Any:
                 if os.getpid() == self._pid:
                     self._complete()
                 return _original(*arguments, **named)

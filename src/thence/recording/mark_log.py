@@ -102,9 +102,7 @@ class MarkLog:
         called = np.array([False, *(isinstance(facts, CallFacts) for facts in metadata)])[texts_of]
         calls = [
             (serial, metadata[number - 1])
-            for serial, number in zip(
-                rows["serial"][called].tolist(), texts_of[called].tolist(), strict=True
-            )
+            for serial, number in zip(rows["serial"][called].tolist(), texts_of[called].tolist(), strict=True)
         ]
         return {"marks": marks, **_collectives(calls, names)}
 
@@ -116,9 +114,7 @@ def _numbers(texts: Iterable[str | None], names: Names) -> np.ndarray[Any, Any]:
 
 def _texts(metadata: Iterable[Mapping[str, object] | None]) -> list[str | None]:
     """The JSON of each, encoded once for all marks that share one metadata object; None for collectives."""
-    distinct = {
-        id(facts): facts for facts in metadata if facts and not isinstance(facts, CallFacts)
-    }
+    distinct = {id(facts): facts for facts in metadata if facts and not isinstance(facts, CallFacts)}
     texts = {key: _json(facts) for key, facts in distinct.items()}
     return [texts.get(id(facts)) for facts in metadata]
 
@@ -126,11 +122,7 @@ def _texts(metadata: Iterable[Mapping[str, object] | None]) -> list[str | None]:
 def _json(metadata: Mapping[str, object]) -> str:
     try:
         return json.dumps(dict(metadata), default=as_text)
-    except (
-        ValueError,
-        TypeError,
-        RecursionError,
-    ):  # a list that holds itself, keys that are objects
+    except (ValueError, TypeError, RecursionError):  # a list that holds itself, keys that are objects
         return metadata_text(metadata)
 
 

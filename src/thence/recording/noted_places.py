@@ -40,10 +40,7 @@ class NotedPlaces:
     """
 
     def __init__(
-        self,
-        log: BoundaryLog,
-        samples: HostSamples | None = None,
-        is_own: Callable[[str], bool] = lambda _file: False,
+        self, log: BoundaryLog, samples: HostSamples | None = None, is_own: Callable[[str], bool] = lambda _file: False
     ) -> None:
         self.log = log
         self._samples = samples
@@ -70,9 +67,7 @@ class NotedPlaces:
         if self._samples is not None:
             tables["samples"] = self._samples.take(self.places, self._is_own)
         tables["places"] = self._new_places(names)
-        return {
-            name: columns for name, columns in tables.items() if len(next(iter(columns.values())))
-        }
+        return {name: columns for name, columns in tables.items() if len(next(iter(columns.values())))}
 
     def _ended(self, rows: dict[str, np.ndarray[Any, Any]]) -> list[int]:
         """Threads that may launch according to their last boundary, but no longer exist."""
@@ -95,10 +90,7 @@ class NotedPlaces:
         new = self.places.take()
         texts = [(place.name, place.detail) for _, place in new]
         name, detail = (
-            (
-                [names.of_text(text) if text else 0 for text in column]
-                for column in zip(*texts, strict=True)
-            )
+            ([names.of_text(text) if text else 0 for text in column] for column in zip(*texts, strict=True))
             if new
             else ([], [])
         )

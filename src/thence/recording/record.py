@@ -19,15 +19,7 @@ from thence.hooks.torch.own_files import OwnFiles
 from thence.hooks.torch.profiler_handover import ProfilerHandover
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.importing import jax_uses_cuda
-from thence.marks import (
-    follow_boundaries,
-    listen,
-    mark,
-    save_known_labels,
-    save_labels,
-    unlisten,
-    watch_backward,
-)
+from thence.marks import follow_boundaries, listen, mark, save_known_labels, save_labels, unlisten, watch_backward
 from thence.marks.frames import top
 from thence.model.formats import LABELS_FILE
 from thence.recorder.options import RecordOptions, Schedule
@@ -53,10 +45,7 @@ _COMPLETE_SECONDS = 4.0
 
 
 def record(
-    directory: str | os.PathLike[str],
-    options: RecordOptions = _EVERYTHING,
-    *,
-    schedule: Schedule | None = None,
+    directory: str | os.PathLike[str], options: RecordOptions = _EVERYTHING, *, schedule: Schedule | None = None
 ) -> Recording:
     """Records what this process does on its GPUs: kernels, copies, launches, marks, NVTX ranges, collectives.
 
@@ -80,13 +69,9 @@ def record(
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(
-            f"{path}: a recording cannot be written there: {error.strerror}"
-        ) from error
+        raise UsageError(f"{path}: a recording cannot be written there: {error.strerror}") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"{path}: a recording cannot be written there: this user may not write to it"
-        )
+        raise UsageError(f"{path}: a recording cannot be written there: this user may not write to it")
     return Recording(path, options, schedule)
 
 
@@ -142,12 +127,7 @@ class Recording:
         self._collectives = CollectiveLabels()
         self._handover = ProfilerHandover(self._give_way)
         recorder = Recorder(
-            self.directory,
-            _for_frameworks(self._options),
-            self._rows,
-            lambda: self._known,
-            jax_uses_cuda,
-            self._look,
+            self.directory, _for_frameworks(self._options), self._rows, lambda: self._known, jax_uses_cuda, self._look
         )
         recorder.start()
         self._recorder = recorder
@@ -232,9 +212,7 @@ class Recording:
         if self._recorder is not None and self._recorder.alive:
             raise UsageError("the recording is still running: stop it before you open it")
         if self.folder is None:
-            raise MissingData(
-                f"{self.directory}: nothing was recorded, because this process did nothing on a GPU"
-            )
+            raise MissingData(f"{self.directory}: nothing was recorded, because this process did nothing on a GPU")
         return open_trace(self.folder)
 
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
@@ -246,18 +224,11 @@ class Recording:
         self._xla.look()
         self._handover.look()
         if self._recorder is not None:
-            self._recorder.plain_steps = {
-                "trouble": self._steps.trouble,
-                "since_ns": self._steps.since,
-            }
+            self._recorder.plain_steps = {"trouble": self._steps.trouble, "since_ns": self._steps.since}
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
-        return {
-            **self._log.take(names),
-            **self.noted.take(names),
-            "steps": self._steps.take(),
-        }
+        return {**self._log.take(names), **self.noted.take(names), "steps": self._steps.take()}
 
     def _keep_labels(self, path: Path) -> None:
         """Writes the labels of the graphs captured so far, so that a program that is killed keeps them."""
@@ -270,9 +241,7 @@ class Recording:
     def _start_hooks(self) -> None:
         """Starts the hooks that note boundaries of modules and lines."""
         if self.noted.log is not None:
-            self._hooks = hooks = Hooks(
-                self.noted.log, self.noted.places, self._options, self._step_begins
-            )
+            self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options, self._step_begins)
             self._known = {"lines": hooks.way()}
             hooks.start()
             follow_boundaries((self.noted.log, self.noted.places))
@@ -345,10 +314,7 @@ class Recording:
         return self
 
     def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         self.stop()
 

@@ -140,9 +140,7 @@ class StepTimes:
         self._window = (0, 0) if self._windows is None else next(self._windows)
         self._previous = (0, 0)
 
-    def begins(
-        self, frame: FrameType | None, number: int | None = None, kind: str = "step"
-    ) -> bool:
+    def begins(self, frame: FrameType | None, number: int | None = None, kind: str = "step") -> bool:
         """Handle that a step begins on the calling thread, and the one before it ends.
 
         Args:
@@ -219,10 +217,7 @@ class StepTimes:
         columns = zip(*rows, strict=True) if rows else ((),) * 5
         kinds = (np.int64, np.int64, np.int64, np.uint8, np.uint8)
         names = ("number", "start", "duration", "recorded", "counted")
-        return {
-            name: np.array(values, kind)
-            for name, values, kind in zip(names, columns, kinds, strict=True)
-        }
+        return {name: np.array(values, kind) for name, values, kind in zip(names, columns, kinds, strict=True)}
 
     # Which steps.
 

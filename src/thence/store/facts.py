@@ -115,9 +115,7 @@ def decode_facts(content: bytes | str, path: str) -> Facts:
     try:
         stored = decoded(content, _Facts)
     except NotAsWritten as error:
-        raise DamagedInput(
-            path, f"its facts do not have the structure that thence writes ({error})"
-        ) from error
+        raise DamagedInput(path, f"its facts do not have the structure that thence writes ({error})") from error
     meta, soundness = stored.meta, stored.soundness
     return Facts(
         Meta(

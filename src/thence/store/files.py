@@ -76,9 +76,7 @@ def content_of(path: Path, most: Bytes) -> bytes:
         raise DamagedInput(str(path), "is missing")
     with reading(path):
         if path.stat().st_size > most:
-            raise DamagedInput(
-                str(path), f"is larger than {most:,} bytes, the limit for such a file"
-            )
+            raise DamagedInput(str(path), f"is larger than {most:,} bytes, the limit for such a file")
         return path.read_bytes()
 
 
@@ -106,9 +104,7 @@ def rows_within(plan: pl.LazyFrame, paths: Sequence[Path], where: Path) -> pl.La
     with reading(where):
         schema = plan.collect_schema()
         if any(_depth(dtype) > _MOST_NESTED for dtype in schema.values()):
-            raise DamagedInput(
-                str(where), f"holds columns with more than {_MOST_NESTED} levels of nested lists"
-            )
+            raise DamagedInput(str(where), f"holds columns with more than {_MOST_NESTED} levels of nested lists")
         claimed = decoded_bytes(plan.select(pl.len()).collect().item(), schema)
         stored = sum(path.stat().st_size for path in paths)
     if claimed > DEFAULT.most(stored):

@@ -131,21 +131,13 @@ def ingest(
 
 
 def _ingested(
-    sources: Sources,
-    root: Path,
-    settings: Settings,
-    workers: Workers,
-    progress: Callable[[int, int], None],
+    sources: Sources, root: Path, settings: Settings, workers: Workers, progress: Callable[[int, int], None]
 ) -> Ingested:
     """As `ingest`, while the lock of the store is held."""
     _prepare(root, settings)
     known = _parts(root, settings)
     states = SourceStates()
-    stale = [
-        source
-        for source in sources.names
-        if not _is_current(known.get(key_of(source)), source, states)
-    ]
+    stale = [source for source in sources.names if not _is_current(known.get(key_of(source)), source, states)]
     kept, count = len(sources.names) - len(stale), len(sources.names)
     progress(kept, count)
     jobs = [Job(source, str(root), settings) for source in stale]
@@ -175,16 +167,13 @@ def sources_of(inputs: Sequence[str], run: str | None = None, *, add: bool = Fal
     """
     if STANDARD_INPUT in inputs:
         raise InputError(
-            STANDARD_INPUT,
-            "cannot be ingested: a store is made from files, as ingest may read them again",
+            STANDARD_INPUT, "cannot be ingested: a store is made from files, as ingest may read them again"
         )
     files, notes = files_of(inputs, run, add=add)
     sources = [process for file in files for process in _processes(file)]
     names = dict.fromkeys(map(_everywhere, sources))
     # Labels of CUDA graphs are no inputs: the reader of a trace finds those in its folder.
-    kept = [
-        name for name in names if is_url(name) or not Path(name).is_file() or not holds_labels(name)
-    ]
+    kept = [name for name in names if is_url(name) or not Path(name).is_file() or not holds_labels(name)]
     if not kept:
         raise InputError(", ".join(inputs), "holds labels of CUDA graphs, but no trace")
     given = frozenset(map(_everywhere, inputs))
@@ -254,12 +243,7 @@ def _is_current(part: tuple[str, Part] | None, source: str, states: SourceStates
         return False  # the job that reads it reports what is wrong
 
 
-def _joined(
-    root: Path,
-    settings: Settings,
-    sources: Sources,
-    outcomes: dict[str, Outcome],
-) -> Manifest:
+def _joined(root: Path, settings: Settings, sources: Sources, outcomes: dict[str, Outcome]) -> Manifest:
     """Writes the joined summaries and the manifest."""
     parts = _parts(root, settings)
     left = [
@@ -273,9 +257,7 @@ def _joined(
     ]
     refused = {o.source for o in outcomes.values() if o.reason is not None}
     found = [
-        Found(*parts[key])
-        for source in sources.names
-        if (key := key_of(source)) in parts and source not in refused
+        Found(*parts[key]) for source in sources.names if (key := key_of(source)) in parts and source not in refused
     ]
     ranks = numbered(found, add=sources.add)
     remember(root / RANKS / o.folder for o in outcomes.values() if o.folder is not None)

@@ -50,10 +50,7 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
         whole = tables_within([path for path, _ in found], root / RANKS)
         with reading(root / RANKS):
             if any(entry.renumbered for _, entry in found):
-                plans = (
-                    with_numbers(pl.scan_parquet(path, glob=False), e.renumbered)
-                    for path, e in found
-                )
+                plans = (with_numbers(pl.scan_parquet(path, glob=False), e.renumbered) for path, e in found)
                 joined = pl.concat(plans).collect()
             else:  # much faster
                 joined = whole.collect()

@@ -245,9 +245,7 @@ def read_manifest(store: Path) -> Manifest:
     """
     manifest = _read(store / MANIFEST, Manifest)
     if manifest.format != FORMAT:
-        raise InputError(
-            str(store), f"is not a thence store: its manifest has the format {manifest.format!r}"
-        )
+        raise InputError(str(store), f"is not a thence store: its manifest has the format {manifest.format!r}")
     if manifest.version > VERSION:
         raise InputError(str(store), "was written by a later version of thence; update this one")
     _check_ranks(store, manifest)
@@ -264,14 +262,9 @@ def _check_ranks(store: Path, manifest: Manifest) -> None:
         DamagedInput: one of these does not hold.
     """
     ranks = [rank for entry in manifest.entries for rank in entry.ranks]
-    paired = all(
-        0 < len(entry.ranks) == len(set(entry.written)) == len(entry.written)
-        for entry in manifest.entries
-    )
+    paired = all(0 < len(entry.ranks) == len(set(entry.written)) == len(entry.written) for entry in manifest.entries)
     if not paired or len(set(ranks)) < len(ranks):
-        raise DamagedInput(
-            str(store), f"{MANIFEST} lists ranks that are listed twice or without a part"
-        )
+        raise DamagedInput(str(store), f"{MANIFEST} lists ranks that are listed twice or without a part")
 
 
 def read_part(folder: Path) -> Part:
@@ -288,9 +281,7 @@ def _read(path: Path, kind: type[_Struct]) -> _Struct:
     try:
         return decoded(content, kind)
     except NotAsWritten as error:
-        raise DamagedInput(
-            str(path), f"does not have the structure that thence writes ({error})"
-        ) from error
+        raise DamagedInput(str(path), f"does not have the structure that thence writes ({error})") from error
 
 
 def write_json(path: Path, value: object) -> None:

@@ -63,9 +63,7 @@ def check_parquet(folders: Iterable[Path]) -> None:
             if harmless:
                 with reading(path):
                     tables_within([path], path).collect()
-            raise DamagedInput(
-                str(path), "has a damaged table that crashes the process that reads it"
-            )
+            raise DamagedInput(str(path), "has a damaged table that crashes the process that reads it")
         _remember(names)
 
 

@@ -62,11 +62,7 @@ _PLACE_TYPES = pl.Schema(
     {
         "launch": pl.Int32(),
         "step_row": pl.Int32(),
-        **{
-            name: dtype
-            for kind in PLACES
-            for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))
-        },
+        **{name: dtype for kind in PLACES for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))},
         "position": pl.Enum(POSITIONS),
         "apart": RULE,
     }
@@ -76,25 +72,10 @@ _MOST_FACTS = 1 << 30
 
 _TABLES = {
     table.name: table.schema
-    for table in (
-        HOST,
-        COLLECTIVES,
-        PROGRAMS,
-        THREADS,
-        EVENTS,
-        WAITS,
-        STEPS,
-        STEP_TIMES,
-        GRAPH_PLACES,
-    )
+    for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES)
 }
 _TABLES |= {"collective_parts": COLLECTIVES.schema, "host_collectives": COLLECTIVES.schema}
-_HLO = {
-    "instructions": INSTRUCTIONS,
-    "computations": COMPUTATIONS,
-    "loops": LOOPS,
-    "frames": FRAMES,
-}
+_HLO = {"instructions": INSTRUCTIONS, "computations": COMPUTATIONS, "loops": LOOPS, "frames": FRAMES}
 _MODULE_FACTS = {
     "name": pl.String(), "id": pl.Int64(), "fingerprint": pl.String(), "entry": pl.Int64(),
     "replicas": pl.Int64(), "partitions": pl.Int64(),
@@ -113,9 +94,7 @@ def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
     """
     if not host:
         trace = _without_host(trace)
-    places = trace.places.select(
-        pl.all().cast(pl.Categorical()) if trace.places.is_empty() else pl.all()
-    )
+    places = trace.places.select(pl.all().cast(pl.Categorical()) if trace.places.is_empty() else pl.all())
     tables = {
         ACTIVITIES: pl.concat([trace.gpu.rename(_RENAMED), places], how="horizontal"),
         **{name: getattr(trace, name) for name in _TABLES},
@@ -198,9 +177,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             gpu = activities.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
             own = set(GPU_COLUMNS.values())
             places = activities.drop(own).cast(_PLACE_TYPES)
-        tables: dict[str, Any] = {
-            name: _typed(read_table(folder, name), schema) for name, schema in _TABLES.items()
-        }
+        tables: dict[str, Any] = {name: _typed(read_table(folder, name), schema) for name, schema in _TABLES.items()}
         if tables["collectives"]["gpu"].null_count():
             raise ValueError("collectives without an activity")
         shares = read_table(folder, "shares")
@@ -244,13 +221,10 @@ def _modules_of(folder: Path) -> tuple[HloModule, ...]:
     if modules is None:
         return ()
     parts: dict[str, Any] = {
-        name: _typed(read_table(folder, name), {**schema, "module": pl.Int32()})
-        for name, schema in _HLO.items()
+        name: _typed(read_table(folder, name), {**schema, "module": pl.Int32()}) for name, schema in _HLO.items()
     }
     return tuple(
-        HloModule(
-            **facts, **{name: f.filter(module=number).drop("module") for name, f in parts.items()}
-        )
+        HloModule(**facts, **{name: f.filter(module=number).drop("module") for name, f in parts.items()})
         for number, facts in enumerate(modules.iter_rows(named=True))
     )
 

@@ -76,16 +76,12 @@ def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
         ranks = _free(one.part.ranks, holder)
         if ranks != one.part.ranks:
             shown = ", ".join(map(str, ranks))
-            warnings.append(
-                f"{one.part.source}: does not state a rank that is free; shown as rank {shown}"
-            )
+            warnings.append(f"{one.part.source}: does not state a rank that is free; shown as rank {shown}")
         holder.update(dict.fromkeys(ranks, one))
         chosen.append((one, ranks))
     chosen.sort(key=lambda pair: pair[1])
     warnings += _gaps(sorted(holder))
-    return Numbered(
-        tuple(_entry(one, ranks) for one, ranks in chosen), tuple(left), tuple(warnings)
-    )
+    return Numbered(tuple(_entry(one, ranks) for one, ranks in chosen), tuple(left), tuple(warnings))
 
 
 def _recency(one: Found) -> tuple[int, str]:
@@ -108,9 +104,7 @@ def _free(ranks: tuple[int, ...], holder: dict[int, Found]) -> tuple[int, ...]:
         [max(holder) + 1], itertools.count()
     )  # then from 0 on: a file may claim the highest possible rank
     first = next(
-        start
-        for start in starts
-        if start + count <= MOST_RANKS and not any(start + i in holder for i in range(count))
+        start for start in starts if start + count <= MOST_RANKS and not any(start + i in holder for i in range(count))
     )
     return tuple(range(first, first + len(ranks)))
 
@@ -126,9 +120,7 @@ def _gaps(ranks: Sequence[int]) -> list[str]:
     between = (range(a + 1, b) for a, b in itertools.pairwise((-1, *ranks)))
     missing = itertools.islice(itertools.chain.from_iterable(between), _LISTED)
     listed = ", ".join(map(str, missing)) + (" ..." if count > _LISTED else "")
-    return [
-        f"of the ranks 0 to {ranks[-1]:,}, {count:,} {'is' if count == 1 else 'are'} missing: {listed}"
-    ]
+    return [f"of the ranks 0 to {ranks[-1]:,}, {count:,} {'is' if count == 1 else 'are'} missing: {listed}"]
 
 
 def _entry(one: Found, ranks: tuple[int, ...]) -> Entry:

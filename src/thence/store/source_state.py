@@ -37,9 +37,7 @@ class SourceStates:
         labels = dict(self._beside(Path(source).parent))
         labels.pop(Path(source), None)
         newest = max([int(changed), *(when for _, when in labels.values())])
-        return Fingerprint(
-            count + sum(size for size, _ in labels.values()), str(newest), files + len(labels)
-        )
+        return Fingerprint(count + sum(size for size, _ in labels.values()), str(newest), files + len(labels))
 
     def _beside(self, folder: Path) -> dict[Path, tuple[int, int]]:
         """Size in bytes and last change (Unix time in ns) of files that may be labels of the traces in a folder."""

@@ -163,12 +163,7 @@ class Store:
         )
         losses = (Loss("no_common_clock", "", lacking, text),) if lacking else ()
         zero = pl.col("epoch_ns").fill_null(0)
-        gpu = windows.select(
-            "rank",
-            "device",
-            start=pl.col("start") + zero,
-            duration=pl.col("end") - pl.col("start"),
-        )
+        gpu = windows.select("rank", "device", start=pl.col("start") + zero, duration=pl.col("end") - pl.col("start"))
         times = Tables(gpu=GPU.frame(gpu.to_dict()), meta=Meta(losses=losses))
         judged = windows_apart(Evidence(times))
         notes = (*judged.notes, *missing_ranks_note(self._job_ranks).notes)
@@ -288,10 +283,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     opened = _state(root)
     manifest = read_manifest(root)
     if not manifest.complete:
-        raise InputError(
-            str(root),
-            "its ingest was interrupted; run the same thence ingest again to resume it",
-        )
+        raise InputError(str(root), "its ingest was interrupted; run the same thence ingest again to resume it")
     if not manifest.entries:
         raise InputError(str(root), f"{MANIFEST} lists no rank")
     return Store(root, manifest, lambda: _state(root) != opened)

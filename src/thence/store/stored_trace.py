@@ -128,9 +128,7 @@ class StoredTrace(Trace):
         for part in self._selected_parts():
             try:
                 tables = summary_tables(
-                    [summarize(part, by)],
-                    labels_joined=part.labels_joined,
-                    xla=not part.programs.is_empty(),
+                    [summarize(part, by)], labels_joined=part.labels_joined, xla=not part.programs.is_empty()
                 )
             except MissingData:  # the tables of all ranks together may suffice
                 return {}

@@ -21,16 +21,7 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = [
-    "FACTS_TABLE",
-    "LATENESS",
-    "REPORT",
-    "SUMMARISED_BY",
-    "TABLES",
-    "WINDOWS",
-    "Frames",
-    "summaries_of",
-]
+__all__ = ["FACTS_TABLE", "LATENESS", "REPORT", "SUMMARISED_BY", "TABLES", "WINDOWS", "Frames", "summaries_of"]
 
 Frames = dict[str, pl.DataFrame]
 
@@ -59,9 +50,7 @@ TABLES = {
             Column("device", pl.Int32(), "device index within the process"),
             Column("start", pl.Int64(), "ns on the rank's clock: start of its first activity"),
             Column("end", pl.Int64(), "ns on the same clock: end of its last activity"),
-            Column(
-                "epoch_ns", pl.Int64(), "Unix time (ns) at which that clock reads 0; null: unknown"
-            ),
+            Column("epoch_ns", pl.Int64(), "Unix time (ns) at which that clock reads 0; null: unknown"),
         ),
         required=("rank", "device", "start", "end"),
     ),
@@ -88,9 +77,7 @@ def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
     lowest = min(trace.ranks, default=0)
     frames = {
         WINDOWS: _windows(trace),
-        FACTS_TABLE: pl.DataFrame(
-            {"rank": [lowest], "facts": [facts.decode()]}, TABLES[FACTS_TABLE].schema
-        ),
+        FACTS_TABLE: pl.DataFrame({"rank": [lowest], "facts": [facts.decode()]}, TABLES[FACTS_TABLE].schema),
     }
     frames |= {LATENESS[name]: frame for name, frame in summarise_ranks(trace).items()}
     by_rank = [_report(trace, rank) for rank in trace.gpu["rank"].unique().sort()]

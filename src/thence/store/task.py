@@ -99,9 +99,7 @@ def ingest_one(job: Job) -> Outcome:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Outcome(job.source, reason=f"{job.source}: an error that should not happen ({what})")
     if not trace.gpu.height and not trace.host.height:
-        return Outcome(
-            job.source, reason=f"{job.source}: holds neither device work nor host ranges"
-        )
+        return Outcome(job.source, reason=f"{job.source}: holds neither device work nor host ranges")
     return Outcome(job.source, folder=_written(job, trace, was, began))
 
 
@@ -177,9 +175,7 @@ def _window(trace: Attributed) -> tuple[int, int] | None:
     table = trace.gpu if trace.gpu.height else trace.host
     if zero is None:
         return None
-    start, end = table.select(
-        pl.col("start").min(), end=(pl.col("start") + pl.col("duration")).max()
-    ).row(0)
+    start, end = table.select(pl.col("start").min(), end=(pl.col("start") + pl.col("duration")).max()).row(0)
     return zero + start, zero + end
 
 

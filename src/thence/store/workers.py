@@ -71,9 +71,7 @@ class LocalWorkers:
             for job in lost:
                 yield self._alone(task, job)
 
-    def _in_pool(
-        self, task: Callable[[Job], Outcome], waiting: deque[Job], lost: list[Job]
-    ) -> Iterator[Outcome]:
+    def _in_pool(self, task: Callable[[Job], Outcome], waiting: deque[Job], lost: list[Job]) -> Iterator[Outcome]:
         """Yields outcomes until all jobs are done or a process dies; then adds the jobs that were running to `lost`."""
         running: dict[Future[Outcome], Job] = {}
         with safe_path(), _pool(min(self.processes, len(waiting))) as pool:
@@ -193,10 +191,7 @@ class RayWorkers:
                 # there, from someone else, would be run.
                 with TemporaryDirectory() as empty:
                     ray.init(
-                        address=address,
-                        log_to_driver=False,
-                        logging_level="error",
-                        runtime_env={"working_dir": empty},
+                        address=address, log_to_driver=False, logging_level="error", runtime_env={"working_dir": empty}
                     )
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise UsageError(f"--ray {address}: no Ray cluster there ({error})") from error
@@ -209,9 +204,7 @@ class RayWorkers:
         waiting = deque(jobs)
         running: dict[Any, Job] = {}
         while waiting or running:
-            while waiting and len(running) < _AHEAD * max(
-                1, int(ray.cluster_resources().get("CPU", 1))
-            ):
+            while waiting and len(running) < _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1))):
                 job = waiting.popleft()
                 running[remote.remote(job)] = job
             done, _ = ray.wait(list(running), num_returns=1)
@@ -224,11 +217,7 @@ class RayWorkers:
             outcome: Outcome = self._ray.get(reference)
         except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError) as error:
             what = type(error).__name__
-            return Outcome(
-                job.source,
-                reason=f"{job.source}: {_LOST.format(_RETRIES + 1)} ({what})",
-                why="lost",
-            )
+            return Outcome(job.source, reason=f"{job.source}: {_LOST.format(_RETRIES + 1)} ({what})", why="lost")
         except errors.RayTaskError as error:
             if isinstance(error.cause, OSError):
                 raise error.cause from error

@@ -81,14 +81,10 @@ class Compiled:
 
         leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise WrongArgument(
-                "measure cannot be called inside jit, grad or vmap: nothing runs there"
-            )
+            raise WrongArgument("measure cannot be called inside jit, grad or vmap: nothing runs there")
         is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
         places = tuple(i for i, array in enumerate(is_array) if array)
-        rest = tuple(
-            (type(leaf), leaf) for leaf, array in zip(leaves, is_array, strict=True) if not array
-        )
+        rest = tuple((type(leaf), leaf) for leaf, array in zip(leaves, is_array, strict=True) if not array)
         static = _Static(structure, places, rest)
         try:
             hash(static)
@@ -127,8 +123,7 @@ def check_usable(tree: Any) -> None:
     leaves = jax.tree.leaves(tree)
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
         raise WrongArgument(
-            "the function donates its arguments, and measure must call it more than once: jit it "
-            "without donate_argnums"
+            "the function donates its arguments, and measure must call it more than once: jit it without donate_argnums"
         )
 
 

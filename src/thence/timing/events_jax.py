@@ -66,9 +66,7 @@ class EventTimer:
             )
         self._compiled = Compiled(f, _before, _after)
 
-    def run(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], iterations: int
-    ) -> tuple[Any, list[GpuTime]]:
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], iterations: int) -> tuple[Any, list[GpuTime]]:
         """Runs the function once without timing, then ``iterations`` times with timing.
 
         Returns:

@@ -44,8 +44,7 @@ def check_cuda() -> None:
 
     if not torch.cuda.is_available():
         raise MissingRequirement(
-            "torch finds no CUDA device, but measure times NVIDIA GPUs only: `thence doctor` says what "
-            "is missing here"
+            "torch finds no CUDA device, but measure times NVIDIA GPUs only: `thence doctor` says what is missing here"
         )
 
 
@@ -66,9 +65,7 @@ def wait(devices: Iterable[int]) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_calls(
-    call: functools.partial[Any], devices: set[int], iterations: int
-) -> tuple[Any, list[GpuTime]]:
+def time_calls(call: functools.partial[Any], devices: set[int], iterations: int) -> tuple[Any, list[GpuTime]]:
     """Times each of several calls with two events on the current stream of the device.
 
     Args:

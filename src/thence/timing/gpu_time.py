@@ -79,9 +79,7 @@ class GpuTime(float):
         return result
 
     @classmethod
-    def of_events(
-        cls, ms: float, head_start_ms: float, host_launch_ms: float | None = None
-    ) -> Self:
+    def of_events(cls, ms: float, head_start_ms: float, host_launch_ms: float | None = None) -> Self:
         """The time between two events."""
         result = cls(ms)
         result.mode = "events"
@@ -114,9 +112,7 @@ class GpuTime(float):
         if self.copies_ms:
             parts.append(f"{_text(self.copies_ms)} in memory copies and sets")
         if self.overlap_ms:
-            parts.append(
-                f"{_text(self.overlap_ms)} counted more than once (activities at the same time)"
-            )
+            parts.append(f"{_text(self.overlap_ms)} counted more than once (activities at the same time)")
         parts.append(
             "launch and return unknown: the clocks of host and GPU differ"
             if self.before_ms is None

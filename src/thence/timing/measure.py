@@ -96,9 +96,7 @@ def measure(
     return functools.update_wrapper(call, f, updated=())
 
 
-def _check_arguments(
-    f: object, mode: str, iterations: object, *, aggregate: bool, finalize: bool
-) -> None:
+def _check_arguments(f: object, mode: str, iterations: object, *, aggregate: bool, finalize: bool) -> None:
     if not callable(f):
         raise WrongArgument(f"measure needs a function, not {f!r}")
     if mode not in _MODES:
@@ -106,13 +104,9 @@ def _check_arguments(
     if not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1:
         raise WrongArgument(f"iterations must be an integer of at least 1, not {iterations!r}")
     if mode == "events" and not aggregate:
-        raise WrongArgument(
-            "mode='events' cannot distinguish kernels: leave out aggregate=False, or use mode='cupti'"
-        )
+        raise WrongArgument("mode='events' cannot distinguish kernels: leave out aggregate=False, or use mode='cupti'")
     if mode == "events" and not finalize:
-        raise WrongArgument(
-            "mode='events' uses no CUPTI: finalize=False has no effect there; leave it out"
-        )
+        raise WrongArgument("mode='events' uses no CUPTI: finalize=False has no effect there; leave it out")
 
 
 class _Measured:
@@ -156,9 +150,7 @@ class _Measured:
         events_torch.wait(devices)
         return events_torch.time_calls(call, devices, self._iterations)
 
-    def _jax_kernels(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[_Call]]:
+    def _jax_kernels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[_Call]]:
         import jax  # type: ignore[import-not-found,unused-ignore]  # optional dependency
 
         call = self._jax_call(args, kwargs)
@@ -176,18 +168,14 @@ class _Measured:
             self._compiled = Compiled(self._f)
         return functools.partial(self._compiled, self._compiled.arguments(args, kwargs))
 
-    def _torch_kernels(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, list[_Call]]:
+    def _torch_kernels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[_Call]]:
         events_torch.check_cuda()
         call = functools.partial(self._f, *args, **kwargs)
         devices = events_torch.devices_of(_values((args, kwargs, call())))
         events_torch.wait(devices)
         return self._kernels(call, lambda _outputs: events_torch.wait(devices))
 
-    def _kernels(
-        self, call: Callable[[], Any], wait: Callable[[Any], Any]
-    ) -> tuple[Any, list[_Call]]:
+    def _kernels(self, call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Any, list[_Call]]:
         kernels = []
         with contextlib.ExitStack() as recording:
             recorded = _started(recording, KernelTimes(finalize=self._finalize))

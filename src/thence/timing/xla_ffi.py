@@ -50,56 +50,31 @@ _WITH_STATE_TYPE = 2
 class Version(Structure):
     """XLA_FFI_Api_Version."""
 
-    _fields_ = (
-        ("struct_size", c_size_t),
-        ("extension", c_void_p),
-        ("major", c_int),
-        ("minor", c_int),
-    )
+    _fields_ = (("struct_size", c_size_t), ("extension", c_void_p), ("major", c_int), ("minor", c_int))
 
 
 class Metadata(Structure):
     """XLA_FFI_Metadata; ``state_type`` exists since API 0.2."""
 
-    _fields_ = (
-        ("struct_size", c_size_t),
-        ("version", Version),
-        ("traits", c_uint32),
-        ("state_type", c_int64),
-    )
+    _fields_ = (("struct_size", c_size_t), ("version", Version), ("traits", c_uint32), ("state_type", c_int64))
 
 
 class MetadataExtension(Structure):
     """XLA_FFI_Extension_Base (since API 0.4: XLA_FFI_InternalExtension), and the field that type 1 adds to it."""
 
-    _fields_ = (
-        ("struct_size", c_size_t),
-        ("type", c_int),
-        ("next", c_void_p),
-        ("metadata", POINTER(Metadata)),
-    )
+    _fields_ = (("struct_size", c_size_t), ("type", c_int), ("next", c_void_p), ("metadata", POINTER(Metadata)))
 
 
 class ErrorCreate(Structure):
     """XLA_FFI_Error_Create_Args."""
 
-    _fields_ = (
-        ("struct_size", c_size_t),
-        ("extension", c_void_p),
-        ("message", c_char_p),
-        ("code", c_int),
-    )
+    _fields_ = (("struct_size", c_size_t), ("extension", c_void_p), ("message", c_char_p), ("code", c_int))
 
 
 class StreamGet(Structure):
     """XLA_FFI_Stream_Get_Args."""
 
-    _fields_ = (
-        ("struct_size", c_size_t),
-        ("extension", c_void_p),
-        ("context", c_void_p),
-        ("stream", c_void_p),
-    )
+    _fields_ = (("struct_size", c_size_t), ("extension", c_void_p), ("context", c_void_p), ("stream", c_void_p))
 
 
 _ErrorCreate = ctypes.CFUNCTYPE(c_void_p, POINTER(ErrorCreate))

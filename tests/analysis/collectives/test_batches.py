@@ -40,17 +40,12 @@ def raw_batches(path: Path) -> list[Batch]:
         parts = [e["args"] for e in ops if since < e["ts"] < around["ts"]]
         since = around["ts"]
         kernel = kernels[launch["args"]["correlation"]]
-        moved = [
-            (p["Collective name"], p.get("Dst Rank", p.get("Src Rank")), 4 * p["In msg nelems"])
-            for p in parts
-        ]
+        moved = [(p["Collective name"], p.get("Dst Rank", p.get("Src Rank")), 4 * p["In msg nelems"]) for p in parts]
         found.append((kernel["ts"], kernel["ts"] + kernel["dur"], moved))
     return found
 
 
-def expected_waits(
-    ranks: Sequence[list[Batch]],
-) -> tuple[dict[int, list[float]], dict[int, float], list[float]]:
+def expected_waits(ranks: Sequence[list[Batch]]) -> tuple[dict[int, list[float]], dict[int, float], list[float]]:
     """Waits of the kernels by bytes, waits by the rank that caused them, and the transfers; us.
 
     The k-th send of a pair is its k-th receive. A kernel waits for the last other end of its messages, but for none
@@ -74,9 +69,7 @@ def expected_waits(
                 other = ("recv" if kind == "send" else "send", *pair)
                 others.append((ends[other][seen[kind, *pair]][0], peer))
                 seen[kind, *pair] += 1
-            last, whom = max(
-                [(at, peer) for at, peer in others if at <= end], default=(start, rank)
-            )
+            last, whom = max([(at, peer) for at, peer in others if at <= end], default=(start, rank))
             wait = max(0.0, last - start)
             waits[sum(size for *_, size in parts)].append(wait)
             if wait:
@@ -161,10 +154,7 @@ def test_a_plain_send_that_a_batch_receives(tmp_path: Path) -> None:
     times = thence.open(*job(tmp_path, {1: [around, plain, launch, kernel], 3: other}))
     rows = times.collective_times("keep").by_size
     found = {row["collective"]: row for row in rows.to_dicts()}
-    assert {kind: row["wait_ns_sum"] for kind, row in found.items()} == {
-        "send": 400_000,
-        "send-recv": 0,
-    }
+    assert {kind: row["wait_ns_sum"] for kind, row in found.items()} == {"send": 400_000, "send-recv": 0}
 
 
 def test_a_part_of_the_trace_keeps_the_parts(tmp_path: Path) -> None:

@@ -19,9 +19,7 @@ STEP = ["gather", "gather", "scatter", "reduce"]
 def calls(tokens: list[str], ends: list[int], joint: bool = True) -> Calls:
     numbers = {token: number for number, token in enumerate(sorted({*STEP, *tokens}))}
     return Calls(
-        np.array([numbers[token] for token in tokens], np.int64),
-        np.array(ends, np.int64),
-        np.full(len(tokens), joint),
+        np.array([numbers[token] for token in tokens], np.int64), np.array(ends, np.int64), np.full(len(tokens), joint)
     )
 
 
@@ -66,9 +64,7 @@ def test_each_lost_another_call_of_the_same_kind() -> None:
         calls(["reduce"] * 29, [ends[n] + 77 for n in theirs]),
         one_clock=False,
     )
-    assert {theirs[b]: ours[a] for b, a in partners(found).items()} == {
-        n: n for n in range(30) if n not in (8, 19)
-    }
+    assert {theirs[b]: ours[a] for b, a in partners(found).items()} == {n: n for n in range(30) if n not in (8, 19)}
 
 
 def test_steps_that_nothing_tells_apart_are_refused() -> None:
@@ -99,10 +95,7 @@ def test_a_sender_that_is_several_calls_ahead_is_paired_by_order() -> None:
     """As recorded on four GPUs: the ends of buffered sends look like those of later receives."""
     sends = [947, 1789, 2631, 3474, 4317, 5161, 6006, 8367, 11587, 14809, 18034, 21259]
     receives = [961, 1864, 2768, 3675, 5120, 8346, 11565, 14788, 18013, 21238, 24462, 27685]
-    ours, theirs = (
-        calls(["reduce"] * 12, [1000 * end for end in ends], joint=False)
-        for ends in (sends, receives)
-    )
+    ours, theirs = (calls(["reduce"] * 12, [1000 * end for end in ends], joint=False) for ends in (sends, receives))
     assert partners(pair_calls(ours, theirs, one_clock=False)) == dict(enumerate(range(12)))
     assert pair_calls(ours, theirs.part(3, 12), one_clock=True).ambiguous > 1
 
@@ -110,9 +103,7 @@ def test_a_sender_that_is_several_calls_ahead_is_paired_by_order() -> None:
 def test_ends_that_scatter_less_than_calls_are_apart_stay_paired() -> None:
     ends = jittered(12)
     theirs = [end + (70_000 if number == 0 else 100 * number) for number, end in enumerate(ends)]
-    found = pair_calls(
-        calls(["reduce"] * 12, ends), calls(["reduce"] * 12, theirs), one_clock=False
-    )
+    found = pair_calls(calls(["reduce"] * 12, ends), calls(["reduce"] * 12, theirs), one_clock=False)
     assert partners(found) == dict(enumerate(range(12)))
 
 
@@ -140,9 +131,7 @@ def test_many_calls_are_paired_by_windows() -> None:
     st.integers(-(10**9), 10**9),
     st.integers(0, 1000),
 )
-def test_no_pair_is_wrong(
-    step: list[str], steps: int, ours: set[int], theirs: set[int], skew: int, seed: int
-) -> None:
+def test_no_pair_is_wrong(step: list[str], steps: int, ours: set[int], theirs: set[int], skew: int, seed: int) -> None:
     """Whatever is lost on either side, what is paired was the same call."""
     tokens = step * steps
     ends = jittered(len(tokens), seed)
@@ -162,22 +151,16 @@ def test_no_pair_is_wrong(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3000), st.integers(1, 60), st.integers(1, 4))
-def test_offsets_are_left_out_only_where_no_long_run_is(
-    seed: int, count: int, period: int, kinds: int
-) -> None:
+def test_offsets_are_left_out_only_where_no_long_run_is(seed: int, count: int, period: int, kinds: int) -> None:
     """Both shortcuts against the definition: every run at every offset."""
     rng = np.random.default_rng(seed)
     tokens = np.tile(rng.integers(0, kinds, period), count // period + 1)[:count]
     ends = np.cumsum(rng.integers(1, 2_000_000, count)) + rng.integers(0, 3_000_000, count)
     kept = [rng.random(count) > share for share in (0.002, 0.01)]
-    a, b = (
-        Calls(tokens[k], ends[k] + n * 777, rng.random(k.sum()) > 0.3) for n, k in enumerate(kept)
-    )
+    a, b = (Calls(tokens[k], ends[k] + n * 777, rng.random(k.sum()) > 0.3) for n, k in enumerate(kept))
     every = list(call_alignment._runs(a.token, b.token))
     longest = max((run.length for run in every), default=0)
-    assert call_alignment._longest_runs(a.token, b.token) == [
-        run for run in every if 2 * run.length > longest
-    ]
+    assert call_alignment._longest_runs(a.token, b.token) == [run for run in every if 2 * run.length > longest]
     rated = [call_alignment._rated(a, b, run, one_clock=False) for run in every]
     near = [run.second - run.first for run in rated if abs(run.shift - 777) <= 50_000]
     least, most = call_alignment._offsets_at(a.end, b.end, 777, 50_000)
@@ -185,13 +168,8 @@ def test_offsets_are_left_out_only_where_no_long_run_is(
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(
-    st.lists(st.integers(0, 3), max_size=24),
-    st.lists(st.integers(0, 3), max_size=24),
-)
-def test_all_offsets_at_once_give_the_runs_of_each_offset(
-    ours: list[int], theirs: list[int]
-) -> None:
+@given(st.lists(st.integers(0, 3), max_size=24), st.lists(st.integers(0, 3), max_size=24))
+def test_all_offsets_at_once_give_the_runs_of_each_offset(ours: list[int], theirs: list[int]) -> None:
     runs = {}
     for offset in range(1 - len(theirs), len(ours)):
         best = (0, 0)
@@ -206,11 +184,7 @@ def test_all_offsets_at_once_give_the_runs_of_each_offset(
             best = max(best, (length, -begin))
         runs[offset] = best
     longest = max((length for length, _ in runs.values()), default=0)
-    expected = [
-        (offset - begin, -begin, length)
-        for offset, (length, begin) in runs.items()
-        if 2 * length > longest
-    ]
+    expected = [(offset - begin, -begin, length) for offset, (length, begin) in runs.items() if 2 * length > longest]
     a, b = (np.array(tokens, np.int64) for tokens in (ours, theirs))
     found = call_alignment._longest_runs(a, b)
     assert [(run.first, run.second, run.length) for run in found] == expected

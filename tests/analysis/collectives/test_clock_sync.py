@@ -39,11 +39,7 @@ def xla(ends: Ends, *, group_size: int = 4, fingerprints: dict[int, str] | None 
         )
         gpu = GPU.frame(
             {**rows, "kind": ["thunk"] * count, "name": ["all-reduce.1"] * count, "start": starts}
-            | {
-                "hlo": ["all-reduce.1"] * count,
-                "duration": [10] * count,
-                "program": list(range(count)),
-            }
+            | {"hlo": ["all-reduce.1"] * count, "duration": [10] * count, "program": list(range(count))}
         )
         described = COLLECTIVES.frame(
             {"gpu": list(range(count)), "collective": ["all-reduce"] * count}
@@ -106,9 +102,7 @@ def test_groups_side_by_side_and_transfers_say_nothing() -> None:
     ends = {0: [100], 1: [100], 2: [900], 3: [900]}
     assert align_clocks(xla(ends, group_size=2)).matched == 0
     tables = xla({0: [100], 1: [130]}, group_size=2)
-    kinds = tables.collectives.with_columns(
-        collective=pl.lit("collective-permute").cast(pl.Categorical())
-    )
+    kinds = tables.collectives.with_columns(collective=pl.lit("collective-permute").cast(pl.Categorical()))
     permutes = Tables(gpu=tables.gpu, programs=tables.programs, collectives=kinds)
     assert align_clocks(permutes).corrections["correction_ns"].to_list() == [None, None]
 
@@ -141,9 +135,7 @@ def test_collectives_outside_programs_match_by_group_and_sequence() -> None:
 
 
 def test_groups_are_told_apart_and_order_stands_in_for_sequence() -> None:
-    tables = concat(
-        [kineto(0, [None, None], [100_000, 200_000]), kineto(1, [None, None], [150_000, 250_000])]
-    )
+    tables = concat([kineto(0, [None, None], [100_000, 200_000]), kineto(1, [None, None], [150_000, 250_000])])
     assert corrections(tables) == {0: -25, 1: 25}
     other = concat([kineto(0, [1], [100_000], "a"), kineto(1, [1], [150_000], "b")])
     assert align_clocks(other).matched == 0
@@ -208,9 +200,7 @@ def grouped(clocks: dict[int, int], groups: list[list[int]], jitter: int, seed: 
     parts = []
     for rank, rows in ends.items():
         of = {name: [row for row in rows if row[0] == name] for name, _, _ in rows}
-        one = concat(
-            [kineto(0, [n for _, n, _ in r], [e for *_, e in r], g) for g, r in of.items()]
-        )
+        one = concat([kineto(0, [n for _, n, _ in r], [e for *_, e in r], g) for g, r in of.items()])
         # concat makes ranks of their own of them: they are one.
         same = one.gpu.with_columns(rank=pl.lit(rank, pl.Int32))
         parts.append(Tables(gpu=same, collectives=one.collectives))
@@ -226,9 +216,7 @@ def test_groups_that_share_no_rank_are_each_aligned_as_if_alone() -> None:
     for members in groups:
         gpu = whole.gpu.with_row_index("row").filter(pl.col("rank").is_in(members))
         numbers = pl.DataFrame({"gpu": gpu["row"].cast(pl.Int32)}).with_row_index("new")
-        described = whole.collectives.join(numbers, on="gpu").with_columns(
-            gpu=pl.col("new").cast(pl.Int32)
-        )
+        described = whole.collectives.join(numbers, on="gpu").with_columns(gpu=pl.col("new").cast(pl.Int32))
         alone = Tables(gpu=gpu.drop("row"), collectives=described.drop("new"))
         assert corrections(alone) == {rank: together[rank] for rank in members}
 

@@ -85,13 +85,7 @@ def test_unknown_sizes_give_no_bandwidth() -> None:
 
 def test_hidden_time_is_a_union() -> None:
     """Two kernels cover 20..60 together; their plain sum is 60, and the third ends later."""
-    kernels = [
-        ("k", 0, 100),
-        ("gemm", 20, 30),
-        ("add", 30, 30),
-        ("late", 90, 500),
-        ("early", -50, 40),
-    ]
+    kernels = [("k", 0, 100), ("gemm", 20, 30), ("add", 30, 30), ("late", 90, 500), ("early", -50, 40)]
     row = collectives(rank_tables(0, kernels, [one("allreduce")])).rows.row(0, named=True)
     assert row["hidden_ns"] == 40 + 10
     assert row["exposed_ns"] == 50
@@ -108,17 +102,13 @@ def test_other_collectives_and_copies_hide_nothing() -> None:
     tables = rank_tables(0, kernels, [one("allreduce")])
     kinds = pl.Series(["kernel", "kernel", "memcpy"], dtype=tables.gpu.schema["kind"])
     tables = Tables(gpu=tables.gpu.with_columns(kind=kinds), collectives=tables.collectives)
-    assert collectives(tables).rows.select("described", "hidden_ns").rows() == [
-        (True, 0),
-        (False, 0),
-    ]
+    assert collectives(tables).rows.select("described", "hidden_ns").rows() == [(True, 0), (False, 0)]
 
 
 def two_ranks() -> Tables:
     """Rank 1 starts 30 late, then rank 0 starts 10 late; both end together."""
     described = [
-        {**one("allreduce", group=2), "gpu": number, "sequence": number, "group_name": "dp"}
-        for number in (0, 1)
+        {**one("allreduce", group=2), "gpu": number, "sequence": number, "group_name": "dp"} for number in (0, 1)
     ]
     return concat(
         [
@@ -144,12 +134,7 @@ def test_waits_by_instance() -> None:
 
 def test_waits_by_size() -> None:
     row = result().by_size.row(0, named=True)
-    assert (row["count"], row["instances"], row["wait_ns_mean"], row["wait_ns_max"]) == (
-        4,
-        2,
-        20.0,
-        30,
-    )
+    assert (row["count"], row["instances"], row["wait_ns_mean"], row["wait_ns_max"]) == (4, 2, 20.0, 30)
 
 
 def test_late_devices_the_most_waited_for_first() -> None:
@@ -162,9 +147,7 @@ def test_late_devices_the_most_waited_for_first() -> None:
 
 def test_waits_are_measured_on_one_clock() -> None:
     tables = two_ranks()
-    behind = tables.gpu.with_columns(
-        start=pl.when(pl.col("rank") == 1).then(pl.col("start") + 5000).otherwise("start")
-    )
+    behind = tables.gpu.with_columns(start=pl.when(pl.col("rank") == 1).then(pl.col("start") + 5000).otherwise("start"))
     skewed = Tables(gpu=behind, collectives=tables.collectives)
     assert collectives(skewed).instances["wait_ns"].max() == 5030
     aligned = collectives(skewed, alignment=align_clocks(attribute(skewed)))

@@ -56,9 +56,7 @@ def test_against_counting_every_nanosecond(rows: list[tuple[int, int, int, int]]
     for where in (0, 1):
         for time in range(90):
             running = [
-                n
-                for n, (_, start, duration, at) in enumerate(rows)
-                if at == where and start <= time < start + duration
+                n for n, (_, start, duration, at) in enumerate(rows) if at == where and start <= time < start + duration
             ]
             talking = sorted((n for n in running if rows[n][0] >= 2), key=lambda n: (rows[n][1], n))
             computing = any(rows[n][0] == 0 for n in running)
@@ -76,10 +74,7 @@ def every_recording() -> list[tuple[str, ...]]:
     graphs = sorted((DATA / "torch" / "graphs").glob("*.json.gz"))
     others = [*(DATA / "nsight").glob("*.sqlite.gz"), *(DATA / "jax").glob("*.xplane.pb*")]
     several = [FSDP, [DATA / "recording" / "two_ranks"], [DATA / "jax" / "recording"]]
-    return [
-        tuple(map(str, paths))
-        for paths in (*([path] for path in (*RECORDINGS, *graphs, *others)), *several)
-    ]
+    return [tuple(map(str, paths)) for paths in (*([path] for path in (*RECORDINGS, *graphs, *others)), *several)]
 
 
 @pytest.mark.parametrize("paths", every_recording(), ids=lambda paths: paths[0].split("/")[-1])
@@ -101,9 +96,7 @@ def test_streams_and_collectives_agree(paths: tuple[str, ...]) -> None:
             exposed for _, exposed in devices.values()
         )
     assert kept.left_out["count"] == 0
-    sums = (
-        kept.by_size.select("exposed_ns", "hidden_ns", "overlapped_ns", "duration_ns").sum().row(0)
-    )
+    sums = kept.by_size.select("exposed_ns", "hidden_ns", "overlapped_ns", "duration_ns").sum().row(0)
     assert sum(sums[:3]) == sums[3]
     assert sums[0] == sum(exposed for _, exposed in devices.values())
 
@@ -111,20 +104,13 @@ def test_streams_and_collectives_agree(paths: tuple[str, ...]) -> None:
 def test_kernels_without_a_description_count(tmp_path: Path) -> None:
     """As ROCm's profiler writes it: 5 of 17 kernels have no description."""
     without = range(1, 14, 3)
-    calls = [
-        joint([2_000_000 * n, 2_000_000 * n], 100_000 + 1000 * n, described=n not in without)
-        for n in range(17)
-    ]
+    calls = [joint([2_000_000 * n, 2_000_000 * n], 100_000 + 1000 * n, described=n not in without) for n in range(17)]
     compute = [(rank, 2_000_000 * n + 20_000, 30_000) for n in (0, without[0]) for rank in (0, 1)]
     trace = thence.open(*Job(calls, compute=compute).write(tmp_path))
     times = trace.collective_times()
     lengths = [call.ends[0] - call.arrivals[0] for call in calls]
     row = times.by_size.filter(~pl.col("described")).row(0, named=True)
-    assert (row["collective"], row["kernel"], row["bytes"]) == (
-        "all-reduce",
-        NCCL["allreduce"],
-        None,
-    )
+    assert (row["collective"], row["kernel"], row["bytes"]) == ("all-reduce", NCCL["allreduce"], None)
     assert row["count"] == 10
     assert row["exposed_ns"] == 2 * (sum(lengths[n] for n in without) - 30_000)
     assert row["hidden_ns"] == 2 * 30_000

@@ -45,9 +45,7 @@ def instances(job: Job, folder: Path) -> pl.DataFrame:
 
 def wrong(rows: pl.DataFrame) -> int:
     """Instances that put different calls together."""
-    return (
-        rows.group_by("instance").agg(pl.col("call").n_unique()).filter(pl.col("call") > 1).height
-    )
+    return rows.group_by("instance").agg(pl.col("call").n_unique()).filter(pl.col("call") > 1).height
 
 
 def test_a_rank_whose_profile_begins_one_call_later(tmp_path: Path) -> None:
@@ -79,9 +77,7 @@ def test_a_call_that_only_one_profile_holds_has_no_partner(tmp_path: Path) -> No
 
 
 def test_steps_that_nothing_tells_apart_are_refused_with_the_reason(tmp_path: Path) -> None:
-    calls = [
-        joint([number * 1_000_000, number * 1_000_000 + 50_000], 9_000) for number in range(20)
-    ]
+    calls = [joint([number * 1_000_000, number * 1_000_000 + 50_000], 9_000) for number in range(20)]
     trace = thence.open(*Job(calls, lost={(1, 0)}, skew={1: 400_000}).write(tmp_path))
     rows = collective_instances(trace.attributed).rows
     assert set(rows["unmatched"]) == {"ambiguous"}
@@ -94,8 +90,7 @@ def test_steps_that_nothing_tells_apart_are_refused_with_the_reason(tmp_path: Pa
 
 def test_sequence_numbers_need_no_times(tmp_path: Path) -> None:
     calls = [
-        joint([number * 1_000_000, number * 1_000_000 + 50_000], 9_000, sequence=number + 40)
-        for number in range(20)
+        joint([number * 1_000_000, number * 1_000_000 + 50_000], 9_000, sequence=number + 40) for number in range(20)
     ]
     rows = instances(Job(calls, lost={(1, 0)}, skew={1: 400_000}), tmp_path)
     assert wrong(rows) == 0

@@ -45,20 +45,13 @@ def test_several_gpus_are_never_called_one() -> None:
         assert expected in why_no_collectives(attribute(without))
 
 
-def tables(
-    ranks: list[int], size: int | None, members: str | None = None, devices: int = 1, **facts: int
-) -> Tables:
+def tables(ranks: list[int], size: int | None, members: str | None = None, devices: int = 1, **facts: int) -> Tables:
     """A kernel of each rank and device, with the size of its group and its ranks as the producer wrote them."""
     places = [(rank, device) for rank in ranks for device in range(devices)]
     count = len(places)
     gpu = GPU.frame(
         {"rank": [rank for rank, _ in places], "device": [device for _, device in places]}
-        | {
-            "kind": ["kernel"] * count,
-            "name": ["nccl"] * count,
-            "start": range(count),
-            "duration": [1] * count,
-        }
+        | {"kind": ["kernel"] * count, "name": ["nccl"] * count, "start": range(count), "duration": [1] * count}
     )
     described = {"gpu": range(count), "collective": ["all_reduce"] * count}
     groups = {"group_size": [size] * count, "group_ranks": [members] * count}
@@ -72,33 +65,19 @@ THIRTY = ", ".join(map(str, range(30)))
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        pytest.param(
-            tables([0, 1], None, world_size=8), 8, id="a world size that torch.profiler states"
-        ),
+        pytest.param(tables([0, 1], None, world_size=8), 8, id="a world size that torch.profiler states"),
         pytest.param(tables([0, 1], 4), 4, id="a communicator of NCCL in Nsight Systems"),
-        pytest.param(
-            tables([0], 16, devices=8), 2, id="a communicator of two processes of eight GPUs"
-        ),
-        pytest.param(
-            tables([0, 1], 512, f"[{THIRTY}, ...]"), 512, id="the first ranks, in a recording"
-        ),
-        pytest.param(
-            tables([0, 1], 512, f"[{THIRTY[:-4]}, ..., 511]"),
-            512,
-            id="the first ranks and the last",
-        ),
+        pytest.param(tables([0], 16, devices=8), 2, id="a communicator of two processes of eight GPUs"),
+        pytest.param(tables([0, 1], 512, f"[{THIRTY}, ...]"), 512, id="the first ranks, in a recording"),
+        pytest.param(tables([0, 1], 512, f"[{THIRTY[:-4]}, ..., 511]"), 512, id="the first ranks and the last"),
         pytest.param(tables([0, 8], 64, "[0, 8, 16, ..., 504]"), None, id="every eighth rank"),
         pytest.param(tables([6, 7], 2), None, id="a group of two of more ranks"),
-        pytest.param(
-            tables([0, 1], 4, "[0, 1, 2, 3]"), None, id="all ranks of a group: the list tells them"
-        ),
+        pytest.param(tables([0, 1], 4, "[0, 1, 2, 3]"), None, id="all ranks of a group: the list tells them"),
         pytest.param(tables([0, 1], None), None, id="nothing"),
         pytest.param(tables([0], None, world_size=2_000_000_000), None, id="two billion"),
     ],
 )
-def test_how_many_ranks_a_job_has_is_what_its_inputs_tell(
-    found: Tables, expected: int | None
-) -> None:
+def test_how_many_ranks_a_job_has_is_what_its_inputs_tell(found: Tables, expected: int | None) -> None:
     assert job_size(found) == expected
 
 

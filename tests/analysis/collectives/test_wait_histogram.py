@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from thence.analysis.collectives.wait_histogram import wait_histogram
 
 SCHEMA = {"collective": pl.String, "wait_ns": pl.Int64}
-WAITS = st.one_of(
-    st.none(), st.integers(0, 10**13), st.sampled_from([0, 999, 1000, 1999, 2000, 5000])
-)
+WAITS = st.one_of(st.none(), st.integers(0, 10**13), st.sampled_from([0, 999, 1000, 1999, 2000, 5000]))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["all-reduce", "send", None]), WAITS), max_size=30))

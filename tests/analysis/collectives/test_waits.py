@@ -189,19 +189,14 @@ def test_fsdp_ranks_against_their_raw_arrivals() -> None:
     # What the hosts of the waiting ranks had launched ahead is not counted for any rank: tests/cli/test_late_ranks.py.
     assert of_nobody(rows)["early"] == pytest.approx(1000 * early, abs=100)
     assert rows["waited_ns"].sum() == pytest.approx(1000 * waited, abs=100)
-    for name, kind in (
-        ("_allgather_base", "all-gather"),
-        ("_reduce_scatter_base", "reduce-scatter"),
-    ):
+    for name, kind in (("_allgather_base", "all-gather"), ("_reduce_scatter_base", "reduce-scatter")):
         for size in {c[0][1] for c in calls if c[0][0] == name}:
             chosen = [call for call in calls if call[0][:2] == (name, size)]
             row = times.by_size.filter(collective=kind, bytes=size).row(0, named=True)
             waits = [max(c[2] for c in call) - min(c[2] for c in call) for call in chosen]
             moving = [max(call, key=lambda c: c[2])[3] for call in chosen]
             assert row["wait_ns_mean"] == pytest.approx(1000 * statistics.mean(waits), rel=1e-6)
-            assert row["transfer_ns_median"] == pytest.approx(
-                1000 * statistics.median(moving), abs=1
-            )
+            assert row["transfer_ns_median"] == pytest.approx(1000 * statistics.median(moving), abs=1)
             best = 3 * size / min(moving) / 1000
             assert row["transfer_bus_gbps_max"] == pytest.approx(best, rel=1e-6)
             middle = statistics.median(3 * size / us / 1000 for us in moving)
@@ -250,17 +245,11 @@ def test_where_participants_are_missing_transfers_are_unknown() -> None:
 def test_who_arrived_last_is_told_only_if_no_missing_rank_may_have(tmp_path: Path) -> None:
     """Rank 1 comes 500 us after the first, rank 2 20 us after it; all end 20 us after rank 1 came."""
     begins = [1_000_000 * number for number in range(5)]
-    calls = [
-        joint([b, b + 500_000, b + 20_000], 20_000, sequence=number + 2)
-        for number, b in enumerate(begins)
-    ]
+    calls = [joint([b, b + 500_000, b + 20_000], 20_000, sequence=number + 2) for number, b in enumerate(begins)]
     paths = Job(calls).write(tmp_path)
     # Rank 2 is missing: if it came after rank 1, then by 20 us at most.
     found = thence.open(*paths[:2]).collective_times("keep")
-    assert arrivals(found.last_arrivals) == {
-        (0, 0): (0, 0, 0),
-        (1, 0): (5, 5 * 500_000, 5 * 500_000),
-    }
+    assert arrivals(found.last_arrivals) == {(0, 0): (0, 0, 0), (1, 0): (5, 5 * 500_000, 5 * 500_000)}
     assert of_nobody(found.last_arrivals) == {}
     assert found.instances["last_rank"].to_list() == [1] * 5
     # Rank 1 is missing: rank 2 is the last of those that are shown, and waited for 480 us itself. All that is known is

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def made(**conditions: Any) -> Sample:
-    return simulated(
-        np.random.default_rng(1), {"x": 1e6}, identity=(str(conditions),), **conditions
-    )
+    return simulated(np.random.default_rng(1), {"x": 1e6}, identity=(str(conditions),), **conditions)
 
 
 def codes(*runs: Sample) -> list[str]:
@@ -79,27 +77,15 @@ def test_inputs_of_other_shapes_are_seen_in_the_grids(tmp_path: Path) -> None:
 
 def test_one_changed_kernel_is_no_other_shape(tmp_path: Path) -> None:
     work = [replace(part, grid=(9, 1, 1)) if part.op == "aten::add_" else part for part in STEP]
-    runs = [
-        thence.open(trace_file(tmp_path / f"{n}.json", n, w, steps=4)).sample()
-        for n, w in enumerate((STEP, work))
-    ]
+    runs = [thence.open(trace_file(tmp_path / f"{n}.json", n, w, steps=4)).sample() for n, w in enumerate((STEP, work))]
     assert codes(*runs) == []
 
 
 def test_facts_are_those_of_the_file(tmp_path: Path) -> None:
     other = {**GPU, "name": "NVIDIA A100"}
     runs = [
-        sample(
-            tmp_path, "a.json", 8, 1, with_stack=1, distributedInfo={"world_size": 4, "rank": 0}
-        ),
-        sample(
-            tmp_path,
-            "b.json",
-            8,
-            2,
-            deviceProperties=[other],
-            distributedInfo={"world_size": 8, "rank": 0},
-        ),
+        sample(tmp_path, "a.json", 8, 1, with_stack=1, distributedInfo={"world_size": 4, "rank": 0}),
+        sample(tmp_path, "b.json", 8, 2, deviceProperties=[other], distributedInfo={"world_size": 8, "rank": 0}),
     ]
     assert codes(*runs) == ["gpu", "world_size", "profiler_options"]
 

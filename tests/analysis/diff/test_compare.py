@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 def runs(folder: Path, work: Sequence[Work], seeds: Sequence[int], **more: object) -> list[Sample]:
-    return [
-        thence.open(trace_file(folder / f"{seed}.json", seed, work, **more)).sample()
-        for seed in seeds
-    ]  # type: ignore[arg-type]
+    return [thence.open(trace_file(folder / f"{seed}.json", seed, work, **more)).sample() for seed in seeds]  # type: ignore[arg-type]
 
 
 def verdicts(diff: Diff, by: str) -> dict[str, str]:
@@ -51,15 +48,10 @@ def test_a_slower_label_is_found_named_and_alone(base: list[Sample], tmp_path: P
         "forward/attention": verdicts(diff, "label")["forward/attention"],
         "optimizer": verdicts(diff, "label")["optimizer"],
     }
-    assert {verdicts(diff, "label")[name] for name in ("forward/attention", "optimizer")} <= {
-        "same",
-        "unknown",
-    }
+    assert {verdicts(diff, "label")[name] for name in ("forward/attention", "optimizer")} <= {"same", "unknown"}
     assert verdicts(diff, "op")["aten::addmm"] == "slower"
     assert diff.explanation[0].partition(": ")[2].startswith("label forward/mlp +")
-    row = diff.rows.row(
-        by_predicate=(pl.col("by") == "label") & (pl.col("name") == "forward/mlp"), named=True
-    )
+    row = diff.rows.row(by_predicate=(pl.col("by") == "label") & (pl.col("name") == "forward/mlp"), named=True)
     assert row["low_ns"] < 60e3 * 1.01
     assert row["high_ns"] > 60e3 * 0.99
     assert diff.refusals == ()
@@ -79,9 +71,7 @@ def test_figures_are_those_counted_from_the_file(tmp_path: Path) -> None:
         found = kernels.filter(pl.col("name") == name).sort("step")["ns"].to_list()
         assert found == pytest.approx(times[1:])  # one in each step; the first is left out
     whole = {
-        by: sample.rows.filter(pl.col("by") == by, pl.col("name") == "all")
-        .sort("step")["ns"]
-        .to_numpy()
+        by: sample.rows.filter(pl.col("by") == by, pl.col("name") == "all").sort("step")["ns"].to_numpy()
         for by in ("step", "busy", "idle")
     }
     assert whole["busy"] + whole["idle"] == pytest.approx(whole["step"])
@@ -96,15 +86,10 @@ def test_runs_of_the_same_program_show_nothing_for_sure(base: list[Sample], tmp_
     assert {*diff.rows["verdict"], diff.total.verdict} <= {"same", "unknown"}
     unknown = diff.rows.filter(pl.col("verdict") == "unknown")
     assert unknown["more_runs"].null_count() == 0
-    assert (
-        diff.rows.filter(pl.col("verdict") == "same")["more_runs"].null_count()
-        == diff.rows.height - unknown.height
-    )
+    assert diff.rows.filter(pl.col("verdict") == "same")["more_runs"].null_count() == diff.rows.height - unknown.height
 
 
-def test_renamed_kernels_are_one_row_and_new_ones_are_new(
-    base: list[Sample], tmp_path: Path
-) -> None:
+def test_renamed_kernels_are_one_row_and_new_ones_are_new(base: list[Sample], tmp_path: Path) -> None:
     work = changed(STEP, "sm90_gemm_128x64_tn", kernel="sm90_gemm_256x128_tn")
     work = (*work, Work("optimizer", "aten::clip", "clip_kernel", 90))
     diff = compare(base, runs(tmp_path, work, range(30, 33)))
@@ -117,11 +102,7 @@ def test_renamed_kernels_are_one_row_and_new_ones_are_new(
 
 
 def test_time_that_moved_between_kernels_is_told(base: list[Sample], tmp_path: Path) -> None:
-    work = (
-        *STEP[:1],
-        *(Work("forward/attention", "aten::softmax", f"part_{n}", 60) for n in "abc"),
-        *STEP[2:],
-    )
+    work = (*STEP[:1], *(Work("forward/attention", "aten::softmax", f"part_{n}", 60) for n in "abc"), *STEP[2:])
     diff = compare(base, runs(tmp_path, work, range(40, 43)))
     (moved,) = diff.moved
     assert (moved["place"], moved["from"]) == ("forward/attention", ["flash_fwd_kernel"])
@@ -151,10 +132,7 @@ def test_of_one_run_a_side_a_host_pause_changes_the_idle_time_alone(tmp_path: Pa
     """Kernels that differ by 0.3 % from run to run, and by a sixth of that from step to step."""
     quiet = {"steps": 40, "noise": 0.0005, "between": 0.003}
     paused = changed(STEP, "vectorized_add", idle_us=200.0)
-    paths = [
-        trace_file(tmp_path / "a.json", 1, STEP, **quiet),
-        trace_file(tmp_path / "b.json", 2, paused, **quiet),
-    ]
+    paths = [trace_file(tmp_path / "a.json", 1, STEP, **quiet), trace_file(tmp_path / "b.json", 2, paused, **quiet)]
     diff = compare([thence.open(paths[0]).sample()], [thence.open(paths[1]).sample()])
     told = diff.rows.filter(pl.col("verdict").is_in(["slower", "faster", "same"]))
     assert set(told["by"]) == {"idle"}
@@ -178,9 +156,7 @@ def test_of_one_run_a_side_a_kernel_must_change_by_more_than_runs_differ(
     kernel = "sm90_gemm_64x64_nn"
     work = changed(STEP, kernel, us=500 * factor)
     samples = [
-        thence.open(
-            trace_file(tmp_path / f"{n}.json", n, w, steps=20, noise=0.0005, between=0)
-        ).sample()
+        thence.open(trace_file(tmp_path / f"{n}.json", n, w, steps=20, noise=0.0005, between=0)).sample()
         for n, w in enumerate((STEP, work))
     ]
     assert verdicts(compare(samples[:1], samples[1:]), "kernel")[kernel] == verdict
@@ -198,8 +174,7 @@ def test_versions_that_differ_are_a_note() -> None:
     generator = np.random.default_rng(3)
     one, other = {"torch": "2.10.0", "nccl_version": "2.28.9"}, {"torch": "2.11.0"}
     before, after = (
-        [simulated(generator, {"x": 1e6}, versions=versions) for _ in range(2)]
-        for versions in (one, other)
+        [simulated(generator, {"x": 1e6}, versions=versions) for _ in range(2)] for versions in (one, other)
     )
     assert "versions differ: torch 2.10.0 before and 2.11.0 after" in compare(before, after).notes
     assert not compare(before, after).refusals
@@ -217,11 +192,7 @@ def test_versions_are_those_of_the_recording() -> None:
 def test_a_side_with_one_run_has_the_noise_of_the_other() -> None:
     generator = np.random.default_rng(9)
     before = [simulated(generator, {"x": 1e6}, between=0.02) for _ in range(6)]
-    (row,) = (
-        compare(before, [simulated(generator, {"x": 1.2e6})])
-        .rows.filter(pl.col("by") == "label")
-        .rows(named=True)
-    )
+    (row,) = compare(before, [simulated(generator, {"x": 1.2e6})]).rows.filter(pl.col("by") == "label").rows(named=True)
     assert row["verdict"] == "slower"
     assert row["high_ns"] - row["low_ns"] > 2e4
 
@@ -254,20 +225,14 @@ def gate(diff: Diff, text: str) -> str:
     return judge(diff, [parse_bound(text)])[0].verdict
 
 
-def test_gates_fail_for_sure_only_beyond_the_whole_interval(
-    base: list[Sample], tmp_path: Path
-) -> None:
-    work = changed(
-        STEP, "sm90_gemm_64x64_nn", us=560
-    )  # 60 us of 1304: 4.6 % of the step, 12 % of the label
+def test_gates_fail_for_sure_only_beyond_the_whole_interval(base: list[Sample], tmp_path: Path) -> None:
+    work = changed(STEP, "sm90_gemm_64x64_nn", us=560)  # 60 us of 1304: 4.6 % of the step, 12 % of the label
     diff = compare(base, runs(tmp_path, work, range(60, 63)))
     assert gate(diff, "total>3%") == "exceeded"
     assert gate(diff, "total>7%") == "within"
     assert gate(diff, "label:forward/mlp>10%") == "exceeded"
     assert gate(diff, "label:forward>60us") == "may be exceeded"
-    assert (
-        gate(diff, "label:forward>30us") == "exceeded"
-    )  # with all below it: forward has no kernel of its own
+    assert gate(diff, "label:forward>30us") == "exceeded"  # with all below it: forward has no kernel of its own
     assert gate(diff, "label:optimizer > 0.1 ms") == "within"
     assert gate(diff, "idle>1ms") == "within"
     maybe = judge(diff, [parse_bound("label:forward>60us")])[0]
@@ -278,8 +243,7 @@ def test_gates_fail_for_sure_only_beyond_the_whole_interval(
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["total", "total>5", "total<5%", "label>5%", "speed>5%", "total>-1%", ">5%", "busy:x>1%"],
+    "text", ["total", "total>5", "total<5%", "label>5%", "speed>5%", "total>-1%", ">5%", "busy:x>1%"]
 )
 def test_bounds_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--fail-on"):
@@ -298,6 +262,4 @@ def test_a_relative_bound_counts_the_noise_of_before() -> None:
     row = diff.rows.filter(pl.col("name") == "x").row(0, named=True)
     assert judged.low_ns is not None
     assert judged.high_ns is not None
-    assert judged.high_ns - judged.low_ns == pytest.approx(
-        1.1 * (row["high_ns"] - row["low_ns"]), rel=1e-3
-    )
+    assert judged.high_ns - judged.low_ns == pytest.approx(1.1 * (row["high_ns"] - row["low_ns"]), rel=1e-3)

@@ -11,15 +11,7 @@ import polars as pl
 import pytest
 
 from diff_runs import simulated
-from thence.analysis.diff.estimates import (
-    MOST_RUNS,
-    Estimates,
-    RunMeans,
-    discoveries,
-    estimates,
-    more_runs,
-    run_means,
-)
+from thence.analysis.diff.estimates import MOST_RUNS, Estimates, RunMeans, discoveries, estimates, more_runs, run_means
 
 
 def means_of(*samples: object) -> RunMeans:
@@ -34,20 +26,14 @@ def row(means: RunMeans, found: Estimates, name: str) -> tuple[float, float, flo
 def test_welch_by_hand() -> None:
     generator = np.random.default_rng(1)
     sides = [
-        [simulated(generator, {"x": 1e6 * k}, steps=200, within=1e-4) for _ in range(n)]
-        for k, n in ((1, 4), (1.1, 3))
+        [simulated(generator, {"x": 1e6 * k}, steps=200, within=1e-4) for _ in range(n)] for k, n in ((1, 4), (1.1, 3))
     ]
     means = means_of(*sides[0], *sides[1])
     found = estimates(means, range(4), range(4, 7))
-    values = [
-        [statistics.fmean(s.rows.filter(s.rows["by"] == "label")["ns"]) for s in side]
-        for side in sides
-    ]
+    values = [[statistics.fmean(s.rows.filter(s.rows["by"] == "label")["ns"]) for s in side] for side in sides]
     errors = [statistics.variance(v) / len(v) for v in values]
     difference = statistics.fmean(values[1]) - statistics.fmean(values[0])
-    freedom = sum(errors) ** 2 / sum(
-        e**2 / (len(v) - 1) for e, v in zip(errors, values, strict=True)
-    )
+    freedom = sum(errors) ** 2 / sum(e**2 / (len(v) - 1) for e, v in zip(errors, values, strict=True))
     before, after, low, high = row(means, found, "x")
     assert after - before == pytest.approx(difference, rel=1e-9)
     assert (low + high) / 2 == pytest.approx(difference, rel=1e-9)
@@ -63,10 +49,7 @@ def test_steps_of_a_run_count_once() -> None:
     generator = np.random.default_rng(2)
     widths = []
     for steps in (20, 200):
-        runs = [
-            simulated(generator, {"x": 1e6}, steps=steps, between=0.05, within=0.01)
-            for _ in range(40)
-        ]
+        runs = [simulated(generator, {"x": 1e6}, steps=steps, between=0.05, within=0.01) for _ in range(40)]
         means = means_of(*runs)
         _, _, low, high = row(means, estimates(means, range(20), range(20, 40)), "x")
         widths.append(high - low)
@@ -74,17 +57,13 @@ def test_steps_of_a_run_count_once() -> None:
 
 
 def test_runs_that_agree_by_chance_have_the_noise_of_their_steps() -> None:
-    runs = [
-        simulated(np.random.default_rng(3), {"x": 1e6}, within=0.02, between=0) for _ in range(4)
-    ]
+    runs = [simulated(np.random.default_rng(3), {"x": 1e6}, within=0.02, between=0) for _ in range(4)]
     means = means_of(*runs)  # equal to the last digit
     found = estimates(means, range(2), range(2, 4))
     values = runs[0].rows.filter(runs[0].rows["by"] == "label")["ns"].to_list()
     error = math.sqrt(statistics.variance(values) / len(values))
     _, _, low, high = row(means, found, "x")
-    assert high - low == pytest.approx(
-        2 * 4.303 * error, rel=1e-3
-    )  # 2 degrees of freedom, two runs a side
+    assert high - low == pytest.approx(2 * 4.303 * error, rel=1e-3)  # 2 degrees of freedom, two runs a side
 
 
 def test_a_single_step_a_side_says_nothing_of_the_noise() -> None:
@@ -124,14 +103,7 @@ def test_runs_that_would_tell_are_enough_and_not_many_too_many() -> None:
         pairs[:, 1] += 0.02
         zero = np.zeros((4000, 2 * runs))
         means = RunMeans(
-            [("label", "x")] * 4000,
-            pairs.reshape(4000, -1) + 1,
-            zero,
-            zero,
-            zero,
-            zero,
-            zero,
-            np.ones(2 * runs),
+            [("label", "x")] * 4000, pairs.reshape(4000, -1) + 1, zero, zero, zero, zero, zero, np.ones(2 * runs)
         )
         found[runs] = (estimates(means, range(runs), range(runs, 2 * runs)).p < 0.05).mean()
     assert 0.75 < found[needed] < 0.92
@@ -159,9 +131,7 @@ def test_intervals_hold_the_truth_in_nineteen_of_twenty_cases(kind: str, runs: i
     more = {name: 1.04 * ns for name, ns in MANY.items()}
     held = []
     for _ in range(3):
-        sides = [
-            simulated(generator, side, **options) for side in (MANY, more) for _ in range(runs)
-        ]
+        sides = [simulated(generator, side, **options) for side in (MANY, more) for _ in range(runs)]
         means = means_of(*sides)
         found = estimates(means, range(runs), range(runs, 2 * runs))
         rows = [n for n, (by, _) in enumerate(means.keys) if by == "label"]
@@ -172,9 +142,7 @@ def test_intervals_hold_the_truth_in_nineteen_of_twenty_cases(kind: str, runs: i
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("runs", [1, 4])
-def test_comparisons_of_equals_find_a_difference_in_one_of_twenty_at_most(
-    kind: str, runs: int
-) -> None:
+def test_comparisons_of_equals_find_a_difference_in_one_of_twenty_at_most(kind: str, runs: int) -> None:
     """120 comparisons of 10 rows each: the number with any discovery is binomial of 5 % at most."""
     options = KINDS[kind] | ({"between": 0.0} if runs == 1 else {})
     generator = np.random.default_rng(100 + hash_of(kind) + runs)

@@ -21,9 +21,7 @@ BEFORE: tuple[Kernel, ...] = (("a", 7, 0, 40), ("side", 7, 40, 60), ("b", 7, 60,
 """A step of 100 us without idle time."""
 
 
-def diff_of(
-    folder: Path, before: Sequence[Kernel], after: Sequence[Kernel], lengths: tuple[float, float]
-) -> Diff:
+def diff_of(folder: Path, before: Sequence[Kernel], after: Sequence[Kernel], lengths: tuple[float, float]) -> Diff:
     sides = [
         thence.open(trace_file(folder / f"{name}.json", kernels, length)).sample()
         for name, kernels, length in zip(("before", "after"), (before, after), lengths, strict=True)
@@ -85,9 +83,7 @@ def test_contention_that_takes_all_that_was_gained_is_no_gain(tmp_path: Path) ->
     assert diff.total.difference_ns == 0
 
 
-def test_a_step_that_became_shorter_for_other_reasons_is_no_gain_of_the_move(
-    tmp_path: Path,
-) -> None:
+def test_a_step_that_became_shorter_for_other_reasons_is_no_gain_of_the_move(tmp_path: Path) -> None:
     after = (("a", 7, 0, 40), ("side", 9, 40, 60), ("b", 7, 60, 80))
     found = diff_of(tmp_path, BEFORE, after, (100, 80)).moved_streams
     assert found is not None
@@ -100,9 +96,7 @@ def changes_of(parts: Any) -> dict[str, float]:
     return {name: part["difference_ns"] for name, part in parts.items()}
 
 
-def test_launches_of_one_kernel_of_which_a_part_moved_are_not_said_to_have_moved(
-    tmp_path: Path,
-) -> None:
+def test_launches_of_one_kernel_of_which_a_part_moved_are_not_said_to_have_moved(tmp_path: Path) -> None:
     before = (("a", 7, 0, 40), ("k", 7, 40, 50), ("k", 7, 50, 60), ("side", 7, 60, 80))
     after = (("a", 7, 0, 40), ("k", 7, 40, 50), ("k", 9, 0, 10), ("side", 9, 10, 30))
     found = diff_of(tmp_path, before, after, (80, 50)).moved_streams
@@ -136,9 +130,7 @@ def test_contention_of_work_that_is_launched_more_often_is_unknown(tmp_path: Pat
     assert "contention unknown" in found.text
 
 
-REAL = [
-    DATA / "torch" / "moved" / f"{side}_{n}.json.gz" for side in ("before", "after") for n in (0, 1)
-]
+REAL = [DATA / "torch" / "moved" / f"{side}_{n}.json.gz" for side in ("before", "after") for n in (0, 1)]
 """A captured training step before and after the average of its weights went to a second stream, two runs each."""
 TRUE_CHANGE = -0.091
 """Of the step in REAL, by CUDA events without a profiler: 0.386 -> 0.351 ms in the same processes."""
@@ -146,12 +138,8 @@ TRUE_CHANGE = -0.091
 
 def overlapped_ns_of_a_step(document: Any) -> float:
     """The time in which more than one activity ran, by the edges of the activities, divided by the replays."""
-    work = [
-        e for e in document["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    ]
-    edges = sorted(
-        edge for e in work for edge in ((e["ts"], 1), (round(e["ts"] + e["dur"], 3), -1))
-    )
+    work = [e for e in document["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    edges = sorted(edge for e in work for edge in ((e["ts"], 1), (round(e["ts"] + e["dur"], 3), -1)))
     total, running, last = 0.0, 0, 0.0
     for when, change in edges:
         total += (when - last) * (running > 1)

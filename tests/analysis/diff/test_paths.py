@@ -34,9 +34,7 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Diff:
     sides = []
     for more in (0, 100):
         longer = [
-            {**e, "dur": 100 * e["dur"] + more * (e["name"] == "addmm_kernel")}
-            if e["cat"] == "kernel"
-            else e
+            {**e, "dur": 100 * e["dur"] + more * (e["name"] == "addmm_kernel")} if e["cat"] == "kernel" else e
             for e in events
         ]
         sides.append(thence.open(written(folder / f"{more}.json", longer)))

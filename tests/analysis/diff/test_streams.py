@@ -24,11 +24,7 @@ def test_times_of_sets_are_the_busy_time_of_every_step(tmp_path: Path) -> None:
     whole = sample.rows.filter(pl.col("by") == "busy", pl.col("name") == "all").sort("step")["ns"]
     assert busy.to_list() == pytest.approx(whole.to_list())
     # a alone 22 us, a and side 24, b alone 40, in each step
-    assert sample.streams.sets.filter(pl.col("step") == 2)["ns"].sort().to_list() == [
-        22_000,
-        24_000,
-        40_000,
-    ]
+    assert sample.streams.sets.filter(pl.col("step") == 2)["ns"].sort().to_list() == [22_000, 24_000, 40_000]
 
 
 def test_the_rows_of_each_set_are_those_that_ran_then(tmp_path: Path) -> None:
@@ -40,12 +36,7 @@ def test_the_rows_of_each_set_are_those_that_ran_then(tmp_path: Path) -> None:
     found = sets.group_by("set").agg(pl.col("ns").first(), pl.col("row"))
     by_set = {frozenset(names[row] for row in rows): ns for _, ns, rows in found.iter_rows()}
     # a alone 0 to 10; a and b 10 to 15; all three 15 to 20; a and c 20 to 30, where a runs twice
-    assert by_set == {
-        frozenset("a"): 10_000,
-        frozenset("ab"): 5_000,
-        frozenset("abc"): 5_000,
-        frozenset("ac"): 10_000,
-    }
+    assert by_set == {frozenset("a"): 10_000, frozenset("ab"): 5_000, frozenset("abc"): 5_000, frozenset("ac"): 10_000}
 
 
 def test_sets_of_real_steps_add_up_to_their_busy_time() -> None:

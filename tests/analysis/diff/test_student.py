@@ -37,9 +37,7 @@ def test_one_and_two_degrees_of_freedom_have_formulas() -> None:
     t = np.array([0.0, 0.3, 1.0, 4.0, 1e3])
     cauchy = 1 - 2 / np.pi * np.arctan(t)
     assert two_sided(t, np.full(5, 1.0)) == pytest.approx(cauchy, rel=1e-9, abs=1e-12)
-    assert two_sided(t, np.full(5, 2.0)) == pytest.approx(
-        1 - t / np.sqrt(2 + t**2), rel=1e-9, abs=1e-9
-    )
+    assert two_sided(t, np.full(5, 2.0)) == pytest.approx(1 - t / np.sqrt(2 + t**2), rel=1e-9, abs=1e-9)
 
 
 def test_the_tail_is_the_integral_of_the_density() -> None:

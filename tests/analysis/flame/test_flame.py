@@ -111,10 +111,7 @@ def test_without_idle_the_root_is_the_sum(tmp_path: Path) -> None:
 
 
 def test_parallel_streams_count_in_full_and_it_is_said(tmp_path: Path) -> None:
-    trace = opened(
-        tmp_path,
-        [launch(1, 1), launch(2, 2), kernel(1, 10, 10), kernel(2, 15, 10, args={"stream": 8})],
-    )
+    trace = opened(tmp_path, [launch(1, 1), launch(2, 2), kernel(1, 10, 10), kernel(2, 15, 10, args={"stream": 8})])
     graph = trace.flame()
     assert (graph.span_ns, graph.busy_ns, graph.sum_ns) == (15_000, 15_000, 20_000)
     assert graph.total_ns == 20_000
@@ -127,10 +124,7 @@ def test_totals_equal_the_summary(name: str, by: str) -> None:
     trace = trace_of(name)
     summary = trace.summary()
     for split in Split:
-        for idle, total in (
-            (Idle.EXCLUDE, summary.sum_ns),
-            (Idle.INCLUDE, summary.sum_ns + summary.idle_ns),
-        ):
+        for idle, total in ((Idle.EXCLUDE, summary.sum_ns), (Idle.INCLUDE, summary.sum_ns + summary.idle_ns)):
             nodes = flame(trace.attributed, by, split, idle).nodes
             assert nodes["total_ns"][0] == nodes["self_ns"].sum() == total
             assert nodes["count"][0] == trace.gpu.height
@@ -154,9 +148,7 @@ def check_tree(nodes: pl.DataFrame) -> None:
 def test_every_place_of_the_report_is_a_path(name: str, by: str) -> None:
     trace = trace_of(name)
     expected = {
-        row["name"]: row["total_ns"]
-        for row in trace.summary(by).rows.iter_rows(named=True)
-        if row["attributed"]
+        row["name"]: row["total_ns"] for row in trace.summary(by).rows.iter_rows(named=True) if row["attributed"]
     }
     found: dict[str, int] = {}
     for frames, self_ns in flame(trace.attributed, by, idle=Idle.EXCLUDE).stacks():
@@ -194,9 +186,7 @@ def test_idle_is_what_the_programs_analysis_finds(name: str) -> None:
     trace = trace_of(name)
     found = programs(trace.attributed, WarmUp.KEEP).programs
     graph = trace.select(warm_up="keep").flame("op_name")
-    for program, inside, before in found.select(
-        "name", "idle_inside_ns", "idle_between_ns"
-    ).iter_rows():
+    for program, inside, before in found.select("name", "idle_inside_ns", "idle_between_ns").iter_rows():
         assert row(graph, f"inside {program}")["total_ns"] == inside
         assert row(graph, f"before {program}")["total_ns"] == before
     assert row(graph, IDLE)["total_ns"] == trace.summary().idle_ns
@@ -204,11 +194,7 @@ def test_idle_is_what_the_programs_analysis_finds(name: str) -> None:
 
 
 def test_idle_inside_between_and_after_programs_by_eye() -> None:
-    found = (
-        idle_gaps(attribute(programs_trace()))
-        .select("start", "duration", "where", "program")
-        .rows()
-    )
+    found = idle_gaps(attribute(programs_trace())).select("start", "duration", "where", "program").rows()
     assert found == [
         (130, 10, "inside", "step"),
         (150, 10, "before", "init"),
@@ -220,9 +206,7 @@ def test_idle_inside_between_and_after_programs_by_eye() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), min_size=1))
-def test_gaps_are_the_nanoseconds_that_nothing_covers(
-    intervals: Sequence[tuple[int, int]],
-) -> None:
+def test_gaps_are_the_nanoseconds_that_nothing_covers(intervals: Sequence[tuple[int, int]]) -> None:
     start = np.array([at for at, _ in intervals])
     end = start + np.array([length for _, length in intervals])
     covered = {ns for at, length in intervals for ns in range(at, at + length)}
@@ -249,9 +233,7 @@ def test_ranks_are_merged_or_one_of_them_is_chosen() -> None:
     trace = trace_of("fsdp")
     merged = trace.flame("ops")
     single = [trace.select(ranks=[rank]).flame("ops") for rank in (0, 1)]
-    assert [graph.total_ns for graph in single] == [
-        thence.open(path).flame("ops").total_ns for path in SOURCES["fsdp"]
-    ]
+    assert [graph.total_ns for graph in single] == [thence.open(path).flame("ops").total_ns for path in SOURCES["fsdp"]]
     assert merged.total_ns == sum(graph.total_ns for graph in single)
     assert merged.ranks == (0, 1)
     assert row(merged, IDLE)["total_ns"] == sum(row(graph, IDLE)["total_ns"] for graph in single)
@@ -291,9 +273,7 @@ def test_a_kind_that_there_is_not_and_a_trace_without_gpu_are_refused() -> None:
         flame(attribute(Tables()), "ops")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("jax", "op_name"), ("stack", "module"), ("compile", "label")]
-)
+@pytest.mark.parametrize(("name", "kind"), [("jax", "op_name"), ("stack", "module"), ("compile", "label")])
 def test_the_kind_that_says_most_is_chosen(name: str, kind: str) -> None:
     trace = trace_of(name)
     assert default_kind(trace.attributed, FLAME_KINDS, "ops") == kind
@@ -301,9 +281,7 @@ def test_the_kind_that_says_most_is_chosen(name: str, kind: str) -> None:
 
 def test_a_kernel_and_a_frame_of_one_name_stay_apart() -> None:
     sums = pl.DataFrame({name: [1, 2] for name in ("self_ns", "count", *PHASE_SUMS)})
-    groups = Groups.of_paths(
-        [[("x", "frame", None), ("y", "compute", None)], [("x", "compute", None)]], sums
-    )
+    groups = Groups.of_paths([[("x", "frame", None), ("y", "compute", None)], [("x", "compute", None)]], sums)
     nodes = build_tree(groups, "all")
     assert sorted(nodes.filter(pl.col("name") == "x")["total_ns"]) == [1, 2]
 

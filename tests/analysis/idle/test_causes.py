@@ -94,11 +94,7 @@ def simulated(segments: list[Segment]) -> tuple[Tables, dict[str, int]]:
 
 
 @settings(deadline=None, max_examples=examples(15))
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(sorted(PLANTED)), st.integers(0, 40)), min_size=2, max_size=10
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from(sorted(PLANTED)), st.integers(0, 40)), min_size=2, max_size=10))
 def test_planted_causes_are_found_to_the_nanosecond(segments: list[Segment]) -> None:
     tables, expected = simulated(segments)
     pieces = idle_causes(attribute(tables))
@@ -114,9 +110,7 @@ def of_cause(trace: thence.Trace) -> dict[str, int]:
 
 
 def call(name: str, start: float, duration: float, **rest: Any) -> dict[str, Any]:
-    return event(
-        "cuda_runtime", name, start, duration, args={"correlation": int(start) + 1000}, **rest
-    )
+    return event("cuda_runtime", name, start, duration, args={"correlation": int(start) + 1000}, **rest)
 
 
 def test_queued_kernels_wait_for_each_other_and_for_events(tmp_path: Path) -> None:
@@ -126,11 +120,7 @@ def test_queued_kernels_wait_for_each_other_and_for_events(tmp_path: Path) -> No
         kernel(4, 130, 5, args={"stream": 8}),
     ]  # fmt: skip
     # 3 us and the first 5 of 40 are between queued kernels; the other 35 nothing explains; 25 of the last 30 an event.
-    assert of_cause(opened(tmp_path, events)) == {
-        "queued": 3 + 5 + 5,
-        "unknown": 35,
-        "event_wait": 25,
-    }
+    assert of_cause(opened(tmp_path, events)) == {"queued": 3 + 5 + 5, "unknown": 35, "event_wait": 25}
 
 
 def test_kernels_of_one_launch_of_a_graph_wait_for_each_other(tmp_path: Path) -> None:
@@ -147,16 +137,10 @@ def test_kernels_of_one_launch_of_a_graph_wait_for_each_other(tmp_path: Path) ->
 def test_a_long_call_loads_only_the_first_kernel_of_its_name(tmp_path: Path) -> None:
     events = [kernel(1, 5, 5), launch(1, 1)]
     for number, (name, begin) in enumerate([("new", 20), ("new", 1020)], start=2):
-        events += [
-            event("cuda_runtime", "cudaLaunchKernel", begin, 500, args={"correlation": number})
-        ]
+        events += [event("cuda_runtime", "cudaLaunchKernel", begin, 500, args={"correlation": number})]
         events += [kernel(number, begin + 500, 10, name=name)]
     # From the end of a kernel to the next launch nothing is recorded.
-    assert of_cause(opened(tmp_path, events)) == {
-        "first_use": 500,
-        "launch": 500,
-        "unknown": 10 + 490,
-    }
+    assert of_cause(opened(tmp_path, events)) == {"first_use": 500, "launch": 500, "unknown": 10 + 490}
 
 
 def test_an_operator_that_takes_long_until_its_first_kernel_makes_it(tmp_path: Path) -> None:
@@ -175,9 +159,7 @@ def test_an_operator_that_takes_long_until_its_first_kernel_makes_it(tmp_path: P
     }
 
 
-def test_where_the_launching_thread_is_in_nothing_the_thread_that_works_tells(
-    tmp_path: Path,
-) -> None:
+def test_where_the_launching_thread_is_in_nothing_the_thread_that_works_tells(tmp_path: Path) -> None:
     events = [
         launch(1, 1), kernel(1, 5, 5), event("cpu_op", "aten::mm", 10, 60),
         launch(2, 100, tid=9), kernel(2, 110, 5), event("cpu_op", "AddBackward0", 90, 30, tid=9),
@@ -198,14 +180,10 @@ def test_the_wait_that_emptied_the_queue_stands_beside(tmp_path: Path) -> None:
     assert dict(first.group_by("cause").agg(pl.col("duration").sum() // 1000).rows()) == {
         "sync": 3, "unknown": 2, "operator": 20, "launch": 10,
     }  # fmt: skip
-    assert set(trace.host["name"].gather(first["wait"].cast(pl.UInt32))) == {
-        "cudaStreamSynchronize"
-    }
+    assert set(trace.host["name"].gather(first["wait"].cast(pl.UInt32))) == {"cudaStreamSynchronize"}
     assert pieces.filter(pl.col("gpu") == 2)["wait"].null_count() == 1
     after = trace.idle().waits
-    assert after.select("name", "total_ns", "count").rows() == [
-        ("cudaStreamSynchronize", 35_000, 1)
-    ]
+    assert after.select("name", "total_ns", "count").rows() == [("cudaStreamSynchronize", 35_000, 1)]
 
 
 def test_without_launches_all_is_unknown_with_the_reason(tmp_path: Path) -> None:
@@ -233,9 +211,7 @@ def test_every_idle_nanosecond_of_a_recording_has_one_cause(path: Path) -> None:
     assert (ordered["duration"] > 0).all()
     unknown = found.pieces.filter(pl.col("cause") == "unknown")
     assert unknown["reason"].null_count() == 0
-    assert found.pieces.filter(
-        pl.col("cause") != "unknown", pl.col("reason").is_not_null()
-    ).is_empty()
+    assert found.pieces.filter(pl.col("cause") != "unknown", pl.col("reason").is_not_null()).is_empty()
 
 
 @pytest.mark.parametrize(
@@ -261,12 +237,8 @@ def test_a_piece_has_the_place_of_its_own_host_row(path: Path) -> None:
 
 def test_idle_by_each_kind_adds_up() -> None:
     trace = thence.open(TORCH / "torch_compile_rank0.json.gz")
-    totals = {
-        by: trace.idle(by) for by in ("line", "op", "step", "kernel", "wait", "reason", "rank")
-    }
-    assert {int(found.rows["total_ns"].sum()) for found in totals.values()} == {
-        totals["op"].idle_ns
-    }
+    totals = {by: trace.idle(by) for by in ("line", "op", "step", "kernel", "wait", "reason", "rank")}
+    assert {int(found.rows["total_ns"].sum()) for found in totals.values()} == {totals["op"].idle_ns}
     document = totals["step"].to_json()
     for cause in document["causes"]:
         assert sum(row["total_ns"] for row in cause["rows"]) == cause["total_ns"]
@@ -278,15 +250,11 @@ def test_idle_by_device_is_that_of_each_device_alone() -> None:
     trace = thence.open(TORCH / "torch_fsdp_rank0.json.gz", TORCH / "torch_fsdp_rank1.json.gz")
     rows = trace.idle("device").rows
     found = dict(rows.group_by("name").agg(pl.col("total_ns").sum()).rows())
-    assert found == {
-        f"rank {rank} device {rank}": trace.select(ranks=[rank]).summary().idle_ns
-        for rank in (0, 1)
-    }
+    assert found == {f"rank {rank} device {rank}": trace.select(ranks=[rank]).summary().idle_ns for rank in (0, 1)}
 
 
 @pytest.mark.parametrize(
-    ("busy_us", "expected"),
-    [(5, {"ProfilerStep#1": 85_000, None: 295_000}), (110, {None: 275_000})],
+    ("busy_us", "expected"), [(5, {"ProfilerStep#1": 85_000, None: 295_000}), (110, {None: 275_000})]
 )
 def test_idle_time_is_of_the_step_in_whose_window_it_begins(
     tmp_path: Path, busy_us: int, expected: dict[str | None, int]
@@ -311,8 +279,7 @@ def test_a_host_row_of_every_category_stands_for_a_cause(category: str) -> None:
 def test_the_phase_input_of_a_recording_is_loading() -> None:
     host = simulated([("python", 3)])[0].host
     row = host.filter(host["name"].cast(pl.String) == "train.py(12): step").with_columns(
-        category=pl.lit("phase", HOST.schema["category"]),
-        name=pl.lit("input", HOST.schema["name"]),
+        category=pl.lit("phase", HOST.schema["category"]), name=pl.lit("input", HOST.schema["name"])
     )
     assert [CAUSES[number] for number in host_causes(row)] == ["loader"]
 
@@ -324,9 +291,7 @@ def test_what_is_inside_of_a_loader_is_loading_and_a_collection_stays_one(tmp_pa
         launch(1, 90), kernel(1, 95), event("user_annotation", "download_model", 200, 10),
     ]  # fmt: skip
     host = opened(tmp_path, events).host
-    found = dict(
-        zip(host["name"].cast(pl.String), [CAUSES[n] for n in host_causes(host)], strict=True)
-    )
+    found = dict(zip(host["name"].cast(pl.String), [CAUSES[n] for n in host_causes(host)], strict=True))
     assert found == {
         "enumerate(DataLoader)#it.__next__": "loader", "aten::stack": "loader",
         "<built-in function collect>": "gc", "cudaHostAlloc": "allocation", "cudaLaunchKernel": "loader",

@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from thence.analysis.idle.host_threads import (
-    NOWHERE,
-    Leaves,
-    leaves_of_threads,
-    merged,
-    thread_numbers,
-)
+from thence.analysis.idle.host_threads import NOWHERE, Leaves, leaves_of_threads, merged, thread_numbers
 from thence.model.intervals import NO_ROW
 from thence.model.tables import HOST
 
@@ -87,9 +81,7 @@ def test_leaves_and_what_any_thread_is_in(threads: list[Nested], data: st.DataOb
     found = leaves(host)
     by_hand = [innermost(host, number) for number in range(len(threads))]
     assert [at_each_ns(of) for of in found] == by_hand
-    wanted = np.array(
-        data.draw(st.lists(st.booleans(), min_size=host.height, max_size=host.height))
-    )
+    wanted = np.array(data.draw(st.lists(st.booleans(), min_size=host.height, max_size=host.height)))
     cuts = sorted(data.draw(st.sets(st.integers(0, SPAN), min_size=2, max_size=8)))
     near = np.array(cuts[: len(cuts) // 2 * 2]).reshape(-1, 2).T
     asked = [t for low, high in near.T.tolist() for t in range(low, high)]
@@ -100,13 +92,9 @@ def test_leaves_and_what_any_thread_is_in(threads: list[Nested], data: st.DataOb
     for of, rows in zip(found, by_hand, strict=True):
         start, end, row = of.chosen(wanted, (0, SPAN))
         silent = {t for t, at in enumerate(rows) if at == NO_ROW and of is not NOWHERE}
-        begun = {
-            t for a, b, r in zip(start, end, row, strict=True) if r != NO_ROW for t in range(a, b)
-        }
+        begun = {t for a, b, r in zip(start, end, row, strict=True) if r != NO_ROW for t in range(a, b)}
         assert begun == {t for t, at in enumerate(rows) if at != NO_ROW and wanted[at]}
-        quiet = {
-            t for a, b, r in zip(start, end, row, strict=True) if r == NO_ROW for t in range(a, b)
-        }
+        quiet = {t for a, b, r in zip(start, end, row, strict=True) if r == NO_ROW for t in range(a, b)}
         assert quiet <= silent
 
 

@@ -15,23 +15,14 @@ BEGIN, END = 1_000, 1_000_000
 @pytest.mark.parametrize(
     ("call", "held", "expected"),
     [
-        pytest.param(
-            (200_000, 210_000),
-            NEVER,
-            (200_000, 210_000, 310_000, 310_000),
-            id="100 us after its launch",
-        ),
+        pytest.param((200_000, 210_000), NEVER, (200_000, 210_000, 310_000, 310_000), id="100 us after its launch"),
         pytest.param((0, 10), NEVER, (BEGIN, BEGIN, 6_000, 6_000), id="5 us in a queue"),
         pytest.param((0, 10), 500_000, (BEGIN, BEGIN, 6_000, 500_000), id="until its event"),
         pytest.param((0, 10), 2_000, (BEGIN, BEGIN, 6_000, 101_000), id="100 us with an event"),
-        pytest.param(
-            (-1, -1), NEVER, (BEGIN, BEGIN, BEGIN, END), id="not judged without its launch"
-        ),
+        pytest.param((-1, -1), NEVER, (BEGIN, BEGIN, BEGIN, END), id="not judged without its launch"),
     ],
 )
-def test_an_activity_may_begin(
-    call: tuple[int, int], held: int, expected: tuple[int, int, int, int]
-) -> None:
+def test_an_activity_may_begin(call: tuple[int, int], held: int, expected: tuple[int, int, int, int]) -> None:
     launched, returned, until = (np.array([value]) for value in (*call, held))
     number = np.array([0 if call[0] >= 0 else NO_ROW])
     starts = Starts.of(np.array([END]), number, launched, returned, until)

@@ -49,10 +49,7 @@ def test_the_state_of_a_sample_is_its_cause(state: str | None, cause: str) -> No
 @pytest.mark.parametrize(
     ("frame", "cause"),
     [
-        (
-            "/x/site-packages/torch/utils/data/dataloader.py(733): _BaseDataLoaderIter.__next__",
-            "loader",
-        ),
+        ("/x/site-packages/torch/utils/data/dataloader.py(733): _BaseDataLoaderIter.__next__", "loader"),
         ("/x/train.py(10): next_batch", "loader"),
         ("/x/site-packages/torch/_dynamo/convert_frame.py(600): _compile", "compile"),
         ("/x/site-packages/triton/compiler/compiler.py(230): compile", "compile"),
@@ -66,15 +63,7 @@ def test_a_frame_around_a_sample_says_what_it_waits_for(frame: str, cause: str) 
     found = causes(
         host(
             (MAIN, "sample", frame, 0, 10, None, None),
-            (
-                MAIN,
-                "sample",
-                "/usr/lib/python3.12/threading.py(355): Condition.wait",
-                0,
-                10,
-                "lock",
-                0,
-            ),
+            (MAIN, "sample", "/usr/lib/python3.12/threading.py(355): Condition.wait", 0, 10, "lock", 0),
         )
     )
     assert found[1] == cause
@@ -109,15 +98,7 @@ def test_a_range_or_module_in_a_traced_frame_is_that_frame_running() -> None:
         (MAIN, "python", "train.py(12): step", 0, 9000, None, None),
         (MAIN, "range", "forward", 0, 5000, None, 0),
         (MAIN, "module", "Linear_0", 0, 4000, None, 1),
-        (
-            MAIN,
-            "python",
-            "<built-in method run_backward of Engine object at 0x7f>",
-            5000,
-            9000,
-            None,
-            0,
-        ),
+        (MAIN, "python", "<built-in method run_backward of Engine object at 0x7f>", 5000, 9000, None, 0),
         (MAIN, "range", "inside", 6000, 7000, None, 3),
         (WORKER, "range", "without a frame", 0, 5000, None, None),
     )

@@ -39,9 +39,7 @@ def without_python(tables: Tables) -> Tables:
     def renumbered(frame: pl.DataFrame) -> pl.DataFrame:
         return frame.with_columns(host=pl.Series(place[frame["host"].to_numpy()]).cast(pl.Int32))
 
-    rows = host.with_columns(
-        parent=moved(parent).cast(pl.Int32), forward=moved(forward).cast(pl.Int32)
-    )
+    rows = host.with_columns(parent=moved(parent).cast(pl.Int32), forward=moved(forward).cast(pl.Int32))
     return replace(
         tables, host=rows.filter(pl.Series(kept)), events=renumbered(tables.events),
         waits=renumbered(tables.waits),
@@ -58,9 +56,9 @@ def test_what_is_told_without_stacks_is_what_stacks_say(path: Path | str) -> Non
     recorded = idle_causes(trace.whole).with_columns(pl.col("cause").cast(pl.String))
     until = pl.col("start") + pl.col("duration")
     for start, end in told.select("start", until.alias("end")).rows():
-        inside = recorded.select(
-            "cause", ns=pl.min_horizontal(until, end) - pl.max_horizontal("start", start)
-        ).filter(pl.col("ns") > 0)
+        inside = recorded.select("cause", ns=pl.min_horizontal(until, end) - pl.max_horizontal("start", start)).filter(
+            pl.col("ns") > 0
+        )
         for cause, ns in inside.rows():
             shown[cause] = shown.get(cause, 0) + ns
     # Frames also tell what of the program it is, such as a data loader; it is never anything else.
@@ -116,11 +114,7 @@ def test_without_evidence_of_the_main_thread_it_is_unknown(
 def test_before_the_main_thread_is_seen_it_is_unknown(tmp_path: Path) -> None:
     rows = [launched(1, 10, 7), op("aten::add", 70, 15), launched(2, 90), named(MAIN, "python3")]
     # Idle from 30: until 70 nothing shows the main thread; then its operator, then 5 us of the program.
-    assert outcome(tmp_path, *rows) == [
-        ("unknown", "outside", 40),
-        ("operator", None, 15),
-        ("host", None, 5),
-    ]
+    assert outcome(tmp_path, *rows) == [("unknown", "outside", 40), ("operator", None, 15), ("host", None, 5)]
 
 
 def test_the_critical_path_names_the_same_time_alike(tmp_path: Path) -> None:
@@ -138,9 +132,7 @@ def test_the_critical_path_names_the_same_time_alike(tmp_path: Path) -> None:
     ]  # fmt: skip
     path = trace.critical_path().filter(pl.col("kind") == "host")
     for start, duration, cause in idle.select("start", "duration", "cause").rows():
-        inside = path.filter(
-            pl.col("start") < start + duration, pl.col("start") + pl.col("duration") > start
-        )
+        inside = path.filter(pl.col("start") < start + duration, pl.col("start") + pl.col("duration") > start)
         assert set(inside["cause"]) == {cause}
 
 

@@ -81,9 +81,7 @@ def test_the_distance_of_the_clocks_says_nothing(tmp_path: Path, shift: int) -> 
     assert found(trace, known) == [2]
     timeline = merged(trace.timeline(), [("k.npz", known)])
     assert timeline.inside[0].ranges["start_ns"][0] == 1_200_400
-    with pytest.raises(
-        thence.MissingData, match=r"any of 6 launches.*--launch: 0 \(at 1.000 ms, 30.80 us\), 1 "
-    ):
+    with pytest.raises(thence.MissingData, match=r"any of 6 launches.*--launch: 0 \(at 1.000 ms, 30.80 us\), 1 "):
         found(trace, part(1_200_000, shift=shift))
 
 
@@ -93,10 +91,7 @@ def test_the_distance_of_the_clocks_says_nothing(tmp_path: Path, shift: int) -> 
         ({"host_ns": -20_000, "next_ns": 80_000}, 2),
         ({"host_ns": -20_000, "taken_ns": 50_000}, 2),
         ({"taken_ns": 40_000, "previous_ns": -50_000}, 2),
-        (
-            {"host_ns": -150_000, "next_ns": -120_000, "taken_ns": 40_000},
-            None,
-        ),  # made ahead: 1 or 2
+        ({"host_ns": -150_000, "next_ns": -120_000, "taken_ns": 40_000}, None),  # made ahead: 1 or 2
         ({"host_ns": -20_000}, None),  # 2, 3 or 4
         ({"taken_ns": 40_000}, None),  # 0, 1 or 2
         ({"taken_ns": -160_000}, 0),
@@ -120,10 +115,7 @@ def test_buffers_made_ahead_are_found_by_their_order_and_distances(tmp_path: Pat
     trace = recording(tmp_path, *((start, 30_800) for start in starts))
     parts = [
         part(
-            start,
-            host_ns=900_000 + 5_000 * i - start,
-            next_ns=905_000 + 5_000 * i - start,
-            taken_ns=2_000_000 - start,
+            start, host_ns=900_000 + 5_000 * i - start, next_ns=905_000 + 5_000 * i - start, taken_ns=2_000_000 - start
         )
         for i, start in enumerate(starts)
     ]
@@ -145,22 +137,15 @@ def test_distances_that_differ_find_all(tmp_path: Path) -> None:
     trace = recording(tmp_path, *((start, 30_800) for start in starts))
     chosen = sorted(generator.sample(range(60), 6))
     parts = [
-        part(
-            starts[i],
-            shift=SHIFT + (starts[i] - starts[0]) // 50_000 + generator.randrange(-900, 900),
-        )
+        part(starts[i], shift=SHIFT + (starts[i] - starts[0]) // 50_000 + generator.randrange(-900, 900))
         for i in chosen
     ]
     assert found(trace, *parts) == chosen
-    timeline = merged(
-        trace.timeline(), [(f"{i}.npz", p) for i, p in zip(chosen, parts, strict=True)]
-    )
+    timeline = merged(trace.timeline(), [(f"{i}.npz", p) for i, p in zip(chosen, parts, strict=True)])
     firsts = [phases.ranges["start_ns"][0] for phases in timeline.inside]
     assert firsts == [starts[i] + 400 for i in chosen]  # each by its own slice, without the drift
     stranger = part(starts[chosen[2]] + 21_000)
-    with pytest.raises(
-        thence.MissingData, match="the trace does not contain all of their launches"
-    ):
+    with pytest.raises(thence.MissingData, match="the trace does not contain all of their launches"):
         found(trace, *parts, stranger)
 
 
@@ -184,9 +169,7 @@ def test_timers_of_32_bits_come_round_between_two_buffers(tmp_path: Path) -> Non
     epoch = 1 << 60
     parts = [
         decode(
-            mosaic_buffer(
-                [Trace(ranges((LOAD, 0, 1000)), start=epoch + start + 400 + shift + late)] * 4, 8
-            ),
+            mosaic_buffer([Trace(ranges((LOAD, 0, 1000)), start=epoch + start + 400 + shift + late)] * 4, 8),
             about,
             clock_ghz=1.0,
         )
@@ -202,13 +185,7 @@ def test_a_buffer_goes_to_its_own_device(tmp_path: Path) -> None:
         for i in range(2)
         for e in (
             launch(i + 1, 900 + i),
-            kernel(
-                i + 1,
-                1000 + i,
-                30.8,
-                pid=i,
-                args={"device": i, "grid": [4, 1, 1], "block": [128, 1, 1]},
-            ),
+            kernel(i + 1, 1000 + i, 30.8, pid=i, args={"device": i, "grid": [4, 1, 1], "block": [128, 1, 1]}),
         )
     ]
     trace = opened(tmp_path, events, baseTimeNanoseconds=EPOCH)
@@ -223,9 +200,7 @@ def test_a_buffer_goes_to_its_own_device(tmp_path: Path) -> None:
 
 def test_a_trace_without_calls_goes_by_the_kernels_starts(tmp_path: Path) -> None:
     recorded = recording(tmp_path, (1_000_000, 30_800), (1_100_000, 30_800)).timeline()
-    bare = dataclasses.replace(
-        recorded, trace=dataclasses.replace(recorded.trace, host=recorded.trace.host.clear())
-    )
+    bare = dataclasses.replace(recorded, trace=dataclasses.replace(recorded.trace, host=recorded.trace.host.clear()))
     for moments, number in (({"host_ns": -4_000}, 1), ({"taken_ns": -10_000}, 0)):
         own = part(1_100_000, **moments)
         assert [p.number for p in find_launches(bare, [("k.npz", own)])] == [number]
@@ -268,9 +243,7 @@ def test_the_process_says_which_rank(tmp_path: Path) -> None:
         host=pl.concat(
             [
                 tables.host,
-                tables.host.with_columns(
-                    pl.lit(1, pl.Int32).alias("rank"), pl.lit(4321, pl.Int64).alias("process")
-                ),
+                tables.host.with_columns(pl.lit(1, pl.Int32).alias("rank"), pl.lit(4321, pl.Int64).alias("process")),
             ]
         ),
     )
@@ -281,21 +254,14 @@ def test_the_process_says_which_rank(tmp_path: Path) -> None:
         assert place.rank == rank
     for process in (5, "x", None):
         with pytest.raises(thence.MissingData, match="any of 2 launches"):
-            find_launches(
-                recorded, [("k.npz", launched(EPOCH + 1_000_400, launch={"pid": process}))]
-            )
+            find_launches(recorded, [("k.npz", launched(EPOCH + 1_000_400, launch={"pid": process}))])
 
 
 def test_a_ranks_corrected_clock_moves_its_ranges_along(tmp_path: Path) -> None:
     recorded = recording(tmp_path, (1_000_000, 30_800), (1_100_000, 30_800)).timeline()
-    gpu, host = (
-        table.with_columns(pl.col("start") - 7_000)
-        for table in (recorded.trace.gpu, recorded.trace.host)
-    )
+    gpu, host = (table.with_columns(pl.col("start") - 7_000) for table in (recorded.trace.gpu, recorded.trace.host))
     corrected = dataclasses.replace(
-        recorded,
-        corrections={0: 7_000},
-        trace=dataclasses.replace(recorded.trace, gpu=gpu, host=host),
+        recorded, corrections={0: 7_000}, trace=dataclasses.replace(recorded.trace, gpu=gpu, host=host)
     )
     # 6 us after the first call, which says so only by the clock as it was recorded
     own = part(1_100_000, host_ns=-99_000, next_ns=0)
@@ -306,12 +272,7 @@ def test_a_ranks_corrected_clock_moves_its_ranges_along(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shown", "found"),
-    [
-        ("void gemm<int>(float*)", True),
-        ("ns::gemm(float*)", True),
-        ("gemm_relu", False),
-        ("sgemm", False),
-    ],
+    [("void gemm<int>(float*)", True), ("ns::gemm(float*)", True), ("gemm_relu", False), ("sgemm", False)],
 )
 def test_kernels_are_found_by_their_whole_name(tmp_path: Path, shown: str, found: bool) -> None:
     events = [launch(1, 5), kernel(1, 1000, 30.8, name=shown)]
@@ -326,15 +287,9 @@ def test_kernels_are_found_by_their_whole_name(tmp_path: Path, shown: str, found
 
 @pytest.mark.parametrize(
     ("shown", "found"),
-    [
-        ("mosaic_gpu_body_kernel", True),
-        ("body_mosaic_gpu_kernel", True),
-        ("some_body_kernel", False),
-    ],
+    [("mosaic_gpu_body_kernel", True), ("body_mosaic_gpu_kernel", True), ("some_body_kernel", False)],
 )
-def test_kernels_of_mosaic_are_found_by_their_bodys_name(
-    tmp_path: Path, shown: str, found: bool
-) -> None:
+def test_kernels_of_mosaic_are_found_by_their_bodys_name(tmp_path: Path, shown: str, found: bool) -> None:
     events = [launch(1, 5), kernel(1, 1000, 30.8, name=shown)]
     trace = opened(tmp_path, events, baseTimeNanoseconds=EPOCH)
     own = launched(EPOCH + 1_060_700)

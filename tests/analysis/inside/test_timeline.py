@@ -41,9 +41,7 @@ def slices(kernel: str) -> list[tuple[float, float]]:
     return sorted(
         (e["ts"], e["ts"] + e["dur"])
         for e in events
-        if e["cat"] == "kernel"
-        and e["name"] == name
-        and [e["args"][k] for k in ("grid", "block")] == size
+        if e["cat"] == "kernel" and e["name"] == name and [e["args"][k] for k in ("grid", "block")] == size
     )
 
 
@@ -64,17 +62,11 @@ def test_all_ranges_lie_in_their_kernels_slice_in_perfetto(tmp_path: Path) -> No
     result = perfetto((tmp_path / "all.pftrace").read_bytes())
     found: dict[tuple[str, int], list[Any]] = {}
     for each in result.slices:
-        match = re.match(
-            r"GPU 0 > inside (\w+) #(\d+) > SM \d+ > block \d+ > (\w+) \d+", result.path(each.track)
-        )
+        match = re.match(r"GPU 0 > inside (\w+) #(\d+) > SM \d+ > block \d+ > (\w+) \d+", result.path(each.track))
         if match:
             found.setdefault((match[1], int(match[2])), []).append(each)
     # smooth is the name of two kernels: launches 1 to 3 were given first, of CuPy.
-    expected = {
-        ("smooth", 3 * n + i + 1): (k, i)
-        for n, k in enumerate(("cupy", "triton"))
-        for i in range(3)
-    }
+    expected = {("smooth", 3 * n + i + 1): (k, i) for n, k in enumerate(("cupy", "triton")) for i in range(3)}
     expected |= {("body", i + 1): ("pallas", i) for i in range(3)}
     assert found.keys() == expected.keys()
     for key, (kernel, i) in expected.items():
@@ -92,9 +84,7 @@ def test_all_ranges_lie_in_their_kernels_slice_in_chrome_json(tmp_path: Path) ->
     assert len(inside) == 3 * sum(RANGES.values())
     spans = [span for kernel in BLOCKS for span in slices(kernel)]
     for e in inside:
-        assert any(
-            start - 1 <= e["ts"] and e["ts"] + e["dur"] <= end + 1 for start, end in spans
-        ), e
+        assert any(start - 1 <= e["ts"] and e["ts"] + e["dur"] <= end + 1 for start, end in spans), e
 
 
 def test_a_rate_that_a_buffer_lacks_comes_from_the_run() -> None:
@@ -107,13 +97,8 @@ def test_a_rate_that_a_buffer_lacks_comes_from_the_run() -> None:
     known = 1.98  # what the other kernels of the run measured
     assert abs(float(found[1]) - known) < float(found[2]) / 100 * known
     beside = merged(recorded, parts("pallas-0", "cupy-0", "triton-1"))
-    measured = [
-        decode(*load(MERGE / f"{name}.npz")).traces["clock_ghz"].median()
-        for name in ("cupy-0", "triton-1")
-    ]
-    expected = (
-        f"{sum(measured) / 2:.3f} GHz for the SM clock of all traces, the median of 2 other buffers"
-    )
+    measured = [decode(*load(MERGE / f"{name}.npz")).traces["clock_ghz"].median() for name in ("cupy-0", "triton-1")]
+    expected = f"{sum(measured) / 2:.3f} GHz for the SM clock of all traces, the median of 2 other buffers"
     assert any(expected in text for text in beside.notes)
 
 

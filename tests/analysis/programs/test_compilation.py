@@ -89,22 +89,8 @@ def test_workers_of_the_autotuner_are_part_of_the_block() -> None:
 def test_time_by_program() -> None:
     rows = compilation(host(RANGES)).programs.rows(named=True)
     assert rows == [
-        {
-            "rank": 0,
-            "program": "a",
-            "start": 0,
-            "total_ns": 1000,
-            "autotuning_ns": 0,
-            "parallel_ns": 300,
-        },
-        {
-            "rank": 0,
-            "program": "b",
-            "start": 2000,
-            "total_ns": 100,
-            "autotuning_ns": 70,
-            "parallel_ns": 0,
-        },
+        {"rank": 0, "program": "a", "start": 0, "total_ns": 1000, "autotuning_ns": 0, "parallel_ns": 300},
+        {"rank": 0, "program": "b", "start": 2000, "total_ns": 100, "autotuning_ns": 70, "parallel_ns": 0},
     ]
 
 
@@ -134,19 +120,14 @@ def test_json_has_the_agreed_keys() -> None:
     assert {"name", "self_ns", "share", "total_ns"} <= set(rows[0])
 
 
-WORKERS = st.lists(
-    st.tuples(st.integers(410, 880), st.integers(1, 100), st.integers(2, 5)), min_size=0, max_size=8
-)
+WORKERS = st.lists(st.tuples(st.integers(410, 880), st.integers(1, 100), st.integers(2, 5)), min_size=0, max_size=8)
 
 
 @settings(max_examples=examples(50), deadline=None)
 @given(WORKERS)
 def test_parts_always_add_up(workers: list[tuple[int, int, int]]) -> None:
     main = RANGES[:8]
-    rows = [
-        ("XlaEmitGpuAsm", start, min(start + length, 899), thread, None)
-        for start, length, thread in workers
-    ]
+    rows = [("XlaEmitGpuAsm", start, min(start + length, 899), thread, None) for start, length, thread in workers]
     for way in Autotuning:
         result = compilation(host([*main, *rows]), way)
         assert result.phases["self_ns"].sum() == pytest.approx(result.wall_ns)

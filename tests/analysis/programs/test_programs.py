@@ -52,9 +52,7 @@ def test_time_and_idle_of_every_program() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("spans", "large"), [([990, 10], 2), ([991, 9], 1), ([500, 3, 497], 2), ([1] * 200, 1)]
-)
+@pytest.mark.parametrize(("spans", "large"), [([990, 10], 2), ([991, 9], 1), ([500, 3, 497], 2), ([1] * 200, 1)])
 def test_programs_of_one_percent_have_a_row_of_their_own(spans: list[int], large: int) -> None:
     count = len(spans)
     table = PROGRAMS.frame(
@@ -105,12 +103,9 @@ def test_executions_that_are_left_out_still_end_the_gap() -> None:
     # Now the autotuner runs from 172 to 182, between init and step.
     trial = pl.col("program").is_null()
     moved = tables.programs.with_columns(
-        start=pl.when(trial).then(172).otherwise("start"),
-        duration=pl.when(trial).then(10).otherwise("duration"),
+        start=pl.when(trial).then(172).otherwise("start"), duration=pl.when(trial).then(10).otherwise("duration")
     )
-    trying = dataclasses.replace(
-        tables, programs=moved, gpu=tables.gpu.filter(pl.col("start") < 400)
-    )
+    trying = dataclasses.replace(tables, programs=moved, gpu=tables.gpu.filter(pl.col("start") < 400))
     step, _ = programs(trying, WarmUp.KEEP).programs.rows(named=True)
     assert step["idle_between_ns"] == (200 - 182) + 20
 
@@ -119,9 +114,7 @@ def test_executions_that_are_left_out_still_end_the_gap() -> None:
     st.lists(st.tuples(st.integers(0, 80), st.integers(0, 12)), min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(0, 90), st.integers(0, 9)), max_size=12),
 )
-def test_idle_before_by_brute_force(
-    executions: list[tuple[int, int]], work: list[tuple[int, int]]
-) -> None:
+def test_idle_before_by_brute_force(executions: list[tuple[int, int]], work: list[tuple[int, int]]) -> None:
     executions = sorted(executions, key=lambda each: each[0])
     table = PROGRAMS.frame(
         {
@@ -155,26 +148,18 @@ def test_idle_before_by_brute_force(
 def test_a_program_that_ran_once_is_never_hidden_as_warm_up() -> None:
     result = programs(trace(communicates=True), WarmUp.HEURISTIC)
     assert dict(result.programs.select("name", "executions").iter_rows()) == {"step": 2, "init": 1}
-    assert (
-        "1 execution of programs without a steady-state execution is included"
-        in result.phases.counted_statement
-    )
+    assert "1 execution of programs without a steady-state execution is included" in result.phases.counted_statement
     both = programs(trace(compiled="step.1", communicates=True), WarmUp.HEURISTIC)
     assert dict(both.programs.select("name", "executions").iter_rows()) == {"step": 1, "init": 1}
     assert both.phases.steady.sum() == 1  # measurements of speed still leave it out
     assert "left out: 1 warm-up execution, 50 ns (step 50 ns)" in result.phases.statement
-    assert result.phases.statement.endswith(
-        "1 execution of programs without a steady-state execution"
-    )
+    assert result.phases.statement.endswith("1 execution of programs without a steady-state execution")
     assert result.to_json()["statement"] == result.phases.counted_statement
 
 
 def test_what_is_left_out_is_named_with_its_count_and_time() -> None:
     result = programs(trace(compiled="step.1", communicates=True), WarmUp.HEURISTIC)
-    assert result.phases.left_out.rows() == [
-        ("init", "step", 2, 50 + 30),
-        ("autotuning", "gemm", 1, 10),
-    ]
+    assert result.phases.left_out.rows() == [("init", "step", 2, 50 + 30), ("autotuning", "gemm", 1, 10)]
     assert "2 warm-up executions, 80 ns (step 80 ns)" in result.phases.statement
     assert "1 autotuning execution, 10 ns (gemm 10 ns)" in result.phases.statement
     left_out = result.to_json()["left_out"]
@@ -200,9 +185,7 @@ def test_autotuning_is_left_out_and_said() -> None:
         (WarmUp.HEURISTIC, "step.1", True, [False, False, False, True]),
     ],
 )
-def test_warm_up_rules(
-    rule: WarmUp, compiled: str | None, communicates: bool, expected: list[bool]
-) -> None:
+def test_warm_up_rules(rule: WarmUp, compiled: str | None, communicates: bool, expected: list[bool]) -> None:
     found = phases(trace(compiled=compiled, communicates=communicates), rule)
     assert found.steady.to_list() == [*expected, False]  # the autotuner never counts
     assert found.phase.to_list()[-1] == "autotuning"
@@ -229,9 +212,7 @@ def test_modules_with_one_fingerprint_each_have_a_first_execution() -> None:
 
 def test_a_last_execution_with_too_few_thunks_is_incomplete() -> None:
     tables = trace()
-    cut = tables.gpu.filter(~pl.col("start").is_in([200, 250, 260])).vstack(
-        tables.gpu.filter(pl.col("start") == 200)
-    )
+    cut = tables.gpu.filter(~pl.col("start").is_in([200, 250, 260])).vstack(tables.gpu.filter(pl.col("start") == 200))
     # Thunks of step.1 are now 3, 2 and 0: mean 2.5, deviation 0.5, and 0 < 2.
     found = phases(Tables(gpu=cut, programs=tables.programs), WarmUp.KEEP)
     assert found.phase.to_list() == ["steady", "steady", "steady", "incomplete", "autotuning"]
@@ -241,9 +222,7 @@ def test_a_last_execution_with_too_few_thunks_is_incomplete() -> None:
 def test_programs_by_name_merge_different_identities() -> None:
     tables = trace()
     renamed = tables.programs.with_columns(
-        program=pl.when(pl.col("start") == 100)
-        .then(pl.lit("other"))
-        .otherwise(pl.col("program").cast(pl.String))
+        program=pl.when(pl.col("start") == 100).then(pl.lit("other")).otherwise(pl.col("program").cast(pl.String))
     ).cast({"program": pl.Categorical()})
     both = Tables(gpu=tables.gpu, programs=renamed)
     assert programs(both, WarmUp.KEEP).programs.height == 3

@@ -82,9 +82,7 @@ def test_what_is_apart_in_a_real_recording_is_what_its_programs_say() -> None:
 
 def test_a_part_of_a_trace_is_apart_by_what_the_whole_trace_shows() -> None:
     """A window that cuts an execution does not make it incomplete."""
-    part = by_hand().select(
-        window=":155ns"
-    )  # thunks that begin before 255: of the last run, one of two
+    part = by_hand().select(window=":155ns")  # thunks that begin before 255: of the last run, one of two
     assert times(part, "kernel") == {"x": 40 + 10, WARM: 70}
 
 
@@ -125,9 +123,7 @@ def test_idle_inside_and_between_programs_and_around_warm_up() -> None:
 
 def test_flame_graphs_leave_idle_around_first_executions_out_and_say_so() -> None:
     graph = by_hand().flame("op_name")
-    around = pl.col("idle") & (
-        pl.col("name").str.contains("program|before") | (pl.col("depth") == 1)
-    )
+    around = pl.col("idle") & (pl.col("name").str.contains("program|before") | (pl.col("depth") == 1))
     idle = dict(graph.nodes.filter(around).select("name", "total_ns").iter_rows())
     assert idle == {
         IDLE: 130, "between programs": 130, "before step": 20, "after the last program": 110,
@@ -159,9 +155,7 @@ def test_idle_inside_programs_is_that_of_the_programs_table(rule: str) -> None:
         expected = int(opened.program_times(rule).programs["idle_inside_ns"].sum())
         part = opened.select(warm_up=rule)
         assert part.summary("opcode").idle_inside_ns == expected > 0
-        if (
-            rule != "keep"
-        ):  # the time in which left out work ran is not idle, so idle time is unknown
+        if rule != "keep":  # the time in which left out work ran is not idle, so idle time is unknown
             assert part.summary("opcode").idle_ns is None
             assert not part.flame("op_name").nodes["idle"].any()
             continue

@@ -62,9 +62,7 @@ def test_two_ranks_are_in_full_and_every_other_is_a_row(shown: Decoded) -> None:
     assert titles[last] == [f"rank {rank}" for rank in range(RANKS) if rank not in in_full]
     assert {f"rank {rank}" for rank in in_full} <= set(titles[first])
     # Two kernels and an all-reduce a step and rank, of those in full alone.
-    kernels = [
-        s for s in shown.slices if "stream" in shown.path(s.track) and s.category == "kernel"
-    ]
+    kernels = [s for s in shown.slices if "stream" in shown.path(s.track) and s.category == "kernel"]
     assert len(kernels) == 2 * STEPS * 3
 
 
@@ -102,9 +100,7 @@ def test_a_store_shows_the_same(folder: Path, tmp_path: Path, shown: Decoded) ->
     stored(tmp_path / "job.store", [folder], host=True)
     from_store = decoded(written_bytes(folded_timeline(thence.open(tmp_path / "job.store"))))
     assert groups(from_store) == groups(shown)
-    assert [(s.name, s.start, s.end) for s in from_store.slices] == [
-        (s.name, s.start, s.end) for s in shown.slices
-    ]
+    assert [(s.name, s.start, s.end) for s in from_store.slices] == [(s.name, s.start, s.end) for s in shown.slices]
 
 
 def test_ranks_are_folded_where_there_are_many_and_nobody_chose(
@@ -117,24 +113,17 @@ def test_ranks_are_folded_where_there_are_many_and_nobody_chose(
 
     shown, said = processes()
     assert shown == 2
-    assert (
-        f"10 of 12 ranks are folded: one row per rank, with a span for each step; shown in full: rank {LATE}"
-        in said
-    )
+    assert f"10 of 12 ranks are folded: one row per rank, with a span for each step; shown in full: rank {LATE}" in said
     assert processes("--fold", "never")[0] == RANKS
     assert processes("--rank", "0", "--rank", "7")[0] == 2
     assert processes("--rank", "0", "--rank", "7", "--rank", "8", "--fold", "always")[0] == 2
-    _, said = output(
-        capsys, "convert", folder, "-o", tmp_path / "out.json", "--fold", "always", code=2
-    )
+    _, said = output(capsys, "convert", folder, "-o", tmp_path / "out.json", "--fold", "always", code=2)
     assert "rows for ranks that are folded" in said
 
 
 @pytest.fixture(scope="module")
 def planted() -> Job:
-    return job_of(
-        RankJob(ranks=16, steps=12, noise=0.01, plant=Plant("kernel", 5, 0.2, 4)).summaries()
-    )
+    return job_of(RankJob(ranks=16, steps=12, noise=0.01, plant=Plant("kernel", 5, 0.2, 4)).summaries())
 
 
 def test_steps_share_a_span_where_there_are_more_than_fit(planted: Job) -> None:
@@ -152,9 +141,7 @@ def test_steps_share_a_span_where_there_are_more_than_fit(planted: Job) -> None:
 
 
 def test_corrections_are_taken_off(planted: Job) -> None:
-    made, moved = (
-        job_rows(planted, [5], {}, EPOCH, corrections).rows for corrections in ({}, {3: 1_000})
-    )
+    made, moved = (job_rows(planted, [5], {}, EPOCH, corrections).rows for corrections in ({}, {3: 1_000}))
     difference = (made["start"] - moved["start"]).to_list()
     assert difference == [1_000 if rank == 3 else 0 for rank in made["rank"]]
 

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.ranks.job import Job
 
-CAUSES = {
-    "backward": "python",
-    "kernel": "compute",
-    "slow_gpu": "slower_gpu",
-    "loader": "loader",
-    "batch": "more_work",
-}
+CAUSES = {"backward": "python", "kernel": "compute", "slow_gpu": "slower_gpu", "loader": "loader", "batch": "more_work"}
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
@@ -82,9 +76,7 @@ def test_where_nobody_is_late_somebody_is_named_in_about_one_job_of_a_hundred() 
     assert named <= 2  # with `SURE`, three or more happen in 2 of 100 runs of 60 jobs
 
 
-def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_long(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_long(tmp_path: Path) -> None:
     job = SleepyJob()
     job.write(tmp_path)
     found = thence.open(tmp_path).late_ranks()
@@ -122,9 +114,7 @@ def test_the_step_since_which_a_rank_sleeps_is_named_with_module_and_line(tmp_pa
     assert (named["line"], named["module"]) == ("/home/me/train.py:40 hook", "Mlp_3")
 
 
-def test_a_sleep_in_backward_of_a_recorded_step_is_named_by_operator_module_and_line(
-    tmp_path: Path,
-) -> None:
+def test_a_sleep_in_backward_of_a_recorded_step_is_named_by_operator_module_and_line(tmp_path: Path) -> None:
     job = RealJob()
     job.write(tmp_path)
     found = thence.open(tmp_path).late_ranks()
@@ -225,9 +215,7 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
     assert found.statement.startswith("no late rank is named: 1 step counts, which is too few")
 
 
-def test_the_wait_at_the_first_collective_has_no_cause_and_a_reason_for_that(
-    fsdp: thence.Trace,
-) -> None:
+def test_the_wait_at_the_first_collective_has_no_cause_and_a_reason_for_that(fsdp: thence.Trace) -> None:
     job = fsdp.select(steps="0:1").late_ranks()  # of several steps, the first is left out
     first = []
     for path in FSDP:
@@ -237,9 +225,7 @@ def test_the_wait_at_the_first_collective_has_no_cause_and_a_reason_for_that(
     late = first.index(max(first))
     (why,) = [why for why in job.reasons if why.rank == late]
     (row,) = why.rows.filter(pl.col("cause") == "unknown").iter_rows(named=True)
-    assert row["total_ns"] == pytest.approx(
-        max(first) - sorted(first)[1], rel=0.01
-    )  # since the median rank
+    assert row["total_ns"] == pytest.approx(max(first) - sorted(first)[1], rel=0.01)  # since the median rank
     assert row["detail"].startswith("the first collective of its group in the trace")
 
 
@@ -275,9 +261,7 @@ def test_real_ranks_of_a_ddp_job_waited_as_counted_by_hand() -> None:
         if key in broadcasts and arrivals[1 - late][1] < arrivals[late][1]:
             continue
         start, limit = arrivals[1 - late][0], arrivals[late][0]
-        inside = sum(
-            max(min(end, limit) - max(begin, start), 0) for begin, end in compute[1 - late]
-        )
+        inside = sum(max(min(end, limit) - max(begin, start), 0) for begin, end in compute[1 - late])
         waited[1 - late] += limit - start - inside
     rows = trace.late_ranks().ranks.sort("rank")
     for rank, wait in enumerate(rows["exposed_wait_ns"] * rows["steps"]):
@@ -290,9 +274,7 @@ def test_who_waited_itself_is_not_to_blame() -> None:
     assert job_of(summaries).stragglers["rank"].to_list() == [5]
     late = lateness(joined(summaries), step_keys(summaries["steps"])).late
     # The other ranks of its small group come late to the collectives of all, because they waited for it.
-    others = late.filter(
-        pl.col("rank").is_in([4, 6, 7]), pl.col("wait_ns") > 0.5 * 0.2 * job.step.length
-    )
+    others = late.filter(pl.col("rank").is_in([4, 6, 7]), pl.col("wait_ns") > 0.5 * 0.2 * job.step.length)
     assert others.height >= 4
     assert others["own_ns"].sum() < 0.1 * others["wait_ns"].sum()
 

@@ -25,20 +25,13 @@ def test_waits_are_those_of_whole_traces(name: str, fsdp: thence.Trace) -> None:
     found = joined(summarise_ranks(trace.attributed))
     assert not found.clocks.rows["drift_applied"].any()
     times = trace.collective_times("keep" if name == "xla" else "heuristic")
-    ours = (
-        found.rows.filter("known")
-        .group_by("rank", "device")
-        .agg(pl.col("wait_ns").sum())
-        .sort("rank", "device")
-    )
+    ours = found.rows.filter("known").group_by("rank", "device").agg(pl.col("wait_ns").sum()).sort("rank", "device")
     theirs = times.last_arrivals
     assert ours["wait_ns"].sum() == pytest.approx(theirs["waited_device_ns"].sum(), rel=2e-3)
     theirs = theirs.filter(pl.col("code").is_null())
     assert ours.height == theirs.height
     last = (
-        found.rows.filter(pl.col("wait_ns") > 0)
-        .group_by("late_rank", "late_device")
-        .agg(pl.col("instance").n_unique())
+        found.rows.filter(pl.col("wait_ns") > 0).group_by("late_rank", "late_device").agg(pl.col("instance").n_unique())
     )
     assert last["instance"].sum() == pytest.approx(theirs["last"].sum(), rel=0.03)
 

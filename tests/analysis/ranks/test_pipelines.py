@@ -30,13 +30,7 @@ def rows(own: list[int]) -> pl.DataFrame:
     count = len(own)
     place = {"rank": list(range(count)), "device": [0] * count}
     return pl.DataFrame(
-        {
-            **place,
-            "stage": place["rank"],
-            "key": ["1"] * count,
-            "own_ns": own,
-            "step_ns": [1000] * count,
-        }
+        {**place, "stage": place["rank"], "key": ["1"] * count, "own_ns": own, "step_ns": [1000] * count}
     )
 
 
@@ -64,13 +58,7 @@ def test_a_stage_is_late_by_what_it_is_longer_than_the_middle_one() -> None:
 def test_a_stage_causes_no_more_than_others_waited_for_it() -> None:
     place = {"rank": [0, 1, 2], "device": [0] * 3, "key": ["1"] * 3}
     steps = pl.DataFrame(
-        {
-            **place,
-            "compute_ns": [10, 10, 90],
-            "copy_ns": [0] * 3,
-            "idle_ns": [0] * 3,
-            "host_ns": [None] * 3,
-        }
+        {**place, "compute_ns": [10, 10, 90], "copy_ns": [0] * 3, "idle_ns": [0] * 3, "host_ns": [None] * 3}
     )
     caused = pl.DataFrame({"rank": [2], "device": [0], "key": ["1"], "caused_ns": [30]})
     assert stage_causes(rows([10, 10, 90]), caused, steps)["own_ns"].to_list() == [30]
@@ -101,9 +89,7 @@ def test_a_slower_host_is_late_by_what_it_is_slower(tmp_path: Path, hosts: tuple
 
 
 def test_a_stage_without_waits_has_no_bubble() -> None:
-    steps = pl.DataFrame(
-        {"rank": [0], "device": [0], "key": ["1"], "duration": [100], "exposed_ns": [0]}
-    )
+    steps = pl.DataFrame({"rank": [0], "device": [0], "key": ["1"], "duration": [100], "exposed_ns": [0]})
     waits = pl.DataFrame({"rank": [0], "device": [0], "key": ["2"], "wait_ns": [7]})
     of = pl.DataFrame({"rank": [0], "device": [0], "stage": [3]})
     assert stages(waits, steps, of).select("bubble_ns", "own_ns", "stage").rows() == [(0, 100, 3)]

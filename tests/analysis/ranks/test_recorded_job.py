@@ -34,9 +34,7 @@ def job(trace: thence.Trace) -> Job:
     return trace.late_ranks()
 
 
-def test_the_steps_of_a_recording_are_told_apart_though_all_have_one_name(
-    trace: thence.Trace, job: Job
-) -> None:
+def test_the_steps_of_a_recording_are_told_apart_though_all_have_one_name(trace: thence.Trace, job: Job) -> None:
     steps = trace.host.filter(pl.col("category") == "step")
     assert steps["name"].cast(pl.String).unique().to_list() == ["step"]
     assert len(job.counted) == STEPS - 1  # without the first

@@ -68,9 +68,7 @@ def test_since_when(since: int) -> None:
     assert found["steps"][3] == 20 - since
 
 
-def test_a_late_device_that_began_in_the_middle_of_a_long_run_is_found_though_its_mean_is_small() -> (
-    None
-):
+def test_a_late_device_that_began_in_the_middle_of_a_long_run_is_found_though_its_mean_is_small() -> None:
     caused = draws(8, 100, 0.001, 3)
     caused[2, 90:] += 0.1 * STEP
     found = late_since(caused, STEP)

@@ -60,10 +60,7 @@ def test_a_rank_among_others_is_summarised_as_alone(both: thence.Trace) -> None:
 
 def rank_of_steps(folder: Path, rank: int, *steps: int) -> Path:
     """Two all_reduces with a kernel before each, in steps that begin at the given times (us); no steps without."""
-    events = [
-        event("user_annotation", f"ProfilerStep#{i}", start, 400, pid=rank)
-        for i, start in enumerate(steps)
-    ]
+    events = [event("user_annotation", f"ProfilerStep#{i}", start, 400, pid=rank) for i, start in enumerate(steps)]
     for i, start in enumerate((100, 600)):
         talking = kernel(2 * i + 2, start + 80 + rank, 50)
         talking["name"] = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -96,17 +93,13 @@ def test_what_lies_between_collectives_is_what_the_file_says() -> None:
     rows = summarise_rank(shared(FSDP[0]).attributed)["collectives"].sort("start")
     events = activities(FSDP[0])
     first = min(e["start"] for e in events)
-    compute = merged(
-        [(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]]
-    )
+    compute = merged([(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]])
     with_copies = merged([(e["start"], e["end"]) for e in events if not e["talks"]])
     every = merged([(e["start"], e["end"]) for e in events])
     talking = sorted((e["start"], e["end"]) for e in events if e["talks"])
     assert rows.height == len(talking) > 20
     shift = rows["start"][0] - talking[0][0]
-    assert [
-        (start - shift, start - shift + ns) for start, ns in rows.select("start", "duration").rows()
-    ] == talking
+    assert [(start - shift, start - shift + ns) for start, ns in rows.select("start", "duration").rows()] == talking
     for at in range(rows.height):
         for when, moment in zip(("start", "end"), talking[at], strict=True):
             row = rows.row(at, named=True)
@@ -119,9 +112,7 @@ def test_what_lies_between_collectives_is_what_the_file_says() -> None:
 def test_the_longest_exposed_piece_lies_in_its_kernel_and_nothing_computes_there() -> None:
     rows = summarise_rank(shared(FSDP[0]).attributed)["collectives"].sort("start")
     events = activities(FSDP[0])
-    compute = merged(
-        [(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]]
-    )
+    compute = merged([(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]])
     shift = rows["start"][0] - min(e["start"] for e in events if e["talks"])
     some = 0
     for row in rows.iter_rows(named=True):
@@ -150,10 +141,7 @@ def test_what_has_no_row_of_its_own_is_one_row_without_a_name(tmp_path: Path) ->
     count = MOST_ROWS + 50
     events = []
     for number in range(count):
-        events += [
-            launch(number, 100 * number),
-            kernel(number, 100 * number + 10, 1 + number % 90, name=f"k{number}"),
-        ]
+        events += [launch(number, 100 * number), kernel(number, 100 * number + 10, 1 + number % 90, name=f"k{number}")]
     kernels: pl.DataFrame = summarise_rank(opened(tmp_path, events).attributed)["kernels"]
     assert kernels.height == MOST_ROWS + 1
     rest = kernels.filter(pl.col("name").is_null()).row(0, named=True)

@@ -158,13 +158,9 @@ def test_streams_of_several_devices_may_wait_for_the_other(tmp_path: Path) -> No
 def without(tables: Tables, name: str) -> Tables:
     """Without the kernels of a name, and without their launches: as if the profiler had never seen them."""
     lost = tables.gpu.filter(tables.gpu["name"].cast(str).str.contains(name))["correlation"]
-    host = tables.host.filter(
-        ~tables.host["correlation"].is_in(lost.implode()).fill_null(value=False)
-    )
+    host = tables.host.filter(~tables.host["correlation"].is_in(lost.implode()).fill_null(value=False))
     gpu = tables.gpu.filter(~tables.gpu["correlation"].is_in(lost.implode()))
-    return changed(
-        tables, gpu=gpu, host=host, events=tables.events.clear(), waits=tables.waits.clear()
-    )
+    return changed(tables, gpu=gpu, host=host, events=tables.events.clear(), waits=tables.waits.clear())
 
 
 def test_kernels_that_a_real_trace_lacks_with_their_launches_are_missed() -> None:

@@ -22,10 +22,7 @@ RUN = [launch(1, 1), kernel(1, 10, 7), launch(2, 3), kernel(2, 20, 7)]
 def test_an_equal_activity_is_a_copy(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, [*RUN, kernel(1, 10, 7)])
     assert (finding.count, finding.span_ns) == (1, 7_000)
-    assert (
-        "1 device activity, 7.000 us in sum (such as gemm), is listed more than once"
-        in finding.text
-    )
+    assert "1 device activity, 7.000 us in sum (such as gemm), is listed more than once" in finding.text
     assert found(tmp_path, RUN) == []
 
 
@@ -36,9 +33,7 @@ def test_three_times_are_two_copies(tmp_path: Path) -> None:
 
 def test_what_runs_at_the_same_time_on_another_stream_or_device_is_no_copy(tmp_path: Path) -> None:
     others = [kernel(2, 10, 7, args={"stream": 8}), kernel(3, 10, 7, args={"device": 1})]
-    assert (
-        found(tmp_path, [launch(1, 1), kernel(1, 10, 7), launch(2, 3), launch(3, 5), *others]) == []
-    )
+    assert found(tmp_path, [launch(1, 1), kernel(1, 10, 7), launch(2, 3), launch(3, 5), *others]) == []
 
 
 def test_a_launch_of_a_kernel_runs_one(tmp_path: Path) -> None:

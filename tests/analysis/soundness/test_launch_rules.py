@@ -44,9 +44,7 @@ def found(soundness: Soundness, code: str) -> list[Finding]:
 
 @pytest.mark.parametrize("name", WITH_LAUNCHES)
 @pytest.mark.parametrize("every", [2, 7])
-def test_dropped_kernels_are_counted_in_their_rank(
-    tables: Callable[[str], Tables], name: str, every: int
-) -> None:
+def test_dropped_kernels_are_counted_in_their_rank(tables: Callable[[str], Tables], name: str, every: int) -> None:
     whole = tables(name)
     launches = launch_ids(whole)
     lost = launches.with_row_index().filter(pl.col("index") % every == 1)
@@ -209,9 +207,7 @@ def test_the_largest_jump_of_the_ids_is_that_of_the_file() -> None:
     frame = pl.read_csv(gzip.decompress(path.read_bytes()), infer_schema_length=None)
     ids = sorted({int(x) for x in frame["CorrId"].drop_nulls()})
     most = max(b - a for a, b in itertools.pairwise(ids))
-    (reason,) = [
-        x.text for x in thence.open(path).soundness.not_checked if x.code == "launch_without_work"
-    ]
+    (reason,) = [x.text for x in thence.open(path).soundness.not_checked if x.code == "launch_without_work"]
     assert f"and once by {most:,}, " in reason
 
 

@@ -17,18 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JAX = sorted((DATA / "jax").glob("*.xplane.pb*"))
-NSIGHT = [
-    *(DATA / "nsight").glob("*.sqlite.gz"),
-    *(DATA / "nsight").glob("*_cuda_gpu_trace.csv.gz"),
-]
-GRAPHS = sorted((TORCH / "graphs").glob("*_re*y*.json.gz")) + sorted(
-    (TORCH / "graphs").glob("*eager*.json.gz")
-)
-OTHERS = [
-    path
-    for name in ("waits", "events", "checkpoints")
-    for path in sorted((TORCH / name).glob("*.json.gz"))
-]
+NSIGHT = [*(DATA / "nsight").glob("*.sqlite.gz"), *(DATA / "nsight").glob("*_cuda_gpu_trace.csv.gz")]
+GRAPHS = sorted((TORCH / "graphs").glob("*_re*y*.json.gz")) + sorted((TORCH / "graphs").glob("*eager*.json.gz"))
+OTHERS = [path for name in ("waits", "events", "checkpoints") for path in sorted((TORCH / name).glob("*.json.gz"))]
 RECORDED = [DATA / "recording" / "two_ranks", DATA / "jax" / "recording"]
 SOUND: list[Sequence[Path]] = [
     *([path] for path in (*RECORDINGS, *GRAPHS, *OTHERS, *JAX, *NSIGHT, *RECORDED)),
@@ -53,9 +44,7 @@ def test_there_are_recordings_of_every_producer() -> None:
     assert len(OTHERS) >= 12
 
 
-def planted(
-    plant: Callable[[KinetoFile], Planted], name: str, folder: Path
-) -> tuple[Planted, list[object]]:
+def planted(plant: Callable[[KinetoFile], Planted], name: str, folder: Path) -> tuple[Planted, list[object]]:
     trace = KinetoFile.of(recording(name))
     what = plant(trace)
     soundness = check(read([trace.written(folder / "trace.json")]))
@@ -76,9 +65,7 @@ def assert_found(what: Planted, found: list[object]) -> None:
 
 @pytest.mark.parametrize("plant", EAGER_FAULTS, ids=lambda plant: plant.__name__)
 @pytest.mark.parametrize("name", ["torch_eager_rank0", "torch-2.12_torch_eager_rank0"])
-def test_a_fault_of_an_eager_trace_is_found(
-    plant: Callable[[KinetoFile], Planted], name: str, tmp_path: Path
-) -> None:
+def test_a_fault_of_an_eager_trace_is_found(plant: Callable[[KinetoFile], Planted], name: str, tmp_path: Path) -> None:
     what, found = planted(plant, name, tmp_path)
     if what.code in ("damaged_input", "no_device_work"):
         what = Planted(what.code, what.count, what.rank, None, what.words)
@@ -86,9 +73,7 @@ def test_a_fault_of_an_eager_trace_is_found(
 
 
 @pytest.mark.parametrize("plant", GRAPH_FAULTS, ids=lambda plant: plant.__name__)
-@pytest.mark.parametrize(
-    "name", ["graph_replay_rank0", "torch-2.12_graph_replay_rank0", "graphs/block_replay"]
-)
+@pytest.mark.parametrize("name", ["graph_replay_rank0", "torch-2.12_graph_replay_rank0", "graphs/block_replay"])
 def test_a_fault_of_a_trace_of_graphs_is_found(
     plant: Callable[[KinetoFile], Planted], name: str, tmp_path: Path
 ) -> None:

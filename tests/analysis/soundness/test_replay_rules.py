@@ -81,18 +81,12 @@ def lossy(lost: list[list[str]], **rest: Any) -> list[dict[str, Any]]:
             if one["cat"] == "kernel":
                 node = (4 << 32) + int(one["name"][1:])
                 one["args"] = one["args"] | {"graph id": 4, "graph node id": node}
-    return [
-        e
-        for e in events
-        if not (e["cat"] == "kernel" and e["name"] in lost[e["args"]["correlation"] - 1])
-    ]
+    return [e for e in events if not (e["cat"] == "kernel" and e["name"] in lost[e["args"]["correlation"] - 1])]
 
 
 @pytest.mark.parametrize("rest", [{}, {"graph id": 4}], ids=["without ids", "with ids"])
 @pytest.mark.parametrize("whole", [1, 0])
-def test_what_all_launches_ran_together_is_the_graph(
-    tmp_path: Path, rest: dict[str, Any], whole: int
-) -> None:
+def test_what_all_launches_ran_together_is_the_graph(tmp_path: Path, rest: dict[str, Any], whole: int) -> None:
     """Four or five of five launches lost other kernels: no launch, or only one, is whole."""
     lost = [["k3"], ["k7", "k8"], ["k11"], ["k2", "k15"], ["k19"]]
     if whole:
@@ -149,9 +143,7 @@ def test_branches_of_conditional_nodes_are_no_fault() -> None:
     inside = gpu.filter(pl.col("graph").is_not_null())
     correlation = inside["correlation"].unique().sort()[3]
     lost = inside.filter(pl.col("correlation") == correlation)["index"][:5]
-    body = inside.filter(pl.col("correlation") == inside["correlation"].unique().sort()[5])[
-        "index"
-    ][0]
+    body = inside.filter(pl.col("correlation") == inside["correlation"].unique().sort()[5])["index"][0]
     changed_gpu = gpu.filter(~pl.col("index").is_in(lost.implode())).with_columns(
         correlation=pl.when(pl.col("index") == body).then(0).otherwise("correlation")
     )

@@ -63,9 +63,7 @@ def test_kernels_of_one_stream_may_overlap_but_start_in_order(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("later", "found"), [(9, 0), (10, 1)])
-def test_an_activity_does_not_outlast_ten_later_ones_of_its_stream(
-    tmp_path: Path, later: int, found: int
-) -> None:
+def test_an_activity_does_not_outlast_ten_later_ones_of_its_stream(tmp_path: Path, later: int, found: int) -> None:
     long = [launch(100, 0), kernel(100, 1, 5000.0, name="copies")]
     events = [*long, *(one | {"ts": one["ts"] - 900} for one in runs([2.0] * later))]
     soundness = opened(tmp_path, events).soundness
@@ -73,15 +71,11 @@ def test_an_activity_does_not_outlast_ten_later_ones_of_its_stream(
     other_stream = kernel(100, 1, 5000.0, name="copies", args={"stream": 8})
     assert opened(tmp_path, [*events[:1], other_stream, *events[2:]]).soundness.sound
     node = kernel(100, 1, 5000.0, name="copies", args={"graph id": 3, "graph node id": 1})
-    assert "impossible_time" not in codes(
-        opened(tmp_path, [events[0], node, *events[2:]]).soundness
-    )
+    assert "impossible_time" not in codes(opened(tmp_path, [events[0], node, *events[2:]]).soundness)
 
 
 @pytest.mark.parametrize(("early", "findings", "notes"), [(5, 0, 0), (40, 0, 1), (80, 1, 0)])
-def test_clocks_may_differ_by_fifty_microseconds(
-    tmp_path: Path, early: int, findings: int, notes: int
-) -> None:
+def test_clocks_may_differ_by_fifty_microseconds(tmp_path: Path, early: int, findings: int, notes: int) -> None:
     events = [launch(1, 100), kernel(1, 100 - early, 200)]
     soundness = opened(tmp_path, events).soundness
     assert codes(soundness) == ["work_before_launch"] * findings
@@ -104,9 +98,7 @@ def test_an_impossible_start_is_found_in_every_format(path: Path, start: int) ->
     if start == 0 and path.name.startswith("jax_single"):
         pytest.skip("the clock of an xplane file begins with the recording: 0 is a time as others")
     row = tables.gpu.height // 2
-    gpu = tables.gpu.with_columns(
-        start=pl.when(pl.int_range(pl.len()) == row).then(start).otherwise("start")
-    )
+    gpu = tables.gpu.with_columns(start=pl.when(pl.int_range(pl.len()) == row).then(start).otherwise("start"))
     found = [f for f in check(changed(tables, gpu=gpu)).findings if f.code == "impossible_time"]
     (finding,) = found
     assert (finding.rank, finding.device) == tuple(tables.gpu.select("rank", "device").row(row))
@@ -128,9 +120,7 @@ def test_starts_before_the_first_input_s_clock_are_no_fault(tmp_path: Path) -> N
 
 def test_a_negative_duration_that_a_reader_let_through_is_found() -> None:
     tables = read([recording("torch_eager_rank0")])
-    gpu = tables.gpu.with_columns(
-        duration=pl.when(pl.int_range(pl.len()) == 9).then(-5).otherwise("duration")
-    )
+    gpu = tables.gpu.with_columns(duration=pl.when(pl.int_range(pl.len()) == 9).then(-5).otherwise("duration"))
     assert "impossible_time" in codes(check(changed(tables, gpu=gpu)))
 
 

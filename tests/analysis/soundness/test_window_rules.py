@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 def shifted(tables: Tables, rank: int, ns: int) -> Tables:
     moved = pl.col("start") + pl.when(pl.col("rank") == rank).then(ns).otherwise(0)
-    return changed(
-        tables,
-        gpu=tables.gpu.with_columns(start=moved),
-        host=tables.host.with_columns(start=moved),
-    )
+    return changed(tables, gpu=tables.gpu.with_columns(start=moved), host=tables.host.with_columns(start=moved))
 
 
 def test_a_rank_of_another_time_is_named() -> None:
@@ -53,13 +49,8 @@ def test_a_rank_without_device_work_is_named() -> None:
     tables = read(FSDP)
     kept = tables.gpu.filter(pl.col("rank") != 3)
     soundness = check(changed(tables, gpu=kept))
-    assert {(f.code, f.rank) for f in soundness.findings} == {
-        ("no_device_work", 3),
-        ("launch_without_work", 3),
-    }
-    launches = tables.host.filter(
-        pl.col("rank") == 3, pl.col("name").cast(pl.String).str.contains("LaunchKernel")
-    )
+    assert {(f.code, f.rank) for f in soundness.findings} == {("no_device_work", 3), ("launch_without_work", 3)}
+    launches = tables.host.filter(pl.col("rank") == 3, pl.col("name").cast(pl.String).str.contains("LaunchKernel"))
     assert all(f.count == launches.height for f in soundness.findings)
     assert all(f.span_share == 1 for f in soundness.findings)
 
@@ -75,10 +66,7 @@ def step(number: int, start: int, operators: int, *, launches: bool) -> list[dic
         events.append(event("cpu_op", "aten::mm", start + 10 + 10 * i, 8))
         if launches:
             correlation = 100 * number + i + 1
-            events += [
-                launch(correlation, start + 12 + 10 * i),
-                kernel(correlation, start + 20 + 10 * i),
-            ]
+            events += [launch(correlation, start + 12 + 10 * i), kernel(correlation, start + 20 + 10 * i)]
     return events
 
 

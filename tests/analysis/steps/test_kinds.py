@@ -21,11 +21,7 @@ SAID = {
     "execute_context_0(0)_generation_64(64)": ("decode", 64, 64),
     "execute_context_2(6144)_generation_3(3)": ("mixed", 5, 6147),
     "execute_5_context_1(sq4sk4sqsq16sqsk16)_generation_1(sq1sk11sqsq1sqsk11)": ("mixed", 2, 5),
-    "execute_64_context_0(sq0sk0sqsq0sqsk0)_generation_64(sq64sk131072sqsq64sqsk131072)": (
-        "decode",
-        64,
-        64,
-    ),
+    "execute_64_context_0(sq0sk0sqsq0sqsk0)_generation_64(sq64sk131072sqsq64sqsk131072)": ("decode", 64, 64),
     "execute_new_3_cached_0": ("prefill", 3, None),
     "execute_new_0_cached_9": (None, 9, None),
     "execute_model": (None, None, None),
@@ -38,11 +34,7 @@ SAID = {
     "step[decode bs=8]": ("decode", 8, None),
     "prefill[bs=2 tok=14721 ctx=[7803, 6918]]": ("prefill", 2, 14721),
     "decode[bs=117/128 tok=117 d=117]": ("decode", 117, 117),
-    "decode[bs=128 tok=384 p=2 d=126 sqsq=132612 sqsk=1114112 sk=258048 tbo=1]": (
-        "mixed",
-        128,
-        384,
-    ),
+    "decode[bs=128 tok=384 p=2 d=126 sqsq=132612 sqsk=1114112 sk=258048 tbo=1]": ("mixed", 128, 384),
     "[Executor] _forward_step 7: 1 ctx reqs, 640 ctx tokens, 14 gen reqs": ("mixed", 15, None),
 }
 
@@ -55,8 +47,7 @@ def test_what_a_servers_name_of_a_step_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["step", "step[", "decode", "decode_jpeg[1]", "execute", "prefill[a]", "step[1]x", "a" * 10**6],
+    "name", ["step", "step[", "decode", "decode_jpeg[1]", "execute", "prefill[a]", "step[1]x", "a" * 10**6]
 )
 def test_other_names_are_no_steps(name: str) -> None:
     assert server_step(name) is None
@@ -123,9 +114,7 @@ def test_inside_a_profilers_steps_those_count_as_the_steps(tmp_path: Path) -> No
     assert trace.step_kinds().rows["steps"].to_list() == [2, 1, 1]
 
 
-def test_the_command_line_says_it_and_why_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_says_it_and_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "trace.json", server(profiler_steps=False))
     said = json.loads(output(capsys, "report", path, "--by", "step-kind", "--format", "json")[0])
     assert said["step_kinds"][0]["per_step_ns"] == 6000.0

@@ -35,9 +35,7 @@ def times(*ranks: list[tuple[int, int, bool, bool]]) -> pl.DataFrame:
         (20, (6, 15)),  # 1 + 20 + 190 + 1140 + 4845 + 15504 = 21700 <= 26214.4 < 21700 + 38760
     ],
 )
-def test_the_interval_of_a_median_is_that_of_order_statistics(
-    count: int, ends: tuple[int, int] | None
-) -> None:
+def test_the_interval_of_a_median_is_that_of_order_statistics(count: int, ends: tuple[int, int] | None) -> None:
     found = median_interval(count)
     assert found == (None if ends is None else (ends[0] - 1, ends[1] - 1))
 

@@ -39,11 +39,7 @@ def test_the_step_that_stands_out_is_named_with_what_grew(tmp_path: Path) -> Non
     assert (found.frame["idle_loader_ns"] // 1000).to_list() == loading
     row = found.outliers.row(0, named=True)
     assert found.outliers.height == 1
-    assert (row["step"], row["because"], row["because_ns"]) == (
-        "ProfilerStep#4",
-        "idle_loader",
-        479_000,
-    )
+    assert (row["step"], row["because"], row["because_ns"]) == ("ProfilerStep#4", "idle_loader", 479_000)
     spread = found.spread.row(0, named=True)
     rest = [(length + 50) * 1000 for length in loading[1:]]
     assert spread["median_ns"] == statistics.median(rest)
@@ -82,10 +78,7 @@ def across(folder: Path, devices: int) -> thence.Trace:
     length = 40 * devices
     events = [event("user_annotation", f"ProfilerStep#{i}", i * length, length) for i in range(2)]
     for i in range(2 * devices):
-        events += [
-            launch(i + 1, 40 * i),
-            kernel(i + 1, 40 * i + 10, 3, args={"device": i % devices}),
-        ]
+        events += [launch(i + 1, 40 * i), kernel(i + 1, 40 * i + 10, 3, args={"device": i % devices})]
     return opened(folder, events)
 
 
@@ -105,9 +98,7 @@ def test_idle_time_of_more_devices_than_programs_have_is_not_divided(tmp_path: P
     assert "too_many" not in one.reasons["reason"].to_list()
 
 
-def test_more_pieces_than_a_trace_has_rows_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_pieces_than_a_trace_has_rows_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = across(tmp_path, 40)  # 40 gaps, each of which holds 40 launches
     divided = idle_causes(trace.attributed)
     assert divided.height > 1_600

@@ -54,11 +54,7 @@ def program(ranges: list[tuple[int, int]], launches: list[int], work: list[Work]
 
 
 def test_a_device_that_waits_for_the_host_has_the_steps_of_the_host() -> None:
-    tables = program(
-        [(0, 100), (100, 250)],
-        [40, 60, 190],
-        [("a", 7, 50, 10), (NCCL, 7, 70, 20), ("a", 7, 200, 10)],
-    )
+    tables = program([(0, 100), (100, 250)], [40, 60, 190], [("a", 7, 50, 10), (NCCL, 7, 70, 20), ("a", 7, 200, 10)])
     frame = steps(attribute(tables)).frame
     assert frame.columns == list(STEP)
     shown = frame.select("start", "duration", "busy_ns", "idle_ns", "exposed_ns", "activities")
@@ -68,13 +64,9 @@ def test_a_device_that_waits_for_the_host_has_the_steps_of_the_host() -> None:
 
 
 def test_a_device_behind_the_host_has_the_steps_of_its_work() -> None:
-    tables = program(
-        [(0, 10), (10, 20)], [1, 2, 11], [("a", 7, 5, 95), (NCCL, 8, 20, 30), ("a", 7, 101, 60)]
-    )
+    tables = program([(0, 10), (10, 20)], [1, 2, 11], [("a", 7, 5, 95), (NCCL, 8, 20, 30), ("a", 7, 101, 60)])
     frame = steps(attribute(tables)).frame
-    shown = frame.select(
-        "start", "duration", "busy_ns", "communication_ns", "exposed_ns", "host_ns"
-    )
+    shown = frame.select("start", "duration", "busy_ns", "communication_ns", "exposed_ns", "host_ns")
     assert shown.rows() == [(0, 100, 95, 30, 0, 10), (100, 61, 60, 0, 0, 10)]
 
 
@@ -121,9 +113,7 @@ def test_against_counting_every_nanosecond(lengths: list[int], work: list[Work])
     assert int(frame["activities"].sum()) == len(in_steps)
     if len(in_steps) == len(work):  # then no time at which something ran is outside
         inside = [t for b, d in frame.select("start", "duration").rows() for t in range(b, b + d)]
-        assert all(
-            t in inside for _, _, start, duration in work for t in range(start, start + duration)
-        )
+        assert all(t in inside for _, _, start, duration in work for t in range(start, start + duration))
 
 
 def test_steps_of_a_recording_are_all_of_its_idle_time() -> None:

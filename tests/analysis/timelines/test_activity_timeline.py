@@ -50,9 +50,7 @@ def test_every_activity_has_its_times_its_launch_and_its_place(tmp_path: Path) -
     assert [view.details.names[i] for i in rows["name"]] == [("a", None), ("b", None), ("c", None)]
     assert rows.select("lead_ns", "call_ns").rows() == [(99 * US, US), (95 * US, US), (86 * US, US)]
     assert view.details.calls == ("cudaLaunchKernel on thread 2",)
-    places = [
-        dict(zip(view.details.kinds, view.details.places[i], strict=True)) for i in rows["place"]
-    ]
+    places = [dict(zip(view.details.kinds, view.details.places[i], strict=True)) for i in rows["place"]]
     assert places[1]["op"] == ("aten::mm", None)
     assert places[1]["label"] == ("train", None)
     assert places[0]["op"] == (None, "launched outside every operator")
@@ -64,10 +62,7 @@ def test_gaps_are_told_apart_by_cause(tmp_path: Path) -> None:
         (10 * US, 5 * US, 5 * US, 1),
         (35 * US, 1 * US, 1 * US, 1),
     ]
-    assert [(view.causes[i][0], ns) for i, ns in view.parts.rows()] == [
-        ("queued", 5 * US),
-        ("queued", US),
-    ]
+    assert [(view.causes[i][0], ns) for i, ns in view.parts.rows()] == [("queued", 5 * US), ("queued", US)]
 
 
 def test_neighbours_become_one_row_that_counts_them(tmp_path: Path) -> None:
@@ -83,22 +78,14 @@ def test_neighbours_become_one_row_that_counts_them(tmp_path: Path) -> None:
     assert len(two.notes) == 1
     assert two.notes[0].startswith("2 of 3 activities, all shorter than 32.77 us, are merged")
     one = view.coarser(1)
-    assert one.rows.select("start", "duration", "busy_ns", "count").rows() == [
-        (0, 40 * US, 34 * US, 3)
-    ]
-    assert one.gaps.select("start", "duration", "idle_ns", "parts").rows() == [
-        (10 * US, 26 * US, 6 * US, 2)
-    ]
+    assert one.rows.select("start", "duration", "busy_ns", "count").rows() == [(0, 40 * US, 34 * US, 3)]
+    assert one.gaps.select("start", "duration", "idle_ns", "parts").rows() == [(10 * US, 26 * US, 6 * US, 2)]
     assert one.parts["ns"].to_list() == [5 * US, US]
 
 
 def test_of_many_causes_of_a_gap_the_small_ones_are_one(tmp_path: Path) -> None:
-    ops = [
-        event("cpu_op", f"op{i}", 20 + 10 * i, 10 - i, args={"External id": i}) for i in range(6)
-    ]
-    view = timeline(
-        opened(tmp_path, [launch(1, 1), kernel(1, 5), *ops, launch(2, 90), kernel(2, 95)])
-    )
+    ops = [event("cpu_op", f"op{i}", 20 + 10 * i, 10 - i, args={"External id": i}) for i in range(6)]
+    view = timeline(opened(tmp_path, [launch(1, 1), kernel(1, 5), *ops, launch(2, 90), kernel(2, 95)]))
     assert view.gaps["parts"].to_list() == [4]
     assert view.parts["cause"].is_null().to_list() == [False, False, False, True]
     largest = view.parts["ns"].to_list()[:3]
@@ -106,9 +93,7 @@ def test_of_many_causes_of_a_gap_the_small_ones_are_one(tmp_path: Path) -> None:
     assert view.parts["ns"].sum() == 85 * US
 
 
-def test_texts_beyond_the_limit_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity_details, "MOST_TEXTS", 2)
     view = made(tmp_path)
     assert [view.details.names[i][0] for i in view.rows["name"]] == [
@@ -137,9 +122,7 @@ def test_a_recording_has_each_of_its_activities_and_all_of_its_idle_time(path: P
     lanes = view.lanes.select("device", "stream", "count").rows()
     assert {(device, stream): count for device, stream, count in lanes} == of_stream
     assert view.rows.height == len(events)
-    idle = sum(
-        _idle(_intervals(events, device)) for device in {e["args"]["device"] for e in events}
-    )
+    idle = sum(_idle(_intervals(events, device)) for device in {e["args"]["device"] for e in events})
     assert view.gaps["idle_ns"].sum() == view.parts["ns"].sum() == idle
     for rows in (100, 7):
         coarse = view.coarser(rows)
@@ -153,9 +136,7 @@ def test_a_recording_has_each_of_its_activities_and_all_of_its_idle_time(path: P
 def _intervals(events: list[dict[str, object]], device: int) -> list[tuple[int, int]]:
     """Starts and ends of a device's activities in ns, from the decimals of the file."""
     return sorted(
-        (ns := round(e["ts"] * 1000), ns + round(e["dur"] * 1000))
-        for e in events
-        if e["args"]["device"] == device
+        (ns := round(e["ts"] * 1000), ns + round(e["dur"] * 1000)) for e in events if e["args"]["device"] == device
     )
 
 

@@ -51,10 +51,7 @@ def test_bins_hold_what_ran_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
     coarse = view.coarser(2)
     assert (coarse.bin_ns, coarse.bin_count) == (20_000, 2)
-    assert named(coarse, coarse.bins.select("bin", "busy_ns", "name")) == [
-        (0, 15_000, "a"),
-        (1, 19_000, "b"),
-    ]
+    assert named(coarse, coarse.bins.select("bin", "busy_ns", "name")) == [(0, 15_000, "a"), (1, 19_000, "b")]
     assert view.coarser(4) is view
 
 
@@ -78,9 +75,7 @@ def test_many_activities_become_bins(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert view.notes[0].startswith("3 activities are shown in bins of")
 
 
-def test_many_streams_leave_out_the_least_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_streams_leave_out_the_least_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline_overview, "_MOST_LANES", 2)
     view = of(tmp_path, ("a", 7, 100, 5), ("a", 8, 100, 1), ("a", 9, 100, 4))
     assert view.lanes["stream"].to_list() == [7, 9]
@@ -98,9 +93,7 @@ def test_bins_of_a_recording_add_up_to_busy_time(path: Path) -> None:
     view = trace.overview()
     sums = view.bins.group_by("lane").agg(pl.col("busy_ns").sum()).sort("lane")
     streams = trace.streams().streams.sort("rank", "device", "stream")
-    assert (
-        sums["busy_ns"].to_list() == streams["busy_ns"].to_list() == view.lanes["busy_ns"].to_list()
-    )
+    assert sums["busy_ns"].to_list() == streams["busy_ns"].to_list() == view.lanes["busy_ns"].to_list()
     assert view.bins["busy_ns"].is_between(1, view.bin_ns).all()
 
 
@@ -110,10 +103,7 @@ def test_ranks_are_on_one_clock(tmp_path: Path) -> None:
     view = trace.overview()
     assert view.lanes["rank"].unique().sort().to_list() == [0, 1]
     (note,) = [note for note in view.notes if note.startswith("clocks aligned by")]
-    moved = {
-        int(r): int(ns.replace(",", ""))
-        for r, ns in re.findall(r"rank (\d) by ([+-][\d,]+) ns", note)
-    }
+    moved = {int(r): int(ns.replace(",", "")) for r, ns in re.findall(r"rank (\d) by ([+-][\d,]+) ns", note)}
     assert moved[0] - moved[1] == pytest.approx(5_000_000, abs=2_000)
 
 

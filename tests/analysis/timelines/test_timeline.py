@@ -16,9 +16,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
 
 
 @pytest.mark.parametrize("table", ["gpu", "host"])
-def test_durations_never_change_and_a_rank_moves_as_a_whole(
-    ranks: thence.Trace, table: str
-) -> None:
+def test_durations_never_change_and_a_rank_moves_as_a_whole(ranks: thence.Trace, table: str) -> None:
     recorded: pl.DataFrame = getattr(ranks, table)
     shown = ranks.timeline()
     moved: pl.DataFrame = getattr(shown.trace, table)
@@ -29,9 +27,7 @@ def test_durations_never_change_and_a_rank_moves_as_a_whole(
     assert by_rank == {rank: -shown.corrections.get(rank, 0) for rank in range(2)}
     assert by_rank[0] - by_rank[1] == pytest.approx(5_000_000, abs=2_000)
     for rank, offset in by_rank.items():
-        assert any(
-            f"rank {rank}: all times shifted by {offset:+,} ns" in note for note in shown.notes
-        )
+        assert any(f"rank {rank}: all times shifted by {offset:+,} ns" in note for note in shown.notes)
     assert "durations are as recorded; --clocks recorded keeps all times as recorded" in shown.notes
 
 
@@ -42,9 +38,7 @@ def test_recorded_clocks_move_no_rank(ranks: thence.Trace, table: str) -> None:
     assert (dict(shown.corrections), tuple(shown.notes)) == ({}, ())
 
 
-def test_the_tables_of_a_trace_are_as_recorded_whatever_timelines_show(
-    ranks: thence.Trace,
-) -> None:
+def test_the_tables_of_a_trace_are_as_recorded_whatever_timelines_show(ranks: thence.Trace) -> None:
     before = ranks.gpu["start"].clone()
     ranks.timeline()
     ranks.overview()

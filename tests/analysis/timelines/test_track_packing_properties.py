@@ -28,9 +28,7 @@ def lanes_of(rows: list[Slice]) -> list[int]:
 
 def cross(a: Slice, b: Slice) -> bool:
     """One begins strictly inside the other and ends strictly after it; what has no length never does."""
-    (track, begin, size), (other_track, other_begin, other_size) = sorted(
-        (a, b), key=lambda r: r[1]
-    )
+    (track, begin, size), (other_track, other_begin, other_size) = sorted((a, b), key=lambda r: r[1])
     if track != other_track or not size or not other_size:
         return False
     return begin < other_begin < begin + size < other_begin + other_size

@@ -67,9 +67,9 @@ def searched(document: list[Row]) -> list[tuple[int, int, int, int]]:
 @settings(max_examples=examples(600), deadline=None)
 @given(rows)
 def test_handovers_are_those_of_a_plain_search(document: list[Row]) -> None:
-    frame = pl.DataFrame(
-        document, schema=["rank", "thread", "start", "duration", "category"], orient="row"
-    ).cast({"start": pl.Int64, "duration": pl.Int64, "rank": pl.Int64, "category": pl.String})
+    frame = pl.DataFrame(document, schema=["rank", "thread", "start", "duration", "category"], orient="row").cast(
+        {"start": pl.Int64, "duration": pl.Int64, "rank": pl.Int64, "category": pl.String}
+    )
     start = frame["start"].to_numpy() * US
     keys = [row[:2] for row in document]
     thread = np.array([sorted(set(keys)).index(key) for key in keys], np.int64)
@@ -78,9 +78,7 @@ def test_handovers_are_those_of_a_plain_search(document: list[Row]) -> None:
     ends = start + frame["duration"].to_numpy() * US
     targets = handovers(trace, (start, ends), thread, nodes, edges)
     time, _, chain, row = (np.concatenate(column) for column in zip(*nodes.columns, strict=True))
-    source, target, lag, *_ = (
-        np.concatenate(column) for column in zip(*edges.columns, strict=True)
-    )
+    source, target, lag, *_ = (np.concatenate(column) for column in zip(*edges.columns, strict=True))
     assert target.tolist() == targets.tolist()
     assert (lag == time[target] - time[source]).all()
     assert (start[row[target]] == time[target]).all()

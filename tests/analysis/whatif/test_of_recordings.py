@@ -153,9 +153,7 @@ def answer(
     host = HOST.frame({name: [row[name] for row in rows] for name in rows[0]})
     gpu = GPU.frame({name: [row[name] for row in found.gpu] for name in found.gpu[0]})
     meta = Meta(facts=({"producer": "thence record", "calls": calls},))
-    times = STEP_TIMES.frame(
-        {name: [row[name] for row in step_times or ()] for name in STEP_TIMES.schema}
-    )
+    times = STEP_TIMES.frame({name: [row[name] for row in step_times or ()] for name in STEP_TIMES.schema})
     trace = attribute(Tables(gpu=gpu, host=host, meta=meta, step_times=times))
     return what_if(trace, program_graph(trace), [parse_change(action, text)], plain)
 
@@ -165,9 +163,7 @@ def with_unrecorded(found: Run, first: int, count: int) -> tuple[Run, list[dict[
     steps = [row for row in found.host if row["category"] == "step"]
     begin, end = (steps[number]["start"] for number in (first, first + count))
     marks = [row for row in found.host if row["category"] == "step"]
-    host = [
-        row for row in found.host if row["category"] != "step" and not begin <= row["start"] < end
-    ]
+    host = [row for row in found.host if row["category"] != "step" and not begin <= row["start"] < end]
     kept = {row["correlation"] for row in host if row["correlation"]}
     gpu = [row for row in found.gpu if row["correlation"] in kept]
     times = [
@@ -195,9 +191,7 @@ def test_the_first_step_of_a_recording_is_left_out() -> None:
 def test_waiting_for_the_device_is_no_work_of_the_host() -> None:
     program = Program(first_ns=400_000, second_ns=100_000)
     expected = step_ns(run(replace(program, first_ns=200_000)))
-    assert after_ns(run(program), "scale", "kernel:^first$=0.5") == pytest.approx(
-        expected, rel=0.01
-    )
+    assert after_ns(run(program), "scale", "kernel:^first$=0.5") == pytest.approx(expected, rel=0.01)
 
 
 def test_a_wait_for_a_copy_of_one_number_is_an_item() -> None:
@@ -226,9 +220,7 @@ def test_a_launch_that_waits_for_room_in_the_queue_is_no_work_of_the_host() -> N
 def test_a_copy_of_pageable_memory_waits_for_the_work_before_it() -> None:
     program = Program(item=False, copy=1 << 20, first_ns=200_000)
     expected = step_ns(run(replace(program, first_ns=100_000)))
-    assert after_ns(run(program), "scale", "kernel:^first$=0.5") == pytest.approx(
-        expected, rel=0.02
-    )
+    assert after_ns(run(program), "scale", "kernel:^first$=0.5") == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -239,12 +231,8 @@ def test_a_copy_of_pageable_memory_waits_for_the_work_before_it() -> None:
         (["waits"], "the ends of launches"),
     ],
 )
-def test_a_recording_that_cannot_tell_waiting_from_work_is_refused(
-    calls: list[str] | None, lacking: str
-) -> None:
-    with pytest.raises(
-        MissingData, match=f"does not hold {lacking}, so .* record the program again"
-    ):
+def test_a_recording_that_cannot_tell_waiting_from_work_is_refused(calls: list[str] | None, lacking: str) -> None:
+    with pytest.raises(MissingData, match=f"does not hold {lacking}, so .* record the program again"):
         answer(run(Program()), "free", "kernel:.", calls)
 
 
@@ -313,9 +301,7 @@ def test_the_plain_step_of_a_recording_is_that_of_its_unrecorded_steps() -> None
     for row in times:  # 3 of 12 are recorded near them: too few, so each step counts as several
         row["duration"] = 1_380_000 if not row["recorded"] else 2_220_000
     times = [
-        row | {"number": 100 * copy + row["number"], "start": row["start"] + copy}
-        for copy in range(3)
-        for row in times
+        row | {"number": 100 * copy + row["number"], "start": row["start"] + copy} for copy in range(3) for row in times
     ]
     told = answer(found, "free", "label:pause", step_times=times)
     assert told.program == PROGRAMS[2]

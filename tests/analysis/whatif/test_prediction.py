@@ -26,9 +26,7 @@ STEPS, LOAD, HOST, ATTENTION, MLP = 10, 300, 100, 400, 600
 
 
 def call(name: str, start: float, duration: float, **rest: Any) -> dict[str, Any]:
-    return event(
-        "cuda_runtime", name, start, duration, args={"correlation": int(start) + 10**6}, **rest
-    )
+    return event("cuda_runtime", name, start, duration, args={"correlation": int(start) + 10**6}, **rest)
 
 
 def trained(folder: Path, load: int, *, item: bool = True) -> thence.Trace:
@@ -63,39 +61,33 @@ def gain_us(trace: thence.Trace, action: str, text: str, part: str = "") -> floa
 def test_what_is_waited_for_in_turn_gains_what_it_takes(tmp_path: Path) -> None:
     trace = trained(tmp_path, LOAD)
     assert gain_us(trace, "free", "cause:loader") == pytest.approx(LOAD, abs=2)
-    assert gain_us(trace, "free", "label:attention", "kernels") == pytest.approx(
-        ATTENTION - 50, abs=15
-    )
+    assert gain_us(trace, "free", "label:attention", "kernels") == pytest.approx(ATTENTION - 50, abs=15)
     assert gain_us(trace, "scale", "kernel:mlp=0.5") == pytest.approx(MLP / 2, abs=2)
     assert gain_us(trace, "scale", "kernel:mlp=2") == pytest.approx(-MLP, abs=2)
 
 
 def test_without_its_wait_the_device_is_the_limit(tmp_path: Path) -> None:
     trace = trained(tmp_path, LOAD)
-    step = what_if(
-        trace.whole, program_graph(trace.whole), [parse_change("no-wait", "item")]
-    ).rows.row(0, named=True)
+    step = what_if(trace.whole, program_graph(trace.whole), [parse_change("no-wait", "item")]).rows.row(0, named=True)
     assert step["after_ns"] / 1000 == pytest.approx(ATTENTION + MLP, rel=0.05)
     assert gain_us(trace, "no-wait", "stream") == pytest.approx(gain_us(trace, "no-wait", "all"))
 
 
 def test_where_the_device_is_the_limit_the_loader_gains_nothing(tmp_path: Path) -> None:
     trace = trained(tmp_path, LOAD, item=False)
-    row = what_if(
-        trace.whole, program_graph(trace.whole), [parse_change("free", "cause:loader")]
-    ).rows.row(0, named=True)
+    row = what_if(trace.whole, program_graph(trace.whole), [parse_change("free", "cause:loader")]).rows.row(
+        0, named=True
+    )
     assert row["gain_ns"] <= LOAD * 1000 / STEPS + 1  # of the first step alone
     assert row["verdict"] == "noise"
 
 
 @pytest.mark.parametrize("load", [100, 8000])
-def test_an_interval_is_wider_the_more_of_the_step_the_host_decides(
-    tmp_path: Path, load: int
-) -> None:
+def test_an_interval_is_wider_the_more_of_the_step_the_host_decides(tmp_path: Path, load: int) -> None:
     trace = trained(tmp_path, load)
-    row = what_if(
-        trace.whole, program_graph(trace.whole), [parse_change("scale", "kernel:mlp=1")]
-    ).rows.row(0, named=True)
+    row = what_if(trace.whole, program_graph(trace.whole), [parse_change("scale", "kernel:mlp=1")]).rows.row(
+        0, named=True
+    )
     half = (row["high_share"] - row["low_share"]) / 2
     # The loader, the launch of attention and what follows the wait; then the device works, and the host waits.
     of_host = (load + 40 + 10) / (load + 45 + ATTENTION + MLP + 10)
@@ -110,13 +102,9 @@ def test_the_thread_of_autograd_begins_after_what_gave_it_its_work(tmp_path: Pat
         begin = time
         events.append(event("user_annotation", "load", time, LOAD))
         events.append(event("cpu_op", "aten::loss", time + LOAD, 50))
-        backward = (
-            time + LOAD + 50 + 600
-        )  # until then autograd looks at the graph, which no row tells of
+        backward = time + LOAD + 50 + 600  # until then autograd looks at the graph, which no row tells of
         other = {"tid": 77}
-        events.append(
-            event("cpu_op", "autograd::engine::evaluate_function: A", backward, 40) | other
-        )
+        events.append(event("cpu_op", "autograd::engine::evaluate_function: A", backward, 40) | other)
         events.append(launch(step + 1, backward + 10) | other)
         events.append(kernel(step + 1, backward + 20, 30))
         events.append(event("cpu_op", "aten::item", backward + 45, 30))
@@ -136,9 +124,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 def test_work_inside_of_a_graph_is_refused() -> None:
     trace = thence.open(TORCH / "torch-2.12_graph_replay_rank0.json.gz")
     name = trace.gpu["name"].cast(pl.String)[0]
-    found = what_if(
-        trace.whole, program_graph(trace.whole), [parse_change("free", f"kernel:{name[:6]}")]
-    )
+    found = what_if(trace.whole, program_graph(trace.whole), [parse_change("free", f"kernel:{name[:6]}")])
     assert found.rows["verdict"].to_list() == ["refused"]
 
 
@@ -174,14 +160,10 @@ RECORDED = (
 def test_without_changes_the_largest_gains_of_all_are_answered(paths: list[Path]) -> None:
     """What cannot gain enough is not replayed then, so all of them are, one by one, and sorted here."""
     trace = thence.open(paths)
-    each = what_if(
-        trace.whole, program_graph(trace.whole, *trace._of_ranks), suggestions(trace.whole)
-    ).rows
+    each = what_if(trace.whole, program_graph(trace.whole, *trace._of_ranks), suggestions(trace.whole)).rows
     gaining = [row for row in each.rows(named=True) if row["verdict"] == "gain"]
     gaining.sort(key=lambda row: (-row["gain_ns"], row["change"]))
-    found = what_if(trace.whole, program_graph(trace.whole, *trace._of_ranks), []).rows.rows(
-        named=True
-    )
+    found = what_if(trace.whole, program_graph(trace.whole, *trace._of_ranks), []).rows.rows(named=True)
     assert found == gaining[:10]
     assert found
     assert len(gaining) < each.height
@@ -196,9 +178,7 @@ def test_replay_is_exact_and_the_critical_path_tiles_every_step(paths: list[Path
     tiles = trace.critical_path()
     end = (tiles["start"] + tiles["duration"]).to_numpy()
     assert (end[:-1] == tiles["start"].to_numpy()[1:]).all()
-    steps = trace.host.filter(
-        pl.col("category") == "step", pl.col("rank") == min(trace.whole.ranks)
-    ).sort("start")
+    steps = trace.host.filter(pl.col("category") == "step", pl.col("rank") == min(trace.whole.ranks)).sort("start")
     of_step = dict(tiles.group_by("step").agg(pl.col("duration").sum()).rows())
     begins = steps["start"].to_list()
     for number, (begin, after) in enumerate(itertools.pairwise(begins)):
@@ -207,9 +187,7 @@ def test_replay_is_exact_and_the_critical_path_tiles_every_step(paths: list[Path
     assert int(path_summary(trace.whole, tiles)["total_ns"].sum()) == int(tiles["duration"].sum())
 
 
-def test_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     trained(tmp_path, LOAD)
     path = tmp_path / "trace.json"

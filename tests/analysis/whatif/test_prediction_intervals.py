@@ -133,9 +133,7 @@ def counterfactuals(program: Program) -> list[tuple[str, str, str, Program]]:
         ("free", "label:^a$", "with host work", replace(program, kernels=gone)),
         ("scale", "kernel:^c$=1", "", program),
     ]
-    return [*result, ("no-wait", "item", "", replace(program, waits=False))][
-        : len(result) + program.waits
-    ]
+    return [*result, ("no-wait", "item", "", replace(program, waits=False))][: len(result) + program.waits]
 
 
 def answers(base: Run, asked: list[Change]) -> WhatIf:
@@ -162,11 +160,7 @@ def test_intervals_cover_what_the_changed_program_takes() -> None:
     assert float(np.median(errors)) <= 0.02
 
 
-FREED = Program(
-    20_000,
-    tuple((name, 50_000, 400_000 if name == "a" else 20_000, 7) for name in 4 * "abc"),
-    True,
-)
+FREED = Program(20_000, tuple((name, 50_000, 400_000 if name == "a" else 20_000, 7) for name in 4 * "abc"), True)
 """The device decides, until kernel a takes no time: then the host does, whose work takes 50 us for each kernel."""
 
 

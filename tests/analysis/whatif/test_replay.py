@@ -44,9 +44,7 @@ def made(seed: int, count: int, chains: int, edges: int) -> Graph:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("block", [3, 16, 4096])
-def test_against_visiting_every_node(
-    seed: int, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_against_visiting_every_node(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whatif_replay, "_BLOCK", block)
     graph = made(seed, 120, 1 + seed % 5, 90)
     assert replayed(graph).tolist() == visited(graph)

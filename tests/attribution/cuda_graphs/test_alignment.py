@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 def test_a_lost_kernel_leaves_open_only_what_has_its_name(tmp_path: Path) -> None:
     made = layers(3)
     ran = replay(made, 3, random.Random(0))
-    (dropped,) = [
-        r
-        for r in ran
-        if made.labels[r.node] == "layer1/attention" and made.kernels[r.node] == "softmax"
-    ]
+    (dropped,) = [r for r in ran if made.labels[r.node] == "layer1/attention" and made.kernels[r.node] == "softmax"]
     tables, nodes = tables_of(made, [[r for r in ran if r is not dropped]])
     joined = join_labels(tables, [read(made, tmp_path)])
     right = [None if made.kernels[n] == "softmax" else made.labels[n] for n in nodes]
@@ -125,9 +121,7 @@ def test_of_two_graphs_with_equal_kernels_only_what_both_say_is_taken(tmp_path: 
     tables, nodes = tables_of(made, [replay(made, 2, random.Random(1), 0, 1)])
     joined = join_labels(tables, [read_labels(tmp_path / "labels.json")])
     last = len(made.labels) - 1
-    assert joined.places["label"].to_list() == [
-        None if n == last else made.labels[n] for n in nodes
-    ]
+    assert joined.places["label"].to_list() == [None if n == last else made.labels[n] for n in nodes]
 
 
 def test_edges_in_a_circle_are_refused(tmp_path: Path) -> None:
@@ -151,9 +145,7 @@ def test_an_order_that_contradicts_the_edges_is_refused(tmp_path: Path) -> None:
     assert "node 1 (`gelu`) began before node 0 (`gemm`)" in joined.notes[0]
 
 
-def test_kernels_that_overlap_those_they_wait_for_are_aligned_by_their_starts(
-    tmp_path: Path,
-) -> None:
+def test_kernels_that_overlap_those_they_wait_for_are_aligned_by_their_starts(tmp_path: Path) -> None:
     made = layers(3)
     ran = replay(made, 1, random.Random(2), 0, 5000)
     ran = [dataclasses.replace(r, duration=r.duration + 2500) for r in ran]
@@ -192,9 +184,7 @@ def test_the_iteration_is_found_among_others_and_kernels_of_its_own(iterations: 
     made = layers(4)
     made.node("softmax_loss", "loss", len(made.kernels) - 1)
     eager = eager_tables(made, iterations, extra=2)
-    tables, nodes = tables_of(
-        made, [replay(made, 3, random.Random(i), 10**9 * i, 1) for i in range(3)]
-    )
+    tables, nodes = tables_of(made, [replay(made, 3, random.Random(i), 10**9 * i, 1) for i in range(3)])
     labelled = Trace(tables).label(eager=Trace(eager))
     labelled.self_check()
     assert labelled.places["label"].to_list() == [made.labels[n] for n in nodes]
@@ -209,7 +199,5 @@ def test_another_kernel_in_the_eager_run_leaves_only_its_counterpart_open() -> N
     right = [None if made.kernels[n] == "softmax" else made.labels[n] for n in nodes]
     assert labelled.places["label"].to_list() == right
     other.kernels[5] = "triton_poi_fused_add"
-    with pytest.raises(
-        MissingData, match="at most 10 of its 12 activities can be matched in order"
-    ):
+    with pytest.raises(MissingData, match="at most 10 of its 12 activities can be matched in order"):
         Trace(tables).label(eager=Trace(eager_tables(other, 1)))

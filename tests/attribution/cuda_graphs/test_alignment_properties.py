@@ -26,9 +26,7 @@ def graphs(draw: st.DrawFn) -> Made:
     reach = draw(st.integers(1, 6))
     for node in range(count):
         earlier = list(range(max(0, node - reach), node))
-        before = (
-            draw(st.lists(st.sampled_from(earlier), unique=True, max_size=3)) if earlier else []
-        )
+        before = draw(st.lists(st.sampled_from(earlier), unique=True, max_size=3)) if earlier else []
         label = draw(st.sampled_from(["a", "b", "c", f"own{node}", None]))
         made.node(draw(st.sampled_from(["gemm", "gelu", "norm"])), label, *before)
     return made
@@ -36,9 +34,7 @@ def graphs(draw: st.DrawFn) -> Made:
 
 @pytest.mark.slow_oracle
 @settings(max_examples=examples(300), deadline=None)
-@given(
-    made=graphs(), streams=st.integers(1, 4), seed=st.integers(0, 1 << 32), times=st.integers(1, 3)
-)
+@given(made=graphs(), streams=st.integers(1, 4), seed=st.integers(0, 1 << 32), times=st.integers(1, 3))
 def test_no_label_is_ever_wrong(
     tmp_path_factory: pytest.TempPathFactory, made: Made, streams: int, seed: int, times: int
 ) -> None:
@@ -74,25 +70,16 @@ def test_identical_layers_are_all_labelled_whatever_the_streams(
 @pytest.mark.slow_oracle
 @settings(max_examples=examples(150), deadline=None)
 @given(
-    kernels=st.lists(
-        st.tuples(st.sampled_from(["gemm", "gelu", "norm"]), st.integers(0, 2)),
-        min_size=2,
-        max_size=16,
-    ),
+    kernels=st.lists(st.tuples(st.sampled_from(["gemm", "gelu", "norm"]), st.integers(0, 2)), min_size=2, max_size=16),
     iterations=st.integers(1, 3),
     # Where both sides lost a kernel, nothing can show it.
     losses=st.one_of(
-        st.tuples(st.none(), st.integers(0, 47)),
-        st.tuples(st.integers(0, 15), st.none()),
-        st.just((None, None)),
+        st.tuples(st.none(), st.integers(0, 47)), st.tuples(st.integers(0, 15), st.none()), st.just((None, None))
     ),
     seed=st.integers(0, 1 << 32),
 )
 def test_an_eager_run_never_gives_a_wrong_label_whatever_was_lost(
-    kernels: list[tuple[str, int]],
-    iterations: int,
-    losses: tuple[int | None, int | None],
-    seed: int,
+    kernels: list[tuple[str, int]], iterations: int, losses: tuple[int | None, int | None], seed: int
 ) -> None:
     dropped, lost = losses
     made = Made()

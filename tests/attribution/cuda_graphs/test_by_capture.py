@@ -43,10 +43,7 @@ def places(folder: Path, replay: Recorder, *captures: Recorder) -> thence.Trace:
     """The replays, labelled from captures in files of their own."""
     (folder / "replay").mkdir(exist_ok=True)
     trace = opened(folder / "replay", replay.events)
-    eager = [
-        thence.open(written(folder / f"capture{n}.json", recorder.events))
-        for n, recorder in enumerate(captures)
-    ]
+    eager = [thence.open(written(folder / f"capture{n}.json", recorder.events)) for n, recorder in enumerate(captures)]
     labelled = trace.label(eager=eager)
     labelled.self_check()
     return labelled
@@ -76,19 +73,14 @@ def test_each_graph_finds_its_capture_by_length_and_content(tmp_path: Path, amd:
 def test_the_captures_may_be_in_files_of_their_own_and_without_bounds(tmp_path: Path) -> None:
     graphs = [layers(count) for count in SIZES]
     files = [
-        captured(amd=False, captures=[calls], bounds=False, now=1e6 * number)
-        for number, calls in enumerate(graphs)
+        captured(amd=False, captures=[calls], bounds=False, now=1e6 * number) for number, calls in enumerate(graphs)
     ]
     labelled = places(tmp_path, replayed(amd=False, graphs=graphs), *files)
     assert labelled.places["label"].to_list() == planted(graphs, 2)
     (tmp_path / "captures").mkdir()
     for number, recorder in enumerate(files):
         written(tmp_path / "captures" / f"bs_{number}.json", recorder.events)
-    for given in (
-        tmp_path / "captures",
-        f"{tmp_path}/captures/*.json",
-        str(tmp_path / "captures" / "bs_0.json"),
-    ):
+    for given in (tmp_path / "captures", f"{tmp_path}/captures/*.json", str(tmp_path / "captures" / "bs_0.json")):
         opened_runs = open_runs(given)
         assert len(opened_runs) == (1 if "bs_0" in str(given) else 3)
 
@@ -104,9 +96,7 @@ def test_captures_and_replays_may_be_in_one_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("amd", [True, False])
-def test_of_captures_that_fit_alike_only_what_they_share_is_taken(
-    tmp_path: Path, amd: bool
-) -> None:
+def test_of_captures_that_fit_alike_only_what_they_share_is_taken(tmp_path: Path, amd: bool) -> None:
     first, second = (layers(2, f"capture_{size}_decode/") for size in (8, 16))
     labelled = places(tmp_path, replayed(amd, [first]), captured(amd, [first, second]))
     assert labelled.places["op"].to_list() == planted([first], 1)
@@ -123,9 +113,7 @@ def test_node_numbers_give_the_order_where_streams_hide_it(tmp_path: Path) -> No
         recorder = Recorder(amd=False)
         recorder.replay(calls, streams=3, nodes=nodes, order=mixed)
         if nodes is None:
-            with pytest.raises(
-                thence.MissingData, match="several streams and its nodes have no numbers"
-            ):
+            with pytest.raises(thence.MissingData, match="several streams and its nodes have no numbers"):
                 places(tmp_path, recorder, captured(amd=False, captures=[calls]))
             continue
         labelled = places(tmp_path, recorder, captured(amd=False, captures=[calls]))
@@ -141,9 +129,7 @@ def test_with_names_an_unknown_order_gives_what_all_calls_of_a_kernel_share(tmp_
     labelled = places(tmp_path, recorder, captured(amd=True, captures=[calls]))
     assert labelled.places["op"].to_list() == [calls[place][1] for place in mixed]
     kernels = [(call[0], call[3]) for call in calls]
-    once = {
-        call[2] for call, kernel in zip(calls, kernels, strict=True) if kernels.count(kernel) == 1
-    }
+    once = {call[2] for call, kernel in zip(calls, kernels, strict=True) if kernels.count(kernel) == 1}
     assert once == {"embedding", "sample"}
     expected = [calls[place][2] if calls[place][2] in once else None for place in mixed]
     assert labelled.places["label"].to_list() == expected
@@ -174,9 +160,7 @@ def test_equal_layers_show_that_operators_lie_one_place_further(tmp_path: Path) 
     layer = [(f"kernel{n}", f"vllm::op{n}", "layer", "kernel") for n in range(8)]
     calls = 4 * [*layer, ("gemm", "aten::mm", "layer", "kernel")]
     moved = [*calls[:10], *calls[11:14], calls[10], *calls[14:]]
-    labelled = places(
-        tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[calls])
-    )
+    labelled = places(tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[calls]))
     assert labelled.places["op"].to_list() == planted([calls], 1)
     (tmp_path / "moved").mkdir()
     labelled = places(tmp_path / "moved", replayed(False, [calls]), captured(False, [moved]))
@@ -224,24 +208,11 @@ def test_overlapping_captures_take_the_calls_of_their_own_thread(tmp_path: Path)
 
     bounds = ("cudaStreamBeginCapture", "cudaStreamEndCapture")
     events = [
-        *(
-            call(bounds[0], 10, 2),
-            call(bounds[1], 50, 2),
-            call(bounds[0], 30, 3),
-            call(bounds[1], 70, 3),
-        ),
+        *(call(bounds[0], 10, 2), call(bounds[1], 50, 2), call(bounds[0], 30, 3), call(bounds[1], 70, 3)),
         *(call("cudaLaunchKernel", at, thread) for at in (20, 40, 60) for thread in (2, 3)),
         # A capture of its own time takes in other threads, such as autograd's; what ran is in none.
-        *(
-            call(bounds[0], 100, 2),
-            call("cudaMemcpyAsync", 110, 4),
-            call("cudaGraphLaunch", 115, 2),
-        ),
-        *(
-            call("cudaMemsetAsync", 120, 2),
-            call(bounds[1], 130, 2),
-            call("cuLaunchKernelEx", 140, 2),
-        ),
+        *(call(bounds[0], 100, 2), call("cudaMemcpyAsync", 110, 4), call("cudaGraphLaunch", 115, 2)),
+        *(call("cudaMemsetAsync", 120, 2), call(bounds[1], 130, 2), call("cuLaunchKernelEx", 140, 2)),
         event("gpu_memset", "Memset", 200, 1, args={"device": 0, "stream": 7, "correlation": 2120}),
     ]
     trace = opened(tmp_path, events)

@@ -67,9 +67,7 @@ def eager_run(one: Made, *, labelled: bool = True) -> Tables:
         return run
     ranges = pl.col("category") == "range"
     category = pl.when(ranges).then(pl.lit("op", run.host.schema["category"]))
-    return dataclasses.replace(
-        run, host=run.host.with_columns(category=category.otherwise("category"))
-    )
+    return dataclasses.replace(run, host=run.host.with_columns(category=category.otherwise("category")))
 
 
 def replays(made: Made, seed: int) -> tuple[Trace, list[str | None]]:
@@ -122,9 +120,7 @@ def test_where_order_proves_nothing_a_name_with_one_label_is_enough_and_says_so(
     for name, label, right in zip(names, labelled.places["label"], truth, strict=True):
         assert label == (None if name in AMBIGUOUS_NAMES else right)
     assert labelled.graph_coverage.rules == {"eager_kernel_name": 208}
-    assert any(
-        "that all launches of their kernel have in common" in t for t in labelled.meta.warnings
-    )
+    assert any("that all launches of their kernel have in common" in t for t in labelled.meta.warnings)
 
 
 def test_names_say_nothing_where_most_kernels_are_of_another_program() -> None:
@@ -148,12 +144,8 @@ def test_names_that_ran_more_often_than_their_share_say_nothing() -> None:
 
 def test_copies_of_a_graph_get_nothing_from_a_run_without_copies() -> None:
     memcpy, memset = 0, 1
-    run = ByKernelName(
-        np.array([memcpy]), np.zeros(memset + 1, np.int64), np.full(2, -1), pl.DataFrame()
-    )
-    replay = SimpleNamespace(
-        replays=SimpleNamespace(variant=np.zeros(2, np.int64)), number=np.full(2, -3)
-    )
+    run = ByKernelName(np.array([memcpy]), np.zeros(memset + 1, np.int64), np.full(2, -1), pl.DataFrame())
+    replay = SimpleNamespace(replays=SimpleNamespace(variant=np.zeros(2, np.int64)), number=np.full(2, -3))
     assert run.put(cast("Numbered", replay), np.array([[0, 1]])) is None
 
 
@@ -169,41 +161,25 @@ def first_layer(source: Path, target: Path) -> Path:
     """The recorded eager run up to its second layer: all that began before the second ``qkv_proj``."""
     document = json.loads(gzip.decompress(source.read_bytes()))
     events: list[Any] = document["traceEvents"]
-    starts = sorted(
-        e["ts"] for e in events if e.get("cat") == "user_annotation" and e["name"] == "qkv_proj"
-    )
-    calls = {
-        e["args"]["correlation"]
-        for e in events
-        if e.get("cat", "").startswith("cuda_") and e["ts"] < starts[1]
-    }
+    starts = sorted(e["ts"] for e in events if e.get("cat") == "user_annotation" and e["name"] == "qkv_proj")
+    calls = {e["args"]["correlation"] for e in events if e.get("cat", "").startswith("cuda_") and e["ts"] < starts[1]}
     kept = [
         e
         for e in events
-        if (
-            e["args"]["correlation"] in calls
-            if e.get("cat") == "kernel"
-            else e.get("ts", 0) < starts[1]
-        )
+        if (e["args"]["correlation"] in calls if e.get("cat") == "kernel" else e.get("ts", 0) < starts[1])
     ]
     return written(target, kept, baseTimeNanoseconds=document["baseTimeNanoseconds"])
 
 
 @pytest.mark.parametrize("version", ["torch-2.11", "torch-2.12"])
-def test_one_recorded_layer_labels_three_in_each_of_five_recorded_replays(
-    version: str, tmp_path: Path
-) -> None:
+def test_one_recorded_layer_labels_three_in_each_of_five_recorded_replays(version: str, tmp_path: Path) -> None:
     """The truth is what was recorded at capture: node n of the graph had the label of truth[n]."""
-    eager = first_layer(
-        TORCH / "graphs" / f"{version}_graph_eager_rank0.json.gz", tmp_path / "eager.json"
-    )
+    eager = first_layer(TORCH / "graphs" / f"{version}_graph_eager_rank0.json.gz", tmp_path / "eager.json")
     name = "graph_replay_rank0" if version == "torch-2.11" else "torch-2.12_graph_replay_rank0"
     trace = thence.open(recording(name))
     labelled = trace.label(eager=thence.open(eager))
     truth = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
-    expected = (
-        shared(recording("torch-2.12_graph_replay_rank0")) if version == "torch-2.12" else None
-    )
+    expected = shared(recording("torch-2.12_graph_replay_rank0")) if version == "torch-2.12" else None
     assert labelled.graph_coverage.labelled == 240
     assert labelled.graph_coverage.rules == {"eager_repetition": 240}
     if expected is not None:

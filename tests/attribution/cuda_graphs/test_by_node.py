@@ -53,9 +53,7 @@ def test_a_graph_instantiated_anew_is_known_by_its_numbers_and_kernels(tmp_path:
     assert joined.places["rule"][0] == "graph_number"
 
 
-def test_a_small_unknown_graph_is_not_taken_for_the_beginning_of_a_captured_one(
-    tmp_path: Path,
-) -> None:
+def test_a_small_unknown_graph_is_not_taken_for_the_beginning_of_a_captured_one(tmp_path: Path) -> None:
     made = layers(2)
     part = Made(made.kernels[:3], made.labels[:3], made.before[:3])
     tables, _ = tables_of(part, [replay(part, 2, random.Random(0))], ids=True, executable=9)
@@ -67,9 +65,7 @@ def test_a_small_unknown_graph_is_not_taken_for_the_beginning_of_a_captured_one(
 def test_what_could_not_be_labelled_at_capture_is_told(tmp_path: Path) -> None:
     made = layers(1)
     tables, _ = tables_of(made, [replay(made, 1, random.Random(0))], ids=True)
-    joined = join_labels(
-        tables, [read(made, tmp_path, notes=["conditional bodies have no labels"])]
-    )
+    joined = join_labels(tables, [read(made, tmp_path, notes=["conditional bodies have no labels"])])
     assert joined.notes == (f"{tmp_path}/labels.json: conditional bodies have no labels",)
 
 
@@ -92,21 +88,11 @@ def test_nodes_of_child_graphs_are_numbered_behind_all_others(tmp_path: Path) ->
             nodes["label"].append(len(document["labels"]) - 1)
             nodes["kernel"].append(of_kernel)
     count = len(nodes["number"])
-    nodes |= {
-        "grid": [[1, 1, 1]] * count,
-        "block": [[32, 1, 1]] * count,
-        "shared_memory": [0] * count,
-    }
+    nodes |= {"grid": [[1, 1, 1]] * count, "block": [[32, 1, 1]] * count, "shared_memory": [0] * count}
     (tmp_path / "labels.json").write_text(json.dumps(document))
     names = [kernel["name"] for kernel in document["kernels"]]
-    inside = [
-        (names[k], label) for label, ks in (("first", [0, 1, 0]), ("second", [2, 0])) for k in ks
-    ]
-    run = Made(
-        made.kernels + [k for k, _ in inside],
-        made.labels + [x for _, x in inside],
-        made.before + [()] * 5,
-    )
+    inside = [(names[k], label) for label, ks in (("first", [0, 1, 0]), ("second", [2, 0])) for k in ks]
+    run = Made(made.kernels + [k for k, _ in inside], made.labels + [x for _, x in inside], made.before + [()] * 5)
     numbers = [*range(6), *range(9, 14)]  # the executable graph counts on, and left one number out
     ran = [Ran(i, i * 10_000, 5000, 7) for i in range(11)]
     tables, rows = tables_of(run, [ran], ids=True)
@@ -197,17 +183,10 @@ def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:
          "start": [0, 100, 7, 107], "duration": [50] * 4, "correlation": [1, 2, 8, 9]}
     )  # fmt: skip
     described = COLLECTIVES.frame(
-        {
-            "gpu": range(4),
-            "collective": ["all_reduce"] * 4,
-            "group_size": [2] * 4,
-            "sequence": [3] * 4,
-        }
+        {"gpu": range(4), "collective": ["all_reduce"] * 4, "group_size": [2] * 4, "sequence": [3] * 4}
     )
     eager = Tables(gpu, collectives=described)
-    assert (
-        collective_instances(attribute(eager)).rows["instance"].n_unique() == 1
-    )  # parts of one collective
+    assert collective_instances(attribute(eager)).rows["instance"].n_unique() == 1  # parts of one collective
     graphed = dataclasses.replace(eager, graph_places=GRAPH_PLACES.frame({"gpu": range(4)}))
     found = collective_instances(attribute(graphed)).rows
     first, second, third, fourth = found["instance"].to_list()

@@ -143,9 +143,7 @@ def test_a_damaged_replay_gets_no_false_label_and_keeps_the_others(
         assert sum(label is not None for label in labels) >= 5 * DAMAGES[damage], (damage, at)
 
 
-@pytest.mark.parametrize(
-    "lines", [slice(0, None, 7), slice(3, None, 11), slice(20, 21), slice(0, 40)]
-)
+@pytest.mark.parametrize("lines", [slice(0, None, 7), slice(3, None, 11), slice(20, 21), slice(0, 40)])
 def test_an_eager_run_that_lost_launches_gives_no_false_label(lines: slice) -> None:
     trace, launches = recorded()
     made, right = rebuilt(trace, launches)
@@ -191,21 +189,15 @@ HOW = (
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("amd", [True, False])
-def test_a_damaged_capture_or_its_replay_gives_no_false_label(
-    tmp_path: Path, amd: bool, how: str
-) -> None:
-    for number, (make, at) in enumerate(
-        (make, at) for make in (compiled, layers) for at in (0, 12, 29)
-    ):
+def test_a_damaged_capture_or_its_replay_gives_no_false_label(tmp_path: Path, amd: bool, how: str) -> None:
+    for number, (make, at) in enumerate((make, at) for make in (compiled, layers) for at in (0, 12, 29)):
         calls = make(6)
         damaged = changed(calls, how, at)
         for side, (captured, replayed) in enumerate(((damaged, calls), (calls, damaged))):
             folder = tmp_path / f"{number}_{side}"
             folder.mkdir()
             capture, replay = Recorder(amd), Recorder(amd)
-            capture.capture(
-                [(k, op or "aten::copy_", label or "none", kind) for k, op, label, kind in captured]
-            )
+            capture.capture([(k, op or "aten::copy_", label or "none", kind) for k, op, label, kind in captured])
             replay.replay(replayed, nodes=3)
             trace = opened(folder, replay.events)
             source = thence.open(written(folder / "capture.json", capture.events))
@@ -235,15 +227,11 @@ ANNOTATED = {2 << 32 | n for n in range(NODES)}
      "a node too large"],
 )  # fmt: skip
 def test_a_damaged_annotation_file_gives_no_false_label(tmp_path: Path, damage: str) -> None:
-    content: dict[str, object] = {
-        str(2 << 32 | n): [{"name": label}] for n, label in enumerate(truth())
-    }
+    content: dict[str, object] = {str(2 << 32 | n): [{"name": label}] for n, label in enumerate(truth())}
     first = next(iter(content))
     changes: dict[str, Callable[[], object]] = {
         "half of the nodes": lambda: dict(list(content.items())[::2]),
-        "another graph": lambda: {
-            str(int(key) + (3 << 32)): value for key, value in content.items()
-        },
+        "another graph": lambda: {str(int(key) + (3 << 32)): value for key, value in content.items()},
         "no ids": lambda: content | {"node": [{"name": "x"}]},
         "nested": lambda: content | {first: [[{"name": "x"}]]},
         "empty": dict,
@@ -259,8 +247,6 @@ def test_a_damaged_annotation_file_gives_no_false_label(tmp_path: Path, damage: 
     right = [truth()[node & 0xFFFFFFFF] for node in trace.gpu["node"].to_list()]
     labels = trace.places["label"].cast(pl.String).to_list()
     assert [x for x in zip(labels, right, strict=True) if x[0] not in (None, x[1])] == []
-    assert sum(label is not None for label in labels) == (
-        120 if damage == "half of the nodes" else 0
-    )
+    assert sum(label is not None for label in labels) == (120 if damage == "half of the nodes" else 0)
     if damage not in ("another rank", "half of the nodes", "empty", "another graph"):
         assert any("kernel_annotations" in text for text in trace.meta.warnings)

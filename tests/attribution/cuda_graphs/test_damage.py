@@ -48,19 +48,14 @@ def eager_calls() -> tuple[list[Event], ...]:
     made_by = made[0]["args"]["correlation"]
     calls = (e for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver"))
     call = next(e for e in calls if e["args"].get("correlation") == made_by)
-    user_range = {key: call[key] for key in ("ph", "pid", "tid")} | {
-        "cat": "user_annotation",
-        "args": {},
-    }
+    user_range = {key: call[key] for key in ("ph", "pid", "tid")} | {"cat": "user_annotation", "args": {}}
     result = []
     for layer in range(LAYERS):
         for row in made:
             kernel = deepcopy(row)
             for key in ("In msg nelems", "Out msg nelems"):
                 kernel["args"][key] *= layer + 1
-            result.append(
-                [kernel, deepcopy(call), user_range | {"name": f"layer{layer}", "args": {}}]
-            )
+            result.append([kernel, deepcopy(call), user_range | {"name": f"layer{layer}", "args": {}}])
     return tuple(result)
 
 
@@ -111,11 +106,7 @@ def check(trace: thence.Trace, rows: list[Event]) -> int:
     order = trace.gpu.with_row_index("row").sort("start")["row"].to_list()
     labels = trace.places["label"].cast(pl.String).to_list()
     described = {row["gpu"]: row for row in trace.collectives.to_dicts()}
-    kind = {
-        "allreduce": "AllReduce",
-        "_allgather_base": "AllGather",
-        "_reduce_scatter_base": "ReduceScatter",
-    }
+    kind = {"allreduce": "AllReduce", "_allgather_base": "AllGather", "_reduce_scatter_base": "ReduceScatter"}
     count = 0
     for at, true in zip(order, 3 * rows, strict=True):
         label, said = labels[at], described.get(at)
@@ -223,20 +214,11 @@ LABELS = "comm_labels_rank0.json"
 
 def annotations(shift: int = 0) -> dict[str, Any]:
     """What PyTorch's annotations of one layer of collectives hold, for nodes with numbers that may be shifted."""
-    keys = (
-        "Collective name",
-        "In msg nelems",
-        "Out msg nelems",
-        "Group size",
-        "dtype",
-        "Process Group Name",
-    )
+    keys = ("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Process Group Name")
     more = ("Process Group Description", "Process Group Ranks")
     made = [call[0]["args"] for call in eager_calls()[:NODES]]
     return {
-        str((IDS << 32) + number + shift): [
-            {"name": "layer0"} | {key: args[key] for key in (*keys, *more)}
-        ]
+        str((IDS << 32) + number + shift): [{"name": "layer0"} | {key: args[key] for key in (*keys, *more)}]
         for number, args in enumerate(made)
     }
 

@@ -50,21 +50,16 @@ def test_the_profiler_says_nothing_of_the_collectives_of_a_replay(rank: int) -> 
 def test_every_replay_reads_like_the_eager_run(rank: int) -> None:
     expected = eager(rank)
     assert [row[0] for row in expected] == ["allreduce", "_allgather_base", "_reduce_scatter_base"]
-    trace = thence.open(GRAPHS / f"comm_replay_rank{rank}.json.gz").label(
-        GRAPHS / f"comm_labels_rank{rank}.json"
-    )
+    trace = thence.open(GRAPHS / f"comm_replay_rank{rank}.json.gz").label(GRAPHS / f"comm_labels_rank{rank}.json")
     trace.self_check()
     placed = trace.tables.graph_places.join(
-        trace.gpu.with_row_index("gpu").select("gpu", "start", "name").cast({"gpu": int}),
-        on="gpu",
+        trace.gpu.with_row_index("gpu").select("gpu", "start", "name").cast({"gpu": int}), on="gpu"
     ).sort("start")
     assert placed.unnest("collective").select(COLUMNS).rows() == expected * REPLAYS
     assert placed["label"].unique().to_list() == ["sync"]
     names = placed["name"].cast(str).to_list()
     for name, row in zip(names, expected * REPLAYS, strict=True):
-        kind = {"allreduce": "AllReduce", "_allgather_base": "AllGather"}.get(
-            str(row[0]), "ReduceScatter"
-        )
+        kind = {"allreduce": "AllReduce", "_allgather_base": "AllGather"}.get(str(row[0]), "ReduceScatter")
         assert kind in name
 
 

@@ -70,11 +70,7 @@ def expected(gpu: pl.DataFrame) -> list[str]:
 @pytest.fixture
 def labels(tmp_path: Path) -> Callable[[Path], Path]:
     def write(trace: Path) -> Path:
-        (pid,) = {
-            e["pid"]
-            for e in json.loads(unzipped(trace))["traceEvents"]
-            if e.get("cat") == "cuda_runtime"
-        }
+        (pid,) = {e["pid"] for e in json.loads(unzipped(trace))["traceEvents"] if e.get("cat") == "cuda_runtime"}
         folder = tmp_path / "elsewhere"
         folder.mkdir(exist_ok=True)
         path = folder / "labels.json"
@@ -86,10 +82,7 @@ def labels(tmp_path: Path) -> Callable[[Path], Path]:
 
 @pytest.mark.parametrize(
     ("trace", "rule"),
-    [
-        (WITH_IDS, "graph_node"),
-        (WITHOUT_IDS, "graph_alignment"),
-    ],
+    [(WITH_IDS, "graph_node"), (WITHOUT_IDS, "graph_alignment")],
     ids=["2.12 by id", "2.11 by alignment"],
 )
 def test_every_replayed_kernel_has_the_label_of_its_node(
@@ -143,10 +136,7 @@ def test_a_training_step_of_an_h200_is_labelled_and_two_sources_agree() -> None:
     both = pl.DataFrame(
         {
             **{name: trace.places[name].cast(pl.String) for name in ("label", "phase")},
-            **{
-                f"eager_{name}": by_eager.places[name].cast(pl.String)
-                for name in ("label", "phase")
-            },
+            **{f"eager_{name}": by_eager.places[name].cast(pl.String) for name in ("label", "phase")},
         }
     ).drop_nulls()
     assert both.height > 0.8 * trace.gpu.height  # the eager run has no edges between streams
@@ -166,9 +156,7 @@ def test_streams_may_be_shuffled(labels: Callable[[Path], Path], by: str, seed: 
     gpu = trace.gpu.with_columns(stream=pl.Series(streams))
     shuffled = Trace(dataclasses.replace(trace.tables, gpu=gpu))
     labelled = (
-        shuffled.label(labels(WITHOUT_IDS))
-        if by == "labels"
-        else shuffled.label(eager=thence.open(EAGER[WITHOUT_IDS]))
+        shuffled.label(labels(WITHOUT_IDS)) if by == "labels" else shuffled.label(eager=thence.open(EAGER[WITHOUT_IDS]))
     )
     assert labelled.places["label"].to_list() == expected(trace.gpu)
 
@@ -183,9 +171,7 @@ def test_after_dropping_a_kernel_only_equal_kernels_of_its_replay_are_open(
     kept = [row for row in range(240) if row != dropped]
     fewer = Trace(dataclasses.replace(trace.tables, gpu=trace.gpu[kept]))
     labelled = (
-        fewer.label(labels(WITHOUT_IDS))
-        if by == "labels"
-        else fewer.label(eager=thence.open(EAGER[WITHOUT_IDS]))
+        fewer.label(labels(WITHOUT_IDS)) if by == "labels" else fewer.label(eager=thence.open(EAGER[WITHOUT_IDS]))
     )
     labelled.self_check()
     same = ("correlation", "name", "grid", "block")
@@ -209,9 +195,7 @@ def test_labels_of_another_process_are_refused(labels: Callable[[Path], Path]) -
     document["process"]["pid"] += 1
     path.write_text(json.dumps(document))
     for trace in (WITH_IDS, WITHOUT_IDS):
-        with pytest.raises(
-            InputError, match=r"process \d+ captured these graphs, but the trace is of process"
-        ):
+        with pytest.raises(InputError, match=r"process \d+ captured these graphs, but the trace is of process"):
             thence.open(trace).label(path)
 
 
@@ -221,9 +205,7 @@ def test_a_trace_from_before_the_process_began_is_refused(tmp_path: Path) -> Non
     tables, _ = tables_of(made, [replay(made, 1, random.Random(0))], ids=True)
     labels = tmp_path / "labels.json"
     labels.write_text(json.dumps(made.document(process=process)))
-    with pytest.raises(
-        InputError, match=r"began at 2033-05-18 03:33:20.*, but the trace at 2001-09-09"
-    ):
+    with pytest.raises(InputError, match=r"began at 2033-05-18 03:33:20.*, but the trace at 2001-09-09"):
         Trace(tables).label(labels)
     process["started_ns"] = 10**18 - 1
     labels.write_text(json.dumps(made.document(process=process)))
@@ -247,9 +229,7 @@ def test_labels_of_each_rank_go_to_that_rank(tmp_path: Path, pids: tuple[int, in
     parts, files, right = [], [], []
     for rank in range(2):
         one = Made(made.kernels, [f"rank{rank}/{label}" for label in made.labels], made.before)
-        tables, nodes = tables_of(
-            one, [replay(one, 2, random.Random(rank), 0, 1)], ids=True, pid=pids[rank]
-        )
+        tables, nodes = tables_of(one, [replay(one, 2, random.Random(rank), 0, 1)], ids=True, pid=pids[rank])
         gpu, host = (t.with_columns(rank=pl.lit(rank, pl.Int32)) for t in (tables.gpu, tables.host))
         parts.append(dataclasses.replace(tables, gpu=gpu, host=host))
         path = tmp_path / f"labels{rank}.json"
@@ -263,9 +243,7 @@ def test_labels_of_each_rank_go_to_that_rank(tmp_path: Path, pids: tuple[int, in
     assert labelled.meta.warnings == ()
 
 
-def test_labels_stay_with_their_activities_when_traces_are_put_together(
-    labels: Callable[[Path], Path],
-) -> None:
+def test_labels_stay_with_their_activities_when_traces_are_put_together(labels: Callable[[Path], Path]) -> None:
     from thence.model.joined_tables import concat
 
     parts = [thence.open(trace).label(labels(trace)) for trace in (WITH_IDS, WITHOUT_IDS)]
@@ -280,27 +258,17 @@ def test_labels_stay_with_their_activities_when_traces_are_put_together(
 # Automatically
 
 
-def test_labels_beside_the_trace_are_joined_and_said_so(
-    tmp_path: Path, labels: Callable[[Path], Path]
-) -> None:
+def test_labels_beside_the_trace_are_joined_and_said_so(tmp_path: Path, labels: Callable[[Path], Path]) -> None:
     (tmp_path / "trace.json.gz").write_bytes(WITHOUT_IDS.read_bytes())
     (tmp_path / "my_labels.json").write_bytes(labels(WITHOUT_IDS).read_bytes())
-    for inputs in (
-        [tmp_path / "trace.json.gz"],
-        [tmp_path / "trace.json.gz", tmp_path / "my_labels.json"],
-    ):
+    for inputs in ([tmp_path / "trace.json.gz"], [tmp_path / "trace.json.gz", tmp_path / "my_labels.json"]):
         trace = thence.open(*inputs)
         assert trace.places["label"].to_list() == expected(trace.gpu)
-        assert any(
-            "240 of 240 activities" in text and "my_labels.json" in text
-            for text in trace.meta.notes
-        )
+        assert any("240 of 240 activities" in text and "my_labels.json" in text for text in trace.meta.notes)
         assert trace.meta.warnings == ()
 
 
-@pytest.mark.parametrize(
-    "content", ["{", '{"format": "thence.graph-labels", "ver'], ids=["no", "cut"]
-)
+@pytest.mark.parametrize("content", ["{", '{"format": "thence.graph-labels", "ver'], ids=["no", "cut"])
 def test_labels_beside_that_do_not_fit_are_a_warning_only(
     tmp_path: Path, labels: Callable[[Path], Path], content: str
 ) -> None:
@@ -390,9 +358,7 @@ def test_what_counts_as_own_code_decides_the_source_of_a_graphed_kernel(tmp_path
     assert own.places["source"].to_list() == ["/v/site-packages/lib/a.py:7 f"]
 
 
-def test_nodes_that_differ_in_their_places_alone_keep_the_label_that_they_share(
-    tmp_path: Path,
-) -> None:
+def test_nodes_that_differ_in_their_places_alone_keep_the_label_that_they_share(tmp_path: Path) -> None:
     """Without ids, equal kernels side by side cannot be told apart: their module cannot, their label can."""
     made = Made()
     first = made.node("embed", "embed")

@@ -24,9 +24,7 @@ def layout(rank: int) -> dict[str, Any]:
 
 def labelled(folder: Path, description: str, rank: int, *, described: bool = True) -> thence.Trace:
     """A replay of a rank, labelled from an eager run of rank 0 whose collectives are in a group of that description."""
-    eager, replay = (
-        json.loads(unzipped(GRAPHS / f"comm_{what}_rank0.json.gz")) for what in ("eager", "replay")
-    )
+    eager, replay = (json.loads(unzipped(GRAPHS / f"comm_{what}_rank0.json.gz")) for what in ("eager", "replay"))
     (group,) = [g for g in layout(0)["pg_config"] if g["pg_desc"] == description]
     for event in eager["traceEvents"]:
         if "Process Group Ranks" in event.get("args", {}):

@@ -20,9 +20,7 @@ EQUAL = (FITS * np.eye(256)).astype(np.int8)
 
 def matched(launches: str, activities: str) -> str:
     """The launch that each activity can only be, as its position; `.` where it is open, `-` where it has none."""
-    found = match(
-        EQUAL, *(np.array([ord(x) for x in text], np.int64) for text in (launches, activities))
-    )
+    found = match(EQUAL, *(np.array([ord(x) for x in text], np.int64) for text in (launches, activities)))
     possible = set(found.activity.tolist())
     return "".join(
         chr(ord("0") + launch) if launch >= 0 else "." if at in possible else "-"
@@ -47,9 +45,7 @@ def test_two_that_are_exchanged_are_open() -> None:
 
 
 @given(
-    weight=st.lists(
-        st.lists(st.sampled_from([0, 1, 2, 2]), min_size=3, max_size=3), min_size=3, max_size=3
-    ),
+    weight=st.lists(st.lists(st.sampled_from([0, 1, 2, 2]), min_size=3, max_size=3), min_size=3, max_size=3),
     launches=st.lists(st.integers(0, 2), max_size=5),
     activities=st.lists(st.integers(0, 2), min_size=1, max_size=5),
 )
@@ -77,9 +73,7 @@ def test_only_pairs_of_all_best_alignments_are_certain(
     assert found.pairs in {len(pairs) for pairs in alignments}
 
 
-def test_long_sequences_are_divided_at_unique_kernels_in_the_same_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_sequences_are_divided_at_unique_kernels_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequences, "_MAX_CELLS", 16)
     assert matched("aaaaUaabaVaaca", "aaaaUaXbaVaaca") == "01234.-789:;<="
     # Two that changed places divide nothing, and what is too long to be compared stays open.

@@ -63,9 +63,7 @@ def listed(name: str) -> list[Thunk]:
 def operations(name: str) -> dict[int, str]:
     """The HLO op of each thunk that has a number."""
     text = lzma.decompress((AOT / f"{name}.metadata.xz").read_bytes()).decode()
-    return {
-        int(i): op for op, i in re.findall(r'profile_annotation: "([^"]+)"\s+thunk_id: (\d+)', text)
-    }
+    return {int(i): op for op, i in re.findall(r'profile_annotation: "([^"]+)"\s+thunk_id: (\d+)', text)}
 
 
 def command_buffers(thunks: list[Thunk]) -> Iterator[list[Thunk]]:
@@ -137,10 +135,7 @@ class Numbered:
     following: int = 0
 
     def level(
-        self,
-        thunks: list[Thunk],
-        branches: tuple[tuple[int, int], ...] = (),
-        owner: int | None = None,
+        self, thunks: list[Thunk], branches: tuple[tuple[int, int], ...] = (), owner: int | None = None
     ) -> Numbered:
         """Adds a level; activities in a child graph are the owner's."""
         held: list[tuple[list[Thunk], tuple[tuple[int, int], ...], int | None]] = []
@@ -159,9 +154,7 @@ class Numbered:
                 held.append((thunk.inside, branches, thunk.number))
             else:
                 copy = thunk.kind == "kCopy"
-                self._node(
-                    number, "Memcpy DtoD (Device -> Device)" if copy else thunk.name, branches
-                )
+                self._node(number, "Memcpy DtoD (Device -> Device)" if copy else thunk.name, branches)
         for inside, where, of in held:
             self.level(inside, where, of)
         return self

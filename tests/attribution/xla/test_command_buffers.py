@@ -97,9 +97,7 @@ def sharded() -> Tables:
 # --- what XLA and the clock say -------------------------------------------------------------------
 
 
-def test_every_kernel_of_the_profiler_is_the_thunk_that_ran_then(
-    single: Tables, derived: pl.DataFrame
-) -> None:
+def test_every_kernel_of_the_profiler_is_the_thunk_that_ran_then(single: Tables, derived: pl.DataFrame) -> None:
     # One stream and one kernel a thunk: the i-th kernel to start is thunk i, whatever its node says.
     wanted = [name for name, _ in thunks("jax_single.thunk_metadata.pb")]
     found = single.gpu.with_columns(derived=derived["hlo"])
@@ -128,12 +126,10 @@ def test_nodes_are_numbered_as_thunks(recording: str, single: Tables) -> None:
     calls = iter([name for name, kind in steps if kind == "kCublasLtMatmul"])
     # jax.profiler names the thunk that launches the graph, CUPTI alone does not.
     by = "hlo_thunk_number" if recording == "jax_single" else "hlo_node_order"
-    nodes = tables.gpu.with_columns(
-        derived_instructions(tables), number=pl.col("node") & 0xFFFFFFFF
-    ).filter(pl.col("program") == 0)
-    for number, kind, name, rule in (
-        nodes.sort("number").select("number", "kind", "hlo", "rule").iter_rows()
-    ):
+    nodes = tables.gpu.with_columns(derived_instructions(tables), number=pl.col("node") & 0xFFFFFFFF).filter(
+        pl.col("program") == 0
+    )
+    for number, kind, name, rule in nodes.sort("number").select("number", "kind", "hlo", "rule").iter_rows():
         if number < len(steps):
             assert (name, rule) == (steps[number][0], by)
         elif kind == "kernel":
@@ -171,9 +167,7 @@ def test_library_calls_take_as_long_as_without_a_graph(single: Tables) -> None:
 def test_operations_take_as_long_as_without_a_graph(single: Tables) -> None:
     alone = read("jax_single_nocb.xplane.pb.gz")
     one, other = (
-        tables.gpu.hstack(attribute(tables).places.select("op_name"))
-        .group_by("op_name")
-        .agg(pl.col("duration").sum())
+        tables.gpu.hstack(attribute(tables).places.select("op_name")).group_by("op_name").agg(pl.col("duration").sum())
         for tables in (single, alone)
     )
     both = one.join(other, on="op_name")
@@ -205,12 +199,8 @@ def test_all_of_the_time_has_an_instruction(name: str, request: pytest.FixtureRe
 
 
 def test_each_device_and_execution_gets_the_same(sharded: Tables) -> None:
-    found = sharded.gpu.with_columns(
-        derived=derived_instructions(sharded)["hlo"], number=pl.col("node") & 0xFFFFFFFF
-    )
-    executions = (
-        found.drop_nulls("derived").group_by("program").agg(pl.col("derived").sort(), pl.len())
-    )
+    found = sharded.gpu.with_columns(derived=derived_instructions(sharded)["hlo"], number=pl.col("node") & 0xFFFFFFFF)
+    executions = found.drop_nulls("derived").group_by("program").agg(pl.col("derived").sort(), pl.len())
     assert executions.height == 10
     assert executions["derived"].n_unique() == 1
     assert executions["len"].unique().to_list() == [204]
@@ -240,9 +230,7 @@ def with_module(tables: Tables, module: HloModule) -> Tables:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_shuffled_schedule_is_refused(single: Tables, seed: int) -> None:
     module = single.hlo[0]
-    shuffled = module.instructions.with_columns(
-        pl.col("step").shuffle(seed=seed).over("computation")
-    )
+    shuffled = module.instructions.with_columns(pl.col("step").shuffle(seed=seed).over("computation"))
     changed = dataclasses.replace(module, instructions=shuffled)
     ((reason, detail),) = refusals(with_module(single, changed))
     assert reason == "command_buffer_no_fit"
@@ -270,9 +258,7 @@ def renamed(tables: Tables, name: str, other: str) -> Tables:
     """The tables with another name for one kernel."""
     names = pl.col("name").cast(pl.String)
     changed = pl.when(names == name).then(pl.lit(other)).otherwise(names)
-    return dataclasses.replace(
-        tables, gpu=tables.gpu.with_columns(name=changed.cast(pl.Categorical()))
-    )
+    return dataclasses.replace(tables, gpu=tables.gpu.with_columns(name=changed.cast(pl.Categorical())))
 
 
 @pytest.mark.parametrize("recording", ["jax_single", "cupti"])
@@ -288,9 +274,7 @@ def test_a_kernel_with_a_foreign_name_costs_its_node_alone(recording: str, singl
     assert found.filter(~of_it).equals(before.filter(~of_it))
 
 
-def test_a_kernel_of_another_command_costs_its_node_alone(
-    single: Tables, derived: pl.DataFrame
-) -> None:
+def test_a_kernel_of_another_command_costs_its_node_alone(single: Tables, derived: pl.DataFrame) -> None:
     found = derived_instructions(renamed(single, "loop_add_fusion_3", "loop_add_fusion_4"))
     of_it = single.gpu["name"].cast(pl.String) == "loop_add_fusion_3"
     assert of_it.any()
@@ -318,9 +302,7 @@ def test_library_calls_in_another_order_are_unknown(single: Tables, derived: pl.
             pl.when(number == one).then(high + other).when(number == other).then(high + one)
             .otherwise("node")
         )  # fmt: skip
-        found = derived_instructions(
-            dataclasses.replace(single, gpu=single.gpu.with_columns(node=node))
-        )
+        found = derived_instructions(dataclasses.replace(single, gpu=single.gpu.with_columns(node=node)))
         calls = found.filter(inside)
         assert set(calls.filter(pl.col("hlo").is_null())["rule"]) == {"command_buffer_too_early"}
         wrong = (found["hlo"] != derived["hlo"]).fill_null(value=False)
@@ -343,9 +325,7 @@ def without_creation(tables: Tables) -> Tables:
     """The tables as if recording had begun after the graphs were created."""
     name = pl.col("name").cast(pl.String)
     thunk = name.str.starts_with("Thunk:#") & ~name.str.contains("hlo_op=(?:command_buffer|while)")
-    later = tables.host.with_columns(
-        name=pl.when(thunk).then(pl.lit("Thunk")).otherwise(name).cast(pl.Categorical())
-    )
+    later = tables.host.with_columns(name=pl.when(thunk).then(pl.lit("Thunk")).otherwise(name).cast(pl.Categorical()))
     return dataclasses.replace(tables, host=later)
 
 
@@ -364,9 +344,7 @@ def test_creation_and_thunk_numbers_agree_on_every_node(loops: Tables) -> None:
 
 
 def test_names_and_sizes_are_those_of_the_instructions(loops: Tables) -> None:
-    table = loops.hlo[0].instructions.select(
-        *("name", "opcode", "result_bytes", "operand_bytes", "called"),
-    )
+    table = loops.hlo[0].instructions.select(*("name", "opcode", "result_bytes", "operand_bytes", "called"))
     nodes = (
         inside(loops)
         .unique(["graph", "number"])
@@ -382,9 +360,7 @@ def test_names_and_sizes_are_those_of_the_instructions(loops: Tables) -> None:
     named = own.filter(pl.col("derived").str.replace_all(r"\W", "_") == pl.col("name"))
     # The others run the kernel of a fusion of the same kind: input_reduce_fusion.6 that of .7.
     kind = r"(?:[._]\d+)+$"
-    assert own.select(
-        (pl.col("derived").str.replace(kind, "") == pl.col("name").str.replace(kind, "")).all()
-    ).item()
+    assert own.select((pl.col("derived").str.replace(kind, "") == pl.col("name").str.replace(kind, "")).all()).item()
     assert named.height > 0.7 * own.height > 30
 
 

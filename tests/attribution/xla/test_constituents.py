@@ -26,11 +26,7 @@ def test_equal_places_by_place_are_one_whatever_their_frame_number() -> None:
     module = build(reducer, fused, entry, more=(index,))
     found = constituents_by_place(module).filter(pl.col("instruction") == 5)
     names = module.instructions["name"].gather(found["constituent"]).to_list()
-    assert sorted(zip(names, found["weight"], strict=True)) == [
-        ("a", 1 / 3),
-        ("c", 1 / 3),
-        ("f", 1 / 3),
-    ]
+    assert sorted(zip(names, found["weight"], strict=True)) == [("a", 1 / 3), ("c", 1 / 3), ("f", 1 / 3)]
 
 
 def test_by_place_prefers_stacks_then_scopes_then_itself() -> None:
@@ -41,9 +37,7 @@ def test_by_place_prefers_stacks_then_scopes_then_itself() -> None:
     )
     nothing = computation(2, instruction("c", "add", 3, shape(F32)))
     entry = computation(
-        3,
-        instruction("f", "fusion", 4, shape(F32), (), (1,)),
-        instruction("g", "fusion", 5, shape(F32), (), (2,)),
+        3, instruction("f", "fusion", 4, shape(F32), (), (1,)), instruction("g", "fusion", 5, shape(F32), (), (2,))
     )
     found = constituents_by_place(build(scopes, nothing, entry))
     assert found.filter(pl.col("instruction") >= 3).rows() == [(3, 0, 1.0), (4, 4, 1.0)]
@@ -63,9 +57,7 @@ def test_cost_is_what_enters_and_leaves_the_kernel_and_flops() -> None:
         root=5,
     )
     entry = computation(
-        2,
-        instruction("x", "parameter", 6, shape(F32, n)),
-        instruction("f", "fusion", 7, shape(F32), (6, 6), (1,)),
+        2, instruction("x", "parameter", 6, shape(F32, n)), instruction("f", "fusion", 7, shape(F32), (6, 6), (1,))
     )
     module = build(fused, entry)
     found = constituents_by_cost(module).filter(pl.col("instruction") == 6)
@@ -99,10 +91,7 @@ def fusion_of(*inner: bytes, size: int) -> dict[int, float]:
 
 def test_a_fusion_limited_by_arithmetic_is_divided_by_what_the_operations_cost() -> None:
     n = 1000
-    sines = [
-        instruction(f"s{i}", "sine", 3 + i, shape(F32, n), (1 if not i else 2 + i,))
-        for i in range(8)
-    ]
+    sines = [instruction(f"s{i}", "sine", 3 + i, shape(F32, n), (1 if not i else 2 + i,)) for i in range(8)]
     adds = [instruction(f"a{i}", "add", 11 + i, shape(F32, n), (10 + i, 2)) for i in range(8)]
     weights = fusion_of(*sines, *adds, size=n)
     of_sines = sum(weights[row] for row in range(2, 10))

@@ -26,13 +26,8 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-PROGRAMS = sorted(
-    path.name.removesuffix(".tar.xz") for path in (DATA / "jax" / "programs").glob("*.tar.xz")
-)
-LATE, FOREIGN = (
-    "late",
-    "ffi_in_graph",
-)  # recorded after the creation; with a foreign function in its graph
+PROGRAMS = sorted(path.name.removesuffix(".tar.xz") for path in (DATA / "jax" / "programs").glob("*.tar.xz"))
+LATE, FOREIGN = ("late", "ffi_in_graph")  # recorded after the creation; with a foreign function in its graph
 TURNS = 8  # of the loop in while_in_graph
 CONDITION = {
     "jit_step/loop_compare_fusion": ("loop_compare_fusion", (1, 1, 1), (1, 1, 1)),
@@ -60,9 +55,7 @@ def opened(folder: Path, name: str) -> Program:
         archive.extractall(folder, filter="data")
     told = json.loads((folder / "expected.json").read_bytes())
     expected = {
-        op: Counter(
-            {(kernel, tuple(grid), tuple(block)): times for kernel, grid, block, times in ran}
-        )
+        op: Counter({(kernel, tuple(grid), tuple(block)): times for kernel, grid, block, times in ran})
         for op, ran in told["ops"].items()
     }
     if name == "while_in_graph":
@@ -91,9 +84,7 @@ def ran_by(tables: Tables) -> tuple[dict[str, Counter[Any]], Counter[str]]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_ops_run_what_they_run_without_command_buffers(
-    programs: dict[str, Program], name: str
-) -> None:
+def test_ops_run_what_they_run_without_command_buffers(programs: dict[str, Program], name: str) -> None:
     ran, rules = ran_by(programs[name].tables)
     assert ran == programs[name].expected
     found_by = "hlo_thunk_number" if name == LATE else "hlo_creation"
@@ -125,9 +116,7 @@ def test_how_many_kernels_a_foreign_function_captured_is_known_by_its_creation_a
     assert rules["command_buffer_library"] == 2 * (2 + 2 + 1)  # of two launches
 
 
-def test_graphs_are_found_that_were_created_after_collectives_copied_memory(
-    programs: dict[str, Program],
-) -> None:
+def test_graphs_are_found_that_were_created_after_collectives_copied_memory(programs: dict[str, Program]) -> None:
     """The copies stand in the program's own range, before XLA's ranges around the commands; one of these is the copy
     that an asynchronous start has in a child graph, between its neighbours in the schedule."""
     tables = programs["two_devices"].tables

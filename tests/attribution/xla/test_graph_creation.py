@@ -36,13 +36,7 @@ def host(*ranges: Any) -> pl.DataFrame:
             rows[row] = (*rows[row][:3], 10 * len(rows) - 10 * row - 1, rows[row][4])
 
     add(ranges, None)
-    columns = dict(
-        zip(
-            ("name", "parent", "start", "duration", "correlation"),
-            zip(*rows, strict=True),
-            strict=True,
-        )
-    )
+    columns = dict(zip(("name", "parent", "start", "duration", "correlation"), zip(*rows, strict=True), strict=True))
     category = ["driver" if name.startswith("cu") else "framework" for name in columns["name"]]
     return HOST.frame({"rank": [0] * len(rows), "category": category, **columns})
 
@@ -62,20 +56,14 @@ def straight(hlo: Callable[..., HloModule], *more: dict[str, Any]) -> HloModule:
 def test_blocks_end_where_commands_are_no_neighbours(hlo: Callable[..., HloModule]) -> None:
     table = host(
         program(
-            *(thunk(f"add.{n}") for n in (0, 1, 3, 4, 2)),
-            thunk("command_buffer_1", "cuGraphLaunch@9"),
-            thunk("add.5"),
+            *(thunk(f"add.{n}") for n in (0, 1, 3, 4, 2)), thunk("command_buffer_1", "cuGraphLaunch@9"), thunk("add.5")
         )
     )
     launch = np.flatnonzero((table["correlation"] == 9).fill_null(value=False).to_numpy())
     (creation,) = creations(Tables(host=table), launch, np.array([0])).values()
     blocks = creation.blocks(schedule_of(straight(hlo)))
     # What follows the launch, add.5, created nothing; going back in the schedule begins a graph too.
-    assert blocks == [
-        (Command(0), Command(1)),
-        (Command(3), Command(4)),
-        (Command(2),),
-    ]
+    assert blocks == [(Command(0), Command(1)), (Command(3), Command(4)), (Command(2),)]
 
 
 def test_calls_that_instantiate_a_graph_end_its_block(hlo: Callable[..., HloModule]) -> None:
@@ -122,14 +110,10 @@ def test_calls_inside_a_range_were_captured_and_branches_are_told_by_their_compu
     at = schedule.number_of
     ((call, conditional),) = creation.blocks(schedule)
     assert call == Command(at["mine"], launches=2)
-    assert conditional == Command(
-        at["cond"], ((Command(at["no.0"]), Command(at["no.1"])), (Command(at["yes"]),)), 2
-    )
+    assert conditional == Command(at["cond"], ((Command(at["no.0"]), Command(at["no.1"])), (Command(at["yes"]),)), 2)
 
 
-def test_calls_in_ranges_of_a_foreign_function_are_those_of_its_thunk(
-    hlo: Callable[..., HloModule],
-) -> None:
+def test_calls_in_ranges_of_a_foreign_function_are_those_of_its_thunk(hlo: Callable[..., HloModule]) -> None:
     module = straight(hlo, {"name": "mine", "opcode": "custom-call", "custom_call_target": "x"})
     own = ("program.py(3): called", (CALL, ("inner", (CALL,))))
     table = host(program(thunk("mine", own), thunk("command_buffer_1", "cuGraphLaunch@9")))
@@ -185,9 +169,7 @@ def test_a_graph_created_in_its_thunk_is_found_and_updates_of_another_are_not_it
     assert "hlo_creation" not in rules[2:]
 
 
-def test_copies_of_a_thunk_that_is_initialised_come_before_graphs_are_created(
-    hlo: Callable[..., HloModule],
-) -> None:
+def test_copies_of_a_thunk_that_is_initialised_come_before_graphs_are_created(hlo: Callable[..., HloModule]) -> None:
     module = hlo(
         {
             0: [

@@ -26,14 +26,7 @@ def program_of(classes: Sequence[int]) -> HloModule:
     rows: list[dict[str, Any]] = []
     opcodes = {5: "custom-call", 6: "all-gather-done"}
     for i, kind in enumerate(classes):
-        row = {
-            "computation": 0,
-            "id": i,
-            "step": i,
-            "name": f"op.{i}",
-            "called": [],
-            "operands": [],
-        }
+        row = {"computation": 0, "id": i, "step": i, "name": f"op.{i}", "called": [], "operands": []}
         row |= {"opcode": opcodes.get(kind, "fusion"), "result_bytes": 4, "operand_bytes": 4}
         if kind == 5:
             row["custom_call_target"] = "__cublas$lt$matmul"
@@ -88,9 +81,7 @@ def ran(classes: Sequence[int], cuts: Sequence[int]) -> tuple[Tables, list[str]]
     st.sets(st.integers(0, 15), max_size=4),
     st.randoms(use_true_random=False),
 )
-def test_never_a_wrong_instruction(
-    classes: list[int], cuts: set[int], chance: random.Random
-) -> None:
+def test_never_a_wrong_instruction(classes: list[int], cuts: set[int], chance: random.Random) -> None:
     tables, truth = ran(classes, sorted(cuts))
     if not truth:
         return
@@ -110,9 +101,7 @@ def test_repeated_fusions_are_told_apart_by_the_order_of_the_graphs() -> None:
     tables, truth = ran([*layer, 6, *layer, 6, *layer], [])
     assert derived_instructions(tables)["hlo"].to_list() == truth
     # Two of three equal graphs: each may be one of two.
-    found = derived_instructions(
-        dataclasses.replace(tables, gpu=tables.gpu.filter(pl.col("graph") != 2))
-    )
+    found = derived_instructions(dataclasses.replace(tables, gpu=tables.gpu.filter(pl.col("graph") != 2)))
     assert found["hlo"].null_count() == len(found)
     assert set(found.select("rule", "detail").iter_rows()) == {
         ("command_buffer_several", "the graph's kernels fit the HLO schedule at 3 places")

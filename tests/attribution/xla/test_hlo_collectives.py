@@ -18,10 +18,7 @@ GROUPS = {
     "mesh axis": (((93, message((1, MESH), (2, message((1, 1))))),), 8, 2),
     "first mesh axis": (((93, message((1, MESH), (2, b""))),), 2, 8),
     "both mesh axes": (((93, message((1, MESH), (2, b""), (2, message((1, 1))))),), 16, 1),
-    "part of a mesh axis": (
-        ((93, message((1, MESH), (2, message((1, 1), (2, message((1, 2), (2, 4))))))),),
-        *(4, 4),
-    ),
+    "part of a mesh axis": (((93, message((1, MESH), (2, message((1, 1), (2, message((1, 2), (2, 4))))))),), *(4, 4)),
 }
 
 
@@ -61,20 +58,13 @@ def test_permutes_and_point_to_point_have_two_ends() -> None:
     pairs = tuple((52, message((1, i), (2, (i + 1) % 4))) for i in range(4))
     for opcode in ("collective-permute", "collective-permute-start"):
         row = only(*pairs, opcode=opcode)
-        assert (row["collective"], row["group_size"], row["group_count"]) == (
-            *("collective-permute", 2),
-            4,
-        )
+        assert (row["collective"], row["group_size"], row["group_count"]) == (*("collective-permute", 2), 4)
     got = tuple_of(shape(F32, 1024), shape(8), shape(TOKEN))
     token = instruction("t", "after-all", 1, shape(TOKEN))
     for host, name in ((0, "recv"), (1, "host-to-device")):
         received = instruction("r", "recv", 2, got, (1,), (), (47, host))
         row = collective_instructions(build(computation(1, token, received))).row(0, named=True)
-        assert (row["collective"], row["message_bytes"], row["group_size"]) == (
-            name,
-            4096,
-            2 - host,
-        )
+        assert (row["collective"], row["message_bytes"], row["group_size"]) == (name, 4096, 2 - host)
 
 
 def test_async_start_and_fusion_count_as_what_they_hold() -> None:
@@ -94,9 +84,7 @@ def test_async_start_and_fusion_count_as_what_they_hold() -> None:
     assert (row["message_bytes"], row["group_size"], row["parts"]) == (128 + 512, 4, 2)
 
 
-@pytest.mark.parametrize(
-    ("spaces", "name"), [((5, 0), "host-to-device"), ((0, 5), "device-to-host"), ((0, 1), None)]
-)
+@pytest.mark.parametrize(("spaces", "name"), [((5, 0), "host-to-device"), ((0, 5), "device-to-host"), ((0, 1), None)])
 def test_slices_across_memories_in_a_wrapper_are_offloads(spaces, name) -> None:
     source, result = spaces
     inner = computation(

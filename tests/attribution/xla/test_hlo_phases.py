@@ -91,9 +91,7 @@ def phase_by_hand(op_name: str) -> str | None:
 @pytest.mark.parametrize("path", [REMAT, SINGLE], ids=lambda path: path.name)
 def test_phases_are_those_of_the_op_names_inside(path: Path) -> None:
     names, trace = protos(path), thence.open(path)
-    rows = trace.activities.select(
-        pl.col("program", "hlo", "phase", "phase_rule").cast(pl.String), "duration"
-    )
+    rows = trace.activities.select(pl.col("program", "hlo", "phase", "phase_rule").cast(pl.String), "duration")
     seen: Counter[str] = Counter()
     for row in rows.filter(pl.col("program").is_not_null()).unique().iter_rows(named=True):
         by_hand = {phase_by_hand(name) for name in names[row["program"]][row["hlo"]]} - {None}
@@ -129,10 +127,7 @@ def test_an_update_that_nothing_names_is_neither_forward_nor_backward() -> None:
     rows = thence.open(SINGLE).activities.select(pl.col("op_name", "phase").cast(pl.String))
     update = rows.filter(pl.col("op_name") == "jit(train_step)/sub")
     assert update.height > 0
-    assert set(update["phase"]) <= {
-        "other",
-        "mixed",
-    }  # mixed where gradients end in the same kernel
+    assert set(update["phase"]) <= {"other", "mixed"}  # mixed where gradients end in the same kernel
 
 
 FORWARD, BACKWARD, AGAIN, APART = (
@@ -153,14 +148,10 @@ FORWARD, BACKWARD, AGAIN, APART = (
         ((APART,), "other"),
     ],
 )
-def test_a_kernel_with_backward_work_in_it_is_backward(
-    inside: tuple[str, ...], expected: str
-) -> None:
+def test_a_kernel_with_backward_work_in_it_is_backward(inside: tuple[str, ...], expected: str) -> None:
     """The first instruction is a fusion without an op_name; the others are what it is made of."""
     module = thence.open(SINGLE).attributed.hlo[0]
     origin = pl.DataFrame({"op_name": [None, *inside], "frame": [None] * (len(inside) + 1)},
                           schema={"op_name": pl.String, "frame": pl.Int64})  # fmt: skip
-    parts = pl.DataFrame(
-        {"instruction": [0] * len(inside), "constituent": range(1, len(inside) + 1)}
-    )
+    parts = pl.DataFrame({"instruction": [0] * len(inside), "constituent": range(1, len(inside) + 1)})
     assert instruction_phases(module, origin, parts)["phase"].to_list()[0] == expected

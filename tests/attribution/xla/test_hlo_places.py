@@ -70,9 +70,7 @@ def places_of(tables: Tables) -> pl.DataFrame:
 
 
 def shares_of(tables: Tables, *weighting: Any) -> pl.DataFrame:
-    return source_shares(
-        rows_of(tables), *((lambda facts, how=how: how(facts.module)) for how in weighting)
-    )
+    return source_shares(rows_of(tables), *((lambda facts, how=how: how(facts.module)) for how in weighting))
 
 
 def proto_of(name: str, program: str) -> bytes:
@@ -125,9 +123,7 @@ def lines_of(module: bytes) -> list[str]:
     return [f"{files[place[1] - 1]}:{place[3]} {functions[place[2] - 1]}" for place in locations]
 
 
-@pytest.mark.parametrize(
-    ("name", "program", "least"), [(SINGLE, "jit_train_step", 150), (FILES[1], "jit_f", 3)]
-)
+@pytest.mark.parametrize(("name", "program", "least"), [(SINGLE, "jit_train_step", 150), (FILES[1], "jit_f", 3)])
 def test_places_are_those_of_the_proto(name: str, program: str, least: int) -> None:
     """Every instruction that ran and has metadata: its op_name, file and line."""
     tables = read(name)
@@ -244,15 +240,8 @@ def test_what_moves_data_belongs_to_what_it_moves() -> None:
     assert claims["place"].null_count() == 2
 
 
-def test_what_has_no_place_inherits_that_of_the_instruction_around_it(
-    hlo: Callable[..., HloModule],
-) -> None:
-    given = {
-        "op_name": "jit(f)/while/body/cond",
-        "frame": 2,
-        "source_file": "model.py",
-        "source_line": 7,
-    }
+def test_what_has_no_place_inherits_that_of_the_instruction_around_it(hlo: Callable[..., HloModule]) -> None:
+    given = {"op_name": "jit(f)/while/body/cond", "frame": 2, "source_file": "model.py", "source_line": 7}
     module = hlo(
         {
             0: [{"name": "outer", "opcode": "while", "called": [1], "op_name": "jit(f)/while"}],
@@ -294,18 +283,13 @@ def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:
     proto = module_of(
         instruction(1, "x", "parameter"),
         instruction(2, "y", "parameter"),
-        instruction(
-            3, "fusion.1", "fusion", (36, pack(1, 2)), (38, pack(5)), named("jit(f)/add", 2)
-        ),
+        instruction(3, "fusion.1", "fusion", (36, pack(1, 2)), (38, pack(5)), named("jit(f)/add", 2)),
         others=(fused,),
         root=3,
     )
     tables = running(proto, "fusion.1")
     read, operations = 3 * 4096**4 * 27, (2 * 102.4) ** 4  # B^4 = (3 * 4096)^4, O^4
-    expected = {
-        "model.py:1": read / 3 + operations / 2,
-        "model.py:2": read * 2 / 3 + operations / 2,
-    }
+    expected = {"model.py:1": read / 3 + operations / 2, "model.py:2": read * 2 / 3 + operations / 2}
     total = sum(expected.values())
     found = dict(shares_of(tables).select("place", "weight").rows())
     assert found == pytest.approx({k: v / total for k, v in expected.items()})
@@ -325,16 +309,9 @@ def test_every_collective_of_a_sharded_step_has_a_place() -> None:
 def test_reasons_where_there_is_no_instruction() -> None:
     tables = running(gathered(), None, None)
     in_graph = running(gathered(), None, graph=3)
-    without = dataclasses.replace(
-        running(gathered(), "dot.1"), programs=PROGRAMS.frame({"name": ["jit_f"]}), hlo=()
-    )
+    without = dataclasses.replace(running(gathered(), "dot.1"), programs=PROGRAMS.frame({"name": ["jit_f"]}), hlo=())
     alone = dataclasses.replace(tables, gpu=GPU.frame({"duration": [1], "kind": ["kernel"]}))
-    reasons = {
-        "no_hlo_op": tables,
-        "command_buffer": in_graph,
-        "no_hlo": without,
-        "no_program": alone,
-    }
+    reasons = {"no_hlo_op": tables, "command_buffer": in_graph, "no_hlo": without, "no_program": alone}
     for reason, case in reasons.items():
         places = places_of(case)
         assert {places[f"{kind}_rule"][0] for kind in PLACES} == {reason}
@@ -354,10 +331,7 @@ def test_no_rows() -> None:
     [
         ("jit(f)/add", ["jit(f)/add"]),
         ("(jit(f)/a:jit(f)/b)", ["jit(f)/a", "jit(f)/b"]),
-        (
-            "jit(f)/(jvp(x)/a:transpose(jvp(x))/b)",
-            ["jit(f)/jvp(x)/a", "jit(f)/transpose(jvp(x))/b"],
-        ),
+        ("jit(f)/(jvp(x)/a:transpose(jvp(x))/b)", ["jit(f)/jvp(x)/a", "jit(f)/transpose(jvp(x))/b"]),
         ("(p['a:b']:jit(f)/c)", ["p['a:b']", "jit(f)/c"]),
         ("jit(f)/((a:b):c)", ["jit(f)/a", "jit(f)/b", "jit(f)/c"]),
         ("jit(f)/transpose(jvp())", ["jit(f)/transpose(jvp())"]),
@@ -405,10 +379,7 @@ def test_stacks_share_the_frames_around_them() -> None:
         *((3, message((1, 1), (2, 1), (3, i + 1))) for i in range(count)),
         *((4, message((1, i + 1), (2, i))) for i in range(count)),
     )  # fmt: skip
-    parts = [
-        hlo_instruction(f"i{i}", "add", i + 1, hlo_shape(11), (), (), at(i + 1))
-        for i in range(count)
-    ]
+    parts = [hlo_instruction(f"i{i}", "add", i + 1, hlo_shape(11), (), (), at(i + 1)) for i in range(count)]
     module = build(computation(1, *parts), more=((17, frames),))
     stacks = frame_stacks(module, [None, 0, 5, *range(1, count + 1), count + 1])
     assert sorted(stacks) == list(range(1, count + 1))

@@ -39,9 +39,7 @@ def names(
     rows = len(launched_by)
     gpu = GPU.frame({"rank": [0] * rows, "start": range(rows), "program": [program] * rows})
     programs = PROGRAMS.frame({"rank": [0], "name": ["jit_f"], "execution": [2]})
-    found = iterations(
-        Tables(gpu=gpu, host=host, programs=programs), np.array(launched_by), host["name"].unique()
-    )
+    found = iterations(Tables(gpu=gpu, host=host, programs=programs), np.array(launched_by), host["name"].unique())
     return [None] * rows if found is None else found.cast(pl.String).to_list()
 
 
@@ -76,9 +74,7 @@ def test_iterations_of_a_recording(loops: Tables) -> None:
     launched = inside.filter(pl.col("graph") == 5).select(name, "correlation").unique()
     # The recording was cut in the 18th, which therefore counts to the one before.
     assert launched.height == 18
-    assert set(launched["iteration"]) == {
-        f"jit__fori_collect_loop(0)/while.212({n})" for n in range(17)
-    }
+    assert set(launched["iteration"]) == {f"jit__fori_collect_loop(0)/while.212({n})" for n in range(17)}
     outside = inside.filter(pl.col("iteration").is_null())
     assert set(outside["iteration_rule"]) == {"outside_loops"}
     assert outside.filter(pl.col("graph") != 2).is_empty()

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
 
-TREE = pl.DataFrame(
-    [(7, 0, -1, -1, False), (7, 1, 0, 2, False), (7, 2, 0, 2, False)], LEVELS, orient="row"
-)
+TREE = pl.DataFrame([(7, 0, -1, -1, False), (7, 1, 0, 2, False), (7, 2, 0, 2, False)], LEVELS, orient="row")
 """A graph that is one conditional, command 2, with two branches."""
 
 
@@ -46,14 +44,7 @@ def schedule(hlo: Callable[..., HloModule]) -> Schedule:
     """Commands 0 and 1, 1 reading the result of 0, and six more."""
     operands: dict[int, list[int]] = {1: [0]}
     return schedule_of(
-        hlo(
-            {
-                0: [
-                    {"name": f"a{n}", "opcode": "add", "operands": operands.get(n, [])}
-                    for n in range(8)
-                ]
-            }
-        )
+        hlo({0: [{"name": f"a{n}", "opcode": "add", "operands": operands.get(n, [])} for n in range(8)]})
     )
 
 
@@ -177,12 +168,9 @@ def against(loops: Tables, rule: str, *, reverse: bool) -> tuple[int, int]:
             counted=pl.lit(value=True),
         )
         levels = [
-            (nodes.graph, n, level.parent, level.conditional, level.loops)
-            for n, level in enumerate(slots.levels)
+            (nodes.graph, n, level.parent, level.conditional, level.loops) for n, level in enumerate(slots.levels)
         ]
-        launches_wrong += contradicted(
-            given, pl.DataFrame(levels, LEVELS, orient="row"), schedule
-        ).height
+        launches_wrong += contradicted(given, pl.DataFrame(levels, LEVELS, orient="row"), schedule).height
     return nodes_wrong, launches_wrong
 
 
@@ -192,13 +180,7 @@ def test_the_rule_for_numbers_is_not_contradicted(loops: Tables) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "reverse"),
-    [
-        ("depth first", False),
-        ("breadth first", True),
-        ("breadth first", False),
-        ("in line", True),
-        ("in line", False),
-    ],
+    [("depth first", False), ("breadth first", True), ("breadth first", False), ("in line", True), ("in line", False)],
 )
 def test_wrong_rules_for_numbers_are_contradicted(loops: Tables, rule: str, reverse: Any) -> None:
     nodes, launches = against(loops, rule, reverse=reverse)

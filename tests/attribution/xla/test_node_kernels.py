@@ -61,12 +61,7 @@ COMMANDS = {
     ],
 )
 def test_what_an_activity_says(
-    hlo: Callable[..., HloModule],
-    command: str,
-    role: Role,
-    activity: str,
-    size: int,
-    wanted: Verdict,
+    hlo: Callable[..., HloModule], command: str, role: Role, activity: str, size: int, wanted: Verdict
 ) -> None:
     schedule = schedule_of(hlo({0: [{"name": name, **facts} for name, facts in COMMANDS.items()]}))
     one = np.array([schedule.number_of[command]])

@@ -36,9 +36,7 @@ def nodes(seen: dict[int, str], begun: bool = True) -> Nodes:
         np.array(numbers, np.int64),
         ["Memcpy DtoD" if copy else seen[n] for n, copy in zip(numbers, copies, strict=True)],
         ["memcpy" if copy else "kernel" for copy in copies],
-        np.array(
-            [int(seen[n][5:]) if copy else -1 for n, copy in zip(numbers, copies, strict=True)]
-        ),
+        np.array([int(seen[n][5:]) if copy else -1 for n, copy in zip(numbers, copies, strict=True)]),
         np.full(len(numbers), begun),
     )
 
@@ -76,18 +74,13 @@ def test_each_slot_is_a_node(hlo: Callable[..., HloModule]) -> None:
         {0: "add_0", 1: "copy:4", 2: "add_2"},  # an addition is no copy, and two proofs are few
     ],
 )
-def test_what_contradicts_the_commands_does_not_fit(
-    hlo: Callable[..., HloModule], seen: dict[int, str]
-) -> None:
+def test_what_contradicts_the_commands_does_not_fit(hlo: Callable[..., HloModule], seen: dict[int, str]) -> None:
     schedule, slots = plan(hlo, *leaves(3))
     assert match(schedule, slots, nodes(seen)) is None
 
 
 @pytest.mark.parametrize("call", [False, True])
-def test_one_contradiction_among_many_proofs_costs_its_node(
-    hlo: Callable[..., HloModule],
-    call: bool,
-) -> None:
+def test_one_contradiction_among_many_proofs_costs_its_node(hlo: Callable[..., HloModule], call: bool) -> None:
     gemm = {"name": "gemm", "opcode": "custom-call", "custom_call_target": GEMM}
     schedule, slots = plan(hlo, *leaves(12), *[gemm] * call)
     seen = {n: f"add_{n}" for n in range(12)} | ({13: "nvjet_x"} if call else {})
@@ -106,26 +99,13 @@ def test_what_the_device_began_itself_is_in_a_branch(hlo: Callable[..., HloModul
     assert match(schedule, slots, nodes(seen, begun=False)) is None
 
 
-def test_calls_of_unknown_length_are_certain_where_only_one_way_fits(
-    hlo: Callable[..., HloModule],
-) -> None:
-    gemms = [
-        {"name": f"gemm.{n}", "opcode": "custom-call", "custom_call_target": GEMM} for n in (0, 1)
-    ]
+def test_calls_of_unknown_length_are_certain_where_only_one_way_fits(hlo: Callable[..., HloModule]) -> None:
+    gemms = [{"name": f"gemm.{n}", "opcode": "custom-call", "custom_call_target": GEMM} for n in (0, 1)]
     schedule, slots = plan(hlo, gemms[0], *leaves(1), gemms[1])
     # Nodes 0 and 2 hold calls. A set begins a call, a reduction of parts ends one.
-    seen = {
-        1: "add_0",
-        3: "copy:4",
-        4: "nvjet_x",
-        5: "cublasLt::splitKreduce_kernel",
-        6: "copy:4",
-        7: "nvjet_y",
-    }
+    seen = {1: "add_0", 3: "copy:4", 4: "nvjet_x", 5: "cublasLt::splitKreduce_kernel", 6: "copy:4", 7: "nvjet_y"}
     found = match(schedule, slots, nodes(seen))
-    assert commands(schedule, found)[1:] == [
-        *("add.0", "gemm.1", "gemm.0", "gemm.0", "gemm.0", "gemm.1", "gemm.1"),
-    ]
+    assert commands(schedule, found)[1:] == [*("add.0", "gemm.1", "gemm.0", "gemm.0", "gemm.0", "gemm.1", "gemm.1")]
     assert found is not None
     assert not found.counted[3:].any()
     assert found.counted[:3].all()
@@ -150,15 +130,9 @@ def test_a_call_whose_own_node_has_a_kernel_holds_nothing(hlo: Callable[..., Hlo
     st.lists(st.integers(0, 2), min_size=4, max_size=4),
     st.data(),
 )
-def test_a_node_is_certain_if_all_ways_agree(
-    kinds: list[str], lengths: list[int], data: st.DataObject
-) -> None:
+def test_a_node_is_certain_if_all_ways_agree(kinds: list[str], lengths: list[int], data: st.DataObject) -> None:
     """Against all ways to put the nodes on the slots, one by one."""
-    forms = {
-        "leaf": ("add", None),
-        "call": ("custom-call", "x"),
-        "sort": ("sort", None),
-    }
+    forms = {"leaf": ("add", None), "call": ("custom-call", "x"), "sort": ("sort", None)}
     instructions = [
         {"name": f"{kind}.{n}", "opcode": forms[kind][0], "custom_call_target": forms[kind][1]}
         for n, kind in enumerate(kinds)
@@ -172,9 +146,7 @@ def test_a_node_is_certain_if_all_ways_agree(
         unseen[int(slots.command[slot])] = data.draw(st.booleans())
     # A node with a kernel of its own holds no others.
     extent = [
-        0
-        if slots.role[i] == Role.SEVERAL and unseen.get(int(slots.command[i])) is False
-        else length
+        0 if slots.role[i] == Role.SEVERAL and unseen.get(int(slots.command[i])) is False else length
         for i, length in enumerate(extent)
     ]
     for slot, length in enumerate(extent):
@@ -190,11 +162,7 @@ def test_a_node_is_certain_if_all_ways_agree(
     ways = []
     for ends in product(range(count + 1), repeat=int(several.sum())):
         every = iter(ends)
-        way = [
-            slots.command[i]
-            for i in range(len(several))
-            for _ in range(next(every) if several[i] else 1)
-        ]
+        way = [slots.command[i] for i in range(len(several)) for _ in range(next(every) if several[i] else 1)]
         if len(way) >= count and _possible(schedule, slots, ends, seen, count):
             ways.append(way[:count])
     assert found is not None
@@ -210,15 +178,7 @@ def _module(computations: dict[int, list[dict[str, Any]]]) -> HloModule:
     from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 
     rows = [
-        {
-            "computation": 0,
-            "id": n,
-            "step": n,
-            "called": [],
-            "operands": [],
-            "result_bytes": 4,
-            "operand_bytes": 4,
-        }
+        {"computation": 0, "id": n, "step": n, "called": [], "operands": [], "result_bytes": 4, "operand_bytes": 4}
         | row
         for n, row in enumerate(computations[0])
     ]
@@ -228,16 +188,12 @@ def _module(computations: dict[int, list[dict[str, Any]]]) -> HloModule:
     )  # fmt: skip
 
 
-def _possible(
-    schedule: Schedule, slots: Slots, ends: tuple[int, ...], seen: dict[int, str], count: int
-) -> bool:
+def _possible(schedule: Schedule, slots: Slots, ends: tuple[int, ...], seen: dict[int, str], count: int) -> bool:
     """Whether nothing contradicts one way: several nodes for each slot that may have several."""
     every = iter(ends)
     number = 0
     fixed = int(np.isin(slots.role, [Role.SEVERAL]).argmax())
-    plain = {
-        int(slots.command[i]) for i in range(fixed) if slots.role[i] == Role.CALL and i in seen
-    }
+    plain = {int(slots.command[i]) for i in range(fixed) if slots.role[i] == Role.CALL and i in seen}
     holding = zip(slots.command[slots.role == Role.SEVERAL].tolist(), ends, strict=True)
     if any(length and command in plain for command, length in holding):
         return False

@@ -52,13 +52,9 @@ def test_the_branches_of_a_predicate_are_numbered_in_reverse_after_all_nodes_of_
         1: [leaf("t0"), leaf("t1")],
         2: [leaf("f0")],
     }
-    assert numbered(hlo(computations)) == [
-        *("a", "choose cond", "(cond)", "(cond)", "b", "f0", "t0", "t1"),
-    ]
+    assert numbered(hlo(computations)) == [*("a", "choose cond", "(cond)", "(cond)", "b", "f0", "t0", "t1")]
     computations[0][0]["result_bytes"] = 4  # an index
-    assert numbered(hlo(computations)) == [
-        *("a", "choose cond", "(cond)", "(cond)", "b", "t0", "t1", "f0"),
-    ]
+    assert numbered(hlo(computations)) == [*("a", "choose cond", "(cond)", "(cond)", "b", "t0", "t1", "f0")]
 
 
 def test_ten_branches_have_two_kernels_that_choose_and_an_empty_one_holds_nothing(
@@ -100,9 +96,7 @@ def test_what_a_branch_holds_comes_before_the_next_branch(hlo: Callable[..., Hlo
     assert [level.parent for level in levels] == [-1, 0, 0, 1, 1]
 
 
-def test_a_loop_in_the_graph_decides_before_and_at_the_end_of_each_round(
-    hlo: Callable[..., HloModule],
-) -> None:
+def test_a_loop_in_the_graph_decides_before_and_at_the_end_of_each_round(hlo: Callable[..., HloModule]) -> None:
     module = hlo(
         {
             # A proto names the body first.
@@ -111,20 +105,14 @@ def test_a_loop_in_the_graph_decides_before_and_at_the_end_of_each_round(
             2: [leaf("less")],
         }
     )
-    assert numbered(module) == [
-        *("a", "less", "choose w", "(w)", "b", "step", "less", "choose w"),
-    ]
+    assert numbered(module) == [*("a", "less", "choose w", "(w)", "b", "step", "less", "choose w")]
 
 
 def test_calls_sorts_and_asynchronous_commands(hlo: Callable[..., HloModule]) -> None:
     module = hlo(
         {
             0: [
-                {
-                    "name": "gemm",
-                    "opcode": "custom-call",
-                    "custom_call_target": "__cublas$lt$matmul",
-                },
+                {"name": "gemm", "opcode": "custom-call", "custom_call_target": "__cublas$lt$matmul"},
                 {"name": "mine", "opcode": "custom-call", "custom_call_target": "my_ffi"},
                 {"name": "sort", "opcode": "sort"},
                 {"name": "sorts", "opcode": "fusion", "called": [1], "fusion_kind": "kInput"},
@@ -159,13 +147,9 @@ def test_computations_that_call_each_other_are_refused(hlo: Callable[..., HloMod
 
 
 @pytest.mark.parametrize("opcode", ["call", "conditional", "while", "async-start"])
-def test_computations_that_share_what_they_call_are_planned_once(
-    hlo: Callable[..., HloModule], opcode: str
-) -> None:
+def test_computations_that_share_what_they_call_are_planned_once(hlo: Callable[..., HloModule], opcode: str) -> None:
     """Forty computations, each of which calls the next one twice: 2 ** 40 paths."""
-    computations = {
-        n: [{"name": f"c{n}", "opcode": opcode, "called": [n + 1, n + 1]}] for n in range(40)
-    }
+    computations = {n: [{"name": f"c{n}", "opcode": opcode, "called": [n + 1, n + 1]}] for n in range(40)}
     schedule = schedule_of(hlo({**computations, 40: [leaf("a")]}))
     with pytest.raises(TooManyNodes, match="more nodes than any CUDA graph"):
         slots_of(schedule, planned(schedule, schedule.bodies[0]))

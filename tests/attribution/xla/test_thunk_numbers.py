@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 
 def kernels(*names: str) -> Nodes:
     count = len(names)
-    return Nodes(
-        7,
-        np.arange(count),
-        list(names),
-        ["kernel"] * count,
-        np.full(count, -1),
-        np.full(count, True),
-    )
+    return Nodes(7, np.arange(count), list(names), ["kernel"] * count, np.full(count, -1), np.full(count, True))
 
 
 def first_commands(schedule: Schedule, number: int, nodes: Nodes) -> set[str]:
@@ -61,9 +54,7 @@ def nested(hlo: Callable[..., HloModule]) -> HloModule:
     )
 
 
-@pytest.mark.parametrize(
-    ("number", "name"), [(1, "a"), (3, "less"), (4, "s"), (5, "t"), (6, "f"), (8, "u"), (9, "b")]
-)
+@pytest.mark.parametrize(("number", "name"), [(1, "a"), (3, "less"), (4, "s"), (5, "t"), (6, "f"), (8, "u"), (9, "b")])
 def test_thunks_are_counted_as_xla_does(nested: HloModule, number: int, name: str) -> None:
     assert first_commands(schedule_of(nested), number, kernels(name)) == {name}
 
@@ -83,9 +74,7 @@ def test_behind_a_sort_a_number_is_at_least_the_count(hlo: Callable[..., HloModu
     assert first_commands(schedule, 1, kernels("x0")) == {"x0"}
 
 
-def test_a_graph_ends_before_what_ran_outside_and_holds_no_more_than_ran(
-    hlo: Callable[..., HloModule],
-) -> None:
+def test_a_graph_ends_before_what_ran_outside_and_holds_no_more_than_ran(hlo: Callable[..., HloModule]) -> None:
     schedule = schedule_of(hlo({0: [{"name": f"x{n}", "opcode": "add"} for n in range(5)]}))
     nodes = kernels("x0", "x1")
     lengths = [len(slots.command) for slots in possible_slots(schedule, 1, set(), nodes)]
@@ -105,8 +94,6 @@ def test_the_number_is_in_the_name_of_the_range_around_the_launch() -> None:
             "start": range(6), "duration": [1] * 6,
         }
     )  # fmt: skip
-    launches = pl.DataFrame(
-        {"rank": 0, "device": 0, "graph": [1, 2, 3, 4], "launch": [1, 3, 5, NO_ROW]}
-    )
+    launches = pl.DataFrame({"rank": 0, "device": 0, "graph": [1, 2, 3, 4], "launch": [1, 3, 5, NO_ROW]})
     found = thunk_numbers(Tables(host=host), launches)
     assert found.select("thunk", "first").rows() == [(0, 12), (2, 3), (None, None), (None, None)]

@@ -98,12 +98,7 @@ def layout(folder: Path, cuda: Path) -> dict[str, object]:
         if kind == "VERSION":
             result["version"] = int(first)
         elif not field.strip():
-            records[kind] = {
-                "kind": int(first),
-                "bytes": int(second),
-                "struct": struct[0],
-                "fields": {},
-            }
+            records[kind] = {"kind": int(first), "bytes": int(second), "struct": struct[0], "fields": {}}
         else:
             records[kind]["fields"][field.strip()] = [int(first), int(second)]  # type: ignore[index]
     return {**result, "records": records}

@@ -42,10 +42,7 @@ _KEPT = (
     *("format", "version", "launches", "began_ns", "stopped_ns", "finished", "xla_flags"),
     *("devices", "versions"),
 )
-_REWRITTEN = (
-    (rb"/[\w./-]+?(?=/benchmarks/)", b"/home/user/programs"),
-    (rb"/[\w./-]+?/\.venv", b"/home/user/.venv"),
-)
+_REWRITTEN = ((rb"/[\w./-]+?(?=/benchmarks/)", b"/home/user/programs"), (rb"/[\w./-]+?/\.venv", b"/home/user/.venv"))
 
 
 def tables_of(recording: Path) -> dict[str, pl.DataFrame]:
@@ -136,9 +133,7 @@ def _texts(tables: dict[str, pl.DataFrame]) -> dict[int, str]:
     return dict(names.iter_rows())
 
 
-def cut(
-    recording: Path, executions: int, programs: list[str]
-) -> tuple[dict[str, bytes], dict[str, int]]:
+def cut(recording: Path, executions: int, programs: list[str]) -> tuple[dict[str, bytes], dict[str, int]]:
     """The files of the cut recording, and how often each program was executed in it."""
     tables = tables_of(recording)
     spans = spans_of(tables)
@@ -150,11 +145,7 @@ def cut(
         if any(k[0] == thread and k[1] <= begin <= k[2] for k in kept)
     ]  # fmt: skip
     begun = tables["ranges"].filter((pl.col("flags") & _BEGINS) != 0)
-    wanted = (
-        pl.DataFrame(inside, ("thread", "time", "end"), orient="row")
-        .select("thread", "time")
-        .unique()
-    )
+    wanted = pl.DataFrame(inside, ("thread", "time", "end"), orient="row").select("thread", "time").unique()
     of = begun.join(wanted, on=["thread", "time"], how="semi")["id"]
     tables["ranges"] = tables["ranges"].filter(pl.col("id").is_in(of.implode()))
     spanned = [(pl.col("thread") == k[0]) & pl.col("start").is_between(k[1], k[2]) for k in kept]
@@ -169,20 +160,14 @@ def cut(
     for kind in tables.keys() & {"kernels", "copies", "sets"}:
         own = pl.col("correlation").is_in(calls["correlation"].implode())
         ends = pl.col("device").replace_strict(until, default=None)
-        body = (
-            (pl.col("correlation") == 0)
-            & (pl.col("start") >= began)
-            & (pl.col("start") < ends.fill_null(1 << 62))
-        )
+        body = (pl.col("correlation") == 0) & (pl.col("start") >= began) & (pl.col("start") < ends.fill_null(1 << 62))
         tables[kind] = tables[kind].filter(own | body)
     tables["calls"] = calls
     ran = Counter(found[1] for k in kept if (found := _MODULE.match(k[3])))
     return _files(recording, programs, tables), dict(ran)
 
 
-def _files(
-    recording: Path, programs: list[str], tables: dict[str, pl.DataFrame]
-) -> dict[str, bytes]:
+def _files(recording: Path, programs: list[str], tables: dict[str, pl.DataFrame]) -> dict[str, bytes]:
     numbers = [
         table[column].cast(pl.Int64)
         for kind, table in tables.items() if kind != "names"
@@ -221,17 +206,11 @@ def _module(proto: bytes) -> bytes:
     module.DiscardUnknownFields()
     content = module.SerializeToString()
     for pattern, other in _REWRITTEN:
-        content = re.sub(
-            pattern,
-            lambda found, other=other: other.ljust(len(found[0]), b"_")[: len(found[0])],
-            content,
-        )
+        content = re.sub(pattern, lambda found, other=other: other.ljust(len(found[0]), b"_")[: len(found[0])], content)
     return content
 
 
-def main(
-    with_buffers: Path, without: Path, executions: int, out: Path, programs: list[str]
-) -> None:
+def main(with_buffers: Path, without: Path, executions: int, out: Path, programs: list[str]) -> None:
     """Writes the archive."""
     kept, ran = cut(with_buffers, executions, programs)
     files = {f"recording/host-rank0-1/{name}": data for name, data in kept.items()}

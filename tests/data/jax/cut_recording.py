@@ -38,9 +38,7 @@ def main(recording: Path, program: str, milliseconds: float, out: Path) -> None:
     begins = begun.filter(pl.col("name").is_in(wanted.implode()))["time"].min()
     launch = names.filter(text.str.contains("GraphLaunch", literal=True))["number"]
     launched = (
-        tables["calls"]
-        .filter(pl.col("function").is_in(launch.implode()), pl.col("start") > begins)["start"]
-        .min()
+        tables["calls"].filter(pl.col("function").is_in(launch.implode()), pl.col("start") > begins)["start"].min()
     )
     until = launched + int(milliseconds * 1e6)
     of = begun.filter(pl.col("time").is_between(begins, until))["id"]

@@ -63,9 +63,7 @@ def cut(tables: dict[str, dict[str, Any]], first: int, end: int) -> dict[str, di
     time, counter = boundaries["time"], boundaries["counter"]
     ranges = tables["ranges"]
     begun = ranges["id"][
-        ((ranges["flags"] & _BEGINS) != 0)
-        & (ranges["time"] >= time[low])
-        & (ranges["time"] < time[high])
+        ((ranges["flags"] & _BEGINS) != 0) & (ranges["time"] >= time[low]) & (ranges["time"] < time[high])
     ]
     kept = {
         "boundaries": np.arange(low, high + 1),
@@ -76,13 +74,9 @@ def cut(tables: dict[str, dict[str, Any]], first: int, end: int) -> dict[str, di
             for table in ("calls", "kernels", "copies", "sets")
         },
     }
-    kept["collectives"] = np.isin(
-        tables["collectives"]["serial"], tables["marks"]["serial"][kept["marks"]]
-    )
+    kept["collectives"] = np.isin(tables["collectives"]["serial"], tables["marks"]["serial"][kept["marks"]])
     result = {
-        table: {name: values[kept[table]] for name, values in columns.items()}
-        if table in kept
-        else columns
+        table: {name: values[kept[table]] for name, values in columns.items()} if table in kept else columns
         for table, columns in tables.items()
     }
     names = result["names"]

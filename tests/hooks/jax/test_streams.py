@@ -65,9 +65,7 @@ def test_an_old_jax_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) ->
         thence.jax.on_stream(abs, 1)
 
 
-def test_the_decorator_says_what_is_missing_where_it_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_decorator_says_what_is_missing_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     decorate = thence.jax.on_stream(n=1)
     with pytest.raises(thence.MissingRequirement):

@@ -16,9 +16,7 @@ import jax.numpy as jnp  # noqa: E402 - only where there is jax
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ANNOTATED_CALL = re.compile(
-    r"call @(\S+)\(.*_xla_stream_annotation = \"(\d+)\", inlineable = \"false\""
-)
+ANNOTATED_CALL = re.compile(r"call @(\S+)\(.*_xla_stream_annotation = \"(\d+)\", inlineable = \"false\"")
 
 
 def dense(x: Any, kernel: Any, bias: Any) -> Any:

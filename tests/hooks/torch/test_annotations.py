@@ -88,9 +88,7 @@ def test_a_trace_annotated_by_pytorchs_exporter(lanes: str, tmp_path: Path) -> N
     document = json.loads(gzip.decompress(REPLAY.read_bytes()))
     base = document["baseTimeNanoseconds"]
     events = [e for e in document["traceEvents"] if e.get("ph") == "X" and e.get("cat") != "Trace"]
-    results = type(
-        "Results", (), {"trace_activities": lambda _: [Activity(e, base) for e in events]}
-    )()
+    results = type("Results", (), {"trace_activities": lambda _: [Activity(e, base) for e in events]})()
     path = tmp_path / "trace.json"
     exporter.export_chrome_trace(results, str(path), annotations=annotations(), graph_lanes=lanes)
     assert counts(path) == RIGHT
@@ -109,9 +107,6 @@ def test_ranges_of_record_function_fast_are_labels_and_operators_stay(tmp_path: 
             y.sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     host = thence.open(tmp_path / "trace.json").host
-    named = {
-        category: set(host["name"].cast(str).filter(host["category"] == category))
-        for category in ("range", "op")
-    }
+    named = {category: set(host["name"].cast(str).filter(host["category"] == category)) for category in ("range", "op")}
     assert named["range"] == {"attention", "mlp", "loss"}
     assert {"aten::softmax", "aten::gelu", "GeluBackward0"} <= named["op"]

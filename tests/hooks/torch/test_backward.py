@@ -54,10 +54,7 @@ class Engine:
         self.callbacks.append(function)
 
     def run(self, root: Node) -> None:
-        nodes = sorted(
-            {id(n): n for n in nodes_of([SimpleNamespace(grad_fn=root)])}.values(),
-            key=lambda n: -n.number,
-        )
+        nodes = sorted({id(n): n for n in nodes_of([SimpleNamespace(grad_fn=root)])}.values(), key=lambda n: -n.number)
         ordered = []
         for node in (one for one in nodes if one.number != LEAF):
             ordered.append(node)
@@ -186,9 +183,7 @@ class StackSetting(Setting):
             self.compiled.end()
 
 
-def chain(
-    setting: Setting, count: int, width: int = 3, **more: Any
-) -> tuple[Node, dict[Node, tuple[str, str]]]:
+def chain(setting: Setting, count: int, width: int = 3, **more: Any) -> tuple[Node, dict[Node, tuple[str, str]]]:
     """A forward pass of nodes one after another, and module and line of each."""
     node, made = None, {}
     for at in range(count):
@@ -246,13 +241,7 @@ def test_accumulation_is_a_phase_and_the_node_after_it_is_itself_again(kind: typ
     root = setting.forward("a", "1", second)
     setting.backward(root)
     found = [(node.number, last[PHASE]) for node, last in setting.known() if node is not None]
-    assert found == [
-        (2, "backward"),
-        (1, "backward"),
-        (LEAF, "gradient"),
-        (0, "backward"),
-        (LEAF, "backward"),
-    ]
+    assert found == [(2, "backward"), (1, "backward"), (LEAF, "gradient"), (0, "backward"), (LEAF, "backward")]
 
 
 def test_where_devices_take_turns_every_node_has_a_hook() -> None:

@@ -168,14 +168,8 @@ def test_what_is_coalesced_is_labelled_together_at_its_end() -> None:
         one = Group()
         one._start_coalescing(None)
         for elements, peer in ((3, 1), (4, 2)):
-            facts = {
-                "Collective name": "send",
-                "In msg nelems": elements,
-                "Out msg nelems": elements,
-            }
-            ours._remember(
-                one, ours.LibraryMark("nccl:send", "lane", **facts, **{"Dst Rank": peer})
-            )
+            facts = {"Collective name": "send", "In msg nelems": elements, "Out msg nelems": elements}
+            ours._remember(one, ours.LibraryMark("nccl:send", "lane", **facts, **{"Dst Rank": peer}))
         assert one._end_coalescing(None) == "work"
         assert one._end_coalescing(None) == "work"  # nothing was coalesced: no label
     finally:

@@ -103,9 +103,7 @@ class StackSetting(Setting):
         assert native is not None
         self.log = self.counter.log
         self.chains = self.log.chains = Chains(native, self.places)
-        self.compiled = CompiledPlaces(
-            self.places, self.log, self.around, self.lines, chains=self.chains
-        )
+        self.compiled = CompiledPlaces(self.places, self.log, self.around, self.lines, chains=self.chains)
         self.numbers: list[int] = []
 
     def launch(self) -> None:
@@ -149,19 +147,11 @@ def setting(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [Setting, StackSetting])
-def test_launches_have_the_places_of_their_main_part_and_what_follows_those_around(
-    setting, tmp_path, kind
-) -> None:
+def test_launches_have_the_places_of_their_main_part_and_what_follows_those_around(setting, tmp_path, kind) -> None:
     setting = kind()
     softmax = Part(None, FRAMES[:1], "aten.softmax", "forward", 0.75)
-    found = setting.run(
-        tmp_path, "forward", (UP,), (UP._replace(module="down", share=0.25), softmax)
-    )
-    assert found == [
-        ("block.up", MODEL, "forward"),
-        ("block", MODEL, "forward"),
-        ("block", MAIN, None),
-    ]
+    found = setting.run(tmp_path, "forward", (UP,), (UP._replace(module="down", share=0.25), softmax))
+    assert found == [("block.up", MODEL, "forward"), ("block", MODEL, "forward"), ("block", MAIN, None)]
 
 
 def test_python_of_the_users_inside_of_generated_code_has_its_own_lines(setting, tmp_path) -> None:
@@ -173,9 +163,7 @@ def test_python_of_the_users_inside_of_generated_code_has_its_own_lines(setting,
     setting.chains.own(space["op"].__code__)
     launch = setting.launch
     setting.launch = lambda: space["op"]() if len(setting.numbers) == 1 else launch()
-    found = setting.run(
-        tmp_path, "forward", (UP,), (UP._replace(op="mylib.op"),), (UP._replace(module="down"),)
-    )
+    found = setting.run(tmp_path, "forward", (UP,), (UP._replace(op="mylib.op"),), (UP._replace(module="down"),))
     assert found == [
         ("block.up", MODEL, "forward"),
         ("block.up", ["/me/op.py:3", *MODEL], "forward"),
@@ -196,9 +184,7 @@ def test_a_module_that_cannot_be_told_says_why(setting, tmp_path) -> None:
     setting.run(tmp_path, "inference", (), (Part(None, (), "prims.fma", "forward", 1.0),))
     reasons = {place.detail for _, place in setting.places.take() if place.name is None}
     assert reasons == {"made_by_compiler", None}
-    run = SimpleNamespace(
-        module=SimpleNamespace(kind="backward"), prefix="", line=0, instance=0, phase=""
-    )
+    run = SimpleNamespace(module=SimpleNamespace(kind="backward"), prefix="", line=0, instance=0, phase="")
     before = LineFacts((Part(None, FRAMES, "aten.mm", "backward", 1.0),), before=True)
     setting.compiled.changed(run, before)
     rows = setting.log.take()
@@ -215,9 +201,7 @@ def test_sums_of_gradients_have_a_phase_and_no_module(setting, tmp_path, monkeyp
     assert (module, phase) == (None, "gradient")
 
 
-def test_equal_places_are_noted_once_but_after_operators_that_may_run_python(
-    setting, tmp_path
-) -> None:
+def test_equal_places_are_noted_once_but_after_operators_that_may_run_python(setting, tmp_path) -> None:
     setting.run(tmp_path, "forward", (UP,), (UP,), (UP._replace(op="aten.gelu"),))
     before = setting.launches
     setting.run(tmp_path, "forward", (UP._replace(op="mylib.op"),), (UP,))

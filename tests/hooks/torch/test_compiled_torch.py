@@ -21,9 +21,7 @@ def steps(tmp_path_factory) -> dict[str, dict[str, Any]]:
     """A step without thence, one with it, one with its cache, and one with a cache filled without it."""
     without, with_it = (str(tmp_path_factory.mktemp(name)) for name in ("without", "with"))
     command = [without, with_it + THENCE, with_it + THENCE, without + THENCE]
-    done = subprocess.run(
-        [sys.executable, STEP, *command], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = subprocess.run([sys.executable, STEP, *command], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     results = map(json.loads, done.stdout.splitlines())
     return dict(zip(("plain", "cold", "warm", "before"), results, strict=True))
@@ -61,9 +59,10 @@ def test_every_multiplication_has_the_layer_that_its_shapes_tell(steps, cache) -
 
 def test_a_cache_filled_before_tells_the_forward_and_says_what_it_lacks(steps) -> None:
     launches = steps["before"]["launches"]
-    assert [
-        (truth, module, phase) for truth, module, _, phase, _ in launches if phase == "forward"
-    ] == [("up", "up", "forward"), ("head", "head", "forward")]
+    assert [(truth, module, phase) for truth, module, _, phase, _ in launches if phase == "forward"] == [
+        ("up", "up", "forward"),
+        ("head", "head", "forward"),
+    ]
     assert {module for _, module, _, phase, _ in launches if phase == "backward"} == {None}
     assert len(launches) == 5
     (note,) = steps["before"]["notes"]

@@ -84,11 +84,7 @@ x = torch.randn(2, 4)
 MODULES = {"net": "Net", "head": "Net"} | {
     f"{name} {n}": path
     for n in range(3)
-    for name, path in (
-        ("block", f"blocks.{n}"),
-        ("sum", f"blocks.{n}"),
-        ("act", f"blocks.{n}.act"),
-    )
+    for name, path in (("block", f"blocks.{n}"), ("sum", f"blocks.{n}"), ("act", f"blocks.{n}.act"))
 }
 
 
@@ -121,18 +117,12 @@ def expected(suffix: str = "") -> dict[str, set[str | None]]:
 
 
 def test_modules_have_the_paths_that_users_know(tmp_path: Path) -> None:
-    program = watched(
-        "with torch.no_grad():\n    for _ in range(3): net(x)\nlaunch('outside')", tmp_path
-    )
+    program = watched("with torch.no_grad():\n    for _ in range(3): net(x)\nlaunch('outside')", tmp_path)
     assert places(program, MODULE) == expected() | {"outside": {None}}
     found = program.place(program.launches[3], MODULE)
     assert found is not None
     assert (found.name, found.detail) == ("blocks.0", "Block")
-    parents = {
-        p.name: program.known[p.parent].name
-        for p in program.known.values()
-        if p.kind == MODULE and p.parent
-    }
+    parents = {p.name: program.known[p.parent].name for p in program.known.values() if p.kind == MODULE and p.parent}
     assert parents["blocks.1.act"] == "blocks.1"
 
 
@@ -150,9 +140,7 @@ def test_a_backward_kernel_has_module_line_and_chain_of_its_forward(tmp_path: Pa
         tmp_path,
     )
     found = places(program, MODULE)
-    for name, path in (
-        expected() | expected(" backward") | {"loss": {None}, "after": {None}}
-    ).items():
+    for name, path in (expected() | expected(" backward") | {"loss": {None}, "after": {None}}).items():
         assert found[name] == path, name
     forward = {str(one.name): one for one in program.launches}
     for one in program.launches:
@@ -268,11 +256,7 @@ def test_checkpointed_modules_are_recomputed(tmp_path: Path, reentrant: bool) ->
     assert {phase for _, phase in half[:between]} == {"forward"}
     after = half[between + 1 :]
     assert {p for name, p in after if name.endswith("backward")} == {"backward"}
-    again = {
-        p
-        for name, p in after
-        if name.startswith(("block", "act")) and not name.endswith("backward")
-    }
+    again = {p for name, p in after if name.startswith(("block", "act")) and not name.endswith("backward")}
     assert again == {"recompute"}
 
 
@@ -462,9 +446,7 @@ def test_serving_is_told_by_the_tokens(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    said = [
-        (place.detail if (place := program.place(one, STEP)) else None) for one in program.launches
-    ]
+    said = [(place.detail if (place := program.place(one, STEP)) else None) for one in program.launches]
     assert said == ["prefill batch=2 tokens=7"] + ["decode batch=2 tokens=1"] * 3
     assert len(steps(program)) == 4
     assert places(program, PHASE)["table"] == {"other"}

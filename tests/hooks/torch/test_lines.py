@@ -15,9 +15,7 @@ from thence.hooks.torch import lines
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"
-)
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
 
 
 def watched(body: str, tmp_path: Path, **options: object) -> Watched:
@@ -29,9 +27,7 @@ def test_every_line_that_launches_is_known(tmp_path: Path, own: int) -> None:
     program = watched(EVERYTHING + "for _ in range(3): round()\n", tmp_path, own=own)
     assert len(program.launches) > 500
     counts = program.verdicts()
-    wrong = [
-        (one, program.chain(one)) for one in program.launches if program.verdict(one) == "wrong"
-    ]
+    wrong = [(one, program.chain(one)) for one in program.launches if program.verdict(one) == "wrong"]
     assert not wrong[:3]
     assert counts["function"] == 0
 
@@ -39,9 +35,7 @@ def test_every_line_that_launches_is_known(tmp_path: Path, own: int) -> None:
 @pytest.mark.usefixtures("way")
 def test_many_rounds_stay_right_while_silent_lines_are_switched_off(tmp_path: Path) -> None:
     program = watched(EVERYTHING + "for _ in range(40): round()\n", tmp_path)
-    wrong = [
-        (one, program.chain(one)) for one in program.launches if program.verdict(one) == "wrong"
-    ]
+    wrong = [(one, program.chain(one)) for one in program.launches if program.verdict(one) == "wrong"]
     assert not wrong[:3]
     assert program.verdicts()["line"] > 0.9 * len(program.launches)
 
@@ -90,18 +84,14 @@ def calls(i):
 
 
 def wrong(program: Watched) -> list[object]:
-    return [
-        (one, program.chain(one)) for one in program.launches if program.verdict(one) == "wrong"
-    ]
+    return [(one, program.chain(one)) for one in program.launches if program.verdict(one) == "wrong"]
 
 
 def test_lines_that_launch_from_their_100th_run_on(tmp_path: Path) -> None:
     """Without a step they were switched off by then: their function is known, and no line is wrong."""
     program = watched(LATE + "for i in range(300): late(i, 100); calls(i)\n", tmp_path)
     assert not wrong(program)[:3]
-    of = {
-        name: set() for name in ("first", "last", "call", "end", "late", "silent", "loop", "helper")
-    }
+    of = {name: set() for name in ("first", "last", "call", "end", "late", "silent", "loop", "helper")}
     for one in program.launches:
         of.get(str(one.name), set()).add(program.verdict(one))
     # These launch from the first run on, and a line that is watched follows each.
@@ -109,9 +99,7 @@ def test_lines_that_launch_from_their_100th_run_on(tmp_path: Path) -> None:
     assert "function" in of["late"] | of["loop"] | of["silent"]
 
 
-def test_at_a_later_step_such_lines_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_a_later_step_such_lines_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "CHANCE_SECONDS", 0)
     body = LATE + "for i in range(300):\n    late(i, 100); calls(i)\n    if i % 10 == 0: step()\n"
     program = watched(body, tmp_path)
@@ -123,9 +111,7 @@ def test_at_a_later_step_such_lines_are_known(
 
 @pytest.mark.usefixtures("way")
 def test_a_silent_line_costs_nothing_once_it_is_switched_off(tmp_path: Path) -> None:
-    program = watched(
-        "def f():\n    for i in range(100_000):\n        x = i\n        y = x\nf()\n", tmp_path
-    )
+    program = watched("def f():\n    for i in range(100_000):\n        x = i\n        y = x\nf()\n", tmp_path)
     assert len(program.rows["place"]) < 10 * lines.QUIET_RUNS
 
 
@@ -212,9 +198,7 @@ def test_functions_that_run_already_when_recording_begins(tmp_path: Path) -> Non
         tmp_path,
         between=True,
     )
-    assert [program.chain(one) for one in program.launches] == [
-        list(one.stack) for one in program.launches
-    ]
+    assert [program.chain(one) for one in program.launches] == [list(one.stack) for one in program.launches]
 
 
 @pytest.mark.usefixtures("way")
@@ -234,9 +218,7 @@ def test_code_of_packages_counts_where_it_is_asked_for(tmp_path: Path) -> None:
     assert (above.name, above.line) == ("go", 3)
 
 
-def test_without_a_counter_lines_are_followed_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_counter_lines_are_followed_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where every launch is recorded, nothing says which line launched: none is switched off soon."""
     monkeypatch.setattr("launching.Counter.read", lambda _self: 0)
     body = "def f(i):\n    launch(i)\n    x = 1\nfor i in range(500): f(i)\n"

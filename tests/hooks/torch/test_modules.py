@@ -111,9 +111,7 @@ def test_a_part_that_was_called_first_is_named_by_the_whole() -> None:
     assert places[named.number(net.layers[0].proj, 0)].name == "layers.0.proj"
 
 
-def test_modules_that_are_made_for_every_call_are_not_looked_for_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_modules_that_are_made_for_every_call_are_not_looked_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     places = Places()
     named = ModulePaths(places)
     net = Net()

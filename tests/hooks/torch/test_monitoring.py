@@ -30,9 +30,7 @@ def test_old_pythons_say_what_is_lost(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python has no events")
 @pytest.mark.parametrize("taken", [(3,), (3, 4)])
-def test_ids_that_other_tools_took(
-    tmp_path: Path, taken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_that_other_tools_took(tmp_path: Path, taken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monitoring = getattr(sys, "monitoring")  # noqa: B009 - the type checker knows Python 3.11
     for number in taken:
         monitoring.use_tool_id(number, "a debugger")

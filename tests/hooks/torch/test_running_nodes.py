@@ -20,9 +20,7 @@ from thence.hooks.torch.running_nodes import RunningNodes  # noqa: E402
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info[:2] not in LAYOUTS, reason="the stack of this Python is not known"
-)
+pytestmark = pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="the stack of this Python is not known")
 
 KERNEL = """
 import threading

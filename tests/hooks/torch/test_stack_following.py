@@ -20,9 +20,7 @@ from thence.hooks.torch.following import ByStack
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info[:2] not in LAYOUTS, reason="the stack of this Python is not known"
-)
+pytestmark = pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="the stack of this Python is not known")
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +57,7 @@ def test_every_launch_has_its_line_however_late_it_comes(tmp_path: Path) -> None
     assert (program.rows["flags"] & READ).any()
 
 
-def test_an_observer_is_told_of_a_line_before_it_launches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_observer_is_told_of_a_line_before_it_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As during the capture of a CUDA graph, whose nodes have no launch of their own."""
     latest: dict[int, int] = {}
     seen: list[tuple[int, str, int]] = []
@@ -230,11 +226,7 @@ def test_lines_need_no_events_before_the_first_autograd_node(tmp_path: Path) -> 
     for one in program.launches:
         place = program.place(one, MODULE)
         paths[one.name].add(place.name if place else None)
-    assert paths == {
-        "block": {"blocks.0", "blocks.1", "blocks.2"},
-        "net": {"Net"},
-        "outside": {None},
-    }
+    assert paths == {"block": {"blocks.0", "blocks.1", "blocks.2"}, "net": {"Net"}, "outside": {None}}
     assert monitoring.get_tool(3) is monitoring.get_tool(4) is None
 
 
@@ -251,9 +243,7 @@ def test_nothing_stays_set_after_a_recording(tmp_path: Path) -> None:
 
 def test_modules_alone(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    program = watched(
-        INFERENCE.replace("events(Net.forward.__code__)", ""), tmp_path, modules=True, lines=False
-    )
+    program = watched(INFERENCE.replace("events(Net.forward.__code__)", ""), tmp_path, modules=True, lines=False)
     assert not [one for one in program.known.values() if one.kind == LINE and one.name]
     assert {program.place(one, MODULE).name for one in program.launches if one.name == "block"} == {
         "blocks.0", "blocks.1", "blocks.2",
@@ -264,8 +254,7 @@ def test_a_recording_after_another_one_knows_the_same(tmp_path: Path) -> None:
     """Functions that did not run between the two, and had no events in the first."""
     pytest.importorskip("torch")
     body = INFERENCE.partition("events(")[0] + (
-        "hooks.stop()\nhooks.__init__(*again)\nhooks.start()\n"
-        "with torch.no_grad():\n    for _ in range(4): net(x)\n"
+        "hooks.stop()\nhooks.__init__(*again)\nhooks.start()\nwith torch.no_grad():\n    for _ in range(4): net(x)\n"
     )
     program = Watched(body, tmp_path / "program.py", modules=True, between=True)
     later = program.launches[16:]

@@ -37,9 +37,7 @@ def test_every_line_that_followed_another_was_expected() -> None:
     finally:
         sys.settrace(before)
     assert len(seen) > 150
-    unexpected = [
-        (c.co_name, a, b) for c, a, b in seen if b not in successors(c).get(a, frozenset())
-    ]
+    unexpected = [(c.co_name, a, b) for c, a, b in seen if b not in successors(c).get(a, frozenset())]
     assert not unexpected
 
 

@@ -11,19 +11,7 @@ import polars as pl
 import pytest
 
 from helpers import DATA
-from hlo_building import (
-    BF16,
-    F32,
-    TOKEN,
-    TUPLE,
-    at,
-    build,
-    computation,
-    frame_index,
-    instruction,
-    shape,
-    tuple_of,
-)
+from hlo_building import BF16, F32, TOKEN, TUPLE, at, build, computation, frame_index, instruction, shape, tuple_of
 from protowire import every, fields, first, message, pack, packed
 from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.attribution.xla.hlo_collectives import collective_instructions
@@ -207,15 +195,11 @@ def test_flops_of_products_and_convolutions() -> None:
     right = instruction("r", "parameter", 2, shape(BF16, 8, 16, 64))
     numbers = message((1, pack(2)), (2, pack(1)), (3, pack(0)), (4, pack(0)))
     dot = instruction("d", "dot", 3, shape(F32, 8, 32, 64), (1, 2), (), (30, numbers))
-    config = (
-        b'{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"]}}}'
-    )
+    config = b'{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"]}}}'
     result = tuple_of(shape(BF16, 8, 32, 64), shape(2, 1 << 20))  # with its workspace
     library = ((28, "__cublas$lt$matmul"), (43, config))
     call = instruction("m", "custom-call", 4, result, (1, 2), (), *library)
-    ragged = instruction(
-        "g", "ragged-dot", 5, shape(F32, 4, 2), (1, 2), (), (90, message((1, numbers)))
-    )
+    ragged = instruction("g", "ragged-dot", 5, shape(F32, 4, 2), (1, 2), (), (90, message((1, numbers))))
     kernel = instruction("k", "parameter", 6, shape(F32, 3, 3, 16, 32))
     sizes = (16, message((4, 3)))
     conv = instruction("v", "convolution", 7, shape(F32, 1, 10, 10, 32), (1, 6), (), sizes)
@@ -257,9 +241,7 @@ def test_loops_and_what_is_in_them(form: str) -> None:
     adder = computation(1, instruction("add", "add", 1, shape(F32)))
     fused = computation(2, instruction("mul", "multiply", 2, shape(F32)))
     body = computation(
-        3,
-        instruction("f", "fusion", 3, shape(F32), (), (2,)),
-        instruction("r", "reduce", 4, shape(F32), (), (1,)),
+        3, instruction("f", "fusion", 3, shape(F32), (), (2,)), instruction("r", "reduce", 4, shape(F32), (), (1,))
     )
     condition = computation(4, instruction("lt", "compare", 5, shape(1)))
     entry = computation(5, instruction("w", "while", 6, shape(F32), (), (3, 4), config))
@@ -279,14 +261,10 @@ def test_loops_and_what_is_in_them(form: str) -> None:
 
 def test_old_modules_have_a_file_and_line_instead_of_frames() -> None:
     metadata = (7, message((2, "jit(f)/mul"), (3, "/x/f.py"), (4, 7)))
-    parts = [
-        instruction(n, "add", i, shape(F32), (), (), metadata) for i, n in ((1, "a"), (2, "b"))
-    ]
+    parts = [instruction(n, "add", i, shape(F32), (), (), metadata) for i, n in ((1, "a"), (2, "b"))]
     module = build(computation(1, *parts))
     table = module.instructions
-    assert table.select("op_name", "source_file", "source_line").unique().rows() == [
-        ("jit(f)/mul", "/x/f.py", 7)
-    ]
+    assert table.select("op_name", "source_file", "source_line").unique().rows() == [("jit(f)/mul", "/x/f.py", 7)]
     assert table["frame"].n_unique() == 1
     assert module.stack(table["frame"][0]) == (Frame("/x/f.py", 7, 0, ""),)
 

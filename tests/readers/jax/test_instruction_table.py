@@ -66,21 +66,14 @@ def test_cut_and_overlong_numbers_are_damage(fields: list[bytes]) -> None:
 def test_lists_may_be_packed_or_not(spread: str) -> None:
     """Protobuf's rule for readers: one field for each number says the same as a packed list."""
 
-    def listed(
-        number: int, values: tuple[int, ...], *, one_by_one: bool
-    ) -> list[tuple[int, object]]:
+    def listed(number: int, values: tuple[int, ...], *, one_by_one: bool) -> list[tuple[int, object]]:
         return [(number, v) for v in values] if one_by_one else [(number, pack(*values))]
 
     first, second, high = 10, 300, 1 << 62
 
     def module(*, operands: bool, callees: bool) -> HloModule:
-        def row(
-            name: str, opcode: str, number: int, used: tuple[int, ...], called: tuple[int, ...]
-        ):
-            lists = [
-                *listed(36, used, one_by_one=operands),
-                *listed(38, called, one_by_one=callees),
-            ]
+        def row(name: str, opcode: str, number: int, used: tuple[int, ...], called: tuple[int, ...]):
+            lists = [*listed(36, used, one_by_one=operands), *listed(38, called, one_by_one=callees)]
             return message((1, name), (2, opcode), (3, shape(F32, 8)), (35, number), *lists)
 
         inner = computation(1, row("x", "parameter", 1, (), ()), row("y", "negate", 2, (1,), ()))

@@ -83,9 +83,7 @@ def test_sums_per_instruction_and_stream(recorded: tuple[Tables, bytes]) -> None
     for stream, duration, stats in device_events(data):
         key = (stream, stats["hlo_op"])
         expected[key] = expected.get(key, 0) + duration // 1000
-    found = tables.gpu.group_by("stream", pl.col("hlo").cast(pl.String)).agg(
-        pl.col("duration").sum()
-    )
+    found = tables.gpu.group_by("stream", pl.col("hlo").cast(pl.String)).agg(pl.col("duration").sum())
     assert {(s, h): d for s, h, d in found.rows()} == expected
 
 
@@ -98,15 +96,11 @@ def test_kinds_are_those_of_the_details(recorded: tuple[Tables, bytes]) -> None:
     assert counts.get("memset", 0) == sum("memset_details" in map(str.lower, s) for s in stats)
 
 
-def test_device_rows_are_in_order_and_point_to_their_execution(
-    recorded: tuple[Tables, bytes],
-) -> None:
+def test_device_rows_are_in_order_and_point_to_their_execution(recorded: tuple[Tables, bytes]) -> None:
     tables, _ = recorded
     order = tables.gpu.select("rank", "device", "start", "stream")
     assert order.equals(order.sort("rank", "device", "start", "stream"))
-    runs = tables.programs.select(
-        run=pl.int_range(pl.len(), dtype=pl.Int32), begin="start", length="duration"
-    )
+    runs = tables.programs.select(run=pl.int_range(pl.len(), dtype=pl.Int32), begin="start", length="duration")
     inside = tables.gpu.join(runs, left_on="program", right_on="run", how="left")
     end = pl.col("start") + pl.col("duration")
     extent = inside.group_by("program").agg(
@@ -210,9 +204,7 @@ def test_collectives_of_a_sharded_step(sharded: tuple[Tables, list[list[Any]]]) 
     """Each NCCL kernel, and XLA's own all-reduce of one number; all among both GPUs."""
     tables, truth = sharded
     kernels = [e[2]["hlo_op"] for events in truth for e in events]
-    expected = sum(
-        re.match(r"(all-gather|reduce-scatter|all-reduce)\.", k) is not None for k in kernels
-    )
+    expected = sum(re.match(r"(all-gather|reduce-scatter|all-reduce)\.", k) is not None for k in kernels)
     table = attribute(tables).collectives
     assert table.height == expected == 90
     assert set(table["group_size"]) == {2}
@@ -399,9 +391,7 @@ def test_dump_modules_of_files_directories_and_globs(tmp_path: Path) -> None:
 
 
 def test_damaged_hlo_is_a_warning_with_its_consequence() -> None:
-    data = space(
-        plane("/device:GPU:0", line(7, kernel(10, 1, 8, 1))), metadata_plane(b"\xff\xff\xff")
-    )
+    data = space(plane("/device:GPU:0", line(7, kernel(10, 1, 8, 1))), metadata_plane(b"\xff\xff\xff"))
     warnings = " ".join(of_bytes(data).meta.warnings)
     assert "is damaged" in warnings
     assert "has no source lines" in warnings

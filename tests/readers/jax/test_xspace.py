@@ -37,9 +37,7 @@ class Truth:
         names = {first(e)[1]: first(first(e).get(2, b"")).get(2, b"") for e in every(plane, 4)}
         stats = {first(e)[1]: first(first(e).get(2, b"")).get(2, b"") for e in every(plane, 5)}
         self.events: list[tuple[int, str, int, int, dict[str, Any]]] = []
-        self.stats = {
-            stats.get(first(s).get(1, 0), b"").decode(): _value(s, stats) for s in every(plane, 6)
-        }
+        self.stats = {stats.get(first(s).get(1, 0), b"").decode(): _value(s, stats) for s in every(plane, 6)}
         self.metadata = {first(e)[1]: first(first(e)[2]) for e in every(plane, 4)}
         for line in every(plane, 3):
             facts = first(line)
@@ -102,9 +100,7 @@ def test_kinds_and_details(recorded: tuple[XSpace, bytes]) -> None:
     for row, (*_, stats) in zip(rows, Truth(data, "/device:GPU:0").events, strict=True):
         if "kernel_details" in stats:
             parts = f"regs:{row['registers']} static_shared:{row['static_shared']} "
-            parts += (
-                f"dynamic_shared:{row['dynamic_shared']} grid:{','.join(map(str, row['grid']))} "
-            )
+            parts += f"dynamic_shared:{row['dynamic_shared']} grid:{','.join(map(str, row['grid']))} "
             parts += f"block:{','.join(map(str, row['block']))} occ_pct:"
             assert stats["kernel_details"].startswith(parts)
             assert (row["kind"], row["bytes"]) == ("kernel", None)
@@ -125,9 +121,7 @@ def test_host_events(recorded: tuple[XSpace, bytes]) -> None:
     assert table["thread"].to_list() == [t[0] for t in truth]
     assert Counter(table["name"].cast(pl.String)) == Counter(t[1] for t in truth)
     assert table["correlation"].to_list() == [t[4].get("correlation_id") for t in truth]
-    assert table["producer"].to_list() == [
-        _signed(t[4]["_p"]) if "_p" in t[4] else None for t in truth
-    ]
+    assert table["producer"].to_list() == [_signed(t[4]["_p"]) if "_p" in t[4] else None for t in truth]
     assert set(space.gpu["correlation"]) <= set(table["correlation"])
 
 
@@ -138,16 +132,12 @@ def test_programs_devices_and_times(recorded: tuple[XSpace, bytes]) -> None:
     assert device["name"] == stats["gpu_device_name"]
     assert device["memory_bytes"] == stats["memory_size"]
     assert device["multiprocessors"] == stats["core_count"]
-    assert (
-        device["compute_capability"] == f"{stats['compute_cap_major']}.{stats['compute_cap_minor']}"
-    )
+    assert device["compute_capability"] == f"{stats['compute_cap_major']}.{stats['compute_cap_minor']}"
     task = Truth(data, "Task Environment").stats
     assert space.start_ns == task["profile_start_time"]
     assert space.versions["jax_version"] == Truth(data, "/host:metadata").stats["jax_version"]
     names = [e[2].decode() for e in Truth(data, "/host:metadata").metadata.values()]
-    assert sorted(names) == sorted(
-        f"{n}({p})" for p, n in space.programs.select("program", "name").rows()
-    )
+    assert sorted(names) == sorted(f"{n}({p})" for p, n in space.programs.select("program", "name").rows())
     assert space.errors == space.warnings == ()
 
 
@@ -195,11 +185,7 @@ def space_of(*planes: bytes, more: tuple = ()) -> XSpace:
 def test_picoseconds_round_down_at_both_ends() -> None:
     """Neighbours that touch still touch, and what is inside stays inside."""
     times = [(1999, 1002), (3001, 999), (4000, 1), (4001, 1998)]
-    table = space_of(
-        plane(
-            "/device:GPU:3", line(*(event(1, *t) for t in times), timestamp=10**18), names={1: "k"}
-        )
-    ).gpu
+    table = space_of(plane("/device:GPU:3", line(*(event(1, *t) for t in times), timestamp=10**18), names={1: "k"})).gpu
     assert table["device"].to_list() == [3] * 4
     assert (table["start"] - 10**18).to_list() == [1, 3, 4, 4]
     assert table["duration"].to_list() == [2, 1, 0, 1]
@@ -208,14 +194,7 @@ def test_picoseconds_round_down_at_both_ends() -> None:
 
 
 def test_stats_of_any_encoding() -> None:
-    names = {
-        1: "k",
-        2: "correlation_id",
-        3: "hlo_op",
-        4: "fusion.1",
-        5: "context_id",
-        6: "cuda_graph_id",
-    }
+    names = {1: "k", 2: "correlation_id", 3: "hlo_op", 4: "fusion.1", 5: "context_id", 6: "cuda_graph_id"}
     events = (
         event(1, 0, 1, stat(2, 3, 5), stat(3, 7, 4), stat(5, 5, "$$12"), stat(6, 3, 2**64 - 1)),
         event(1, 0, 1, stat(2, 4, 6), stat(3, 5, "fusion.2"), stat(5, 5, "none"), stat(9, 3, 1)),
@@ -233,19 +212,14 @@ def test_stats_of_any_encoding() -> None:
 
 def test_stats_of_the_metadata_count_for_its_events_unless_they_have_their_own() -> None:
     metadata = message((1, 1), (2, "k"), (5, stat(2, 4, 5)))
-    facts = (
-        (4, message((1, 1), (2, metadata))),
-        (5, message((1, 2), (2, message((2, "program_id"))))),
-    )
+    facts = ((4, message((1, 1), (2, metadata))), (5, message((1, 2), (2, message((2, "program_id"))))))
     events = line(event(1, 0, 1), event(1, 0, 1, stat(2, 4, 6)))
     assert space_of(plane("/host:CPU", events, more=facts)).host["program"].to_list() == [5, 6]
 
 
 def test_aggregated_events_have_no_place_in_time() -> None:
     counted = message((1, 1), (5, 12), (3, 99))
-    assert (
-        space_of(plane("/host:CPU", line(counted, event(1, 0, 1)), names={1: "a"})).host.height == 1
-    )
+    assert space_of(plane("/host:CPU", line(counted, event(1, 0, 1)), names={1: "a"})).host.height == 1
 
 
 def test_broken_utf8_costs_a_character_and_not_the_file() -> None:
@@ -266,20 +240,14 @@ def test_program_numbers_of_three_generations(key, name, stats, expected) -> Non
     """A stat of its own, the number after the name, the key of the metadata; in this order."""
     proto = stat(5, 6, b"proto")
     metadata = message((1, key), (2, name), *((5, part) for part in (proto, *stats)))
-    named = [
-        (5, message((1, k), (2, message((2, v))))) for k, v in ((5, "Hlo Proto"), (6, "program_id"))
-    ]
+    named = [(5, message((1, k), (2, message((2, v))))) for k, v in ((5, "Hlo Proto"), (6, "program_id"))]
     found = space_of(plane("/host:metadata", more=((4, message((1, key), (2, metadata))), *named)))
     assert found.programs.rows() == [(*expected, b"proto")]
 
 
 def test_what_the_profiler_says_about_itself() -> None:
     found = space_of(plane("/host:CPU"), more=((2, "failed"), (3, "dropped 5"), (4, "host1")))
-    assert (found.errors, found.warnings, found.hostnames) == (
-        ("failed",),
-        ("dropped 5",),
-        ("host1",),
-    )
+    assert (found.errors, found.warnings, found.hostnames) == (("failed",), ("dropped 5",), ("host1",))
     assert found.start_ns is None
 
 
@@ -292,9 +260,7 @@ def test_planes_of_other_devices_are_listed_but_not_decoded() -> None:
 
 
 def test_details_that_lie_are_null() -> None:
-    table = parsed_details(
-        ["regs:x grid:1,2 block:4294967296,1,1", "regs:99999999999999999999 size:-5", "", ":::: a:"]
-    )
+    table = parsed_details(["regs:x grid:1,2 block:4294967296,1,1", "regs:99999999999999999999 size:-5", "", ":::: a:"])
     assert table.null_count().row(0) == (4,) * table.width
     table = parsed_details(["static_shared:48", "dynamic_shared:1024 static_shared:16"])
     assert table["shared_memory"].to_list() == [48, 1040]

@@ -57,9 +57,7 @@ def test_the_reader_goes_on_with_what_has_begun(trace: Path, started: list[Proce
     assert len(started) == 2
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux opens a file again after it was replaced"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux opens a file again after it was replaced")
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
 def test_a_file_that_is_replaced_or_deleted_while_it_is_read_is_read_as_it_was(
     trace: Path, started: list[Processes], change: str, monkeypatch: pytest.MonkeyPatch
@@ -67,11 +65,7 @@ def test_a_file_that_is_replaced_or_deleted_while_it_is_read_is_read_as_it_was(
     """Its pieces were read from whatever had its name by then, and mixed without a word."""
     expected = registry.read([trace], cores=1)
     content = trace.read_bytes()
-    for name, size in (
-        ("PIECE_BYTES", 100_000),
-        ("_WINDOW_BYTES", 50_000),
-        ("_READ_BYTES", 25_000),
-    ):
+    for name, size in (("PIECE_BYTES", 100_000), ("_WINDOW_BYTES", 50_000), ("_READ_BYTES", 25_000)):
         monkeypatch.setattr(envelope, name, size)
 
     def changed(*_progress: object) -> None:
@@ -93,9 +87,7 @@ def test_a_file_that_is_replaced_or_deleted_while_it_is_read_is_read_as_it_was(
     assert_same_tables(whole, expected)
 
 
-def test_a_file_that_changed_meanwhile_is_read_as_it_is_now(
-    trace: Path, started: list[Processes]
-) -> None:
+def test_a_file_that_changed_meanwhile_is_read_as_it_is_now(trace: Path, started: list[Processes]) -> None:
     whole = registry.read([trace], cores=1)
     ahead.begin(str(trace))
     text = trace.read_text().replace('"cat": "kernel"', '"cat": "no"', 1)

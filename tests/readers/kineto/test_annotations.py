@@ -52,21 +52,15 @@ def test_an_annotated_trace_shows_what_was_annotated(name: str, tmp_path: Path) 
     assert places["label"].to_list() == labels
     assert places["module"].to_list() == [said and said["module_fqn"] for said in expected]
     assert places["lane"].to_list() == [LANES.get(label or "") for label in labels]
-    assert places["label_rule"].to_list() == [
-        "in_trace" if label else "graph_no_label" for label in labels
-    ]
+    assert places["label_rule"].to_list() == ["in_trace" if label else "graph_no_label" for label in labels]
     assert trace.graph_coverage.labelled == 225
 
 
 @pytest.mark.parametrize("name", FILES[1:])
-def test_streams_are_those_that_it_ran_on_wherever_the_file_says_so(
-    name: str, tmp_path: Path
-) -> None:
+def test_streams_are_those_that_it_ran_on_wherever_the_file_says_so(name: str, tmp_path: Path) -> None:
     trace = thence.open(alone(name, tmp_path))
     events = json.loads(unzipped(recording("torch-2.12_graph_replay_rank0")))["traceEvents"]
-    ran = sorted(
-        (round(e["ts"] * 1000), e["args"]["stream"]) for e in events if e.get("cat") == "kernel"
-    )
+    ran = sorted((round(e["ts"] * 1000), e["args"]["stream"]) for e in events if e.get("cat") == "kernel")
     assert sorted(trace.gpu.select("start", "stream").rows()) == ran
     assert trace.meta.warnings == ()
 
@@ -86,9 +80,7 @@ def test_fields_are_typed_columns_that_sql_can_ask_for(name: str, tmp_path: Path
     for said, duration in zip(truth(trace), trace.gpu["duration"], strict=True):
         if said:
             expected[said["layer"]] = expected.get(said["layer"], 0) + duration
-    rows = trace.sql(
-        "select layer, sum(duration) as ns from annotations group by layer order by layer"
-    )
+    rows = trace.sql("select layer, sum(duration) as ns from annotations group by layer order by layer")
     assert dict(rows.rows()) == expected
 
 
@@ -103,19 +95,10 @@ def test_the_annotation_file_beside_says_the_same(tmp_path: Path) -> None:
     beside = thence.open(ANNOTATED / "annotated_torch-2.15_none_rank0.json.gz")
     within = thence.open(alone("annotated_torch-2.15_none", tmp_path))
     for column in ("label", "module", "lane", "metadata"):
-        assert (
-            beside.places[column].cast(pl.String).to_list()
-            == within.places[column].cast(pl.String).to_list()
-        )
+        assert beside.places[column].cast(pl.String).to_list() == within.places[column].cast(pl.String).to_list()
 
 
-GRAPHED = {
-    "device": 0,
-    "stream": 7,
-    "correlation": 9,
-    "graph id": 2,
-    "graph node id": (2 << 32) + 1,
-}
+GRAPHED = {"device": 0, "stream": 7, "correlation": 9, "graph id": 2, "graph node id": (2 << 32) + 1}
 
 
 def kernel(ts: int, kernel_name: str = "k", /, **args: Any) -> dict[str, Any]:
@@ -132,25 +115,15 @@ AS_TEXT = {key: str(value) for key, value in COLLECTIVE.items()}
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        AS_TEXT | {"annotated_stream": 60},
-        {**COLLECTIVE, "Process Group Ranks": "[0, 1]", "stream": 60},
-    ],
+    "said", [AS_TEXT | {"annotated_stream": 60}, {**COLLECTIVE, "Process Group Ranks": "[0, 1]", "stream": 60}]
 )
 @pytest.mark.parametrize("name", ["ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"])
-def test_annotated_collectives_feed_thence_collectives(
-    said: dict[str, Any], name: str, tmp_path: Path
-) -> None:
+def test_annotated_collectives_feed_thence_collectives(said: dict[str, Any], name: str, tmp_path: Path) -> None:
     """The fields are those of PyTorch's tutorial, which names the collective by the annotation."""
     trace = opened(tmp_path, [kernel(10, name, **said)], cudaGraphInlineAnnotated=True)
     (row,) = trace.collectives.rows(named=True)
     assert (row["collective"], row["bytes"], row["group_size"]) == ("all_reduce", 4 << 20, 2)
-    assert (row["element_type"], row["group_name"], row["group_ranks"]) == (
-        "float32",
-        "0",
-        "[0, 1]",
-    )
+    assert (row["element_type"], row["group_name"], row["group_ranks"]) == ("float32", "0", "[0, 1]")
     (shown,) = trace.collective_times().to_json()["rows"]
     assert (shown["collective"], shown["bytes"], shown["count"]) == ("all-reduce", 4 << 20, 1)
     assert trace.gpu["stream"].to_list() == [7]
@@ -159,20 +132,11 @@ def test_annotated_collectives_feed_thence_collectives(
 
 def test_groups_that_share_a_description_have_lanes_of_their_own(tmp_path: Path) -> None:
     groups = [
-        AS_TEXT
-        | {
-            "Process Group Name": number,
-            "Process Group Description": "undefined",
-            "annotated_stream": 60,
-        }
+        AS_TEXT | {"Process Group Name": number, "Process Group Description": "undefined", "annotated_stream": 60}
         for number in ("3", "4")
     ]
     trace = opened(
-        tmp_path,
-        [
-            kernel(10 * i, **{"graph node id": (2 << 32) + i}, **group)
-            for i, group in enumerate(groups, 1)
-        ],
+        tmp_path, [kernel(10 * i, **{"graph node id": (2 << 32) + i}, **group) for i, group in enumerate(groups, 1)]
     )
     assert trace.graph_lanes().lanes["lane"].to_list() == ["3 (undefined)", "4 (undefined)"]
 
@@ -180,11 +144,7 @@ def test_groups_that_share_a_description_have_lanes_of_their_own(tmp_path: Path)
 def test_lanes_known_by_number_get_the_names_of_what_is_on_them(tmp_path: Path) -> None:
     said = [("a", 61), ("b", 61), ("c", 62), ("c", 62), ("d", 63), ("e", 63), ("f", 63), ("g", 63)]
     events = [
-        {
-            **kernel(10 * i),
-            "args": GRAPHED
-            | {"graph node id": (2 << 32) + i, "name": name, "annotated_stream": lane},
-        }
+        {**kernel(10 * i), "args": GRAPHED | {"graph node id": (2 << 32) + i, "name": name, "annotated_stream": lane}}
         for i, (name, lane) in enumerate(said, 1)
     ]
     lanes = opened(tmp_path, events).graph_lanes().lanes
@@ -196,14 +156,8 @@ def test_lanes_known_by_number_get_the_names_of_what_is_on_them(tmp_path: Path) 
 def test_a_field_with_a_name_of_kinetos_costs_no_kernel(tmp_path: Path) -> None:
     """PyTorch's tool puts an annotation {"block": ...} where Kineto's block was."""
     events = [
-        {
-            **kernel(10),
-            "args": GRAPHED | {"name": "a", "block": "layer3", "bytes": "many", "Seq": "None"},
-        },
-        {
-            **kernel(20),
-            "args": GRAPHED | {"graph node id": (2 << 32) + 2, "name": "b", "block": [32, 1, 1]},
-        },
+        {**kernel(10), "args": GRAPHED | {"name": "a", "block": "layer3", "bytes": "many", "Seq": "None"}},
+        {**kernel(20), "args": GRAPHED | {"graph node id": (2 << 32) + 2, "name": "b", "block": [32, 1, 1]}},
     ]
     trace = opened(tmp_path, events)
     assert trace.places["label"].to_list() == ["a", "b"]

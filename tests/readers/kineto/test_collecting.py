@@ -23,11 +23,7 @@ def events(count: int) -> list[dict[str, Any]]:
         made.append(kernel(number, 10 * number, name=f"kernel {number % 3}"))
         made.append(launch(number, 10 * number, tid=number % 4))
         triton = {"kernel_file": f"/k{number % 2}.py"} if number % 5 == 4 else {}
-        made.append(
-            event(
-                "cpu_op", f"op {-number % 7}", 10 * number, 1, tid=(count - number) % 4, args=triton
-            )
-        )
+        made.append(event("cpu_op", f"op {-number % 7}", 10 * number, 1, tid=(count - number) % 4, args=triton))
     return made
 
 
@@ -47,17 +43,12 @@ def numbered(columns: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("expected", [0, 1, 7.5, 1e9], ids=["unknown", "few", "right", "too many"])
-def test_pieces_give_the_columns_of_the_whole(
-    expected: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_give_the_columns_of_the_whole(expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "_FIRST_ROWS", 1)
     whole = events(60)
     sizes = (3, 90, 0, 1, 40, 5, 41)  # the first piece says little of the others
     ends = np.cumsum(sizes).tolist()
-    pieces = [
-        decode(json.dumps(whole[end - size : end]).encode())
-        for size, end in zip(sizes, ends, strict=True)
-    ]
+    pieces = [decode(json.dumps(whole[end - size : end]).encode()) for size, end in zip(sizes, ends, strict=True)]
     ticks: list[None] = []
     found = collected(pieces, lambda: ticks.append(None), expected)
     assert len(ticks) == len(sizes)

@@ -46,9 +46,7 @@ def rows(text: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("share", [0.2, 0.61803, 0.95])
 @pytest.mark.parametrize("path", [EAGER, STACK], ids=lambda p: p.name)
-def test_of_a_plain_file_cut_short_everything_before_the_cut_is_read(
-    path: Path, share: float, tmp_path: Path
-) -> None:
+def test_of_a_plain_file_cut_short_everything_before_the_cut_is_read(path: Path, share: float, tmp_path: Path) -> None:
     content = unzipped(path)
     cut = content[: int(len(content) * share)]
     trace = opened_text(tmp_path, cut)
@@ -57,9 +55,7 @@ def test_of_a_plain_file_cut_short_everything_before_the_cut_is_read(
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
-def test_of_a_gzipped_file_cut_short_everything_before_the_cut_is_read(
-    share: float, tmp_path: Path
-) -> None:
+def test_of_a_gzipped_file_cut_short_everything_before_the_cut_is_read(share: float, tmp_path: Path) -> None:
     stored = EAGER.read_bytes()
     cut = stored[: int(len(stored) * share)]
     path = tmp_path / "trace.json.gz"
@@ -176,18 +172,12 @@ except thence.ThenceError as error:
         ('{"traceEvents": [{"name": "', "\\"),
     ],
 )
-def test_endless_nesting_is_one_error_in_bounded_memory(
-    inside: str, repeated: str, tmp_path: Path
-) -> None:
+def test_endless_nesting_is_one_error_in_bounded_memory(inside: str, repeated: str, tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.gz"  # 50 MB that compress to some kB
     unit = repeated.encode()
     path.write_bytes(gzip.compress(inside.encode() + unit * (50_000_000 // len(unit)), 1))
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, path],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", LIMITED, path], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     message, megabytes = done.stdout.strip().rsplit("\n", 1)
@@ -253,9 +243,7 @@ def test_the_same_file_twice_is_read_once(tmp_path: Path) -> None:
     assert thence.open(path, path, tmp_path).gpu.height == 1
 
 
-def test_two_files_that_claim_one_rank_are_told_apart_if_they_are_to_be_added(
-    tmp_path: Path,
-) -> None:
+def test_two_files_that_claim_one_rank_are_told_apart_if_they_are_to_be_added(tmp_path: Path) -> None:
     for name in ("a", "b"):
         written(tmp_path / f"{name}.json", [kernel(1, 10)], distributedInfo={"rank": 3})
     trace = thence.open(tmp_path, add=True)
@@ -268,9 +256,7 @@ def test_recordings_that_ship_with_the_tests_are_whole() -> None:
         json.loads(unzipped(path))
 
 
-@pytest.mark.parametrize(
-    "odd", ['"no event"', "7", '{"ph": 5, "ts": {}}', '{"ph": "X", "args": []}']
-)
+@pytest.mark.parametrize("odd", ['"no event"', "7", '{"ph": 5, "ts": {}}', '{"ph": "X", "args": []}'])
 def test_an_event_gives_the_same_whatever_its_neighbours_are(tmp_path: Path, odd: str) -> None:
     """Keys in another order, and numbers of threads beyond 64 bits, beside an event of odd types."""
     events = [

@@ -34,9 +34,7 @@ def test_columns_come_in_the_order_of_the_pieces() -> None:
     assert [columns["names"] for columns in found] == [[name] for name in names]
 
 
-@pytest.mark.parametrize(
-    ("cores", "pieces", "processes"), [(16, 12.5, 13), (4, 12.5, 4), (64, 1e6, 16), (3, 0, 3)]
-)
+@pytest.mark.parametrize(("cores", "pieces", "processes"), [(16, 12.5, 13), (4, 12.5, 4), (64, 1e6, 16), (3, 0, 3)])
 def test_there_are_no_more_processes_than_pieces(cores: int, pieces: float, processes: int) -> None:
     assert fitting(int(pieces * PIECE_BYTES), cores) == processes
 

@@ -32,9 +32,7 @@ arguments = st.fixed_dictionaries(
         "correlation": identifiers,
         "graph node id": st.integers(0, 2**64 - 1),
         "Call stack": texts,
-        "occupancy": st.fixed_dictionaries(
-            {"limitingFactors": texts, "list": st.lists(texts, max_size=2)}
-        ),
+        "occupancy": st.fixed_dictionaries({"limitingFactors": texts, "list": st.lists(texts, max_size=2)}),
         "grid": st.lists(st.integers(1, 2**31), min_size=3, max_size=3),
     },
 )
@@ -65,13 +63,7 @@ layouts = st.sampled_from(
 def expected_rows(document: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """(start, duration, stream, name, node) of the device activities, in the order of a set."""
     rows = [
-        (
-            e["ts"] * 1000,
-            e["dur"] * 1000,
-            e["args"]["stream"],
-            e["name"],
-            e["args"].get("graph node id") or None,
-        )
+        (e["ts"] * 1000, e["dur"] * 1000, e["args"]["stream"], e["name"], e["args"].get("graph node id") or None)
         for e in document
         if e["ph"] == "X" and e["cat"] in ("kernel", "gpu_memcpy")
     ]
@@ -86,12 +78,7 @@ def found_rows(trace: thence.Trace) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow_oracle
-@given(
-    st.lists(kernels, min_size=1, max_size=25),
-    layouts,
-    st.booleans(),
-    st.sampled_from([64, 300, 1 << 22]),
-)
+@given(st.lists(kernels, min_size=1, max_size=25), layouts, st.booleans(), st.sampled_from([64, 300, 1 << 22]))
 def test_every_layout_in_pieces_of_any_size_holds_the_events(
     document: list[dict[str, Any]], layout: Any, wrapped: bool, piece: int
 ) -> None:
@@ -113,9 +100,7 @@ def test_every_layout_in_pieces_of_any_size_holds_the_events(
 
 
 @given(st.lists(kernels, min_size=1, max_size=10), layouts, st.sampled_from([1, 7, 1 << 20]))
-def test_boundaries_are_the_ends_of_the_events(
-    document: list[dict[str, Any]], layout: Any, block: int
-) -> None:
+def test_boundaries_are_the_ends_of_the_events(document: list[dict[str, Any]], layout: Any, block: int) -> None:
     text = layout(document).encode()
     inner = text[text.index(b"[") + 1 :]
     with pytest.MonkeyPatch.context() as patch:

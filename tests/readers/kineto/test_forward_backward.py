@@ -57,9 +57,7 @@ def test_an_arrow_ties_the_op_at_its_end_to_the_op_at_its_beginning() -> None:
     [
         pytest.param([(7, 10, True), (7, 20, True), (7, 30, False)], id="two beginnings"),
         pytest.param([(7, 10, True), (7, 30, False), (7, 40, False)], id="two ends"),
-        pytest.param(
-            [(7, 10, True), (7, 20, True), (7, 30, False), (7, 40, False)], id="two of both"
-        ),
+        pytest.param([(7, 10, True), (7, 20, True), (7, 30, False), (7, 40, False)], id="two of both"),
         pytest.param([(7, 10, True), (7, 10, True), (7, 30, False)], id="the same beginning twice"),
     ],
 )

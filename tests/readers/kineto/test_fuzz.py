@@ -66,9 +66,7 @@ def replaced_values(content: bytes, dice: random.Random) -> bytes:
         at = dice.randrange(1, len(pieces))
         head, comma, rest = pieces[at].partition(b",")
         if head.strip().replace(b".", b"").isdigit():
-            value = dice.choice(
-                (b"-5", b'"x"', b"null", b"[1]", b"1e300", b"{}", b"18446744073709551615")
-            )
+            value = dice.choice((b"-5", b'"x"', b"null", b"[1]", b"1e300", b"{}", b"18446744073709551615"))
             pieces[at] = value + comma + rest
     return b": ".join(pieces)
 
@@ -78,9 +76,7 @@ CHANGES = (cut, flipped, spliced, reordered, replaced_values)
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzipped"])
-def test_a_damaged_file_gives_a_trace_or_an_error_of_thence(
-    change: object, packed: bool, tmp_path: Path
-) -> None:
+def test_a_damaged_file_gives_a_trace_or_an_error_of_thence(change: object, packed: bool, tmp_path: Path) -> None:
     dice = random.Random(f"{change}".split(" at ")[0])
     contents = (
         unzipped(recording("graph_replay_rank0"))[:30_000],

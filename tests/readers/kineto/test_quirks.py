@@ -47,9 +47,7 @@ def new_pretty(events: list[dict[str, Any]]) -> str:
     for item in events:
         head = ",\n    ".join(fields({k: v for k, v in item.items() if k != "args"}))
         arguments = ", ".join(fields(item.get("args", {})))
-        block = (
-            f'\n    ,\n    "args": {{\n            {arguments}\n    }}' if "args" in item else ""
-        )
+        block = f'\n    ,\n    "args": {{\n            {arguments}\n    }}' if "args" in item else ""
         texts.append(f"  {{\n    {head}{block}\n  }}")
     return ",\n".join(texts)
 
@@ -145,11 +143,7 @@ def test_processes_of_a_merged_file_without_tags_are_ranks(tmp_path: Path) -> No
             launch(correlation, 12, pid=pid),
         ]
         args = {"device": device}
-        return [
-            *host,
-            kernel(1, 20, pid=device, args=args),
-            kernel(correlation, 30, pid=device, args=args),
-        ]
+        return [*host, kernel(1, 20, pid=device, args=args), kernel(correlation, 30, pid=device, args=args)]
 
     trace = opened(tmp_path, [*rank(100, 0, 2), *rank(200, 1, 3)])
     rows = trace.activities.select("rank", "device", "start", pl.col("label").cast(pl.String))
@@ -188,10 +182,7 @@ def test_infinity_as_text_is_no_obstacle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "Infinity", "-Infinity", "NaN", "nan"])
 def test_bare_infinity_and_nan_cost_no_event(value: str, tmp_path: Path) -> None:
-    events = [
-        kernel(1, 10, args={"blocks per SM": "HERE", "registers per thread": 32}),
-        kernel(2, 20),
-    ]
+    events = [kernel(1, 10, args={"blocks per SM": "HERE", "registers per thread": 32}), kernel(2, 20)]
     trace = opened_text(tmp_path, json.dumps({"traceEvents": events}).replace('"HERE"', value))
     assert trace.gpu["start"].to_list() == [10_000, 20_000]
     assert trace.gpu["registers"].to_list() == [32, None]
@@ -202,13 +193,7 @@ def test_unescaped_quotes_cost_no_event(layout: str, tmp_path: Path) -> None:
     # As torch before July 2026 wrote names and call stacks, here after mending by hand:
     # name: void k<"a">()   Call stack: f.py(3): g("x", 1)
     op = event("cpu_op", "aten::mm", 10, 20, args={"Call stack": "STACK", "External id": 5})
-    events = [
-        LABEL,
-        op,
-        launch(1, "12.001"),
-        kernel(1, "40.250", "5.125", name="NAME"),
-        kernel(2, 60),
-    ]
+    events = [LABEL, op, launch(1, "12.001"), kernel(1, "40.250", "5.125", name="NAME"), kernel(2, 60)]
     text = LAYOUTS[layout](events)
     text = text.replace("NAME", 'void k<"a">()').replace("STACK", 'f.py(3): g("x", 1)')
     trace = opened_text(tmp_path, text)
@@ -247,9 +232,7 @@ def test_control_characters_and_broken_utf8_in_names_cost_no_event(tmp_path: Pat
 
 
 def test_of_duplicate_keys_the_last_counts_as_in_any_json_reader(tmp_path: Path) -> None:
-    text = json.dumps({"traceEvents": [kernel(1, 10)]}).replace(
-        '"stream": 7', '"stream": 7, "stream": 9'
-    )
+    text = json.dumps({"traceEvents": [kernel(1, 10)]}).replace('"stream": 7', '"stream": 7, "stream": 9')
     assert opened_text(tmp_path, text).gpu["stream"].to_list() == [9]
 
 
@@ -298,9 +281,7 @@ def test_category_names_and_whole_microseconds_of_old_torch(tmp_path: Path) -> N
 
 def test_nanoseconds_are_exact_at_todays_unix_time(tmp_path: Path) -> None:
     # As a double, 1.7e15 us steps by a quarter of a microsecond.
-    text = LAYOUTS["old"](
-        [kernel(1, "1722970000123456.789", "0.001"), kernel(2, "1722970000123456.791")]
-    )
+    text = LAYOUTS["old"]([kernel(1, "1722970000123456.789", "0.001"), kernel(2, "1722970000123456.791")])
     trace = opened_text(tmp_path, text)
     assert trace.gpu["start"].to_list() == [1722970000123456789, 1722970000123456791]
     assert trace.gpu["duration"].to_list() == [1, 5000]
@@ -308,18 +289,9 @@ def test_nanoseconds_are_exact_at_todays_unix_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("1.5", 1500),
-        ("2e3", 2_000_000),
-        ("3.1234", 3123),
-        ("7", 7000),
-        ("0.0005", 0),
-        ("0.0015", 2),
-    ],
+    [("1.5", 1500), ("2e3", 2_000_000), ("3.1234", 3123), ("7", 7000), ("0.0005", 0), ("0.0015", 2)],
 )
-def test_other_writers_numbers_are_rounded_half_to_even(
-    text: str, expected: int, tmp_path: Path
-) -> None:
+def test_other_writers_numbers_are_rounded_half_to_even(text: str, expected: int, tmp_path: Path) -> None:
     trace = opened_text(tmp_path, as_numbers([kernel(1, text)]))
     assert trace.gpu["start"].to_list() == [expected]
 
@@ -336,14 +308,7 @@ def test_rocm_launches_are_api_calls(tmp_path: Path) -> None:
 
 
 def test_a_peer_to_peer_copy_belongs_to_the_device_it_comes_from(tmp_path: Path) -> None:
-    args = {
-        "fromDevice": 2,
-        "inDevice": 2,
-        "toDevice": 3,
-        "stream": 9,
-        "correlation": 1,
-        "bytes": 64,
-    }
+    args = {"fromDevice": 2, "inDevice": 2, "toDevice": 3, "stream": 9, "correlation": 1, "bytes": 64}
     copy = event("gpu_memcpy", "Memcpy PtoP", 10, 5, args=args) | {"pid": 2, "tid": 9}
     trace = opened(tmp_path, [copy])
     assert trace.gpu.select("device", "stream", "kind", "bytes").rows() == [(2, 9, "memcpy", 64)]

@@ -22,9 +22,7 @@ def exact(text: str) -> int:
 
 three_decimals = st.integers(0, LARGEST * 1000 - 1).map(lambda ns: f"{ns // 1000}.{ns % 1000:03}")
 whole = st.integers(-LARGEST + 1, LARGEST - 1).map(str)
-any_decimals = st.decimals(-LARGEST + 1, LARGEST - 1, allow_nan=False, allow_infinity=False).map(
-    str
-)
+any_decimals = st.decimals(-LARGEST + 1, LARGEST - 1, allow_nan=False, allow_infinity=False).map(str)
 shortest = st.floats(-1e15, 1e15, allow_nan=False).map(repr)
 
 
@@ -48,17 +46,7 @@ def test_every_notation_side_by_side(texts: list[str]) -> None:
         st.one_of(
             three_decimals,
             st.sampled_from(
-                [
-                    "",
-                    "null",
-                    "NaN",
-                    "-inf",
-                    '"x"',
-                    "[]",
-                    "1e99",
-                    "9223372036854775.808",
-                    "-9300000000000000",
-                ]
+                ["", "null", "NaN", "-inf", '"x"', "[]", "1e99", "9223372036854775.808", "-9300000000000000"]
             ),
         )
     )

@@ -15,18 +15,7 @@ from nsight_data import export, report, report_frame, unpacked
 if TYPE_CHECKING:
     from pathlib import Path
 
-COLUMNS = [
-    "name",
-    "kind",
-    "device",
-    "stream",
-    "start",
-    "duration",
-    "correlation",
-    "grid",
-    "block",
-    "registers",
-]
+COLUMNS = ["name", "kind", "device", "stream", "start", "duration", "correlation", "grid", "block", "registers"]
 ROW = (
     "{start},{duration},280,,,,,,,,,,16.777,7197.426,Pageable,Device,NVIDIA H200 (1),1,,7,"
     "[CUDA memcpy Host-to-Device]\n"
@@ -64,8 +53,7 @@ def test_a_csv_gives_the_report_of_its_export(name: str) -> None:
 def test_kernels_of_a_csv_agree_with_the_sum_that_nsys_made(name: str) -> None:
     gpu = thence.open(report(f"{name}_cuda_gpu_trace")).gpu.filter(pl.col("kind") == "kernel")
     ours = gpu.group_by(Name=pl.col("name").cast(pl.String)).agg(
-        pl.len().cast(pl.Int64).alias("Instances"),
-        pl.col("duration").sum().alias("Total Time (ns)"),
+        pl.len().cast(pl.Int64).alias("Instances"), pl.col("duration").sum().alias("Total Time (ns)")
     )
     theirs = report_frame(f"{name}_cuda_gpu_kern_sum").select(ours.columns)
     assert_frame_equal(ours.sort(pl.all()), theirs.sort(pl.all()))
@@ -109,11 +97,7 @@ def test_columns_of_2021_between_lines_of_nsys(tmp_path: Path) -> None:
         "\nGenerated: x\n"
     )
     trace = opened(tmp_path, text)
-    assert trace.gpu["name"].to_list() == [
-        "f(int, float)",
-        "Memset (Device)",
-        "Memcpy DtoH (Device -> Pinned)",
-    ]
+    assert trace.gpu["name"].to_list() == ["f(int, float)", "Memset (Device)", "Memcpy DtoH (Device -> Pinned)"]
     assert trace.gpu["grid"].to_list() == [[2, 3, 4], None, None]
     assert trace.meta.devices[0].name == "NVIDIA A100"
 

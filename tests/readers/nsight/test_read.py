@@ -54,8 +54,7 @@ def nvtx(name: str | None, start: int, end: int | None, **more: object) -> dict[
 def test_every_kernel_agrees_with_nsys(name: str) -> None:
     gpu = opened(export(name)).gpu.filter(pl.col("kind") == "kernel")
     ours = gpu.group_by(Name=pl.col("name").cast(pl.String)).agg(
-        pl.len().cast(pl.Int64).alias("Instances"),
-        pl.col("duration").sum().alias("Total Time (ns)"),
+        pl.len().cast(pl.Int64).alias("Instances"), pl.col("duration").sum().alias("Total Time (ns)")
     )
     theirs = report_frame(f"{name}_cuda_gpu_kern_sum").select(ours.columns)
     assert_frame_equal(ours.sort(pl.all()), theirs.sort(pl.all()))
@@ -67,12 +66,8 @@ def test_rows_agree_with_plain_sql(tmp_path: Path) -> None:
     for kind in ("kernel", "memcpy", "memset"):
         ours = trace.gpu.filter(pl.col("kind") == kind)
         table = f"CUPTI_ACTIVITY_KIND_{kind.upper()}"
-        expected = sql(
-            path, f"select deviceId, streamId, start, end - start, correlationId from {table}"
-        )
-        assert sorted(
-            ours.select("device", "stream", "start", "duration", "correlation").rows()
-        ) == sorted(expected)
+        expected = sql(path, f"select deviceId, streamId, start, end - start, correlationId from {table}")
+        assert sorted(ours.select("device", "stream", "start", "duration", "correlation").rows()) == sorted(expected)
     # The launcher's own process used no device: its correlation ids are left out.
     workers = trace.host["process"].is_in([2428, 2429])
     calls = trace.host.filter(pl.col("category").is_in(["runtime", "driver"]), workers)
@@ -80,27 +75,19 @@ def test_rows_agree_with_plain_sql(tmp_path: Path) -> None:
         "select start, end - start, correlationId, globalTid % 16777216"
         " from CUPTI_ACTIVITY_KIND_RUNTIME where globalTid / 16777216 % 16777216 in (2428, 2429)"
     )
-    assert sorted(calls.select("start", "duration", "correlation", "thread").rows()) == sorted(
-        sql(path, query)
-    )
+    assert sorted(calls.select("start", "duration", "correlation", "thread").rows()) == sorted(sql(path, query))
     ((copied,),) = sql(path, "select sum(bytes) from CUPTI_ACTIVITY_KIND_MEMCPY")
     assert trace.gpu.filter(pl.col("kind") == "memcpy")["bytes"].sum() == copied
     ((epoch,),) = sql(path, "select utcEpochNs from TARGET_INFO_SESSION_START_TIME")
     assert trace.meta.epoch_ns == epoch
     device = trace.meta.devices[0]
-    assert (device.name, device.multiprocessors, device.compute_capability) == (
-        "NVIDIA H200",
-        132,
-        "9.0",
-    )
+    assert (device.name, device.multiprocessors, device.compute_capability) == ("NVIDIA H200", 132, "9.0")
 
 
 def test_two_processes_are_two_ranks() -> None:
     trace = opened(export("torch_ddp"))
     assert trace.tables.ranks == [0, 1]
-    assert trace.gpu.group_by("rank").agg(pl.col("device").unique()).sort("rank")[
-        "device"
-    ].to_list() == [[0], [1]]
+    assert trace.gpu.group_by("rank").agg(pl.col("device").unique()).sort("rank")["device"].to_list() == [[0], [1]]
     assert any("numbered by process id" in text for text in trace.meta.warnings)
     # All work was launched by a call that was recorded.
     assert trace.places["launch"].null_count() == 0
@@ -151,22 +138,16 @@ def test_programs_of_xla_and_the_instructions_inside_command_buffers() -> None:
     assert step["duration"].sum() == theirs["Projected Duration (ns)"].sum()
     assert step["launch"].to_list() == theirs["Orig Start (ns)"].sort().to_list()
     assert step["hlo"].null_count() == 0
-    assert step["program"].cast(pl.String).str.len_chars().unique().to_list() == [
-        32
-    ]  # the fingerprint
+    assert step["program"].cast(pl.String).str.len_chars().unique().to_list() == [32]  # the fingerprint
     inside = trace.gpu.filter(pl.col("graph").is_not_null(), pl.col("hlo").is_not_null())
     known = set(trace.tables.hlo[0].instructions["name"])
     assert inside.height > 900
     assert set(inside["hlo"].cast(pl.String)) <= known
     # XLA names its own kernels after the instruction.
-    fusions = inside.filter(
-        pl.col("name").cast(pl.String).str.contains("^(loop_|gemm_fusion|fusion)")
-    )
+    fusions = inside.filter(pl.col("name").cast(pl.String).str.contains("^(loop_|gemm_fusion|fusion)"))
     assert fusions.height > 300
     base = fusions["hlo"].cast(pl.String).str.extract(r"^([a-z_]+?)(?:_dot)?(?:\.\d+)?$")
-    assert all(
-        k.startswith(b) for k, b in zip(fusions["name"].cast(pl.String), base, strict=True) if b
-    )
+    assert all(k.startswith(b) for k, b in zip(fusions["name"].cast(pl.String), base, strict=True) if b)
     assert trace.summary("source").attributed_ns["source"] > 0.6 * inside["duration"].sum()
 
 
@@ -174,18 +155,14 @@ def test_times_of_instructions_agree_with_jax_profiler() -> None:
     """The same program, recorded op by op: kernels of XLA's own take as long, within 10 %."""
 
     def per_step(trace: thence.Trace) -> pl.DataFrame:
-        program = trace.programs.select(
-            pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), "execution", of="name"
-        )
+        program = trace.programs.select(pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), "execution", of="name")
         ran = trace.gpu.drop_nulls("hlo").join(program, on="program").filter(
             pl.col("of") == "jit_train_step", pl.col("execution") > 0
         )  # fmt: skip
         steps = ran["execution"].n_unique()
         return ran.group_by(pl.col("hlo").cast(pl.String)).agg(ns=pl.col("duration").sum() / steps)
 
-    both = per_step(opened(export("jax_train"))).join(
-        per_step(opened(XPLANE)), on="hlo", suffix="_jax"
-    )
+    both = per_step(opened(export("jax_train"))).join(per_step(opened(XPLANE)), on="hlo", suffix="_jax")
     assert both.height > 150
     assert both["ns"].sum() == pytest.approx(both["ns_jax"].sum(), rel=0.1)
     gemms = both.filter(pl.col("hlo").str.starts_with("gemm_fusion"))
@@ -205,36 +182,22 @@ def test_compile_times_come_from_the_ranges_of_xla(tmp_path: Path) -> None:
 def test_hlo_of_other_programs_is_said_to_fit_none() -> None:
     other = str(DATA / "jax" / "train_step_fsdp2.hlo.pb.xz")
     trace = opened(export("torch_graph"), hlo=[other])
-    assert any(
-        "no program of the trace matches the 1 HLO module given" in text
-        for text in trace.meta.warnings
-    )
+    assert any("no program of the trace matches the 1 HLO module given" in text for text in trace.meta.warnings)
 
 
 def test_an_export_with_next_to_nothing_in_it(tmp_path: Path) -> None:
     """No StringIds, no enums, no processes, no eventClass: as of 2022, lazily created tables."""
     trace = opened(written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": [KERNEL]}))
     assert trace.gpu.select("name", "start", "duration").row(0) == ("(unnamed)", 100, 50)
-    tables = {
-        "CUPTI_ACTIVITY_KIND_KERNEL": [KERNEL],
-        "CUPTI_ACTIVITY_KIND_RUNTIME": [CALL],
-        "StringIds": STRINGS,
-    }
+    tables = {"CUPTI_ACTIVITY_KIND_KERNEL": [KERNEL], "CUPTI_ACTIVITY_KIND_RUNTIME": [CALL], "StringIds": STRINGS}
     trace = opened(written(tmp_path / "b.sqlite", tables))
     assert trace.gpu["name"].to_list() == ["kernel(int)"]
-    assert trace.host.select("category", "name", "process", "thread").row(0) == (
-        "runtime",
-        "cudaLaunchKernel",
-        5,
-        6,
-    )
+    assert trace.host.select("category", "name", "process", "thread").row(0) == ("runtime", "cudaLaunchKernel", 5, 6)
 
 
 def test_copies_are_named_by_the_enums_or_without_them(tmp_path: Path) -> None:
     copy = {**KERNEL, "bytes": 4096, "copyKind": 1, "srcKind": 1, "dstKind": 2}
-    plain = opened(
-        written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_MEMCPY": [copy], "StringIds": STRINGS})
-    )
+    plain = opened(written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_MEMCPY": [copy], "StringIds": STRINGS}))
     assert plain.gpu.select("name", "bytes").row(0) == ("Memcpy HtoD (Pinned -> Device)", 4096)
     enums = {"ENUM_CUDA_MEM_KIND": [{"id": 1, "label": "Pageable"}]}
     tables = {"CUPTI_ACTIVITY_KIND_MEMCPY": [copy], "StringIds": STRINGS, **enums}
@@ -281,10 +244,7 @@ def test_payloads_of_nccl(tmp_path: Path, form: str) -> None:
         if form == "json":
             return {"jsonText": json, "binaryData": None}
         pointer = b"\0" * 8 if "pointer" in form else b""
-        return {
-            "jsonText": None,
-            "binaryData": struct.pack("<QQ", schema, len(data)) + pointer + data,
-        }
+        return {"jsonText": None, "binaryData": struct.pack("<QQ", schema, len(data)) + pointer + data}
 
     first = payload(
         8, struct.pack("<QIIQ", COMMUNICATOR, 4, 3, 0),
@@ -311,9 +271,7 @@ def test_payloads_of_nccl(tmp_path: Path, form: str) -> None:
 
 def test_launches_of_whole_graphs(tmp_path: Path) -> None:
     row = {**KERNEL, "graphId": 12}
-    path = written(
-        tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [row], "StringIds": STRINGS}
-    )
+    path = written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [row], "StringIds": STRINGS})
     trace = opened(path)
     assert trace.gpu.select("name", "graph", "duration").row(0) == ("[CUDA graph 12]", 12, 50)
     assert any("--cuda-graph-trace=node" in text for text in trace.meta.warnings)
@@ -337,9 +295,7 @@ def test_folders_of_tables(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / f"torch_ddp_{kind}dir"
     folder.mkdir()
     with closing(sqlite3.connect(path)) as connection:
-        for (table,) in connection.execute(
-            "select name from sqlite_master where type = 'table'"
-        ).fetchall():
+        for (table,) in connection.execute("select name from sqlite_master where type = 'table'").fetchall():
             frame = pl.read_database(f"select * from {table}", connection, infer_schema_length=None)
             target = folder / f"{table}.{kind}"
             frame.write_parquet(target) if kind == "parquet" else frame.write_ipc_stream(target)
@@ -356,9 +312,7 @@ def parquet_folder(path: Path) -> Path:
     return path
 
 
-def test_parquet_that_ends_its_reader_is_damaged_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_that_ends_its_reader_is_damaged_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = parquet_folder(tmp_path / "a[b]*")
     assert opened(folder).gpu["name"].to_list() == ["kernel(int)"]
     (folder / "StringIds.parquet").write_bytes(b"PAR1 and no more")
@@ -369,9 +323,7 @@ def test_parquet_that_ends_its_reader_is_damaged_input(
         thence.open(folder)
 
 
-def test_only_tables_that_are_read_are_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_tables_that_are_read_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = (
         "import sys, os; os.write(1, b'r'); data = sys.stdin.buffer.read(); os._exit(9 if b'SYSTEM_ENV' in data"
         " or b'StringIds.parquet' not in data else 0)"
@@ -380,9 +332,7 @@ def test_only_tables_that_are_read_are_tried(
     assert opened(parquet_folder(tmp_path / "a")).gpu.height == 1
 
 
-def test_parquet_that_claims_billions_of_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_that_claims_billions_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thence.readers.nsight.folder.MAX_ROWS", 1)
     with pytest.raises(thence.DamagedInput, match=r"StringIds\.parquet claims 2 rows"):
         thence.open(parquet_folder(tmp_path / "a"))
@@ -434,9 +384,7 @@ def test_a_report_that_nsys_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     report = tmp_path / "run.nsys-rep"
     report.write_bytes(b"x")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv(
-        "PATH", f"{fake_nsys(tmp_path, 'echo the file is no report; exit 3')}:/usr/bin:/bin"
-    )
+    monkeypatch.setenv("PATH", f"{fake_nsys(tmp_path, 'echo the file is no report; exit 3')}:/usr/bin:/bin")
     with pytest.raises(thence.DamagedInput, match="exit code 3: the file is no report"):
         thence.open(report)
     assert not cache_file(str(report)).exists()
@@ -502,15 +450,11 @@ def test_values_of_other_types_and_impossible_times(tmp_path: Path) -> None:
         {**KERNEL, "deviceId": -4, "streamId": None, "correlationId": None, "demangledName": 77},
         {**KERNEL, "start": 1 << 62, "end": (1 << 63) - 1},
     ]
-    path = written(
-        tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": strange, "StringIds": STRINGS}
-    )
+    path = written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": strange, "StringIds": STRINGS})
     trace = opened(path)
     assert trace.gpu["duration"].to_list() == [50, 50, 0]  # the last one begins after the year 2100
     assert len(trace.meta.warnings) == 2
-    path = written(
-        tmp_path / "b.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": [{**KERNEL, "start": "soon"}]}
-    )
+    path = written(tmp_path / "b.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": [{**KERNEL, "start": "soon"}]})
     with pytest.raises(thence.DamagedInput, match="CUPTI_ACTIVITY_KIND_KERNEL cannot be read"):
         thence.open(path)
 

@@ -31,9 +31,7 @@ LIMITS = [0, 1, 2, 127, 128, 1 << 15, 1 << 23, 1 << 31, 1 << 47, (1 << 63) - 1]
 INTEGERS = st.one_of(
     st.none(),
     st.integers(-(1 << 63) + 2, (1 << 63) - 1),
-    st.sampled_from(
-        [sign * value + off for value in LIMITS[:-1] for sign in (1, -1) for off in (-1, 0, 1)]
-    ),
+    st.sampled_from([sign * value + off for value in LIMITS[:-1] for sign in (1, -1) for off in (-1, 0, 1)]),
     st.just((1 << 63) - 1),
 )
 TEXTS = st.one_of(
@@ -95,10 +93,7 @@ def fallbacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @settings(max_examples=examples(150), deadline=None)
 @given(ROWS, st.sampled_from([512, 1024, 4096, 65536]), st.data())
 def test_rows_are_those_of_sqlite(
-    tmp_path_factory: pytest.TempPathFactory,
-    rows: list[tuple[Any, ...]],
-    size: int,
-    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Any, ...]], size: int, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("pages") / "a.sqlite"
     gone = data.draw(st.integers(2, 5), label="one of so many rows is deleted")
@@ -153,9 +148,7 @@ def test_recordings_need_no_sqlite(tmp_path: Path, name: str, fallbacks: list[st
         ([(1, "a", 2)], {"after": [f"alter table {TABLE} add column later as (start + end)"]}),
     ],
 )  # fmt: skip
-def test_the_unusual_is_left_to_sqlite(
-    tmp_path: Path, rows: list[tuple[object, ...]], options: dict[str, Any]
-) -> None:
+def test_the_unusual_is_left_to_sqlite(tmp_path: Path, rows: list[tuple[object, ...]], options: dict[str, Any]) -> None:
     path = made(tmp_path / "a.sqlite", rows, **options)
     with closing(sqlite3.connect(path)) as connection:
         # Without generated columns, which are not read.
@@ -178,9 +171,7 @@ def test_row_numbers_of_any_width(tmp_path: Path, fallbacks: list[str]) -> None:
     numbers = [-(1 << 63), -5, 0, 1, 127, 128, 1 << 21, 1 << 35, (1 << 63) - 1]
     path = made(tmp_path / "a.sqlite", [])
     with closing(sqlite3.connect(path)) as connection:
-        connection.executemany(
-            f"insert into {TABLE} (rowid, start) values (?, ?)", [(n, n // 2) for n in numbers]
-        )
+        connection.executemany(f"insert into {TABLE} (rowid, start) values (?, ?)", [(n, n // 2) for n in numbers])
         connection.commit()
     assert decoded(path, ["start"]) == [(n // 2,) for n in numbers]
     assert fallbacks == [TABLE]
@@ -251,9 +242,7 @@ def test_damaged_pages_end_in_rows_or_one_kind_of_error(tmp_path: Path, seed: in
     for _ in range(20):
         broken = bytearray(content)
         for _ in range(draw.choice([1, 5, 500])):
-            broken[draw.randrange(file.size, len(content))] = draw.choice(
-                [0, 1, 128, 255, draw.randrange(256)]
-            )
+            broken[draw.randrange(file.size, len(content))] = draw.choice([0, 1, 128, 255, draw.randrange(256)])
         path.write_bytes(broken)
         for work in (
             lambda: file.leaves(2),

@@ -47,15 +47,7 @@ RANGES = [
 
 
 def classic() -> pl.DataFrame:
-    names = (
-        "Name",
-        "Projected Start",
-        "Projected Duration",
-        "Orig Start",
-        "Orig Duration",
-        "TID",
-        "RangeId",
-    )
+    names = ("Name", "Projected Start", "Projected Duration", "Orig Start", "Orig Duration", "TID", "RangeId")
     columns = dict(zip((*names, "ParentId"), map(list, zip(*RANGES, strict=True)), strict=True))
     floats = ("Orig Start", "Orig Duration", "RangeId", "ParentId")  # as pandas writes them
     return pl.DataFrame(columns, schema_overrides=dict.fromkeys(floats, pl.Float64)).with_columns(
@@ -72,8 +64,7 @@ def later(*, domain: bool) -> pl.DataFrame:
         TID="TID",
     )
     ids = classic().select(
-        pl.col("RangeId").cast(pl.Int64).alias("Range ID"),
-        pl.col("ParentId").cast(pl.Int64).alias("Parent ID"),
+        pl.col("RangeId").cast(pl.Int64).alias("Range ID"), pl.col("ParentId").cast(pl.Int64).alias("Parent ID")
     )
     frame = frame.hstack(ids).filter(pl.col("Range ID").is_not_null())
     return frame.with_columns(Domain=pl.lit("TSL")) if domain else frame
@@ -124,15 +115,11 @@ def parquet(frame: pl.DataFrame) -> bytes:
     return stream.getvalue()
 
 
-def members(
-    trace: pl.DataFrame | None = None, rank: int = 2, fingerprint: str = "f00d"
-) -> dict[str, bytes]:
+def members(trace: pl.DataFrame | None = None, rank: int = 2, fingerprint: str = "f00d") -> dict[str, bytes]:
     return {
         TRACE: parquet(classic() if trace is None else trace),
         "thread-metadata.parquet": parquet(threads(rank)),
-        "dump/module_0003.jit_Step.sm_8.0_gpu_after_optimizations.hlo.pb.xz": hlo(
-            3, fingerprint=fingerprint
-        ),
+        "dump/module_0003.jit_Step.sm_8.0_gpu_after_optimizations.hlo.pb.xz": hlo(3, fingerprint=fingerprint),
         "dump/module_0003.jit_Step.before_optimizations.hlo.pb.xz": b"not read",
         "report_nvtx_pushpop_trace.parquet": parquet(PUSHPOP),
     }
@@ -157,11 +144,7 @@ def opened_untried(path: str) -> Tables:
 
 @pytest.mark.parametrize(
     ("trace", "launches"),
-    [
-        (classic(), [90, 180, 290]),
-        (later(domain=False), [None] * 3),
-        (later(domain=True), [None] * 3),
-    ],
+    [(classic(), [90, 180, 290]), (later(domain=False), [None] * 3), (later(domain=True), [None] * 3)],
 )
 def test_all_three_shapes_of_the_trace_give_the_same_tables(
     tmp_path: Path, trace: pl.DataFrame, launches: list[int | None]
@@ -175,9 +158,7 @@ def test_all_three_shapes_of_the_trace_give_the_same_tables(
         ("fusion.1", 200, 30, 1, 0),
         ("dot.1", 300, 5, 2, 0),
     ]
-    assert tables.gpu.select("rank", "device", "stream", "kind").unique().rows() == [
-        (2, 1, 0, "thunk")
-    ]
+    assert tables.gpu.select("rank", "device", "stream", "kind").unique().rows() == [(2, 1, 0, "thunk")]
     assert tables.programs.select("program", "name", "execution", "start", "duration").rows() == [
         ("f00d", "jit_Step", 0, 100, 60),
         ("f00d", "jit_Step", 1, 200, 30),
@@ -263,24 +244,19 @@ def of_threads(executions: list[tuple[str, int | None, int, int, int]]) -> pl.Da
         rows.append((thunk, start, duration, start - 4, 1, thread, 10 * number + 1, 10 * number))
     schema = dict(zip(classic().columns[:8], classic().dtypes[:8], strict=True))
     frame = pl.DataFrame(rows, schema=schema, orient="row")
-    return frame.with_columns(
-        PID=pl.lit(PID), Style=pl.lit("PushPop"), NumGPUOps=pl.lit(1), Rank=pl.lit(0)
-    )
+    return frame.with_columns(PID=pl.lit(PID), Style=pl.lit("PushPop"), NumGPUOps=pl.lit(1), Rank=pl.lit(0))
 
 
 def busy_of_devices(tables: Tables) -> dict[int, int]:
     return dict(tables.gpu.group_by("device").agg(pl.col("duration").sum()).iter_rows())
 
 
-def test_without_names_of_threads_the_order_of_their_ids_is_that_of_the_devices(
-    tmp_path: Path,
-) -> None:
+def test_without_names_of_threads_the_order_of_their_ids_is_that_of_the_devices(tmp_path: Path) -> None:
     tables = opened_untried(zipped(tmp_path / "a.zip", {TRACE: parquet(of_threads(FOUR))}))
     assert busy_of_devices(tables) == {0: 30 + 5 + 7, 1: 10, 2: 20, 3: 40}
     assert [device.device for device in tables.meta.devices] == [0, 1, 2, 3]
     assert any(
-        "the 4 threads that launched a program are assigned to devices in the order of their ids"
-        in text
+        "the 4 threads that launched a program are assigned to devices in the order of their ids" in text
         for text in tables.meta.warnings
     )
     # With names, the names decide: here they are in the other order.
@@ -395,11 +371,7 @@ def test_a_member_larger_than_listed_is_damage(tmp_path: Path) -> None:
         {TRACE: parquet(classic().with_columns(RangeId=pl.lit("x")))},
         {TRACE: parquet(classic().with_columns(Name=pl.lit(3)))},
         {"thread-metadata.parquet": b""},
-        {
-            "thread-metadata.parquet": parquet(
-                pl.DataFrame({"PID": ["x"], "TID": [1], "Name": ["y"]})
-            )
-        },
+        {"thread-metadata.parquet": parquet(pl.DataFrame({"PID": ["x"], "TID": [1], "Name": ["y"]}))},
         {"report_nvtx_pushpop_trace.parquet": parquet(PUSHPOP.drop("TID"))},
         {"dump/module_0003.jit_Step.sm_8.0_gpu_after_optimizations.hlo.pb.xz": b"\xfd7zXZ\x00cut"},
     ],
@@ -426,17 +398,13 @@ def test_paths_without_an_archive(tmp_path: Path) -> None:
 
 
 def test_ranges_that_contain_each_other_in_a_circle_end(tmp_path: Path) -> None:
-    circle = classic().with_columns(
-        ParentId=pl.when(pl.col("RangeId") == 10).then(13.0).otherwise("ParentId")
-    )
+    circle = classic().with_columns(ParentId=pl.when(pl.col("RangeId") == 10).then(13.0).otherwise("ParentId"))
     tables = opened_untried(zipped(tmp_path / "a.zip", members(circle)))
     # Nothing that leads into the circle has a parent any more; the rest is as it was.
     assert tables.gpu["program"].to_list() == [None, None, None, None, None, 0, 1]
 
 
-def test_parquet_that_ends_its_reader_is_damaged_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_that_ends_its_reader_is_damaged_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = zipped(tmp_path / "a.zip", members())
     monkeypatch.setattr(probe, "_CHILD", "import os; os.write(1, b'r'); os.kill(os.getpid(), 9)")
     with pytest.raises(DamagedInput, match="crashes the process that reads it"):
@@ -447,9 +415,7 @@ def test_parquet_that_ends_its_reader_is_damaged_input(
         opened(path)
 
 
-def test_archives_are_refused_where_no_process_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archives_are_refused_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = str(tmp_path / "no python")
     monkeypatch.setattr(sys, "executable", python)
     with pytest.raises(MissingRequirement, match=f"{python}: No such file or directory"):

@@ -14,12 +14,7 @@ from helpers import examples
 from recording_data import BEGAN, kernel, written
 from thence.boundaries.log import BEGINS, ENDS, READ
 from thence.model.launches import COUNTED, UNCERTAIN
-from thence.readers.recording.counted import (
-    boundaries_of,
-    counted_launches,
-    numbers_of,
-    outside_of_ranges,
-)
+from thence.readers.recording.counted import boundaries_of, counted_launches, numbers_of, outside_of_ranges
 from thence.readers.recording.place_ranges import place_ranges
 from thence.writers.flame.folded import folded_lines
 
@@ -32,8 +27,7 @@ SCHEMA = {"counter": pl.Int64, "time": pl.Int64, "thread": pl.Int64, "place": pl
 
 
 def launches(
-    boundaries: list[tuple[int, int, int, int, int]],
-    activities: list[tuple[int, int, int | None, int]],
+    boundaries: list[tuple[int, int, int, int, int]], activities: list[tuple[int, int, int | None, int]]
 ) -> list[tuple[int, int, str, int, int]]:
     """correlation, thread, name, start and latest of the launches of (correlation, start, graph, queued)."""
     gpu = pl.DataFrame(
@@ -44,9 +38,7 @@ def launches(
     queued = pl.Series([row[3] for row in activities], dtype=pl.Int64)
     table = pl.DataFrame(boundaries, schema=SCHEMA, orient="row")
     found = counted_launches(gpu, queued, pl.Series([], dtype=pl.Int64), boundaries_of(table))
-    return found.select(
-        "correlation", "thread", pl.col("name").cast(pl.String), "start", "latest"
-    ).rows()
+    return found.select("correlation", "thread", pl.col("name").cast(pl.String), "start", "latest").rows()
 
 
 LAUNCH, GRAPH = COUNTED
@@ -121,11 +113,7 @@ def test_two_threads_that_launch_are_never_told_apart() -> None:
     boundaries = [(1, 100, A, 1, 0), (3, 200, B, 2, 0), (5, 300, A, 3, ENDS), (7, 400, B, 4, 0)]
     activities = [(2, 900, None, 150), (4, 900, None, 250), (6, 900, None, 350)]
     found = launches(boundaries, activities)
-    assert [(row[1], row[2]) for row in found] == [
-        (A, LAUNCH),
-        (0, UNCERTAIN["launched_together"][0]),
-        (B, LAUNCH),
-    ]
+    assert [(row[1], row[2]) for row in found] == [(A, LAUNCH), (0, UNCERTAIN["launched_together"][0]), (B, LAUNCH)]
 
 
 def test_a_thread_that_waited_for_another_says_so_afterwards() -> None:
@@ -141,10 +129,7 @@ def test_a_thread_that_waited_for_another_says_so_afterwards() -> None:
 
 def test_launches_before_every_boundary_have_a_reason() -> None:
     found = launches([(5, 100, A, 1, 0)], [(3, 900, 4, 50), (6, 900, None, 150)])
-    assert [(row[1], row[2]) for row in found] == [
-        (0, UNCERTAIN["launched_before"][1]),
-        (A, LAUNCH),
-    ]
+    assert [(row[1], row[2]) for row in found] == [(0, UNCERTAIN["launched_before"][1]), (A, LAUNCH)]
 
 
 def test_numbers_wrap_around() -> None:
@@ -171,9 +156,7 @@ def test_a_counter_that_begins_anew_is_noticed() -> None:
 def test_launches_that_were_recorded_are_left_out() -> None:
     gpu = pl.DataFrame({"correlation": [2, 3, 0], "start": [9, 9, 9], "graph": [None, None, 5]})
     table = pl.DataFrame([(1, 5, A, 1, 0)], schema=SCHEMA, orient="row")
-    found = counted_launches(
-        gpu, pl.Series([None, 7, None], dtype=pl.Int64), pl.Series([2]), boundaries_of(table)
-    )
+    found = counted_launches(gpu, pl.Series([None, 7, None], dtype=pl.Int64), pl.Series([2]), boundaries_of(table))
     assert found["correlation"].to_list() == [3]
 
 
@@ -187,9 +170,7 @@ def test_launches_that_were_recorded_are_left_out() -> None:
         (50, 450, 50),
     ],
 )
-def test_a_launch_of_unknown_time_is_in_no_range_that_changed_meanwhile(
-    start: int, latest: int, expected: int
-) -> None:
+def test_a_launch_of_unknown_time_is_in_no_range_that_changed_meanwhile(start: int, latest: int, expected: int) -> None:
     ranges = pl.DataFrame({"thread": [A, A, B], "start": [100, 300, 0], "end": [200, 400, 1000]})
     row = pl.DataFrame({"thread": [A], "start": [start], "end": [start], "latest": [latest]})
     assert outside_of_ranges(row, ranges)["start"].to_list() == [expected]
@@ -199,8 +180,7 @@ def test_a_launch_of_unknown_time_is_in_no_range_that_changed_meanwhile(
 
 IDLE, LAUNCHING = "idle", "launching"
 ACTIONS = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from(["note", "launch", "launch", "ends", "begins"])),
-    max_size=80,
+    st.tuples(st.integers(0, 2), st.sampled_from(["note", "launch", "launch", "ends", "begins"])), max_size=80
 )
 
 
@@ -241,9 +221,7 @@ def possible(rows: list[Any], number: int) -> set[int]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(ACTIONS)
-def test_what_is_certain_is_right_and_what_can_be_certain_is(
-    actions: list[tuple[int, str]],
-) -> None:
+def test_what_is_certain_is_right_and_what_can_be_certain_is(actions: list[tuple[int, str]]) -> None:
     rows, truth = simulated(actions)
     if not rows:
         return
@@ -262,11 +240,7 @@ def test_what_is_certain_is_right_and_what_can_be_certain_is(
 
 # Ranges of places, against the state of the thread at every moment.
 
-KIND_OF = {
-    1: ("module", ["m1", "m1.a", "m2"]),
-    2: ("python", ["l1", "l2"]),
-    3: ("phase", ["p1", "p2"]),
-}
+KIND_OF = {1: ("module", ["m1", "m1.a", "m2"]), 2: ("python", ["l1", "l2"]), 3: ("phase", ["p1", "p2"])}
 TREE = pl.DataFrame(
     [
         {"number": 10 * kind + i, "kind": kind, "parent": 11 if name == "m1.a" else 0, "name": name, "detail": "f.py",
@@ -321,12 +295,8 @@ def test_of_places_entered_and_left_together_the_outer_one_comes_first() -> None
     """Equal ranges nest by their order: a backward pass enters all the lines and modules of a forward at once."""
     rows = [(1, 10, A, 12, 0), (2, 20, A, 10, 0)]
     table = boundaries_of(pl.DataFrame(rows, schema=SCHEMA, orient="row"))
-    nothing = pl.DataFrame(
-        schema={"thread": pl.Int64, "start": pl.Int64, "end": pl.Int64, "category": pl.String}
-    )
-    found = place_ranges(table, TREE, nothing, 30).select(
-        pl.col("name").cast(pl.String), "start", "end"
-    )
+    nothing = pl.DataFrame(schema={"thread": pl.Int64, "start": pl.Int64, "end": pl.Int64, "category": pl.String})
+    found = place_ranges(table, TREE, nothing, 30).select(pl.col("name").cast(pl.String), "start", "end")
     assert found.rows() == [("m1", 10, 20), ("m1.a", 10, 20)]
 
 
@@ -334,9 +304,7 @@ def test_ranges_of_other_threads_cut_nothing() -> None:
     rows = [(1, 10, A, 11, 0), (2, 20, A, 10, 0)]
     table = boundaries_of(pl.DataFrame(rows, schema=SCHEMA, orient="row"))
     of_b = pl.DataFrame({"thread": [B], "start": [15], "end": [25], "category": ["range"]})
-    found = place_ranges(table, TREE, of_b, 30).select(
-        pl.col("name").cast(pl.String), "start", "end"
-    )
+    found = place_ranges(table, TREE, of_b, 30).select(pl.col("name").cast(pl.String), "start", "end")
     assert found.rows() == [("m1", 10, 20)]
 
 
@@ -347,19 +315,7 @@ NAMES = [
     "model call",
 ]  # fmt: skip
 NUMBER = {name: number for number, name in enumerate(NAMES, 1)}
-(
-    NONE_OF_MODULE,
-    MODEL,
-    LAYER,
-    ATTENTION,
-    LINE_1,
-    LINE_2,
-    FUNCTION,
-    FORWARD,
-    STEP_0,
-    STEP_1,
-    MODEL_CALL,
-) = range(1, 12)
+(NONE_OF_MODULE, MODEL, LAYER, ATTENTION, LINE_1, LINE_2, FUNCTION, FORWARD, STEP_0, STEP_1, MODEL_CALL) = range(1, 12)
 
 
 def place(number: int, kind: int, name: str | None, parent: int = 0, **more: int) -> dict[str, int]:
@@ -448,9 +404,7 @@ def test_places_and_marks_that_cross(tmp_path: Path) -> None:
 
 
 def test_phases_steps_and_serving_are_as_noted(tmp_path: Path) -> None:
-    trace = recorded(
-        tmp_path / "a", [STEP_0, FORWARD, "launch", STEP_1, "launch", STEP_1, "launch"]
-    )
+    trace = recorded(tmp_path / "a", [STEP_0, FORWARD, "launch", STEP_1, "launch", STEP_1, "launch"])
     assert places_of(trace, "phase") == ["forward"] * 3
     assert places_of(trace, "phase_rule") == ["phase_noted"] * 3
     assert places_of(trace, "step") == ["step", "decode (main)", "decode (main)"]
@@ -462,10 +416,7 @@ def test_phases_steps_and_serving_are_as_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("noted", "steps"),
     [
-        (
-            [STEP_0, MODEL_CALL, MODEL_CALL, MODEL_CALL],
-            ["step", "step (main)", "step (main)", "step (main)"],
-        ),
+        ([STEP_0, MODEL_CALL, MODEL_CALL, MODEL_CALL], ["step", "step (main)", "step (main)", "step (main)"]),
         ([STEP_0, MODEL_CALL, MODEL_CALL, STEP_0, MODEL_CALL, STEP_0], ["step"] * 3),
     ],
     ids=["inference", "training that begins with a rollout"],
@@ -487,14 +438,7 @@ def test_places_without_numbers_go_by_time(tmp_path: Path) -> None:
         for time, number in ((100, MODEL), (200, LAYER), (300, NONE_OF_MODULE))
     ]
     calls = [
-        {
-            "start": BEGAN + time,
-            "end": BEGAN + time + 5,
-            "thread": thread,
-            "correlation": time,
-            "function": 1,
-            "api": 5,
-        }
+        {"start": BEGAN + time, "end": BEGAN + time + 5, "thread": thread, "correlation": time, "function": 1, "api": 5}
         for time, thread in ((150, A), (250, A), (260, B), (350, A))
     ]
     kernels = [kernel(correlation=call["correlation"], start=call["start"] + 1000, end=call["start"] + 1001, name=1)
@@ -507,9 +451,7 @@ def test_places_without_numbers_go_by_time(tmp_path: Path) -> None:
 
 def test_steps_of_the_program_itself_win(tmp_path: Path) -> None:
     row = {"what": 3, "forward": 1, "thread": A, "lane": 0, "metadata": 0, "counter": 0}
-    steps = [
-        {**row, "serial": n, "time": BEGAN + 150 + n * 200, "name": NUMBER["model"]} for n in (0, 1)
-    ]
+    steps = [{**row, "serial": n, "time": BEGAN + 150 + n * 200, "name": NUMBER["model"]} for n in (0, 1)]
     trace = recorded(tmp_path / "a", [STEP_0, "launch", STEP_1, "launch"], marks=[steps])
     assert places_of(trace, "step") == ["model", "model"]
 

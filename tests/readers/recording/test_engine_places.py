@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from thence.readers.recording.engine_places import (
-    EngineCalls,
-    Noted,
-    engine_calls,
-    with_places_of_calls,
-)
+from thence.readers.recording.engine_places import EngineCalls, Noted, engine_calls, with_places_of_calls
 
 CALLER, ENGINE, OTHER = 10, 20, 30
 NAMES = pl.Series([None, "forward", "backward", "optimizer", None])
@@ -26,9 +21,7 @@ def states(found: Noted, thread: int) -> list[tuple[int, int]]:
     """Time and place of one thread, without rows that change nothing."""
     rows = [
         (time, place)
-        for one, time, place in zip(
-            found.thread.tolist(), found.time.tolist(), found.place.tolist(), strict=True
-        )
+        for one, time, place in zip(found.thread.tolist(), found.time.tolist(), found.place.tolist(), strict=True)
         if one == thread
     ]
     last = dict(rows)  # the last one of a moment holds
@@ -47,10 +40,7 @@ def test_calls_are_the_backward_phases_of_threads_that_do_other_things_too() -> 
     calls = engine_calls(phases, NAMES, 500)
     assert calls.engines.tolist() == [ENGINE]
     assert calls.thread.tolist() == [CALLER, CALLER]
-    assert list(zip(calls.begin.tolist(), calls.end.tolist(), strict=True)) == [
-        (200, 300),
-        (400, 500),
-    ]
+    assert list(zip(calls.begin.tolist(), calls.end.tolist(), strict=True)) == [(200, 300), (400, 500)]
 
 
 def test_calls_of_two_threads_at_once_are_left_out() -> None:
@@ -84,9 +74,7 @@ def test_a_thread_of_autograd_without_a_line_has_that_of_the_call() -> None:
 
 def test_the_line_of_the_call_is_that_of_its_moment() -> None:
     """The stack of the caller is read a moment after the call was noted, and again while hooks run on it."""
-    lines = noted(
-        (CALLER, 150, 1), (CALLER, 201, 2), (CALLER, 250, 3), (CALLER, 320, 1), (ENGINE, 90, NONE)
-    )
+    lines = noted((CALLER, 150, 1), (CALLER, 201, 2), (CALLER, 250, 3), (CALLER, 320, 1), (ENGINE, 90, NONE))
     found = with_places_of_calls(lines, LINES, ONE_CALL)
     assert states(found, ENGINE) == [(90, NONE), (200, 1), (201, 2), (250, 3), (300, 0)]
 

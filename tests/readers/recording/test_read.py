@@ -22,19 +22,13 @@ from thence.recording.mark_log import MarkLog
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAMES = [
-    {"number": 1, "name": "_Z1fv", "demangled": "f()"},
-    {"number": 2, "name": "g", "demangled": None},
-]
+NAMES = [{"number": 1, "name": "_Z1fv", "demangled": "f()"}, {"number": 2, "name": "g", "demangled": None}]
 
 
 def test_parts_are_put_together_in_their_order(tmp_path: Path) -> None:
     folder = written(
         tmp_path / "a",
-        {
-            "names": [NAMES[:1], NAMES[1:]],
-            "kernels": [[kernel(start=BEGAN + 50, end=BEGAN + 60)], [kernel(name=2)]],
-        },
+        {"names": [NAMES[:1], NAMES[1:]], "kernels": [[kernel(start=BEGAN + 50, end=BEGAN + 60)], [kernel(name=2)]]},
     )
     tables = read([folder])
     assert tables.gpu["start"].to_list() == [10, 50]
@@ -48,10 +42,7 @@ def test_unfinished_activities_and_missing_names(tmp_path: Path) -> None:
     rows = [kernel(end=0), kernel(end=0), *untimed, kernel(name=99), kernel(name=None)]
     tables = read([written(tmp_path / "a", {"names": [NAMES], "kernels": [rows]})])
     assert tables.gpu["name"].cast(pl.String).to_list() == ["(unnamed)", "(unnamed)"]
-    assert [(loss.code, loss.count) for loss in tables.meta.losses] == [
-        ("no_times", 3),
-        ("no_times", 2),
-    ]
+    assert [(loss.code, loss.count) for loss in tables.meta.losses] == [("no_times", 3), ("no_times", 2)]
     told = "\n".join(tables.meta.warnings)
     assert "3 activities without start and end, because CUPTI could not record the times" in told
     assert "2 activities without an end, because the recording ended first" in told
@@ -88,13 +79,7 @@ def test_a_missing_part_is_said_with_its_rows(tmp_path: Path, number: int, lost:
 
 def test_a_part_after_the_last_description_is_no_loss(tmp_path: Path) -> None:
     """A killed process may have written a part, and not yet counted it."""
-    folder = written(
-        tmp_path / "a",
-        THREE,
-        finished=False,
-        parts={"kernels": 2},
-        counts={"kernels": 3, "names": 9},
-    )
+    folder = written(tmp_path / "a", THREE, finished=False, parts={"kernels": 2}, counts={"kernels": 3, "names": 9})
     kernels, text = warned(folder)
     assert kernels == 4
     assert "missing" not in text.replace("the last records are missing", "")
@@ -118,13 +103,7 @@ def test_what_the_recorder_had_to_say_is_passed_on(tmp_path: Path) -> None:
         unknown_kinds={"55": 2}, warnings=["the device was still busy"],
     )  # fmt: skip
     text = "\n".join(read([folder]).meta.warnings)
-    for expected in (
-        "was cut",
-        "dropped 12 records",
-        "5 rows of the table calls",
-        "CUPTI's kind 55",
-        "still busy",
-    ):
+    for expected in ("was cut", "dropped 12 records", "5 rows of the table calls", "CUPTI's kind 55", "still busy"):
         assert expected in text
 
 
@@ -139,9 +118,7 @@ def test_a_recording_by_full_buffers_that_was_cut_promises_no_time(tmp_path: Pat
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"rank": "x"}', '{"format": "other"}', '{"rank": -5}', "\x00" * 50]
 )
-def test_a_description_that_cannot_be_read_costs_only_the_facts(
-    tmp_path: Path, content: str
-) -> None:
+def test_a_description_that_cannot_be_read_costs_only_the_facts(tmp_path: Path, content: str) -> None:
     folder = written(tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()]]})
     (folder / "recording.json").write_text(content)
     tables = read([folder])
@@ -175,10 +152,7 @@ def test_columns_of_other_types_do_no_harm(tmp_path: Path) -> None:
     lists.write_ipc(folder / "kernels-000003.arrow")
     pl.DataFrame({"start": [5]}).write_ipc(folder / "kernels-000004.arrow")
     unsigned = dict.fromkeys(SCHEMAS["kernels"], pl.UInt64)
-    huge = pl.DataFrame(
-        {name: [2**64 - 1] for name in SCHEMAS["kernels"]},
-        schema=unsigned,
-    )
+    huge = pl.DataFrame({name: [2**64 - 1] for name in SCHEMAS["kernels"]}, schema=unsigned)
     huge.write_ipc(folder / "kernels-000005.arrow")
     tables = read([folder])
     assert tables.gpu.height == 1
@@ -257,11 +231,7 @@ def test_marks_around_collectives_describe_their_kernels(tmp_path: Path) -> None
     assert (row["gpu"], row["collective"], row["group_size"], row["sequence"]) == (
         0, "_allgather_base", 4, 12,
     )  # fmt: skip
-    assert (row["in_elements"], row["out_elements"], row["element_type"]) == (
-        1000,
-        4000,
-        "BFloat16",
-    )
+    assert (row["in_elements"], row["out_elements"], row["element_type"]) == (1000, 4000, "BFloat16")
     assert row["bytes"] == 1000 * 2  # what one rank puts in; a bfloat16 has two bytes
     # The user's own mark is the label, that of the library an operator.
     assert trace.places["label"].cast(str).to_list() == ["step"]

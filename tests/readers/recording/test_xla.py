@@ -75,10 +75,7 @@ class Executable:
 
     def __init__(self, name: str, *modules: bytes, fingerprint: bytes | None = None) -> None:
         self.fingerprint = fingerprint
-        self._modules = [
-            SimpleNamespace(name=name, as_serialized_hlo_module_proto=lambda m=m: m)
-            for m in modules
-        ]
+        self._modules = [SimpleNamespace(name=name, as_serialized_hlo_module_proto=lambda m=m: m) for m in modules]
 
     def hlo_modules(self) -> list[Any]:
         return self._modules
@@ -184,9 +181,7 @@ class Made:
             },
         )
         for correlation in dict.fromkeys(column["correlation"]):
-            start = next(
-                k["start_ns"] - 50_000 for k in self.steps if k["correlation"] == correlation
-            )
+            start = next(k["start_ns"] - 50_000 for k in self.steps if k["correlation"] == correlation)
             told = f"hlo_module=jit_train_step,program_id={number}#"
             self.range(f"XlaModule:#{told}", start, start + 40_000)
             self.range("Thunk:#hlo_op=command_buffer#", start + 1000, start + 39_000)
@@ -273,9 +268,7 @@ def test_the_flame_graph_has_the_scopes_of_the_program(recorded: thence.Trace) -
     assert {"jit(train_step)", "jvp(block0)", "transpose(jvp(block3))", "attention", "mlp"} <= names
 
 
-def test_programs_without_a_compilation_are_told_apart_by_their_order(
-    tmp_path: Path, jax: Jax
-) -> None:
+def test_programs_without_a_compilation_are_told_apart_by_their_order(tmp_path: Path, jax: Jax) -> None:
     # Out of a cache: JAX says that it has an executable, XLA compiled nothing.
     made = Made(tmp_path)
     made.launches()
@@ -339,9 +332,7 @@ def test_damage_costs_no_more_than_the_hlo(tmp_path: Path, jax: Jax, damage: str
         index.unlink()
     else:
         told = json.loads(index.read_text())
-        told["modules"].append(
-            {"file": "../../../etc/passwd", "name": "jit_x", "thread": 1, "ended_ns": -5}
-        )
+        told["modules"].append({"file": "../../../etc/passwd", "name": "jit_x", "thread": 1, "ended_ns": -5})
         told["modules"][0] |= {"thread": None, "ended_ns": 1 << 62}
         index.write_text(json.dumps(told))
     trace = thence.open(tmp_path)
@@ -430,9 +421,7 @@ def test_what_the_autotuner_ran_is_called_so(chain: thence.Trace) -> None:
     outside = rules.filter(pl.col("program").is_null())
     tuning = outside.filter(pl.col("program_rule") == "autotuning")
     assert outside.filter(pl.col("name").str.contains("Redzone|RepeatBuffer")).height > 0
-    assert outside.filter(pl.col("kind") == "kernel").height == (
-        tuning.filter(pl.col("kind") == "kernel").height
-    )
+    assert outside.filter(pl.col("kind") == "kernel").height == (tuning.filter(pl.col("kind") == "kernel").height)
     others = outside.filter(pl.col("program_rule") != "autotuning")
     assert set(others["kind"]) <= {"memcpy"}
     assert 0 < others.height < 20  # constants and weights, put on the device by the program
@@ -460,9 +449,7 @@ def test_copies_at_the_end_are_no_commands_if_these_ran_elsewhere(chain: thence.
         ]
     )
     # Without the ranges of XLA, which would say what was recorded into the graph.
-    changed = dataclasses.replace(
-        tables, gpu=pl.concat([tables.gpu, alone]), host=tables.host.clear()
-    )
+    changed = dataclasses.replace(tables, gpu=pl.concat([tables.gpu, alone]), host=tables.host.clear())
     found = derived_instructions(changed)
     inside = changed.gpu["graph"].is_not_null() & changed.gpu["program"].is_not_null()
     assert found.filter(inside)["hlo"].drop_nulls().is_empty()
@@ -519,9 +506,7 @@ def test_a_jax_that_answers_otherwise_harms_nothing(
     assert len(caplog.records) == 1
 
 
-def test_a_full_disk_is_said_once(
-    tmp_path: Path, jax: Jax, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_is_said_once(tmp_path: Path, jax: Jax, caplog: pytest.LogCaptureFixture) -> None:
     programs = XlaPrograms()
     programs.look()
     (tmp_path / "hlo").write_text("a file is in the way")

@@ -42,18 +42,11 @@ def shapes(root: ET.Element, tag: str) -> Iterator[ET.Element]:
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_every_plot_has_a_picture(
-    name: str, traces: dict[str, thence.Trace], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_plot_has_a_picture(name: str, traces: dict[str, thence.Trace], monkeypatch: pytest.MonkeyPatch) -> None:
     import plotly.io as pio
 
     monkeypatch.setattr(pio.renderers, "default", "plotly_mimetype")
-    of = {
-        "plot_compile": "compiled",
-        "plot_programs": "xla",
-        "plot_spread": "one",
-        "plot_by": "one",
-    }
+    of = {"plot_compile": "compiled", "plot_programs": "xla", "plot_spread": "one", "plot_by": "one"}
     figure = getattr(traces[of.get(name, "ranks")], name)()
     bundle = figure._repr_mimebundle_()
     assert {STATIC, LIVE} == set(bundle)
@@ -73,10 +66,7 @@ def test_html_is_left_out_where_the_viewer_reads_plotlys_json(
     import plotly.io as pio
 
     figure = traces["one"].plot_by("label")
-    for renderer, forms in (
-        ("plotly_mimetype+colab", {STATIC, LIVE}),
-        ("colab", {STATIC, "text/html"}),
-    ):
+    for renderer, forms in (("plotly_mimetype+colab", {STATIC, LIVE}), ("colab", {STATIC, "text/html"})):
         monkeypatch.setattr(pio.renderers, "default", renderer)
         assert set(figure._repr_mimebundle_()) == forms
 
@@ -91,14 +81,10 @@ def test_bars_are_as_long_as_their_values() -> None:
         if "x" not in shape.attrib:  # the ground
             continue
         colour = shape.attrib["fill"]
-        found.setdefault(colour, []).append(
-            (float(shape.attrib["x"]), float(shape.attrib["width"]))
-        )
+        found.setdefault(colour, []).append((float(shape.attrib["x"]), float(shape.attrib["width"])))
     (a, b), (above_a, above_b) = found["#112233"], found["#445566"]
     scale = a[1] / 10
-    assert [b[1] / scale, above_a[1] / scale, above_b[1] / scale] == pytest.approx(
-        [40, 30, 20], rel=0.01
-    )
+    assert [b[1] / scale, above_a[1] / scale, above_b[1] / scale] == pytest.approx([40, 30, 20], rel=0.01)
     assert above_a[0] == pytest.approx(a[0] + a[1], abs=0.1)
     assert above_b[0] == pytest.approx(b[0] + b[1], abs=0.1)
 

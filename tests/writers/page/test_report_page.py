@@ -79,9 +79,7 @@ def test_every_section_of_four_ranks() -> None:
     content, outline = data(page), Outline(page)
     assert outline.sections == SECTIONS
     assert set(outline.places) == {*content["figures"], *content["tables"]}
-    assert {"bandwidth", "waits", "last-arrivals", "groups", "concurrency"} <= set(
-        content["figures"]
-    )
+    assert {"bandwidth", "waits", "last-arrivals", "groups", "concurrency"} <= set(content["figures"])
     tables = {"by-kernel", "by-label", "by-rank", "sizes", "last-arrivals"}
     assert tables | {"idle", "idle-causes", "idle-late"} <= set(content["tables"])
     assert len(page.encode()) < 6_000_000
@@ -125,13 +123,9 @@ def test_a_long_table_is_cut_and_says_by_how_much(tmp_path: Path) -> None:
 
 
 def test_no_name_becomes_markup(tmp_path: Path) -> None:
-    harmless = opened(
-        tmp_path, [launch(1, 1), kernel(1, 10, name="k"), launch(2, 2), kernel(2, 20, name="m")]
-    )
+    harmless = opened(tmp_path, [launch(1, 1), kernel(1, 10, name="k"), launch(2, 2), kernel(2, 20, name="m")])
     expected = Outline(harmless.report_html()).elements
-    hostile = opened(
-        tmp_path, [launch(1, 1), kernel(1, 10, name=HOSTILE), launch(2, 2), kernel(2, 20, name="m")]
-    )
+    hostile = opened(tmp_path, [launch(1, 1), kernel(1, 10, name=HOSTILE), launch(2, 2), kernel(2, 20, name="m")])
     page = hostile.report_html()
     assert Outline(page).elements == expected
     assert HOSTILE not in page
@@ -144,11 +138,7 @@ def test_the_page_holds_the_license_texts_of_the_script_that_it_embeds() -> None
     assert "Copyright" in script[:200]
     assert "Permission is hereby granted, free of charge" in before
     assert "Redistribution and use in source and binary forms" in before
-    named = set(
-        re.findall(
-            r"(?i)\b(MIT|BSD|Apache|ISC|MPL|GPL|LGPL|Zlib|CC0)\b[ -](?:\S+ )?license", script
-        )
-    )
+    named = set(re.findall(r"(?i)\b(MIT|BSD|Apache|ISC|MPL|GPL|LGPL|Zlib|CC0)\b[ -](?:\S+ )?license", script))
     named |= {name.strip() for name in re.findall(r"@license +([^\n.]{1,20})", script)}
     assert {name.removeprefix("3-Clause ").split()[0].upper() for name in named} <= {"MIT", "BSD"}
 
@@ -188,11 +178,7 @@ def test_lines_of_bandwidth_go_through_the_middle_of_their_dots(ranks: tuple[Pat
 
 def test_figures_of_programs() -> None:
     trace = thence.open(JAX / "jax_single_nocb.xplane.pb.gz")
-    assert [bar.name for bar in trace.plot_programs().data] == [
-        "busy",
-        "idle inside",
-        "idle between",
-    ]
+    assert [bar.name for bar in trace.plot_programs().data] == ["busy", "idle inside", "idle between"]
     with pytest.raises(thence.MissingData):
         trace.plot_compile()
 

@@ -32,8 +32,7 @@ def decoded(text: str) -> tuple[dict[str, Any], dict[tuple[str, str], list[int]]
     for table, name, count, size in document["columns"]:
         planes = [content[end + plane * count : end + (plane + 1) * count] for plane in range(size)]
         columns[table, name] = [
-            sum(byte << 8 * plane for plane, byte in enumerate(number))
-            for number in zip(*planes, strict=True)
+            sum(byte << 8 * plane for plane, byte in enumerate(number)) for number in zip(*planes, strict=True)
         ] or [0] * count
         end += size * count
     assert end == len(content)
@@ -75,9 +74,7 @@ def test_what_is_written_is_what_the_timeline_holds(paths: tuple[Path, ...]) -> 
 
 def test_a_launch_after_its_kernel_and_no_launch_at_all(tmp_path: Path) -> None:
     """Clocks may disagree, and launches may be missing: neither becomes another number."""
-    trace = thence.open(
-        opened(tmp_path, [launch(1, 12), kernel(1, 10), kernel(2, 30)]).meta.inputs[0]
-    )
+    trace = thence.open(opened(tmp_path, [launch(1, 12), kernel(1, 10), kernel(2, 30)]).meta.inputs[0])
     document, columns = decoded(written.timeline_data(timeline(trace))[0])
     assert [unfolded(value) for value in columns["rows", "lead"]] == [-2000, 0]
     assert columns["rows", "call"] == [1, 0]

@@ -26,10 +26,7 @@ EVIL = [
 def hostile() -> Diff:
     generator = np.random.default_rng(1)
     sides = [
-        [
-            simulated(generator, dict.fromkeys(EVIL, 1000000.0 * factor), between=0.001)
-            for _ in range(3)
-        ]
+        [simulated(generator, dict.fromkeys(EVIL, 1000000.0 * factor), between=0.001) for _ in range(3)]
         for factor in (1, 1.5)
     ]
     return compare(*sides)

@@ -69,9 +69,7 @@ def test_the_longest_text_becomes_narrower_first() -> None:
         (39, ["name", "verdict"]),
     ],
 )
-def test_the_least_important_columns_give_way_and_the_order_stays(
-    width: int, shown: list[str]
-) -> None:
+def test_the_least_important_columns_give_way_and_the_order_stays(width: int, shown: list[str]) -> None:
     """Needed are 12 for each text, 6 for kernel, 5 for count, and 2 between any two."""
     lines = printed(TEXTS, width, ["name", "verdict", "change", "by"])
     assert lines[0].split() == shown

@@ -13,17 +13,7 @@ from polars.testing import assert_frame_equal
 
 import thence
 from collective_jobs import skewed
-from helpers import (
-    FSDP,
-    PAIR,
-    RECORDINGS,
-    assert_same_tables,
-    event,
-    kernel,
-    launch,
-    opened,
-    shared,
-)
+from helpers import FSDP, PAIR, RECORDINGS, assert_same_tables, event, kernel, launch, opened, shared
 from thence.writers.timelines.chrome import write_chrome
 
 if TYPE_CHECKING:
@@ -38,9 +28,7 @@ def document(trace: thence.Trace, clocks: str = "aligned") -> dict[str, Any]:
 
 @pytest.mark.parametrize("ending", [".json", ".json.gz"])
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
-def test_reading_back_a_recording_gives_an_equal_trace(
-    path: Path, ending: str, tmp_path: Path
-) -> None:
+def test_reading_back_a_recording_gives_an_equal_trace(path: Path, ending: str, tmp_path: Path) -> None:
     trace = thence.open(path)
     target = tmp_path / f"again{ending}"
     trace.write(target)
@@ -136,9 +124,7 @@ def test_events_are_what_viewers_expect(tmp_path: Path) -> None:
 
 def test_a_graph_has_one_arrow_tail_and_many_heads(tmp_path: Path) -> None:
     call = event("cuda_runtime", "cudaGraphLaunch", 5, 2, args={"correlation": 1})
-    events = document(opened(tmp_path, [call, *(kernel(1, 10 + 10 * i) for i in range(5))]))[
-        "traceEvents"
-    ]
+    events = document(opened(tmp_path, [call, *(kernel(1, 10 + 10 * i) for i in range(5))]))["traceEvents"]
     arrows = [e for e in events if e.get("cat") == "ac2g"]
     assert [e["ph"] for e in arrows] == ["s", "f", "f", "f", "f", "f"]
     assert len({e["id"] for e in arrows}) == 1

@@ -44,16 +44,12 @@ def pieces(collectives: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
         return whole.with_columns(batched=False).with_row_index("piece")
     several = parts.join(whole.select("gpu", "row"), on="gpu")
     alone = whole.join(parts, on="gpu", how="anti")
-    both = pl.concat(
-        [alone.with_columns(batched=False), several.with_columns(batched=True)], how="diagonal"
-    )
+    both = pl.concat([alone.with_columns(batched=False), several.with_columns(batched=True)], how="diagonal")
     # The operations of one batch keep the order of their host ops.
     return both.sort("row", "host", maintain_order=True).with_row_index("piece")
 
 
-def whole_kernels(
-    matched: pl.DataFrame, collectives: pl.DataFrame
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+def whole_kernels(matched: pl.DataFrame, collectives: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Merges the messages of batches into one row per kernel.
 
     Args:
@@ -73,9 +69,7 @@ def whole_kernels(
     messages, whole = matched.filter(of_batch), matched.filter(~of_batch).drop("batched")
     taken = 1 + matched.select(pl.col("instance").max()).item()
     described = collectives.select(
-        pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"),
-        "bytes",
-        collective=pl.col("collective").cast(pl.String),
+        pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"), "bytes", collective=pl.col("collective").cast(pl.String)
     )
     kernels = (
         messages.group_by("row", maintain_order=True)
@@ -90,9 +84,7 @@ def whole_kernels(
     peers = _peers(messages, kernels)
     kernels = kernels.with_columns(
         matched=1
-        + kernels["instance"]
-        .replace_strict(*_counts(peers), default=0, return_dtype=pl.UInt32)
-        .cast(pl.UInt32)
+        + kernels["instance"].replace_strict(*_counts(peers), default=0, return_dtype=pl.UInt32).cast(pl.UInt32)
     )
     rows = pl.concat([whole, kernels.select(whole.columns)]).sort("row")
     return rows, peers.select(list(NO_PEERS.schema))
@@ -111,16 +103,9 @@ def _peers(messages: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
         kernels.select("gpu", own="instance"), on="gpu"
     )
     return (
-        own.join(
-            ends.drop("all_shown").rename({"instance": "message"}), on="message", suffix="_of_peer"
-        )
+        own.join(ends.drop("all_shown").rename({"instance": "message"}), on="message", suffix="_of_peer")
         .filter(pl.any_horizontal(pl.col(x) != pl.col(f"{x}_of_peer") for x in place))
-        .select(
-            *("start", "end", "all_shown"),
-            instance="own",
-            rank="rank_of_peer",
-            device="device_of_peer",
-        )
+        .select(*("start", "end", "all_shown"), instance="own", rank="rank_of_peer", device="device_of_peer")
         .sort("instance", "rank", "device", "start")
         .unique(["instance", "rank", "device"], keep="last", maintain_order=True)
     )

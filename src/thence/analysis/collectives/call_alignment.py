@@ -191,9 +191,7 @@ def _with_shift(a: Calls, b: Calls, shift: float, allowed: float) -> _Run:
     offsets = _offsets_at(a.end, b.end, shift, allowed)
     rated = (_rated(a, b, run, one_clock=False) for run in _runs(a.token, b.token, offsets))
     fitting = [run for run in rated if abs(run.shift - shift) <= allowed]
-    return max(
-        fitting, key=lambda run: (run.length, -abs(run.shift - shift)), default=_Run(0, 0, 0)
-    )
+    return max(fitting, key=lambda run: (run.length, -abs(run.shift - shift)), default=_Run(0, 0, 0))
 
 
 def _kept(a: Calls, b: Calls, run: _Run, shift: float, allowed: float) -> tuple[int, int]:
@@ -201,8 +199,7 @@ def _kept(a: Calls, b: Calls, run: _Run, shift: float, allowed: float) -> tuple[
     deviation, joint = _deviations(a, b, run)
     far = np.abs(deviation - shift)
     spacing = np.minimum(
-        _spacing(a)[run.first : run.first + run.length],
-        _spacing(b)[run.second : run.second + run.length],
+        _spacing(a)[run.first : run.first + run.length], _spacing(b)[run.second : run.second + run.length]
     )
     return _longest(~(joint & (far > allowed) & (far > _OF_SPACING * spacing)))
 
@@ -217,10 +214,7 @@ def _spacing(calls: Calls) -> Int64:
 
 def _deviations(a: Calls, b: Calls, run: _Run) -> tuple[npt.NDArray[np.float64], Mask]:
     """The deviation of each pair, and which pairs are of calls that end together."""
-    ours, theirs = (
-        slice(run.first, run.first + run.length),
-        slice(run.second, run.second + run.length),
-    )
+    ours, theirs = (slice(run.first, run.first + run.length), slice(run.second, run.second + run.length))
     joint = a.joint[ours] & b.joint[theirs]
     return (b.end[theirs] - a.end[ours]).astype(np.float64), joint
 
@@ -260,9 +254,7 @@ def _offsets_at(a: Int64, b: Int64, shift: float, allowed: float) -> tuple[int, 
     return int(least.min()), int(most.max())
 
 
-def _runs(
-    a: Int64, b: Int64, between: tuple[float, float] = (-math.inf, math.inf)
-) -> Iterator[_Run]:
+def _runs(a: Int64, b: Int64, between: tuple[float, float] = (-math.inf, math.inf)) -> Iterator[_Run]:
     """Yields the longest run of equal tokens at each offset within the bounds at which tokens are equal."""
     least, most = between
     for offset in _offsets(a, b):
@@ -303,9 +295,7 @@ def _longest_of_all(a: Int64, b: Int64) -> list[_Run]:
     # int16 is compared faster; numbers from 0 leave -1 for positions outside of a.
     token = np.unique(np.concatenate([a, b]), return_inverse=True)[1].astype(np.int16)
     outside = np.full(len(b) - 1, -1, np.int16)
-    around = np.lib.stride_tricks.sliding_window_view(
-        np.concatenate([outside, token[: len(a)], outside]), len(b)
-    )
+    around = np.lib.stride_tricks.sliding_window_view(np.concatenate([outside, token[: len(a)], outside]), len(b))
     offset = np.arange(1 - len(b), len(a))
     position = np.arange(len(b), dtype=np.int16)
     equal = around == token[len(a) :]
@@ -363,8 +353,7 @@ def _offsets(a: Int64, b: Int64) -> list[int]:
     low = np.searchsorted(ours[order], theirs[probes], side="left")
     high = np.searchsorted(ours[order], theirs[probes], side="right")
     found = [
-        order[i:j][:: max(1, (j - i) // _MOST_OFFSETS)] - probe
-        for i, j, probe in zip(low, high, probes, strict=True)
+        order[i:j][:: max(1, (j - i) // _MOST_OFFSETS)] - probe for i, j, probe in zip(low, high, probes, strict=True)
     ]
     offsets, counts = np.unique(np.concatenate(found), return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_MOST_OFFSETS]

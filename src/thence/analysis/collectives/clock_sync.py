@@ -103,11 +103,7 @@ class Alignment(Shown):
         ends = f"the ends of {self.matched:,} shared collectives"
         if not self.applied:
             return f"the ranks' clocks agree: {ends} differ by {median} in the median, {most} at most; none is shifted"
-        largest = format_ns(
-            float(
-                self.corrections["correction_ns"].abs().cast(pl.Float64).to_numpy().max(initial=0)
-            )
-        )
+        largest = format_ns(float(self.corrections["correction_ns"].abs().cast(pl.Float64).to_numpy().max(initial=0)))
         return f"clocks aligned by {ends}, by up to {largest}; remaining difference: median {median}, at most {most}"
 
     def to_json(self) -> dict[str, Any]:
@@ -131,9 +127,7 @@ class Alignment(Shown):
             rank: name of the column that holds the rank.
         """
         aligned = self.corrections.drop_nulls("correction_ns")
-        return pl.col(rank).replace_strict(
-            aligned["rank"], aligned["correction_ns"], default=0, return_dtype=pl.Int64
-        )
+        return pl.col(rank).replace_strict(aligned["rank"], aligned["correction_ns"], default=0, return_dtype=pl.Int64)
 
 
 def align_clocks(trace: Attributed, instances: Instances | None = None) -> Alignment:
@@ -157,15 +151,11 @@ def aligned(instances: Instances, ranks: Sequence[int]) -> Alignment:
     shared = _ends_by_rank(instances)
     numbers = {rank: number for number, rank in enumerate(ranks)}
     rank = shared["rank"].replace_strict(numbers, return_dtype=pl.Int64).to_numpy()
-    instance = (
-        shared.select(pl.col("instance").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-    )
+    instance = shared.select(pl.col("instance").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
     end = shared["end"].to_numpy()
     since = (end - (end.min() if len(end) else 0)).astype(np.float64)
     cluster = _connected_components(rank, instance, len(ranks))
-    corrections, left = _worth_it(
-        rank, instance, since, _median_corrections(rank, instance, since, cluster)
-    )
+    corrections, left = _worth_it(rank, instance, since, _median_corrections(rank, instance, since, cluster))
     counts = np.bincount(rank, minlength=len(ranks))
     frame = pl.DataFrame(
         {
@@ -187,9 +177,7 @@ def aligned(instances: Instances, ranks: Sequence[int]) -> Alignment:
     )
 
 
-def _worth_it(
-    rank: Int64, instance: Int64, end: Float64, estimated: Float64
-) -> tuple[Int64, Float64]:
+def _worth_it(rank: Int64, instance: Int64, end: Float64, estimated: Float64) -> tuple[Int64, Float64]:
     """The corrections, all 0 if the clocks already agree, and the residual skews."""
     corrections = np.rint(estimated).astype(np.int64)
     left, recorded = _skews(instance, end - corrections[rank]), _skews(instance, end)
@@ -206,13 +194,10 @@ def _ends_by_rank(instances: Instances) -> pl.DataFrame:
     """The mean end per rank of every instance that is used to compare the clocks of two or more ranks."""
     ends = (
         instances.rows.select(
-            *("instance", "rank", "device", "end", "group_size"),
-            *("collective", "unmatched", "matched", "members"),
+            *("instance", "rank", "device", "end", "group_size"), *("collective", "unmatched", "matched", "members")
         )
         .filter(
-            pl.col("collective").is_in(JOINT),
-            pl.col("unmatched").is_null(),
-            pl.col("matched") == pl.col("members"),
+            pl.col("collective").is_in(JOINT), pl.col("unmatched").is_null(), pl.col("matched") == pl.col("members")
         )
         .drop("collective", "unmatched", "matched", "members")
     )
@@ -225,9 +210,7 @@ def _ends_by_rank(instances: Instances) -> pl.DataFrame:
         by_rank = ends.group_by("instance", "rank").agg(mean, size)
     shared = by_rank.filter(pl.len().over("instance") > 1)
     largest = pl.col("group_size").max()
-    return shared.filter((pl.col("group_size") == largest) | largest.is_null()).sort(
-        "instance", "rank"
-    )
+    return shared.filter((pl.col("group_size") == largest) | largest.is_null()).sort("instance", "rank")
 
 
 def _repeats(rows: pl.DataFrame, *keys: str) -> bool:

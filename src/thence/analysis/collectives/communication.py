@@ -15,11 +15,7 @@ import polars as pl
 
 from thence.analysis.collectives.exposure import Exposure, exposure
 from thence.analysis.collectives.first_calls import NONE, FirstCalls, first_calls
-from thence.analysis.collectives.instances import (
-    Instances,
-    collective_instances,
-    unmatched_reasons,
-)
+from thence.analysis.collectives.instances import Instances, collective_instances, unmatched_reasons
 from thence.analysis.collectives.kinds import bandwidths
 from thence.analysis.collectives.missing import undescribed_kernels
 from thence.analysis.collectives.waits import instance_times, last_arrivals, participants
@@ -89,9 +85,7 @@ class Collectives(Shown):
         """One sentence on what was left out as warm-up, as text for the user."""
         if not self.first.kernels:
             return self.phases.statement
-        return "; ".join(
-            ([self.phases.statement] if len(self.phases.phase) else []) + [self.first.statement]
-        )
+        return "; ".join(([self.phases.statement] if len(self.phases.phase) else []) + [self.first.statement])
 
     @property
     def tables(self) -> pl.DataFrame:
@@ -111,18 +105,12 @@ class Collectives(Shown):
         """The rows of `last_arrivals` of the devices that are late."""
         place = ["rank", "device"]
         late = self.last_arrivals.clear() if self.job is None else self.job.stragglers
-        rows = late.select(place).join(
-            self.last_arrivals, on=place, how="left", maintain_order="left"
-        )
-        return rows.rename({"waited_ns": "caused_ns", "waited_device_ns": "caused_device_ns"}).drop(
-            "code"
-        )
+        rows = late.select(place).join(self.last_arrivals, on=place, how="left", maintain_order="left")
+        return rows.rename({"waited_ns": "caused_ns", "waited_device_ns": "caused_device_ns"}).drop("code")
 
     def form(self) -> Form:
         """What a notebook shows of it."""
-        whole, exposed = (
-            int(self.devices[name].sum()) for name in ("communication_ns", "exposed_ns")
-        )
+        whole, exposed = (int(self.devices[name].sum()) for name in ("communication_ns", "exposed_ns"))
         described = int(self.by_size.filter("described")["duration_ns"].sum())
         return Form(
             f"communication {format_ns(whole)}, {format_ns(exposed)} of it exposed (nothing computed meanwhile)",
@@ -193,26 +181,22 @@ def collectives(
         by_size=_by_size(rows, seen),
         rows=rows,
         instances=seen,
-        last_arrivals=last_arrivals(
-            places, None if job is None else _launched_ahead(trace, rows, job)
-        ),
+        last_arrivals=last_arrivals(places, None if job is None else _launched_ahead(trace, rows, job)),
         job=job,
         notes=tuple(_notes(trace, every, rows, seen)),
     )
 
 
-def _rows(
-    trace: Attributed, phase: Phases, first: FirstCalls, matched: Instances, exposed: Exposure
-) -> pl.DataFrame:
+def _rows(trace: Attributed, phase: Phases, first: FirstCalls, matched: Instances, exposed: Exposure) -> pl.DataFrame:
     """One row per kernel that communicates, with its bandwidths and whether it counts."""
     found = matched.rows.select(
         *("row", "collective", "bytes", "group_size", "source_rank", "instance", "unmatched"),
         gpu=pl.col("gpu").cast(pl.UInt32),
         described=pl.lit(value=True),
     )
-    steady = pl.DataFrame(
-        {"program": pl.int_range(trace.programs.height, dtype=pl.Int32, eager=True)}
-    ).with_columns(steady=phase.steady, program_name=trace.programs["name"].cast(pl.String))
+    steady = pl.DataFrame({"program": pl.int_range(trace.programs.height, dtype=pl.Int32, eager=True)}).with_columns(
+        steady=phase.steady, program_name=trace.programs["name"].cast(pl.String)
+    )
     kernels = trace.gpu[exposed.rows["gpu"].to_numpy()].select(
         *("rank", "device", "start", "program"),
         duration_ns="duration",
@@ -228,9 +212,7 @@ def _rows(
     algorithm, bus = bandwidths("duration_ns")
     return (
         joined.with_columns(
-            collective=pl.when("described")
-            .then("collective")
-            .otherwise(kind_of_kernel(pl.col("name"))),
+            collective=pl.when("described").then("collective").otherwise(kind_of_kernel(pl.col("name"))),
             kernel=pl.when(~pl.col("described")).then("name"),
             counted=pl.col("steady").fill_null(value=True)
             & ~pl.col("row").is_in(first.row.implode()).fill_null(value=False),
@@ -270,9 +252,7 @@ def _by_size(rows: pl.DataFrame, seen: pl.DataFrame) -> pl.DataFrame:
     sizes = rows.group_by(_KEYS).agg(pl.len().alias("count"), sums, *statistics)
     wait, moving = pl.col("wait_ns"), pl.col("transfer_ns")
     transfers = [
-        getattr(pl.col(f"transfer_{which}_gbps"), what)(**options).alias(
-            f"transfer_{which}_gbps_{what}"
-        )
+        getattr(pl.col(f"transfer_{which}_gbps"), what)(**options).alias(f"transfer_{which}_gbps_{what}")
         for which in ("algorithm", "bus")
         for what, options in (("max", {}), ("median", {}), ("std", {"ddof": 0}))
     ]
@@ -285,29 +265,17 @@ def _by_size(rows: pl.DataFrame, seen: pl.DataFrame) -> pl.DataFrame:
             wait.count().alias("instances"),
             *(getattr(wait, what)().alias(f"wait_ns_{what}") for what in ("mean", "max")),
             pl.when(wait.count() > 0).then(wait.sum()).alias("wait_ns_sum"),
-            pl.when(wait.count() > 0)
-            .then(pl.col("device_wait_ns").sum())
-            .alias("device_wait_ns_sum"),
+            pl.when(wait.count() > 0).then(pl.col("device_wait_ns").sum()).alias("device_wait_ns_sum"),
             moving.count().alias("transfers"),
-            *(
-                getattr(moving, what)().alias(f"transfer_ns_{what}")
-                for what in ("mean", "median", "min")
-            ),
+            *(getattr(moving, what)().alias(f"transfer_ns_{what}") for what in ("mean", "median", "min")),
             *transfers,
         )
     )
     joined = sizes.join(waits, on=_KEYS, how="left", nulls_equal=True)
-    return joined.sort(
-        "described", "collective", "bytes", "group_size", "kernel", descending=[True] + [False] * 4
-    )
+    return joined.sort("described", "collective", "bytes", "group_size", "kernel", descending=[True] + [False] * 4)
 
 
-def _notes(
-    trace: Attributed,
-    every: pl.DataFrame,
-    rows: pl.DataFrame,
-    seen: pl.DataFrame,
-) -> list[str]:
+def _notes(trace: Attributed, every: pl.DataFrame, rows: pl.DataFrame, seen: pl.DataFrame) -> list[str]:
     """The caveats that are needed to read the numbers."""
     notes: list[str] = []
     if not every["described"].all():

@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exposure", "exposure"]
 
-_DEVICES = {
-    "rank": pl.Int32(),
-    "device": pl.Int32(),
-    "communication_ns": pl.Int64(),
-    "exposed_ns": pl.Int64(),
-}
+_DEVICES = {"rank": pl.Int32(), "device": pl.Int32(), "communication_ns": pl.Int64(), "exposed_ns": pl.Int64()}
 
 
 @dataclass(frozen=True)
@@ -54,9 +49,7 @@ class Exposure:
 def exposure(trace: Attributed) -> Exposure:
     """Divides the time of all communication into exposed, hidden and overlapped."""
     talking = communicates(trace)
-    lanes = trace.gpu.select("rank", "device", "start", "duration").with_columns(
-        talking, computes(trace, talking)
-    )
+    lanes = trace.gpu.select("rank", "device", "start", "duration").with_columns(talking, computes(trace, talking))
     lanes = lanes.with_row_index("gpu").filter(pl.col("communicates") | pl.col("computes"))
     lanes = lanes.sort("start", "gpu")
     number, devices = numbered(lanes, "rank", "device")

@@ -58,9 +58,7 @@ class FirstCalls:
         """One sentence on what is left out, as text for the user; empty if nothing is."""
         if not self.kernels:
             return ""
-        groups = (
-            "1 communicator" if self.communicators == 1 else f"{self.communicators:,} communicators"
-        )
+        groups = "1 communicator" if self.communicators == 1 else f"{self.communicators:,} communicators"
         kernels = "1 kernel" if self.kernels == 1 else f"{self.kernels:,} kernels"
         return (
             f"left out as warm-up: the first call of {groups}, {kernels} that took "
@@ -89,12 +87,7 @@ def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
     found = eager.join(seeds, on="instance", how="semi")
     if found.is_empty() or found.height == rows.height:
         return NONE
-    return FirstCalls(
-        found["row"].sort(),
-        found.height,
-        found["group"].n_unique(),
-        int(found["duration"].sum()),
-    )
+    return FirstCalls(found["row"].sort(), found.height, found["group"].n_unique(), int(found["duration"].sum()))
 
 
 def first_calls_of_ranks(trace: Attributed, rows: pl.DataFrame) -> pl.Series:
@@ -118,11 +111,7 @@ def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     wanted = matching(trace.host["name"], _OPS)
     launch = trace.places["launch"].gather(rows["gpu"].cast(pl.UInt32))
     parent = trace.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    op = chain_to(
-        parent,
-        launch.fill_null(NO_ROW).cast(pl.Int64).to_numpy(),
-        wanted.to_numpy(),
-    )
+    op = chain_to(parent, launch.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), wanted.to_numpy())
     known = op != NO_ROW
     took = np.zeros(rows.height, np.int64)
     took[known] = trace.host["duration"].to_numpy()[op[known]]

@@ -30,14 +30,7 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = [
-    "UNMATCHED",
-    "Instances",
-    "attached",
-    "collective_instances",
-    "together",
-    "unmatched_reasons",
-]
+__all__ = ["UNMATCHED", "Instances", "attached", "collective_instances", "together", "unmatched_reasons"]
 
 UNMATCHED = {
     "ambiguous": "steps repeat, and several ways of pairing them fit equally well",
@@ -102,9 +95,7 @@ def collective_instances(trace: Attributed) -> Instances:
             aligned=pl.when("by_order").then("aligned").otherwise(None),
             alone=pl.coalesce(pl.when("by_order").then("reason"), "reason_of_row"),
         )
-        .with_columns(
-            own=pl.when(pl.col("alone").is_not_null() | (pl.col("group_size") == 1)).then("piece")
-        )
+        .with_columns(own=pl.when(pl.col("alone").is_not_null() | (pl.col("group_size") == 1)).then("piece"))
         .with_columns(instance=pl.struct(*key, "own").rank("dense").cast(pl.Int64) - 1)
     )
     program = pl.when("of_xla").then("program_name")
@@ -113,9 +104,7 @@ def collective_instances(trace: Attributed) -> Instances:
     )
     counted = counted.with_columns(matched=_devices(counted))
     mixed = (pl.col("matched") > pl.col("group_size")).fill_null(value=False)
-    missing = (
-        (pl.col("matched") == 1) & (pl.col("members") > 1) & pl.col("group_size").ne_missing(1)
-    )
+    missing = (pl.col("matched") == 1) & (pl.col("members") > 1) & pl.col("group_size").ne_missing(1)
     unmatched = (
         pl.when(pl.col("alone").is_not_null())
         .then("alone")
@@ -161,9 +150,7 @@ def _rows(trace: Attributed) -> pl.DataFrame:
     that is aligned. token: number that alignment compares. by_order: whether the row is matched by alignment.
     """
     described = pieces(trace.collectives, trace.collective_parts)
-    kernels = trace.gpu.select(
-        "rank", "device", "start", "duration", "program", "hlo", "correlation"
-    )
+    kernels = trace.gpu.select("rank", "device", "start", "duration", "program", "hlo", "correlation")
     frame = described.select(
         *("row", "piece", "batched", "gpu", "bytes", "group_size", "sequence"),
         *(_in_job(name) for name in ("source_rank", "destination_rank")),
@@ -174,12 +161,9 @@ def _rows(trace: Attributed) -> pl.DataFrame:
     host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
     launch = trace.host["start"].gather(host).rename("launch")
     names = trace.programs.select(
-        pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
-        pl.col("name").to_physical().alias("program_name"),
+        pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("name").to_physical().alias("program_name")
     )
-    placed = frame.hstack([launch]).with_columns(
-        pl.col("hlo").to_physical(), end=pl.col("start") + pl.col("duration")
-    )
+    placed = frame.hstack([launch]).with_columns(pl.col("hlo").to_physical(), end=pl.col("start") + pl.col("duration"))
     return _keyed(attached(placed, names, "program"))
 
 
@@ -193,9 +177,7 @@ def _kinds(names: pl.Series) -> pl.Series:
     """The kind of each collective; the patterns are searched in each distinct name only once."""
     distinct = names.cast(pl.String).drop_nulls().unique()
     kinds = distinct.to_frame("name").select(kind_of(pl.col("name"))).to_series()
-    return names.cast(pl.String).replace_strict(
-        distinct, kinds, default=None, return_dtype=pl.String
-    )
+    return names.cast(pl.String).replace_strict(distinct, kinds, default=None, return_dtype=pl.String)
 
 
 def _in_job(name: str) -> pl.Expr:
@@ -239,14 +221,9 @@ def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
     )
     kind = pl.col("collective")
     unnamed = kind.is_in(_SOME_PEERS) & pl.col("group_size").ne_missing(2)
-    unknown = unnamed | (
-        kind.is_in(PEERS) & (pl.col("source").is_null() | pl.col("target").is_null())
-    )
+    unknown = unnamed | (kind.is_in(PEERS) & (pl.col("source").is_null() | pl.col("target").is_null()))
     times_before = pl.int_range(pl.len()).over("call", "what")
-    told = {
-        "by_order": ~pl.col("numbered"),
-        "reason_of_row": pl.when(unknown).then(pl.lit("peers_unknown")),
-    }
+    told = {"by_order": ~pl.col("numbered"), "reason_of_row": pl.when(unknown).then(pl.lit("peers_unknown"))}
     if frame["numbered"].all():
         nothing = pl.lit(None, pl.Int64)
         return frame.with_columns(call=nothing, token=nothing, number="sequence", **told)
@@ -279,9 +256,7 @@ def _grouped(frame: pl.DataFrame) -> pl.DataFrame:
         what=pl.when(of_xla).then("hlo").when(~peer).then(_number(kind)),
     ).with_columns(
         group=pl.struct(
-            "of_xla",
-            *(pl.when(~pl.col("of_xla")).then(name).alias(name) for name in _GROUP),
-            *("source", "target"),
+            "of_xla", *(pl.when(~pl.col("of_xla")).then(name).alias(name) for name in _GROUP), *("source", "target")
         ).rank("dense")
     )
 

@@ -12,19 +12,9 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = [
-    "FROM_ROOT",
-    "JOINT",
-    "MESSAGES",
-    "PEERS",
-    "TO_ROOT",
-    "bandwidths",
-]
+__all__ = ["FROM_ROOT", "JOINT", "MESSAGES", "PEERS", "TO_ROOT", "bandwidths"]
 
-JOINT = (
-    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
-    "barrier",
-)
+JOINT = (*("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"), "barrier")
 """Every participant needs data from every other, so none can end before the last has begun, and they
 end together."""
 FROM_ROOT = ("broadcast", "scatter")
@@ -49,11 +39,7 @@ def bandwidths(time_ns: str) -> tuple[pl.Expr, pl.Expr]:
     kind, n = pl.col("collective"), pl.col("group_size").cast(pl.Float64)
     scale = pl.when(kind.is_in(_SCALED)).then(n).otherwise(1.0)
     bus = (
-        pl.when(kind.is_in(_PARTIAL))
-        .then((n - 1) / n)
-        .when(kind == "all-reduce")
-        .then(2 * (n - 1) / n)
-        .otherwise(1.0)
+        pl.when(kind.is_in(_PARTIAL)).then((n - 1) / n).when(kind == "all-reduce").then(2 * (n - 1) / n).otherwise(1.0)
     )
     timed = pl.when(pl.col(time_ns) > 0).then(pl.col(time_ns))
     algorithm = scale * pl.col("bytes") / timed

@@ -30,14 +30,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.tables import Tables
 
-__all__ = [
-    "JobRanks",
-    "job_ranks",
-    "job_size",
-    "ranks_of_job",
-    "undescribed_kernels",
-    "why_no_collectives",
-]
+__all__ = ["JobRanks", "job_ranks", "job_size", "ranks_of_job", "undescribed_kernels", "why_no_collectives"]
 
 _OTHER = "thence record and torch.profiler describe them"
 _MAX_RANKS = 1 << 20
@@ -129,11 +122,7 @@ def _size_of_groups(tables: Tables) -> int | None:
     """The size of the largest process group that is taken as the ranks from 0 on."""
     rows = tables.collectives.select("gpu", "group_size", "group_ranks")
     program = tables.gpu["program"].gather(rows["gpu"].cast(pl.UInt32))
-    groups = (
-        rows.filter(program.is_null())
-        .select("group_size", pl.col("group_ranks").cast(pl.String))
-        .unique()
-    )
+    groups = rows.filter(program.is_null()).select("group_size", pl.col("group_ranks").cast(pl.String)).unique()
     highest, devices = max(tables.ranks, default=0), _devices_of_a_rank(tables)
     found = 0
     for size, members in groups.drop_nulls("group_size").iter_rows():
@@ -189,7 +178,5 @@ def undescribed_kernels(trace: Attributed, rows: pl.DataFrame) -> str:
 def _ways(trace: Attributed) -> str:
     """How to record descriptions with the producers of the trace."""
     on = trace.meta.accelerators
-    ways = dict.fromkeys(
-        advice("no_collectives", [name], accelerators=on) for name in trace.meta.formats
-    )
+    ways = dict.fromkeys(advice("no_collectives", [name], accelerators=on) for name in trace.meta.formats)
     return "; ".join(filter(None, ways)) or _OTHER

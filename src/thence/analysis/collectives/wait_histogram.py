@@ -27,11 +27,7 @@ def wait_histogram(instances: pl.DataFrame) -> pl.DataFrame:
     bins = pl.DataFrame({"from_ns": begins, "to_ns": begins.shift(-1)}).with_row_index("bin")
     known = instances.filter(pl.col("wait_ns").is_not_null())
     number = begins.search_sorted(known["wait_ns"], side="right").cast(pl.UInt32) - 1
-    counted = (
-        known.select("collective", bin=number)
-        .group_by("collective", "bin")
-        .agg(count=pl.len().cast(pl.Int64))
-    )
+    counted = known.select("collective", bin=number).group_by("collective", "bin").agg(count=pl.len().cast(pl.Int64))
     held = bins.filter(pl.col("bin").is_between(counted["bin"].min(), counted["bin"].max()))
     return (
         counted.select("collective")

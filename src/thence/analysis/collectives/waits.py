@@ -32,14 +32,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.batches import NO_PEERS
-from thence.analysis.collectives.kinds import (
-    FROM_ROOT,
-    JOINT,
-    MESSAGES,
-    PEERS,
-    TO_ROOT,
-    bandwidths,
-)
+from thence.analysis.collectives.kinds import FROM_ROOT, JOINT, MESSAGES, PEERS, TO_ROOT, bandwidths
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
@@ -64,9 +57,7 @@ within this share of the longest wait after that arrival. The missing participan
 so at least nine tenths of the wait had passed when the last one shown arrived."""
 
 
-def participants(
-    rows: pl.DataFrame, alignment: Alignment | None, peers: pl.DataFrame = NO_PEERS
-) -> pl.DataFrame:
+def participants(rows: pl.DataFrame, alignment: Alignment | None, peers: pl.DataFrame = NO_PEERS) -> pl.DataFrame:
     """One row per instance and device, with its wait.
 
     Args:
@@ -86,9 +77,9 @@ def participants(
     shift = alignment.shift() if alignment else pl.lit(0)
     start = pl.col("start")
     first = ("collective", "bytes", "group_size", "source_rank")
-    others = peers.select(
-        *_KEY, "start", "all_shown", duration_ns=pl.col("end") - start, own=pl.lit(value=False)
-    ).join(rows.select("instance", *first), on="instance")
+    others = peers.select(*_KEY, "start", "all_shown", duration_ns=pl.col("end") - start, own=pl.lit(value=False)).join(
+        rows.select("instance", *first), on="instance"
+    )
     moved = (
         pl.concat([rows.with_columns(own=pl.lit(value=True)), others], how="diagonal_relaxed")
         .with_columns(start=start - shift)
@@ -123,10 +114,7 @@ def _last_if_certain(places: pl.DataFrame) -> pl.DataFrame:
         return places
     awaited = pl.col("awaited")
     ends = _over_instance(
-        places,
-        own_end=pl.when("own").then("end"),
-        arrival=pl.when(awaited).then("start"),
-        wait=pl.col("wait_ns"),
+        places, own_end=pl.when("own").then("end"), arrival=pl.when(awaited).then("start"), wait=pl.col("wait_ns")
     )
     rest = pl.col("most_own_end") - pl.col("most_arrival")
     certain = pl.col("complete") | (rest <= _MAX_LATER * pl.col("most_wait")).fill_null(value=False)
@@ -176,11 +164,7 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
     ends = _over_instance(places, own_end=pl.when("own").then("end"))
     there = pl.col("own") | (start <= pl.col("most_own_end"))
     needed = (
-        pl.when(kind.is_in(FROM_ROOT))
-        .then("root")
-        .when(kind.is_in(TO_ROOT))
-        .then(~pl.col("root"))
-        .otherwise(there)
+        pl.when(kind.is_in(FROM_ROOT)).then("root").when(kind.is_in(TO_ROOT)).then(~pl.col("root")).otherwise(there)
     )
     # The last participant to arrive among those that others need; numbers are in order of arrival in each instance.
     arrivals = _over_instance(
@@ -190,18 +174,8 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
         covered=there & pl.col("all_shown"),
     )
     last, arrival = number == pl.col("most_last"), pl.col("most_arrival")
-    waits = (
-        pl.when(kind.is_in(FROM_ROOT))
-        .then(~pl.col("root"))
-        .when(kind.is_in(TO_ROOT))
-        .then("root")
-        .otherwise(~last)
-    )
-    takes = (
-        pl.when(kind.is_in((*FROM_ROOT, *TO_ROOT)))
-        .then(waits)
-        .otherwise(pl.col("own") & pl.col("least_covered"))
-    )
+    waits = pl.when(kind.is_in(FROM_ROOT)).then(~pl.col("root")).when(kind.is_in(TO_ROOT)).then("root").otherwise(~last)
+    takes = pl.when(kind.is_in((*FROM_ROOT, *TO_ROOT))).then(waits).otherwise(pl.col("own") & pl.col("least_covered"))
     buffered = ~kind.is_in(JOINT) & (pl.col("end") < arrival)
     wait = pl.when(waits & pl.col("own") & ~buffered).then((arrival - start).clip(lower_bound=0))
     return arrivals.select(
@@ -244,9 +218,7 @@ def instance_times(places: pl.DataFrame) -> pl.DataFrame:
     divisor = pl.when(pl.col("fastest_ns") > 0).then("fastest_ns")
     algorithm, bus = bandwidths("transfer_ns")
     return times.with_columns(
-        wait_relative=pl.col("wait_ns") / divisor,
-        transfer_algorithm_gbps=algorithm,
-        transfer_bus_gbps=bus,
+        wait_relative=pl.col("wait_ns") / divisor, transfer_algorithm_gbps=algorithm, transfer_bus_gbps=bus
     )
 
 
@@ -273,17 +245,13 @@ def last_arrivals(places: pl.DataFrame, launched_ahead: pl.DataFrame | None = No
     late = pl.col("start") - pl.col("start").min().over("instance")
     known = places.filter("known").with_columns(late=late)
     devices = known.group_by("rank", "device").agg(
-        instances=pl.col("instance").n_unique(),
-        late_ns_mean=pl.col("late").mean(),
-        late_ns_max=pl.col("late").max(),
+        instances=pl.col("instance").n_unique(), late_ns_mean=pl.col("late").mean(), late_ns_max=pl.col("late").max()
     )
     parts = _by_cause(_instance_waits(known), launched_ahead)
     sums = parts.group_by("rank", "device", "code").agg(
         last=pl.len(), waited_ns=pl.col("longest").sum(), waited_device_ns=pl.col("every").sum()
     )
-    of_devices = devices.join(
-        sums.filter(pl.col("code").is_null()), on=["rank", "device"], how="left"
-    )
+    of_devices = devices.join(sums.filter(pl.col("code").is_null()), on=["rank", "device"], how="left")
     others = sums.filter(pl.col("code").is_not_null())
     figures = pl.col("last", "waited_ns", "waited_device_ns")
     order = (pl.col("code").is_not_null(), "waited_ns", "rank", "device")
@@ -342,9 +310,7 @@ def _by_cause(waits: pl.DataFrame, launched_ahead: pl.DataFrame | None) -> pl.Da
         waits = waits.join(launched_ahead, on="instance", how="left")
         share = pl.col("share").fill_null(0.0)
     told = pl.col("rank").is_not_null()
-    amounts: dict[str | None, list[pl.Expr]] = {
-        code: [] for code in (None, "launched_ahead", "early", "not_all_shown")
-    }
+    amounts: dict[str | None, list[pl.Expr]] = {code: [] for code in (None, "launched_ahead", "early", "not_all_shown")}
     for name in ("longest", "every"):
         whole, since = pl.col(name), pl.col(f"{name}_since").fill_null(0)
         amounts[None].append(since * (1 - share))
@@ -363,6 +329,4 @@ def _by_cause(waits: pl.DataFrame, launched_ahead: pl.DataFrame | None) -> pl.Da
         for code, (longest, every) in amounts.items()
     ]
     # A device arrived last even if it caused nothing; of the other rows, those of less than 1 ns say nothing.
-    return pl.concat(
-        [parts[0].filter(told), *(part.filter(pl.col("longest") >= 1) for part in parts[1:])]
-    )
+    return pl.concat([parts[0].filter(told), *(part.filter(pl.col("longest") >= 1) for part in parts[1:])])

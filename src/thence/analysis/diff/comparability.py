@@ -88,8 +88,7 @@ def _duplicates(side: Sequence[Sample], name: str) -> Iterator[Refusal]:
         seen[sample.conditions.identity] = sample
         if other is not None:
             yield Refusal(
-                "duplicate",
-                f"{_name(sample)} is the same recording as {_name(other)}: it is one run {name}, not two",
+                "duplicate", f"{_name(sample)} is the same recording as {_name(other)}: it is one run {name}, not two"
             )
 
 
@@ -108,8 +107,7 @@ def _differing(
     for sample, found in known[1:]:
         if found != known[0][1]:
             yield Refusal(
-                code,
-                f"{what}: {_shown(known[0][1])} in {_name(known[0][0])}, {_shown(found)} in {_name(sample)}",
+                code, f"{what}: {_shown(known[0][1])} in {_name(known[0][0])}, {_shown(found)} in {_name(sample)}"
             )
             return
 
@@ -141,10 +139,7 @@ def _options(runs: Sequence[Sample]) -> Iterator[Refusal]:
     """Compares options of the profiler. Missing options count as off: Kineto writes only those that are on."""
     for name in sorted({name for sample in runs for name in sample.conditions.options}):
         yield from _differing(
-            runs,
-            "profiler_options",
-            f"different values of the profiler option {name}",
-            partial(_option, name),
+            runs, "profiler_options", f"different values of the profiler option {name}", partial(_option, name)
         )
 
 
@@ -157,13 +152,7 @@ def _clock(name: str, conditions: Conditions) -> str | None:
     return conditions.clocks.get(name)
 
 
-_CHECKS: tuple[Callable[[Sequence[Sample]], Iterator[Refusal]], ...] = (
-    _gpus,
-    _clocks,
-    _ranks,
-    _formats,
-    _options,
-)
+_CHECKS: tuple[Callable[[Sequence[Sample]], Iterator[Refusal]], ...] = (_gpus, _clocks, _ranks, _formats, _options)
 
 
 def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refusal]:

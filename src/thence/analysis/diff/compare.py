@@ -9,13 +9,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.diff.comparability import not_checked, refusals
-from thence.analysis.diff.estimates import (
-    MOST_RUNS,
-    discoveries,
-    estimates,
-    more_runs,
-    run_means,
-)
+from thence.analysis.diff.estimates import MOST_RUNS, discoveries, estimates, more_runs, run_means
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.moved_streams import moved_work
@@ -42,17 +36,7 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-__all__ = [
-    "ONE_RUN_IDLE",
-    "ONE_RUN_STEP",
-    "ONE_RUN_WORK",
-    "ROWS",
-    "SAME_SHARE",
-    "VERDICTS",
-    "Diff",
-    "Row",
-    "compare",
-]
+__all__ = ["ONE_RUN_IDLE", "ONE_RUN_STEP", "ONE_RUN_WORK", "ROWS", "SAME_SHARE", "VERDICTS", "Diff", "Row", "compare"]
 
 VERDICTS = ("slower", "faster", "new", "gone", "unknown", "same")
 LEVEL = 0.05
@@ -271,9 +255,7 @@ class Diff(Shown):
                     "ranges; --idle causes does it"
                 )
         if self.left_out:
-            yield (
-                f"{format_count(self.left_out)} rows of less than a thousandth of a step on both sides are left out"
-            )
+            yield (f"{format_count(self.left_out)} rows of less than a thousandth of a step on both sides are left out")
 
     def to_json(self) -> dict[str, Any]:
         """As the command line prints it."""
@@ -316,9 +298,7 @@ def _run_json(sample: Sample) -> dict[str, Any]:
     }
 
 
-def compare(
-    before: Sequence[Sample], after: Sequence[Sample], same_share: float = SAME_SHARE
-) -> Diff:
+def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float = SAME_SHARE) -> Diff:
     """Compares two sides of runs.
 
     Args:
@@ -342,9 +322,7 @@ def compare(
     frame, left_out = _rows(means, found, step, (ours, theirs), matches, same_share)
     is_step = (pl.col("by") == STEP) & (pl.col("name") == ALL)
     whole = frame.filter(is_step).row(0, named=True)
-    total = Row(
-        *(whole[k] for k in ("before_ns", "after_ns", "low_ns", "high_ns", "verdict", "more_runs"))
-    )
+    total = Row(*(whole[k] for k in ("before_ns", "after_ns", "low_ns", "high_ns", "verdict", "more_runs")))
     rows = frame.filter(~is_step)
     moved = moved_time(*kernels, max(total.before_ns, total.after_ns))
     known_share = None if found.between else ONE_RUN_STEP
@@ -367,9 +345,7 @@ def compare(
     )
 
 
-def _folded(
-    samples: Sequence[Sample], sides: tuple[range, range], same_share: float
-) -> pl.DataFrame | None:
+def _folded(samples: Sequence[Sample], sides: tuple[range, range], same_share: float) -> pl.DataFrame | None:
     """The rows by module and label with equal layers as one row, as `Diff.folded`."""
     wanted = pl.col("by").is_in([STEP, *LAYERED])
     some = [replace(sample, rows=sample.rows.filter(wanted)) for sample in samples]
@@ -400,10 +376,7 @@ def _rows(
     parts = np.array([by in _WHOLE for by, _ in means.keys], np.bool_)
     whole = np.array([key in _ALWAYS for key in means.keys], np.bool_)
     kept = np.flatnonzero(whole | (np.maximum(found.before, found.after) >= least))
-    new, gone = (
-        (_new_or_gone(means, one, other) & ~parts)[kept]
-        for one, other in ((sides[1], sides[0]), sides)
-    )
+    new, gone = ((_new_or_gone(means, one, other) & ~parts)[kept] for one, other in ((sides[1], sides[0]), sides))
     margin = np.maximum(same_share * found.before[kept], least)
     names = [means.keys[row] for row in kept]
     known = np.zeros(len(kept)) if found.between else _known_to_differ(found, kept, names)
@@ -422,9 +395,7 @@ def _rows(
             "difference_ns": difference,
             "low_ns": found.low[kept],
             "high_ns": found.high[kept],
-            "difference_share": np.divide(
-                difference, base, out=np.full(len(base), np.nan), where=base > 0
-            ),
+            "difference_share": np.divide(difference, base, out=np.full(len(base), np.nan), where=base > 0),
             "verdict": verdicts,
             "more_runs": needed,
             "p": np.where(new | gone, np.nan, found.p[kept]),
@@ -436,9 +407,7 @@ def _rows(
     )
     limits = pl.col("low_ns", "high_ns", "p", "difference_share")
     frame = frame.with_columns(pl.when(limits.is_finite()).then(limits))
-    frame = frame.with_columns(
-        pl.when(pl.col("more_runs") > 0).then("more_runs").alias("more_runs")
-    )
+    frame = frame.with_columns(pl.when(pl.col("more_runs") > 0).then("more_runs").alias("more_runs"))
     return _ordered(frame), len(means.keys) - len(kept)
 
 
@@ -501,9 +470,7 @@ def _verdicts(
     return verdicts, np.where(unknown, np.minimum(needed, MOST_RUNS), 0).tolist()
 
 
-def _short(
-    keys: Sequence[tuple[str, str]], matches: Sequence[Match]
-) -> Iterator[tuple[tuple[str, str], str]]:
+def _short(keys: Sequence[tuple[str, str]], matches: Sequence[Match]) -> Iterator[tuple[tuple[str, str], str]]:
     """The names of rows for tables; names of kernels are shortened."""
     pairs: Mapping[tuple[str, str], Match] = {(m.by, m.name): m for m in matches}
     kernels = {name for by, name in keys if by == "kernel" and (by, name) not in pairs}
@@ -515,8 +482,7 @@ def _short(
             yield key, short.get(key[1], key[1]) if key[0] == "kernel" else key[1]
         else:
             sides = (
-                short.get(names[0], names[0])
-                + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+                short.get(names[0], names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
                 for names in (match.before, match.after)
             )
             yield key, " -> ".join(sides)
@@ -526,6 +492,4 @@ def _ordered(frame: pl.DataFrame) -> pl.DataFrame:
     """Sorts rows: the whole step and its parts, then differences that are more than noise, each the largest first."""
     told = pl.col("verdict").is_in(["slower", "faster", "new", "gone"])
     whole = pl.col("by").is_in([*_WHOLE])
-    return frame.sort(
-        ~whole, ~told, -pl.col("difference_ns").abs(), "by", "name", maintain_order=True
-    )
+    return frame.sort(~whole, ~told, -pl.col("difference_ns").abs(), "by", "name", maintain_order=True)

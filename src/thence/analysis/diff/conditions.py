@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PROFILER_OPTIONS", "Conditions", "conditions"]
 
-PROFILER_OPTIONS = (
-    "record_shapes",
-    "with_stack",
-    "profile_memory",
-    "with_modules",
-    "with_flops",
-    "xla_flags",
-)
+PROFILER_OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops", "xla_flags")
 """Facts of an input that record options of its profiler or compiler."""
 _VERSIONS = (
     *("cuda_driver_version", "cuda_runtime_version", "driver_cuda", "nccl_version"),
@@ -66,9 +59,7 @@ class Conditions:
     grids: pl.DataFrame
 
 
-def conditions(
-    trace: Attributed, soundness: Soundness, step: pl.Series, shared_by: int
-) -> Conditions:
+def conditions(trace: Attributed, soundness: Soundness, step: pl.Series, shared_by: int) -> Conditions:
     """Determines the conditions of a run.
 
     Args:
@@ -80,9 +71,7 @@ def conditions(
     meta, gpu = trace.meta, trace.gpu
     sizes = [int(f["world_size"]) for f in meta.facts if _whole(f.get("world_size"))]
     copies = trace.gpu.filter(pl.col("kind") == "memcpy", step != NO_ROW).select("name", "bytes")
-    from_host = copies.filter(
-        pl.col("name").cast(pl.String).str.contains(r"(?i)HtoD|Host.*-> ?Device")
-    )
+    from_host = copies.filter(pl.col("name").cast(pl.String).str.contains(r"(?i)HtoD|Host.*-> ?Device"))
     return Conditions(
         identity=(meta.epoch_ns, gpu.height, gpu["start"].min(), int(gpu["duration"].sum())),
         gpus=tuple(sorted({_model(*d) for d in _described(trace)} - {""})),
@@ -105,11 +94,7 @@ def _whole(value: object) -> bool:
 
 def _described(trace: Attributed) -> list[tuple[str | None, int | None, str | None]]:
     used = {(rank, device) for rank, device in trace.gpu.select("rank", "device").unique().rows()}
-    return [
-        (d.name, d.multiprocessors, d.compute_capability)
-        for d in trace.meta.devices
-        if (d.rank, d.device) in used
-    ]
+    return [(d.name, d.multiprocessors, d.compute_capability) for d in trace.meta.devices if (d.rank, d.device) in used]
 
 
 def _model(name: str | None, processors: int | None, capability: str | None) -> str:
@@ -127,10 +112,7 @@ def _model(name: str | None, processors: int | None, capability: str | None) -> 
 def _facts(trace: Attributed, wanted: tuple[str, ...]) -> dict[str, str]:
     """The values of the wanted facts in the inputs; different values of a fact are joined by commas."""
     found = {
-        name: sorted(
-            {str(facts[name]) for facts in trace.meta.facts if facts.get(name) is not None}
-        )
-        for name in wanted
+        name: sorted({str(facts[name]) for facts in trace.meta.facts if facts.get(name) is not None}) for name in wanted
     }
     return {name: ", ".join(values) for name, values in found.items() if values}
 

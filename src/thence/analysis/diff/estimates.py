@@ -40,15 +40,7 @@ if TYPE_CHECKING:
     Float = npt.NDArray[np.float64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = [
-    "MOST_RUNS",
-    "Estimates",
-    "RunMeans",
-    "discoveries",
-    "estimates",
-    "more_runs",
-    "run_means",
-]
+__all__ = ["MOST_RUNS", "Estimates", "RunMeans", "discoveries", "estimates", "more_runs", "run_means"]
 
 MOST_RUNS = 1000
 """The most runs a side that `more_runs` considers."""
@@ -164,9 +156,7 @@ def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
     variance = np.maximum(matrix("squares") - n * mean**2, 0.0) / np.maximum(n - 1, 1)
     # The difference of large sums: a result below their rounding error is 0.
     variance[variance < 1e-12 * mean**2] = 0.0
-    crossed = mean * (
-        2 * matrix("total") - matrix("ends")
-    )  # the first and the last step are in one pair each
+    crossed = mean * (2 * matrix("total") - matrix("ends"))  # the first and the last step are in one pair each
     covariance = (matrix("lagged") - crossed) / np.maximum(n - 1, 1) + mean**2
     correlation = np.divide(covariance, variance, out=np.zeros_like(mean), where=variance > 0)
     known = np.clip(correlation, 0, 1)
@@ -185,9 +175,7 @@ def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
     )
 
 
-def estimates(
-    means: RunMeans, before: Sequence[int], after: Sequence[int], bound: float = 0.0
-) -> Estimates:
+def estimates(means: RunMeans, before: Sequence[int], after: Sequence[int], bound: float = 0.0) -> Estimates:
     """The difference of every row, with its interval.
 
     Args:
@@ -221,9 +209,7 @@ def estimates(
     return Estimates(centres[0], centres[1], low, high, p, deviation, freedom, between=between)
 
 
-def _between(
-    sides: Sequence[Float], errors: Sequence[Float], scales: Sequence[float]
-) -> tuple[Float, Float, Float]:
+def _between(sides: Sequence[Float], errors: Sequence[Float], scales: Sequence[float]) -> tuple[Float, Float, Float]:
     """The variance of the difference, its degrees of freedom, and the standard deviation of one run."""
     counts = [values.shape[1] for values in sides]
     within = [np.nan_to_num(np.nanmean(_filled(e), axis=1)) for e in errors]

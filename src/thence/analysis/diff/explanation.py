@@ -84,9 +84,7 @@ def explain(
         certainly = [sign.text for sign in found[:1]]
         certainly += [text for text in [_largest(certain)] if text is not None]
         if certainly:
-            beyond = (
-                "but certainly" if found or known_share is None else "but more than runs differ by:"
-            )
+            beyond = "but certainly" if found or known_share is None else "but more than runs differ by:"
             named.append(f"{beyond} {certainly[0]}")
         others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in found[1:]))]
     return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
@@ -114,9 +112,7 @@ def _head(total: Mapping[str, Any], known_share: float | None) -> str:
         return times
     change = signed_share(total["difference_share"])
     if total["low_share"] is None:
-        return (
-            f"{times} ({change}, interval unknown: a single step per side does not show the noise)"
-        )
+        return f"{times} ({change}, interval unknown: a single step per side does not show the noise)"
     if known_share is not None:
         percent = f"{100 * known_share:.0f} %"
         beyond = total["verdict"] in _TOLD
@@ -148,9 +144,7 @@ def _undecided(total: Mapping[str, Any]) -> str:
     return f"cannot be distinguished from noise; about {more:,} more {needed} needed"
 
 
-def _causes(
-    difference: float, rows: pl.DataFrame, certain: pl.DataFrame, found: Sequence[Sign]
-) -> list[_Cause]:
+def _causes(difference: float, rows: pl.DataFrame, certain: pl.DataFrame, found: Sequence[Sign]) -> list[_Cause]:
     """The causes of a difference of the step, at most one of each kind; the first is the one to name."""
     if not difference:
         return []
@@ -162,9 +156,7 @@ def _causes(
     near = [cause for cause in causes if cause.explained >= _NEARLY * best]
     ordered = sorted(near, key=lambda cause: _ORDER.index(cause.kind))
     ordered = [_innermost(group) for _, group in groupby(ordered, key=lambda cause: cause.kind)]
-    rest = sorted(
-        (cause for cause in causes if cause not in near), key=lambda cause: -cause.explained
-    )
+    rest = sorted((cause for cause in causes if cause not in near), key=lambda cause: -cause.explained)
     chosen: dict[str, _Cause] = {}
     for cause in (*ordered, *rest):
         chosen.setdefault(cause.kind, cause)
@@ -190,9 +182,7 @@ def _of_rows(difference: float, certain: pl.DataFrame) -> Iterator[_Cause]:
     for row in certain.iter_rows(named=True):
         if row["name"] == UNATTRIBUTED or row["by"] not in _ORDER:
             continue
-        yield _Cause(
-            _kind(row), _text(row), _explained(row["difference_ns"], difference), _depth(row)
-        )
+        yield _Cause(_kind(row), _text(row), _explained(row["difference_ns"], difference), _depth(row))
 
 
 def _depth(row: Mapping[str, Any]) -> int:
@@ -211,9 +201,7 @@ def _of_signs(difference: float, rows: pl.DataFrame, found: Sequence[Sign]) -> I
     for sign in found:
         ns = grown if sign.idle else sign.difference_ns
         what = "idle " if sign.idle else ""
-        yield _Cause(
-            _NAMED_CAUSE, f"{sign.text} ({what}{signed_ns(ns)})", _explained(ns, difference)
-        )
+        yield _Cause(_NAMED_CAUSE, f"{sign.text} ({what}{signed_ns(ns)})", _explained(ns, difference))
 
 
 def _text(row: Mapping[str, Any]) -> str:

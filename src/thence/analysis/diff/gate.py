@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bound", "Gate", "judge", "needs_runs", "parse_bound"]
 
-_BOUND = re.compile(
-    r"(?P<what>.+?)\s*>\s*(?P<number>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>%|ns|us|µs|ms|s)"
-)
+_BOUND = re.compile(r"(?P<what>.+?)\s*>\s*(?P<number>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>%|ns|us|µs|ms|s)")
 _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _WHOLE = {"total": STEP, BUSY: BUSY, IDLE: IDLE, COMMUNICATION: COMMUNICATION}
 EXCEEDED, MAY_BE, WITHIN = "exceeded", "may be exceeded", "within"
@@ -89,10 +87,7 @@ class Gate:
         times = f"{format_ns(self.before_ns)} -> {format_ns(self.after_ns)}"
         if self.low_ns is None or self.high_ns is None:
             return f"{self.bound.text}: {self.verdict}: {times}; the noise is unknown"
-        low, high = (
-            f"{format_ns(abs(ns))} {'above' if ns > 0 else 'below'}"
-            for ns in (self.low_ns, self.high_ns)
-        )
+        low, high = (f"{format_ns(abs(ns))} {'above' if ns > 0 else 'below'}" for ns in (self.low_ns, self.high_ns))
         return f"{self.bound.text}: {self.verdict}: {times}; from {low} to {high} the bound (95 %)"
 
 
@@ -113,9 +108,7 @@ def parse_bound(text: str) -> Bound:
     named_whole = by in _WHOLE.values() and by != IDLE and colon
     if by not in (*_WHOLE.values(), *COMPARED) or (by in COMPARED and not name) or named_whole:
         kinds = ", ".join((*_WHOLE, "idle:CAUSE", *(f"{kind}:NAME" for kind in COMPARED)))
-        raise UsageError(
-            f"--fail-on {text!r}: cannot judge {found['what']!r}; choose one of {kinds}"
-        )
+        raise UsageError(f"--fail-on {text!r}: cannot judge {found['what']!r}; choose one of {kinds}")
     number = float(found["number"])
     relative = found["unit"] == "%"
     return Bound(

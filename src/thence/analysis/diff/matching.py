@@ -36,17 +36,9 @@ __all__ = ["Match", "family", "kernels_of", "matched_names", "moved_time"]
 
 _TYPES = r"(?:b?f(?:8|16|32|64))+"
 _CHANGING = (
-    (
-        re.compile(r"_[0-9]+d[0-9de]+$"),
-        "",
-    ),  # Triton's old signature: which arguments are divisible by 16
+    (re.compile(r"_[0-9]+d[0-9de]+$"), ""),  # Triton's old signature: which arguments are divisible by 16
     # A hash; bf16bf16 and the like are types.
-    (
-        re.compile(
-            rf"_(?!{_TYPES}(?:_|$))(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{{6,64}}(?=_|$)"
-        ),
-        "",
-    ),
+    (re.compile(rf"_(?!{_TYPES}(?:_|$))(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{{6,64}}(?=_|$)"), ""),
     (re.compile(r"[0-9]+(?:x[0-9]+)+"), "#"),  # sizes of tiles
     (re.compile(r"(?<=[_.])[0-9]+(?=[_.]|$)"), "#"),  # numbers of fusions, stages
     (re.compile(r"(?:stage|stages|align|splitK|warpgroupsize|tilesize|bias|r|v|k)[0-9#]+"), "#"),
@@ -91,14 +83,10 @@ def family(name: str) -> str:
 def kernels_of(samples: Sequence[Sample]) -> pl.DataFrame:
     """The kernels of a side, as `Sample.kernels`, with means over the runs."""
     frames = pl.concat([sample.kernels for sample in samples])
-    return frames.group_by("name", *PLACED, maintain_order=True).agg(
-        pl.col("ns", "count").sum() / len(samples)
-    )
+    return frames.group_by("name", *PLACED, maintain_order=True).agg(pl.col("ns", "count").sum() / len(samples))
 
 
-def matched_names(
-    before: pl.DataFrame, after: pl.DataFrame, sources: tuple[set[str], set[str]]
-) -> tuple[Match, ...]:
+def matched_names(before: pl.DataFrame, after: pl.DataFrame, sources: tuple[set[str], set[str]]) -> tuple[Match, ...]:
     """The names of one side that are the same row as different names of the other side.
 
     Args:
@@ -192,11 +180,7 @@ def moved_time(before: pl.DataFrame, after: pl.DataFrame, step_ns: float) -> lis
     rows = []
     for by, outer in {(by, _outermost(place)) for by, place in gone.keys() | new.keys()}:
         sides = [
-            {
-                place: kernels
-                for (of, place), kernels in side.items()
-                if (of, _outermost(place)) == (by, outer)
-            }
+            {place: kernels for (of, place), kernels in side.items() if (of, _outermost(place)) == (by, outer)}
             for side in (gone, new)
         ]
         if sides[0].keys() == sides[1].keys():

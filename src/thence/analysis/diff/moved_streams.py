@@ -168,9 +168,7 @@ def moved_work(
         share.is_between(MIN_PARTLY_SHARE, MIN_MOVED_SHARE, closed="left")
         & (pl.max_horizontal("before_ns", "after_ns") * share >= least)
     )
-    verdict, text = _verdict(
-        (wholly, partly), parts, total, known_share, same_launches=same_launches
-    )
+    verdict, text = _verdict((wholly, partly), parts, total, known_share, same_launches=same_launches)
     streams = [max(_streams(found[n]) for n in side) for side in sides]
     return MovedWork(wholly, partly, (streams[0], streams[1]), parts, same_launches, verdict, text)
 
@@ -254,10 +252,7 @@ def _keys(
         **{name: pl.lit(None, table.schema[name]) for name in ("op", *SHAPE[:3])},
     }
     table = table.with_columns(
-        pl.when("xla")
-        .then(value)
-        .otherwise(pl.col(name).replace(names) if name == "name" else name)
-        .alias(name)
+        pl.when("xla").then(value).otherwise(pl.col(name).replace(names) if name == "name" else name).alias(name)
         for name, value in xla.items()
     ).drop("xla", "source")
     table = table.with_columns(side=pl.col("run") >= count)
@@ -267,11 +262,7 @@ def _keys(
     table = table.with_columns(blank).with_columns(matched=matched)
     distinct = table.select("matched", *exact).unique(maintain_order=True)
     numbers = table.join(
-        distinct.with_row_index("key"),
-        on=["matched", *exact],
-        how="left",
-        nulls_equal=True,
-        maintain_order="left",
+        distinct.with_row_index("key"), on=["matched", *exact], how="left", nulls_equal=True, maintain_order="left"
     )
     keys = [part["key"].to_numpy().astype(np.int64) for part in numbers.partition_by("run")]
     short = short_names(distinct["name"].unique().to_list())
@@ -348,10 +339,7 @@ def _times(
         each = [np.bincount(step[mask], ns[mask], len(length)) for mask in having]
         streams = np.sum(each, axis=0) if each else np.zeros(len(length))
         some = np.any(having, axis=0) if having else np.zeros(len(ours), np.bool_)
-        any_of, other = (
-            np.bincount(step[mask], ns[mask], len(length)).astype(np.float64)
-            for mask in (some, ~some)
-        )
+        any_of, other = (np.bincount(step[mask], ns[mask], len(length)).astype(np.float64) for mask in (some, ~some))
         sums = (streams, streams - any_of, any_of, other, length - any_of - other)
         frames = [
             pl.DataFrame({"step": np.arange(len(length), dtype=np.int32), "ns": values})
@@ -441,11 +429,7 @@ def _names(rows: pl.DataFrame, partly: pl.DataFrame) -> str:
     shown = told.sort("moved", descending=True, maintain_order=True)
     names = []
     for name, whole, part in shown.iter_rows():
-        share = (
-            ""
-            if part >= MIN_MOVED_SHARE * whole
-            else f" ({100 * part / whole:.0f} % of its launches)"
-        )
+        share = "" if part >= MIN_MOVED_SHARE * whole else f" ({100 * part / whole:.0f} % of its launches)"
         names.append(clip(name, MAX_NAME) + share)
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{', '.join(names[:MAX_NAMES])}{more}, {format_ns(moved)} of a step"

@@ -36,19 +36,10 @@ def whole_paths(rows: pl.DataFrame) -> pl.DataFrame:
         for path in names["name"]:
             for head in islice(prefixes(path, by[0]), _DEEPEST):
                 around.setdefault(head, []).append(path)
-        pairs += [
-            (by[0], path, f"{head}{PARTS}")
-            for head, inner in around.items()
-            if len(inner) > 1
-            for path in inner
-        ]
+        pairs += [(by[0], path, f"{head}{PARTS}") for head, inner in around.items() if len(inner) > 1 for path in inner]
     schema = {"by": pl.String, "name": pl.String, "whole": pl.String}
     joined = paths.join(pl.DataFrame(pairs, schema=schema, orient="row"), on=["by", "name"])
-    return (
-        joined.group_by("by", "run", "step", name="whole")
-        .agg(pl.col("ns", "count").sum())
-        .select(rows.columns)
-    )
+    return joined.group_by("by", "run", "step", name="whole").agg(pl.col("ns", "count").sum()).select(rows.columns)
 
 
 def folds(rows: pl.DataFrame) -> dict[tuple[str, str], str]:
@@ -99,7 +90,5 @@ def tree(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
         if level < depth:
             below = sorted(inside.get(path, []), key=lambda name: (size[by_path[name]], name))
             waiting += [(name, path, level + 1) for name in below]
-    kept = pl.DataFrame(
-        order, {"number": pl.UInt32, "level": pl.Int64, "part": pl.String}, orient="row"
-    )
+    kept = pl.DataFrame(order, {"number": pl.UInt32, "level": pl.Int64, "part": pl.String}, orient="row")
     return kept.join(numbered, on="number", how="left", maintain_order="left").drop("number")

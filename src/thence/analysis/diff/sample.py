@@ -29,18 +29,7 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = [
-    "ALL",
-    "BUSY",
-    "COMMUNICATION",
-    "EXPOSED",
-    "IDLE",
-    "PLACED",
-    "STEP",
-    "UNATTRIBUTED",
-    "Sample",
-    "sample",
-]
+__all__ = ["ALL", "BUSY", "COMMUNICATION", "EXPOSED", "IDLE", "PLACED", "STEP", "UNATTRIBUTED", "Sample", "sample"]
 
 STEP, BUSY, IDLE, COMMUNICATION = "step", "busy", "idle", "communication"
 """Values of ``by`` in addition to the kinds of place: the whole step, and parts of it."""
@@ -50,13 +39,7 @@ UNATTRIBUTED = "[no place known]"
 """Name of the row with the time that has no place of a kind."""
 
 _ROWS = pl.Schema(
-    {
-        "by": pl.String(),
-        "name": pl.String(),
-        "step": pl.Int32(),
-        "ns": pl.Float64(),
-        "count": pl.Float64(),
-    }
+    {"by": pl.String(), "name": pl.String(), "step": pl.Int32(), "ns": pl.Float64(), "count": pl.Float64()}
 )
 _MOST_HOST_RANGES = 600_000
 """The most host ranges for which idle time is divided by cause by default: some 1 s of CPU time per million."""
@@ -137,10 +120,7 @@ def sample(
     devices = max(1, trace.gpu.select("rank", "device").n_unique())
     step = pl.Series("step", of_activity, dtype=pl.Int32)
     shared_by = devices * max(1, int(counted.sum()))
-    rows = [
-        *_whole(steps.times.filter(pl.Series(counted))),
-        *(_by_place(trace, kind, step, devices) for kind in kinds),
-    ]
+    rows = [*_whole(steps.times.filter(pl.Series(counted))), *(_by_place(trace, kind, step, devices) for kind in kinds)]
     duration = trace.gpu["duration"]
     outside = duration.filter(pl.Series(steps.of_activity == NO_ROW)).sum()
     return Sample(

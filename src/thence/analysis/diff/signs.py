@@ -27,10 +27,7 @@ _PRECISIONS = (
 _BACKENDS = (
     ("cuDNN attention", re.compile(r"(?i)cudnn")),
     ("flash attention", re.compile(r"(?i)flash")),
-    (
-        "memory-efficient attention",
-        re.compile(r"(?i)fmha_cutlass|cutlassF|cutlassB|fmha|efficient"),
-    ),
+    ("memory-efficient attention", re.compile(r"(?i)fmha_cutlass|cutlassF|cutlassB|fmha|efficient")),
     ("Triton attention", re.compile(r"(?i)triton")),
 )
 _MAINLY = 0.5
@@ -99,9 +96,7 @@ def _inductor(sides: Sequence[pl.DataFrame]) -> Sign | None:
 
 def _of_group(side: pl.DataFrame, group: str) -> pl.DataFrame:
     names = side["name"].unique()
-    return side.filter(
-        pl.col("name").is_in(names.filter(groups_of_names(names) == group).implode())
-    )
+    return side.filter(pl.col("name").is_in(names.filter(groups_of_names(names) == group).implode()))
 
 
 def _main_word(side: pl.DataFrame, words: Sequence[tuple[str, re.Pattern[str]]]) -> str | None:

@@ -69,9 +69,7 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
         return _one_step(trace)
     keys = ("step", "occurrence")
     divided = step_table(trace).frame if causes else found.frame
-    frame = divided.with_columns(
-        occurrence=pl.int_range(pl.len()).over("rank", "device", "step"), total_ns="duration"
-    )
+    frame = divided.with_columns(occurrence=pl.int_range(pl.len()).over("rank", "device", "step"), total_ns="duration")
     by_cause = [name for name in frame.columns if name.startswith("idle_") and name != "idle_ns"]
     times = (
         frame.group_by(keys, maintain_order=True)
@@ -96,9 +94,7 @@ def _in_windows(trace: Attributed, windows: pl.DataFrame) -> Int64:
     """For each activity, the step in whose window on the activity's device it begins; `NO_ROW` for none."""
     of_activity = np.full(trace.gpu.height, NO_ROW, np.int64)
     number, devices = numbered(
-        pl.concat([table.select("rank", "device") for table in (windows, trace.gpu)]),
-        "rank",
-        "device",
+        pl.concat([table.select("rank", "device") for table in (windows, trace.gpu)]), "rank", "device"
     )
     of_window, device = number[: windows.height], number[windows.height :]
     ours = np.argsort(device, kind="stable")
@@ -129,15 +125,12 @@ def _one_step(trace: Attributed) -> RunSteps:
     busy = float(union_lengths(device.to_numpy(), start, end, max(1, spans.height)).mean())
     talking = exposure(trace).devices
     per_device = {
-        name: float(talking[name].sum()) / max(1, spans.height)
-        for name in ("communication_ns", "exposed_ns")
+        name: float(talking[name].sum()) / max(1, spans.height) for name in ("communication_ns", "exposed_ns")
     }
     times = pl.DataFrame(
         {"name": ["all"], "start_ns": [gpu["start"].min()], "total_ns": [total], "busy_ns": [busy]}
     ).with_columns(
-        idle_ns=pl.lit(total - busy),
-        **{k: pl.lit(v) for k, v in per_device.items()},
-        left_out=pl.lit(None, pl.String),
+        idle_ns=pl.lit(total - busy), **{k: pl.lit(v) for k, v in per_device.items()}, left_out=pl.lit(None, pl.String)
     )
     windows = spans.with_columns(row=pl.lit(0, pl.UInt32)).select(_WINDOW)
     return RunSteps(WHOLE_TRACE, times, np.zeros(trace.gpu.height, np.int64), windows)

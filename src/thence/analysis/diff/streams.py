@@ -52,9 +52,7 @@ class Streams:
     members: pl.DataFrame
 
 
-def streams_of(
-    trace: Attributed, windows: pl.DataFrame, number: Int64, kinds: tuple[str, ...]
-) -> Streams:
+def streams_of(trace: Attributed, windows: pl.DataFrame, number: Int64, kinds: tuple[str, ...]) -> Streams:
     """The streams of a run.
 
     Args:
@@ -160,9 +158,7 @@ def _members(code: Int64, when: Int64, open_rows: tuple[Int64, Int64, Int64]) ->
     return pl.DataFrame({"code": codes[order][which], "row": np.repeat(row, count)})
 
 
-def _numbered_sets(
-    sets: list[pl.DataFrame], members: list[pl.DataFrame]
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _numbered_sets(sets: list[pl.DataFrame], members: list[pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The sets and members of all devices, with numbers of sets in place of codes."""
     empty = pl.DataFrame(schema={"step": pl.Int64, "code": pl.Int64, "ns": pl.Float64})
     times = pl.concat([empty, *sets]).group_by("step", "code").agg(pl.col("ns").sum())
@@ -177,9 +173,7 @@ def _numbered_sets(
     )
 
 
-def _on(
-    gpu: pl.DataFrame, of: tuple[Int64, Int64, Int64, Int64], steps: int
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _on(gpu: pl.DataFrame, of: tuple[Int64, Int64, Int64, Int64], steps: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """`Streams.on` and `Streams.together`.
 
     Args:

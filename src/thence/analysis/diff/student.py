@@ -66,10 +66,7 @@ def _quantiles(probability: float) -> tuple[Float, Float]:
     found = (low + high) / 2
     for _ in range(_ITERATIONS):
         beyond = two_sided(np.exp(found), _DEGREES)
-        low, high = (
-            np.where(beyond > probability, found, low),
-            np.where(beyond > probability, high, found),
-        )
+        low, high = (np.where(beyond > probability, found, low), np.where(beyond > probability, high, found))
         # Newton's method for log(tail) as a function of log(t); bisection where it would leave the bounds.
         density = -scale - (_DEGREES + 1) / 2 * np.log1p(np.exp(2 * found) / _DEGREES)
         slope = -2 * np.exp(found + density) / np.maximum(beyond, _LEAST)
@@ -95,10 +92,7 @@ def beta_share(x: Float, a: Float, b: Float) -> Float:
     near = np.where(swapped, 1 - x, x)
     first, second = np.where(swapped, b, a), np.where(swapped, a, b)
     inside = np.clip(near, _LEAST, 1 - 1e-16)
-    scale = (
-        np.exp(first * np.log(inside) + second * np.log1p(-inside) - _log_beta(first, second))
-        / first
-    )
+    scale = np.exp(first * np.log(inside) + second * np.log1p(-inside) - _log_beta(first, second)) / first
     part = np.where(near <= 0, 0.0, scale / _fraction(inside, first, second))
     return np.clip(np.where(swapped, 1 - part, part), 0.0, 1.0)
 
@@ -143,8 +137,6 @@ def highest_share(hits: int, of: int, confidence: float = 0.95) -> float:
     low, high = hits / of, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        at_most = 1 - beta_share(
-            np.array([middle]), np.array([hits + 1.0]), np.array([float(of - hits)])
-        )
+        at_most = 1 - beta_share(np.array([middle]), np.array([hits + 1.0]), np.array([float(of - hits)]))
         low, high = (middle, high) if at_most[0] > 1 - confidence else (low, middle)
     return high

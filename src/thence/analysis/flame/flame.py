@@ -158,9 +158,7 @@ class Flame(Shown):
         """
         ordered = self.nodes.sort("idle", "total_ns", "node", descending=[True, False, False])
         below: dict[int | None, list[tuple[int, int, str, Ns]]] = {}
-        for parent, *child in ordered.select(
-            "parent", "node", "depth", "name", "self_ns"
-        ).iter_rows():
+        for parent, *child in ordered.select("parent", "node", "depth", "name", "self_ns").iter_rows():
             below.setdefault(parent, []).append(tuple(child))
         waiting = list(below.get(0, []))
         frames: list[str] = []  # from the outermost to the current frame
@@ -206,9 +204,7 @@ def flame(
     if by not in FLAMES:
         raise UsageError(f"there is no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
     if fold and by not in LAYERED:
-        raise UsageError(
-            f"frames by {by} have no layers to fold; choose one of {', '.join(LAYERED)}"
-        )
+        raise UsageError(f"frames by {by} have no layers to fold; choose one of {', '.join(LAYERED)}")
     totals = summarize(trace, "kernel")
     ranks = sorted(trace.gpu["rank"].unique().to_list())
     stacks = stacks_of(trace, by, folded_frames(trace.places[by], by) if fold else None)
@@ -279,11 +275,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     """Activities grouped by frames and kernel."""
     claims = stacks.claims
     gpu_rows = claims["gpu"].cast(pl.UInt32)
-    time = (
-        split_by_weight(trace.gpu["duration"], claims)
-        if stacks.shared
-        else trace.gpu["duration"].gather(gpu_rows)
-    )
+    time = split_by_weight(trace.gpu["duration"], claims) if stacks.shared else trace.gpu["duration"].gather(gpu_rows)
     gpu, places = trace.gpu, trace.places
     tuned = (places["apart"] == "autotuning").fill_null(value=False).gather(gpu_rows)
     rows = pl.DataFrame(
@@ -300,10 +292,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     keys = ["node", "name", "kind", "outermost"]
     grouped = rows.group_by(keys, maintain_order=True).agg(
         "gpu",
-        *(
-            pl.col("time").filter(pl.col("phase") == phase.value).sum().alias(f"{phase.value}_ns")
-            for phase in Phase
-        ),
+        *(pl.col("time").filter(pl.col("phase") == phase.value).sum().alias(f"{phase.value}_ns") for phase in Phase),
         self_ns=pl.col("time").sum(),
         count=pl.len().cast(pl.Int64),
     )
@@ -312,11 +301,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     short = short_names([name for name in kernels if name is not None])
     shown = names.replace(short).replace("", None).fill_null("(no name)")
     leaves = grouped.select(
-        "node",
-        "kind",
-        "outermost",
-        name=shown,
-        full_name=pl.when(names.ne_missing(shown)).then(names),
+        "node", "kind", "outermost", name=shown, full_name=pl.when(names.ne_missing(shown)).then(names)
     )
     frames, innermost = _frames(leaves, stacks)
     members = grouped["gpu"] if stacks.shared else None
@@ -334,22 +319,16 @@ def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
     parts, parents, height = [pl.DataFrame(schema=FRAMES)], np.empty(leaves.height, np.int64), 0
     role = np.where(stacks.attributed, "frame", "unattributed")
     for outer in leaves["outermost"].unique(maintain_order=True).to_list():
-        selected = (
-            leaves.select(pl.col("outermost").eq_missing(pl.lit(outer))).to_series().to_numpy()
-        )
+        selected = leaves.select(pl.col("outermost").eq_missing(pl.lit(outer))).to_series().to_numpy()
         top = NO_ROW
         if outer is not None:
             top, height = height, height + 1
             parts.append(_rows(np.array([NO_ROW]), pl.Series([outer]), np.array(["frame"])))
         node = leaves["node"].to_numpy()[selected]
         used = np.flatnonzero(ancestors(stacks.tree.parent, node))
-        number = np.full(
-            len(stacks.tree.parent) + 1, top, np.int64
-        )  # the last element is for NO_ROW
+        number = np.full(len(stacks.tree.parent) + 1, top, np.int64)  # the last element is for NO_ROW
         number[used] = height + np.arange(len(used))
-        parts.append(
-            _rows(number[stacks.tree.parent[used]], stacks.tree.name.gather(used), role[used])
-        )
+        parts.append(_rows(number[stacks.tree.parent[used]], stacks.tree.name.gather(used), role[used]))
         parents[selected] = number[node]
         height += len(used)
     parts.append(leaves.select(pl.Series("parent", parents), "name", "kind", "full_name"))
@@ -358,12 +337,7 @@ def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
 
 def _rows(parent: Int64, name: pl.Series, kind: npt.NDArray[np.str_]) -> pl.DataFrame:
     """Rows of `FRAMES`."""
-    columns = {
-        "parent": parent,
-        "name": name.cast(pl.String),
-        "kind": kind.tolist(),
-        "full_name": None,
-    }
+    columns = {"parent": parent, "name": name.cast(pl.String), "kind": kind.tolist(), "full_name": None}
     return pl.DataFrame(columns, schema=FRAMES)
 
 

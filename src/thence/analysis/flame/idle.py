@@ -112,11 +112,7 @@ def _with_gaps(pieces: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _summed(
-    rows: pl.DataFrame, keys: list[str], time: str = "duration", count: pl.Expr | None = None
-) -> pl.DataFrame:
+def _summed(rows: pl.DataFrame, keys: list[str], time: str = "duration", count: pl.Expr | None = None) -> pl.DataFrame:
     """Merges rows with equal keys into one row, with total_ns and count."""
     counted = pl.len() if count is None else count
-    return rows.group_by(keys, maintain_order=True).agg(
-        total_ns=pl.col(time).sum(), count=counted.cast(pl.Int64)
-    )
+    return rows.group_by(keys, maintain_order=True).agg(total_ns=pl.col(time).sum(), count=counted.cast(pl.Int64))

@@ -108,9 +108,7 @@ def build_tree(groups: Groups, root: str) -> pl.DataFrame:
     rows = pl.concat([top, groups.frames.with_columns(pl.col("parent") + 1)])  # NO_ROW becomes 0
     around = rows["parent"].to_numpy()
     entries = rows.select(_ENTRY).unique(maintain_order=True).with_row_index("code")
-    codes = rows.join(entries, on=_ENTRY, how="left", maintain_order="left", nulls_equal=True)[
-        "code"
-    ]
+    codes = rows.join(entries, on=_ENTRY, how="left", maintain_order="left", nulls_equal=True)["code"]
     code = codes.cast(pl.Int64).to_numpy()
     node, first = trie(around, code)
     parent = np.where(around[first] == NO_ROW, NO_ROW, node[around[first]])
@@ -178,9 +176,7 @@ def _distinct(members: pl.Series, parent: Int64, depth: Int64, leaf: Int64) -> I
     Each (node, activity) pair is one int64, node * size + activity, so that np.unique removes the
     duplicates before the pairs move up to their parents.
     """
-    pairs = pl.DataFrame({"node": leaf, "gpu": members}).explode(
-        "gpu", empty_as_null=True, keep_nulls=True
-    )
+    pairs = pl.DataFrame({"node": leaf, "gpu": members}).explode("gpu", empty_as_null=True, keep_nulls=True)
     pairs = pairs.drop_nulls().unique()
     node, gpu = pairs["node"].to_numpy(), pairs["gpu"].to_numpy().astype(np.int64)
     order = np.argsort(-depth[node], kind="stable")
@@ -189,9 +185,7 @@ def _distinct(members: pl.Series, parent: Int64, depth: Int64, leaf: Int64) -> I
     bounds = np.searchsorted(-depth[node], np.arange(-int(depth[node].max(initial=0)), 2))
     result, node_members = np.zeros(len(parent), np.int64), np.empty(0, np.int64)
     for low, high in itertools.pairwise(bounds.tolist()):
-        node_members = np.unique(
-            np.concatenate([node_members, node[low:high] * size + gpu[low:high]])
-        )
+        node_members = np.unique(np.concatenate([node_members, node[low:high] * size + gpu[low:high]]))
         np.add.at(result, node_members // size, 1)
         node_members = parent[node_members // size] * size + node_members % size
     return result
@@ -240,8 +234,7 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     position = pl.Series(number)
     return (
         kept.with_columns(
-            node=pl.int_range(pl.len(), dtype=pl.Int64),
-            parent=position.gather(kept["parent"].cast(pl.UInt32)),
+            node=pl.int_range(pl.len(), dtype=pl.Int64), parent=position.gather(kept["parent"].cast(pl.UInt32))
         ),
         hidden.height,
     )

@@ -36,12 +36,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.extent import cut, extent, in_parts
-from thence.analysis.idle.host_threads import (
-    NOWHERE,
-    Pieces,
-    thread_numbers,
-    together,
-)
+from thence.analysis.idle.host_threads import NOWHERE, Pieces, thread_numbers, together
 from thence.analysis.idle.host_time import HostTime
 from thence.analysis.idle.late_starts import Gaps, Starts, device_gaps, held_until
 from thence.analysis.idle.pieces import IDLE, NO_REASON, IdlePieces, idle_frame
@@ -122,17 +117,11 @@ def _causes_of(trace: Attributed, parts: Sequence[Gaps]) -> pl.DataFrame:
 def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
     """Every gap as one piece, whose cause is unknown because there are too many devices or pieces."""
     sizes = [len(of.start) for of in parts]
-    start, end, gpu = (
-        np.concatenate([getattr(of, name) for of in parts]) for name in ("start", "end", "gpu")
-    )
-    rank, device = (
-        np.repeat([getattr(of, name) for of in parts], sizes) for name in ("rank", "device")
-    )
+    start, end, gpu = (np.concatenate([getattr(of, name) for of in parts]) for name in ("start", "end", "gpu"))
+    rank, device = (np.repeat([getattr(of, name) for of in parts], sizes) for name in ("rank", "device"))
     lasting = pl.Series(end > start)
     return (
-        pl.DataFrame(
-            {"rank": rank, "device": device, "start": start, "duration": end - start, "gpu": gpu}
-        )
+        pl.DataFrame({"rank": rank, "device": device, "start": start, "duration": end - start, "gpu": gpu})
         .with_columns(
             gpu=pl.when(pl.col("gpu") != NO_ROW).then(pl.col("gpu")),
             cause=pl.lit("unknown"),
@@ -200,9 +189,7 @@ class _Facts:
         )  # fmt: skip
 
 
-def _launch_times(
-    trace: Attributed, launch: Int64, start: Int64, end: Int64, is_call: Mask
-) -> tuple[Int64, Int64]:
+def _launch_times(trace: Attributed, launch: Int64, start: Int64, end: Int64, is_call: Mask) -> tuple[Int64, Int64]:
     """Start and end of the launch of each activity in ns, -1 where unknown.
 
     The launches of XLA programs are in the table of programs. A host row that is linked to the activity but is not an

@@ -48,9 +48,7 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
     """
     names = trace.programs["name"].cast(pl.String)
     parts = [pl.DataFrame(schema=_SCHEMA)]
-    for (rank, device), activities in trace.around.gpu.group_by(
-        "rank", "device", maintain_order=True
-    ):
+    for (rank, device), activities in trace.around.gpu.group_by("rank", "device", maintain_order=True):
         start = activities["start"].to_numpy()
         begin, end = gaps(start, start + activities["duration"].to_numpy())
         where, row = _programs_at(trace, (rank, device), begin)
@@ -89,9 +87,7 @@ def idle_inside_programs(trace: Attributed) -> Ns | None:
     return int(inside["duration"].sum())
 
 
-def _programs_at(
-    trace: Attributed, device: tuple[object, ...], time: Int64
-) -> tuple[pl.Series, pl.Series]:
+def _programs_at(trace: Attributed, device: tuple[object, ...], time: Int64) -> tuple[pl.Series, pl.Series]:
     """For times at which a device is idle: inside, before or after, and the row of the program execution or null."""
     executions = (
         trace.programs.with_row_index("row")
@@ -110,8 +106,6 @@ def _programs_at(
     inside = (begun != NO_ROW) & (end[around] > time)
     following = np.minimum(begun + 1, len(begin) - 1)
     before = ~inside & (begun + 1 < len(begin))
-    where = pl.Series(["inside", "before", "after"]).gather(
-        np.where(inside, 0, np.where(before, 1, 2))
-    )
+    where = pl.Series(["inside", "before", "after"]).gather(np.where(inside, 0, np.where(before, 1, 2)))
     program_row = pl.Series(row[np.where(inside, around, following)], dtype=pl.UInt32)
     return where, program_row.set(pl.Series(~inside & ~before), None)

@@ -24,15 +24,7 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.int32] | Int64
     Mask = npt.NDArray[np.bool_]
 
-__all__ = [
-    "NOWHERE",
-    "Leaves",
-    "Pieces",
-    "leaves_of_threads",
-    "merged",
-    "thread_numbers",
-    "together",
-]
+__all__ = ["NOWHERE", "Leaves", "Pieces", "leaves_of_threads", "merged", "thread_numbers", "together"]
 
 _LATEST = int(np.iinfo(np.int64).max)
 
@@ -96,9 +88,7 @@ class Leaves:
         if len(near[0]) < len(self.time):
             first, count = self._segments(*near)
             last = np.cumsum(count)
-            segment = np.arange(last[-1] if len(last) else 0) + np.repeat(
-                first - last + count, count
-            )
+            segment = np.arange(last[-1] if len(last) else 0) + np.repeat(first - last + count, count)
             # The last piece of one interval may be the first of the next.
             segment = segment[np.diff(segment, prepend=-1) > 0]
         else:
@@ -108,9 +98,7 @@ class Leaves:
         ends = self.time[np.minimum(segment + 1, len(self.time) - 1)]
         return self.time[segment], ends, self.row[segment]
 
-    def chosen(
-        self, wanted: Mask, silent: tuple[int, int] | None = None
-    ) -> tuple[Int64, Int64, Rows]:
+    def chosen(self, wanted: Mask, silent: tuple[int, int] | None = None) -> tuple[Int64, Int64, Rows]:
         """Starts, ends and rows of all pieces of time in which the thread is in a wanted row.
 
         Args:
@@ -181,10 +169,7 @@ def leaves_of_threads(host: pl.DataFrame, is_call: Mask, thread: Int64) -> list[
     same = (following > call) & (thread[following] == thread[call])
     end[call] = np.minimum(np.minimum(end[call], limit), np.where(same, start[following], _LATEST))
     cuts = [0, *(np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist(), len(start)]
-    return [
-        _leaves(low, start[low:high], end[low:high], parent[low:high])
-        for low, high in pairwise(cuts)
-    ]
+    return [_leaves(low, start[low:high], end[low:high], parent[low:high]) for low, high in pairwise(cuts)]
 
 
 def _leaves(low: int, start: Int64, end: Int64, parent: Rows) -> Leaves:
@@ -211,10 +196,7 @@ def _leaves(low: int, start: Int64, end: Int64, parent: Rows) -> Leaves:
     last = order[np.append(first[1:], len(time)) - 1]
     event = np.where(last < len(rows), order[first], last)
     row = np.concatenate([parent, (rows + low).astype(np.int32)])[event]
-    return Leaves(
-        np.concatenate([[NEVER], time[first] + least]),
-        np.concatenate([np.array([NO_ROW], np.int32), row]),
-    )
+    return Leaves(np.concatenate([[NEVER], time[first] + least]), np.concatenate([np.array([NO_ROW], np.int32), row]))
 
 
 NOWHERE = Leaves(np.array([NEVER]), np.array([NO_ROW]))

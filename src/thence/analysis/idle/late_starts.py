@@ -64,9 +64,7 @@ MAX_UNEXPLAINED = 0.05
 predicted, and idle time is an upper bound. Of 60 sound recordings none has over 0.02 of idle time of this kind."""
 
 _LATEST = int(np.iinfo(np.int64).max)
-_HOLDING = (
-    r"(?:LaunchHostFunc|StreamAddCallback|StreamWaitValue|StreamBatchMemOp|WaitExternalSemaphores)"
-)
+_HOLDING = r"(?:LaunchHostFunc|StreamAddCallback|StreamWaitValue|StreamBatchMemOp|WaitExternalSemaphores)"
 """Calls that make a stream wait for the host, for a value in memory or for another API: their ends are not recorded."""
 
 
@@ -122,24 +120,16 @@ class AllGaps:
         first = np.searchsorted(number, np.arange(devices.height))
         span = np.maximum.reduceat(end, first) - start[first] if len(first) else first
         begins, rows = (start[first], row[first]) if len(first) else (first, first)
-        return cls(
-            devices, begins, rows, span, number[empty], reached[empty], start[empty], row[empty]
-        )
+        return cls(devices, begins, rows, span, number[empty], reached[empty], start[empty], row[empty])
 
     def chosen(self, which: npt.NDArray[np.bool_]) -> AllGaps:
         """Some of the gaps."""
         return replace(
-            self,
-            number=self.number[which],
-            start=self.start[which],
-            end=self.end[which],
-            gpu=self.gpu[which],
+            self, number=self.number[which], start=self.start[which], end=self.end[which], gpu=self.gpu[which]
         )
 
 
-def device_gaps(
-    tables: Tables, spans: Mapping[tuple[int, int], tuple[int, int]] | None = None
-) -> list[Gaps]:
+def device_gaps(tables: Tables, spans: Mapping[tuple[int, int], tuple[int, int]] | None = None) -> list[Gaps]:
     """`AllGaps` device by device.
 
     Args:
@@ -151,19 +141,13 @@ def device_gaps(
     borders = np.searchsorted(gaps.number, np.arange(gaps.devices.height + 1)).tolist()
     found = [
         Gaps(rank, device, gaps.start[low:high], gaps.end[low:high], gaps.gpu[low:high])
-        for (rank, device), (low, high) in zip(
-            gaps.devices.rows(), itertools.pairwise(borders), strict=True
-        )
+        for (rank, device), (low, high) in zip(gaps.devices.rows(), itertools.pairwise(borders), strict=True)
     ]
     if spans is None:
         return found
     return [
-        _reaching(
-            device, spans[device.rank, device.device], int(first), int(first + span), int(row)
-        )
-        for device, first, span, row in zip(
-            found, gaps.first, gaps.span, gaps.first_gpu, strict=True
-        )
+        _reaching(device, spans[device.rank, device.device], int(first), int(first + span), int(row))
+        for device, first, span, row in zip(found, gaps.first, gaps.span, gaps.first_gpu, strict=True)
         if (device.rank, device.device) in spans
     ]
 
@@ -262,9 +246,7 @@ def held_until(tables: Tables, launch: Int64) -> Int64:
     awaited = edges["awaited"].to_numpy().astype(np.int64)
     end = tables.gpu["start"].to_numpy() + tables.gpu["duration"].to_numpy()
     np.maximum.at(held, edges["waiting"].to_numpy().astype(np.int64), end[awaited] + LATENCY_NS)
-    calls = tables.host.select("rank", "category", "name", "start").filter(
-        pl.col("category").is_in(API_CALLS)
-    )
+    calls = tables.host.select("rank", "category", "name", "start").filter(pl.col("category").is_in(API_CALLS))
     holding = calls.filter(matching(calls["name"], _HOLDING)).sort("rank", "start")
     if not holding.is_empty():
         held[_behind_calls(tables, launch, holding)] = _LATEST
@@ -278,9 +260,7 @@ def _behind_calls(tables: Tables, launch: Int64, calls: pl.DataFrame) -> Int64:
         row=pl.Series(rows), time=tables.host["start"].gather(launch[rows])
     )  # fmt: skip
     stream = ["rank", "device", "stream"]
-    launched = launched.sort("time").with_columns(
-        before=pl.col("time").shift(1).over(stream).fill_null(NEVER)
-    )
+    launched = launched.sort("time").with_columns(before=pl.col("time").shift(1).over(stream).fill_null(NEVER))
     last = launched.join_asof(
         calls.select("rank", "start", called="start").sort("start"),
         left_on="time", right_on="start", by="rank", check_sortedness=False,

@@ -96,9 +96,7 @@ class IdlePieces:
         gap = gap[first]
         ended, emptied = gpu.astype(np.int32)[gap], wait.astype(np.int32)[gap]
         duration = end[last] - start[first]
-        return Joined(
-            start[first], duration, cause[first], reason[first], row[first], ended, emptied
-        )
+        return Joined(start[first], duration, cause[first], reason[first], row[first], ended, emptied)
 
 
 class Joined(NamedTuple):
@@ -125,9 +123,7 @@ def idle_frame(devices: Sequence[tuple[int, int]], pieces: Sequence[Joined]) -> 
     columns = Joined(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
     counts = [len(part.start) for part in pieces]
     rank, device = (np.repeat(np.array(of, np.int32), counts) for of in zip(*devices, strict=True))
-    rows = pl.DataFrame(
-        {name: getattr(columns, name).astype(np.int32) for name in ("host", "gpu", "wait")}
-    )
+    rows = pl.DataFrame({name: getattr(columns, name).astype(np.int32) for name in ("host", "gpu", "wait")})
     return pl.DataFrame({
         "rank": rank, "device": device, "start": columns.start, "duration": columns.duration,
         "cause": _CAUSES.gather(columns.cause), "reason": _REASONS.gather(columns.reason),

@@ -109,13 +109,7 @@ class HostPlaces:
     names: dict[str, pl.Series]
 
     @classmethod
-    def of(
-        cls,
-        trace: Attributed,
-        contexts: Contexts,
-        asked: Sequence[pl.Series],
-        kinds: Sequence[str],
-    ) -> HostPlaces:
+    def of(cls, trace: Attributed, contexts: Contexts, asked: Sequence[pl.Series], kinds: Sequence[str]) -> HostPlaces:
         """The places of some host rows.
 
         Args:
@@ -187,11 +181,7 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
         return _by_place(trace, pieces, places)
     number, name = _numbered_names(trace, pieces, by, places)
     name = name.cast(pl.String).extend_constant(None, 1)  # the last element is for NO_ROW
-    return PieceNames(
-        np.where(number == NO_ROW, len(name) - 1, number),
-        pl.repeat(by, len(name), eager=True),
-        name,
-    )
+    return PieceNames(np.where(number == NO_ROW, len(name) - 1, number), pl.repeat(by, len(name), eager=True), name)
 
 
 def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> PieceNames:
@@ -200,8 +190,7 @@ def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> Pi
     found["call"] = trace.host["name"].gather(places.contexts.row)
     names = pl.DataFrame({by: name.cast(pl.String) for by, name in found.items()})
     of_contexts = names.select(
-        by=pl.coalesce(*(pl.when(pl.col(by).is_not_null()).then(pl.lit(by)) for by in found)),
-        name=pl.coalesce(*found),
+        by=pl.coalesce(*(pl.when(pl.col(by).is_not_null()).then(pl.lit(by)) for by in found)), name=pl.coalesce(*found)
     )
     reasons = list(REASONS)
     rest = pl.DataFrame({"by": ["reason"] * len(reasons) + ["call"], "name": [*reasons, None]})
@@ -213,9 +202,7 @@ def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> Pi
     return PieceNames(number, every["by"], every["name"])
 
 
-def _numbered_names(
-    trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces
-) -> tuple[Numbers, pl.Series]:
+def _numbered_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces) -> tuple[Numbers, pl.Series]:
     """The number of the name of each piece, `NO_ROW` for none, and the names, which may contain nulls."""
     if by in _KINDS or by in ("call", "wait"):
         number = places.contexts.at(pieces["wait" if by == "wait" else "host"])
@@ -240,9 +227,7 @@ def _steps(trace: Attributed, pieces: pl.DataFrame) -> tuple[Int64, pl.Series]:
         frame = steps(trace).frame
     except MissingData:
         return np.full(pieces.height, NO_ROW), pl.Series([], dtype=pl.String)
-    windows = frame.select(
-        "rank", "device", "start", end=pl.col("start") + pl.col("duration")
-    ).with_row_index("window")
+    windows = frame.select("rank", "device", "start", end=pl.col("start") + pl.col("duration")).with_row_index("window")
     found = (
         pieces.select("rank", "device", "start")
         .with_row_index("piece")

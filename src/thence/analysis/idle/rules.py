@@ -105,12 +105,8 @@ _FIRST_USE = re.compile(
     r"(?i)(?:cuda|cu|hip)(?:Module|Library|Kernel(?:Get|Set)|Func(?:Get|Set|Load)|Occupancy|Link|GetProcAddress|"
     r"Init|DeviceGet|DevicePrimaryCtx|GetDeviceProperties)\w*"
 )
-_LAUNCH = re.compile(
-    r"(?i)(?:cuda|cu|hip)(?:Ext)?(?:Launch|GraphLaunch|Memcpy|Memset|GraphUpload)\w*.*"
-)
-_COMPILE = re.compile(
-    r"(?i).*(?:dynamo_timed|_compile\.compile_inner|torchdynamo cache miss|async_compile).*"
-)
+_LAUNCH = re.compile(r"(?i)(?:cuda|cu|hip)(?:Ext)?(?:Launch|GraphLaunch|Memcpy|Memset|GraphUpload)\w*.*")
+_COMPILE = re.compile(r"(?i).*(?:dynamo_timed|_compile\.compile_inner|torchdynamo cache miss|async_compile).*")
 _LOADER = re.compile(
     r"(?i)(?:enumerate\(DataLoader\)|.*dataloader\b.*|.*data[ _.]?load(?:er|ing)?\b.*|"
     r".*\b(?:load|get|fetch|next)_batch.*|.*\bprefetch\w*.*|load|loader|loading|.*torch/utils/data/.*)"
@@ -129,9 +125,7 @@ _BUILT_IN_CAUSES = (
 )
 _LONG_BUILT_IN_NS = 100_000
 """A recorded call of a C function that takes longer is not Python: isinstance, append and the like take 1 us."""
-_GC = re.compile(
-    r"(?i)(?:.*\bgc\.(?:collect|py).*|.*built-in function collect.*|python gc\b.*|gc|.*garbage collect.*)"
-)
+_GC = re.compile(r"(?i)(?:.*\bgc\.(?:collect|py).*|.*built-in function collect.*|python gc\b.*|gc|.*garbage collect.*)")
 _BY_CATEGORY = {
     "step": "host",
     "phase": "host",
@@ -146,12 +140,7 @@ _BY_CATEGORY = {
     "driver": "operator",
     "overhead": "unknown",
 }
-_BY_STATE = {
-    HostState.PYTHON: "python",
-    HostState.GIL: "lock",
-    HostState.LOCK: "lock",
-    HostState.SLEEP: "sleep",
-}
+_BY_STATE = {HostState.PYTHON: "python", HostState.GIL: "lock", HostState.LOCK: "lock", HostState.SLEEP: "sleep"}
 """Of a sample; in all other states, and in an unknown one: host."""
 _CALLS = ((_LAUNCH, "launch"), (_ALLOCATION, "allocation"), (_FIRST_USE, "first_use"))
 _OF_SAMPLES = ((_COMPILER, "compile"), (_WAITING_FRAME, "sync"))
@@ -176,10 +165,7 @@ def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> Codes:
     waits = set(kinds.filter(pl.col("kind").is_in(_WAITING))["name"].cast(pl.String))
     # In recordings of thence, a row of this category is the function around two launches, not a frame that ran.
     frames = "host" if set(formats) == {RECORDING} else "python"
-    told = [
-        _told(str(category), name or "", state, waits, frames)
-        for category, name, state in rows.rows()
-    ]
+    told = [_told(str(category), name or "", state, waits, frames) for category, name, state in rows.rows()]
     own = np.array([NUMBER[own] for own, _ in told], np.uint8)[number]
     parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
     traced = (host["category"] == "python").to_numpy() & (frames == "python")
@@ -225,9 +211,7 @@ def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
     return row[used], number[key]
 
 
-def _told(
-    category: str, name: str, state: str | None, waits: set[str], frames: str
-) -> tuple[str, str | None]:
+def _told(category: str, name: str, state: str | None, waits: set[str], frames: str) -> tuple[str, str | None]:
     """The cause of a row, and the cause that rows inside it inherit, or None.
 
     Args:

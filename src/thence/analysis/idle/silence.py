@@ -42,10 +42,7 @@ def program_runs(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tupl
         end: end of each row of host, ns.
     """
     ranks = trace.host["rank"].to_numpy()
-    return {
-        int(ranks[begins[number]]): span
-        for number, span in program_threads(trace, begins, end).items()
-    }
+    return {int(ranks[begins[number]]): span for number, span in program_threads(trace, begins, end).items()}
 
 
 def program_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
@@ -65,9 +62,7 @@ def program_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, t
     start = host["start"].to_numpy()
     result = {}
     highs = np.append(begins[1:], host.height)
-    for number, ((rank, process, thread), low, high) in enumerate(
-        zip(keys.rows(), begins, highs, strict=True)
-    ):
+    for number, ((rank, process, thread), low, high) in enumerate(zip(keys.rows(), begins, highs, strict=True)):
         name = named.get((rank, process, thread))
         if thread != process or not (name is None or _NAMES.search(name)):
             continue

@@ -29,15 +29,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = [
-    "AddedIdle",
-    "IdleTime",
-    "idle_time",
-    "idle_tracks",
-    "in_words",
-    "waited_in_collectives",
-    "why_no_causes",
-]
+__all__ = ["AddedIdle", "IdleTime", "idle_time", "idle_tracks", "in_words", "waited_in_collectives", "why_no_causes"]
 
 _OF_WAITS = ("source", "label", "op")
 _ROWS = {
@@ -151,9 +143,7 @@ class IdleTime(Shown):
     def form(self) -> Form:
         """What a notebook shows of it."""
         unknown = int(self.reasons["total_ns"].sum())
-        causes = (
-            f"{cause} {format_ns(ns)}" for cause, ns in self.causes["cause", "total_ns"].rows()
-        )
+        causes = (f"{cause} {format_ns(ns)}" for cause, ns in self.causes["cause", "total_ns"].rows())
         return Form(
             f"idle: {self.total}",
             ", ".join(causes),
@@ -228,9 +218,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         MissingData: the trace holds no device activity.
     """
     if by not in IDLE_BY:
-        raise UsageError(
-            f"idle time cannot be divided by {by!r}; choose one of {', '.join(IDLE_BY)}"
-        )
+        raise UsageError(f"idle time cannot be divided by {by!r}; choose one of {', '.join(IDLE_BY)}")
     if trace.gpu.is_empty():
         raise no_device_work(trace)
     late = late if not trace.selection.idle_unknown else None
@@ -247,9 +235,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         _causes(pieces, total),
         _rows(pieces, names, total),
         _after_waits(trace, after, total, places),
-        pl.DataFrame(schema={"rank": pl.Int32, "device": pl.Int32, "wait_ns": pl.Int64})
-        if late is None
-        else late,
+        pl.DataFrame(schema={"rank": pl.Int32, "device": pl.Int32, "wait_ns": pl.Int64}) if late is None else late,
         pieces.filter(pl.col("reason").is_not_null())
         .group_by("reason")
         .agg(total_ns=pl.col("duration").sum())
@@ -313,9 +299,7 @@ def _rows(pieces: pl.DataFrame, names: PieceNames, total: Ns) -> pl.DataFrame:
 
 
 def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
-    grouped = pieces.group_by("cause").agg(
-        total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
-    )
+    grouped = pieces.group_by("cause").agg(total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
     return (
         grouped.with_columns(pl.col("cause").cast(pl.String))
         .with_columns(
@@ -326,9 +310,7 @@ def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
     )
 
 
-def _after_waits(
-    trace: Attributed, after: pl.DataFrame, total: Ns, places: HostPlaces
-) -> pl.DataFrame:
+def _after_waits(trace: Attributed, after: pl.DataFrame, total: Ns, places: HostPlaces) -> pl.DataFrame:
     """Idle time after calls that emptied the queue, by name of the call and by place.
 
     Args:
@@ -340,10 +322,7 @@ def _after_waits(
     context = places.contexts.at(after["wait"])
     place = pl.select(pl.coalesce(*(places.names[kind] for kind in _OF_WAITS))).to_series()
     return (
-        after.with_columns(
-            name=trace.host["name"].gather(places.contexts.row[context]),
-            place=place.gather(context),
-        )
+        after.with_columns(name=trace.host["name"].gather(places.contexts.row[context]), place=place.gather(context))
         .with_columns(pl.col("name", "place").cast(pl.String))
         .group_by("name", "place")
         .agg(pl.col("total_ns").sum(), count=pl.len().cast(pl.Int64))
@@ -352,9 +331,7 @@ def _after_waits(
     )
 
 
-def waited_in_collectives(
-    times: Collectives, alignment: Alignment | None, instances: Instances
-) -> pl.DataFrame:
+def waited_in_collectives(times: Collectives, alignment: Alignment | None, instances: Instances) -> pl.DataFrame:
     """How long kernels of collectives waited for the last rank, per device: rank, device, wait_ns.
 
     Args:
@@ -363,22 +340,12 @@ def waited_in_collectives(
         instances: the kernels matched across ranks and devices.
     """
     places = participants(times.rows.filter(pl.col("described")), alignment, instances.peers)
-    return (
-        places.filter("own")
-        .group_by("rank", "device")
-        .agg(pl.col("wait_ns").sum())
-        .sort("rank", "device")
-    )
+    return places.filter("own").group_by("rank", "device").agg(pl.col("wait_ns").sum()).sort("rank", "device")
 
 
 def idle_tracks(trace: Attributed) -> pl.DataFrame:
     """The causes of idle time as one track per device, with the columns of `thence.model.timeline.Timeline.spans`."""
     pieces = idle_causes(trace)
     return pieces.select(
-        "rank",
-        "device",
-        "start",
-        "duration",
-        track=pl.lit("why idle"),
-        name=pl.col("cause").cast(pl.String),
+        "rank", "device", "start", "duration", track=pl.lit("why idle"), name=pl.col("cause").cast(pl.String)
     )

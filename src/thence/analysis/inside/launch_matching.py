@@ -98,9 +98,7 @@ class _Place:
                 " launch alone"
             )
         if self.span_ns > self.slice_ns + _SHORT:
-            text += (
-                "; the ranges are longer than the kernel: the clock's rate, or the launch, is wrong"
-            )
+            text += "; the ranges are longer than the kernel: the clock's rate, or the launch, is wrong"
         return text
 
 
@@ -219,10 +217,7 @@ def with_rates(recorded: Timeline, parts: Parts, launch: int | None = None) -> P
 
 
 def _at_rate(parts: Parts, ghz: float, note: str) -> Parts:
-    return [
-        (name, decoded.at_rate(ghz, note) if decoded.unit == "cycles" else decoded)
-        for name, decoded in parts
-    ]
+    return [(name, decoded.at_rate(ghz, note) if decoded.unit == "cycles" else decoded) for name, decoded in parts]
 
 
 def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
@@ -280,9 +275,7 @@ def _with_possible(buffer: _Buffer, epoch: int | None) -> _Buffer:
     return replace(buffer, possible=possible, alone=only_one)
 
 
-def _in_order(
-    launches: pl.DataFrame, epoch: int | None, facts: Mapping[str, Any]
-) -> tuple[Mask, Mask]:
+def _in_order(launches: pl.DataFrame, epoch: int | None, facts: Mapping[str, Any]) -> tuple[Mask, Mask]:
     """Which launches fit the host times of a buffer, and which also fit those of its neighbours.
 
     A buffer is made before its launch (host_ns) and read after it (taken_ns). Most programs launch the
@@ -292,8 +285,7 @@ def _in_order(
     call = launches["call"].to_numpy().astype(np.int64)
     end = (launches["start"] + launches["duration"]).to_numpy().astype(np.int64)
     made, taken, previous, following = (
-        positive_or_none(facts.get(key))
-        for key in ("host_ns", "taken_ns", "previous_ns", "next_ns")
+        positive_or_none(facts.get(key)) for key in ("host_ns", "taken_ns", "previous_ns", "next_ns")
     )
     ordered = np.ones(len(call), np.bool_)
     if epoch is None:
@@ -310,9 +302,7 @@ def _in_order(
     return ordered, alone
 
 
-def _check_candidates(
-    name: str, same_time: Mask, ordered: Mask, long: Mask, offsets: Int64, span_ns: int
-) -> None:
+def _check_candidates(name: str, same_time: Mask, ordered: Mask, long: Mask, offsets: Int64, span_ns: int) -> None:
     """Raises MissingData if no candidate launch remains; the message names the criterion that failed."""
     if (same_time & ordered & long).any():
         return
@@ -382,10 +372,7 @@ def _chains(buffers: Sequence[_Buffer]) -> Int64:
     shift = head.offsets[head.possible]
     for before, buffer in itertools.pairwise(buffers):
         rows, off = _nearest(buffer, before, ways[-1], shift)
-        apart = np.abs(
-            buffer.launches["start"].to_numpy()[rows]
-            - before.launches["start"].to_numpy()[ways[-1]]
-        )
+        apart = np.abs(buffer.launches["start"].to_numpy()[rows] - before.launches["start"].to_numpy()[ways[-1]])
         good = np.abs(off) <= _JITTER_NS + _DRIFT * apart
         ids = buffer.launches["id"].to_numpy()[rows]
         for other, taken in zip(buffers, ways, strict=False):  # a launch belongs to one buffer only
@@ -427,9 +414,7 @@ def _match_reason(buffer: _Buffer, buffers: int) -> str:
     if buffer.launches.height == 1:
         return ""
     if buffer.alone:
-        return (
-            ", the only one of this length between the times at which buffers were created or read"
-        )
+        return ", the only one of this length between the times at which buffers were created or read"
     if len(buffer.possible) == 1:
         return ", the only one of this length and time"
     return f", the only one that fits the distances between the {buffers:,} buffers"

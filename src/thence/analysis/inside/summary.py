@@ -81,11 +81,7 @@ class InsideSummary:
         """Every attribute except notes and warnings as JSON values; units are in the keys."""
         frames = ("rows", "instants", "sms")
         texts = ("notes", "warnings")
-        plain = {
-            name: getattr(self, name)
-            for name in self.__dataclass_fields__
-            if name not in (*frames, *texts)
-        }
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in (*frames, *texts)}
         return plain | {name: getattr(self, name).to_dicts() for name in frames}
 
 
@@ -97,9 +93,7 @@ def summarize(decoded: Decoded) -> InsideSummary:
     """
     traces, ranges = decoded.as_ns(decoded.traces), decoded.as_ns(decoded.ranges)
     if traces.is_empty():
-        raise MissingData(
-            "all traces of the buffer are empty: the kernel did not run, or is not instrumented"
-        )
+        raise MissingData("all traces of the buffer are empty: the kernel did not run, or is not instrumented")
     first, last = _int(traces["start_ns"].min()), _int(traces["end_ns"].max())
     trace_ns = _int((traces["end_ns"] - traces["start_ns"]).sum())
     sms = _multiprocessors(traces, first, last)
@@ -121,9 +115,7 @@ def summarize(decoded: Decoded) -> InsideSummary:
         **(_tail(sms, last - first) if in_ns else {"tail_ns": None, "tail_idle": None}),
         waves=_waves(traces) if in_ns else None,
         imbalance=_imbalance(sms),
-        idle_sms=max(of_device - sms.height, 0)
-        if isinstance(of_device, int) and sms.height
-        else None,
+        idle_sms=max(of_device - sms.height, 0) if isinstance(of_device, int) and sms.height else None,
         clock_ghz=ghz if isinstance(ghz, float) else None,
         clock_sources=_counts(traces["clock_source"]),
         states=_counts(traces["state"]),
@@ -158,9 +150,7 @@ def _rows(ranges: pl.DataFrame, trace_ns: int) -> pl.DataFrame:
         sms=pl.col("sm").drop_nulls().n_unique(),
     )
     means = closed.drop_nulls("sm").group_by("name", "sm").agg(mean=net.mean())
-    spread = means.group_by("name").agg(
-        sm_low_ns=pl.col("mean").min(), sm_high_ns=pl.col("mean").max()
-    )
+    spread = means.group_by("name").agg(sm_low_ns=pl.col("mean").min(), sm_high_ns=pl.col("mean").max())
     unclosed = lasting.filter(~pl.col("closed")).group_by("name").agg(unclosed=pl.len())
     names = lasting.select(pl.col("name").unique())
     joined = (
@@ -185,9 +175,7 @@ def _rows(ranges: pl.DataFrame, trace_ns: int) -> pl.DataFrame:
 
 def _instants(ranges: pl.DataFrame) -> pl.DataFrame:
     chosen = ranges.filter(pl.col("kind") == "instant")
-    counted = (
-        chosen.group_by("name").agg(count=pl.len()).with_columns(pl.col("name").cast(pl.String))
-    )
+    counted = chosen.group_by("name").agg(count=pl.len()).with_columns(pl.col("name").cast(pl.String))
     return counted.sort("name")
 
 
@@ -205,12 +193,9 @@ def _multiprocessors(traces: pl.DataFrame, first: int, last: int) -> pl.DataFram
         .sort("sm")
     )
     number = np.searchsorted(per_sm["sm"].to_numpy(), located["sm"].to_numpy()).astype(np.int64)
-    busy = union_lengths(
-        number, located["start_ns"].to_numpy(), located["end_ns"].to_numpy(), per_sm.height
-    )
+    busy = union_lengths(number, located["start_ns"].to_numpy(), located["end_ns"].to_numpy(), per_sm.height)
     return per_sm.with_columns(
-        pl.Series("busy_ns", busy, pl.Int64),
-        pl.Series("idle_ns", last - first - busy, pl.Int64),
+        pl.Series("busy_ns", busy, pl.Int64), pl.Series("idle_ns", last - first - busy, pl.Int64)
     ).select("sm", "blocks", "traces", "busy_ns", "idle_ns", "start_ns", "end_ns")
 
 

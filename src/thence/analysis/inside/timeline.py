@@ -45,9 +45,7 @@ def standalone(parts: Parts) -> Timeline:
     epoch = min(whole, default=None)
     notes = _notes(parts)
     if len(parts) > 1 and len(whole) < len(parts):
-        notes.append(
-            "launches whose layout has no absolute times all begin at 0: the time between them is unknown"
-        )
+        notes.append("launches whose layout has no absolute times all begin at 0: the time between them is unknown")
     phases = tuple(
         _phases(d, 0, d.description.device, -(epoch or 0) if d.timer_bits == 64 else -span(d)[0])
         for _, d in parts
@@ -60,9 +58,7 @@ def standalone(parts: Parts) -> Timeline:
         warnings=tuple(w for _, d in parts for w in d.warnings),
     )
     tables = Tables(meta=meta)
-    return dataclasses.replace(
-        timeline(attribute(tables)), inside=_with_distinct_titles(phases), notes=tuple(notes)
-    )
+    return dataclasses.replace(timeline(attribute(tables)), inside=_with_distinct_titles(phases), notes=tuple(notes))
 
 
 def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timeline:

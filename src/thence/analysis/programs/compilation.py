@@ -118,9 +118,7 @@ def compilation(trace: Attributed, autotuning: Autotuning = Autotuning.BLOCK) ->
     outermost = rows.filter("outermost")
     wall = int(outermost["total_ns"].sum())
     ranks = outermost.group_by("rank").agg(pl.col("total_ns").sum().cast(pl.Int64)).sort("rank")
-    return Compilation(
-        autotuning, wall, _by_phase(rows, ranks.height, wall), ranks, _by_program(rows)
-    )
+    return Compilation(autotuning, wall, _by_phase(rows, ranks.height, wall), ranks, _by_program(rows))
 
 
 def _by_phase(rows: pl.DataFrame, ranks: int, wall_ns: int) -> pl.DataFrame:
@@ -203,9 +201,7 @@ def _launchers(thread: Int64, start: Int64, end: Int64, parent: Int64, main: Mas
         rows = np.flatnonzero(main & (thread == number))  # in order of their start
         around = innermost(rows, start, end, parent, (start[workers], end[workers]))
         # If several threads compile at the time, the thread whose range began last is the launcher.
-        launcher_start = np.where(
-            launcher[workers] >= 0, start[launcher[workers]], np.iinfo(np.int64).min
-        )
+        launcher_start = np.where(launcher[workers] >= 0, start[launcher[workers]], np.iinfo(np.int64).min)
         later = (around >= 0) & (start[around] > launcher_start)
         launcher[workers[later]] = around[later]
     return launcher
@@ -244,9 +240,9 @@ def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
             "parallel_ns": window,
         }
     )
-    return frame.with_columns(
-        pl.when(pl.Series(counted)).then(pl.col("self_ns")).alias("self_ns")
-    ).select(*_EMPTY.columns)
+    return frame.with_columns(pl.when(pl.Series(counted)).then(pl.col("self_ns")).alias("self_ns")).select(
+        *_EMPTY.columns
+    )
 
 
 def _top_launcher(ranges: _Ranges) -> Int64:
@@ -259,9 +255,7 @@ def _below(above: Int64, wanted: Mask) -> Mask:
     return chain_to(above, above, wanted) >= 0
 
 
-def _children(
-    parent: Int64, duration: npt.NDArray[np.float64], counted: Mask
-) -> npt.NDArray[np.float64]:
+def _children(parent: Int64, duration: npt.NDArray[np.float64], counted: Mask) -> npt.NDArray[np.float64]:
     """For each range, the summed duration of its direct children, which are on the same thread."""
     chosen = np.flatnonzero((parent >= 0) & counted)
     summed = np.bincount(parent[chosen], weights=duration[chosen], minlength=len(parent))
@@ -289,11 +283,7 @@ def _parallel(ranges: _Ranges, workers: Mask) -> tuple[Int64, npt.NDArray[np.flo
 
 
 def _shares(
-    ranges: _Ranges,
-    own: npt.NDArray[np.float64],
-    hidden: Mask,
-    launchers: Int64,
-    parallel: npt.NDArray[np.float64],
+    ranges: _Ranges, own: npt.NDArray[np.float64], hidden: Mask, launchers: Int64, parallel: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
     """The ns of wall time for which 1 ns of each range counts: 1 on main threads, less on parallel workers."""
     scale = np.ones(len(own))
@@ -313,8 +303,7 @@ def _first_compile(ranges: _Ranges) -> int:
 
 def _by_program(rows: pl.DataFrame) -> pl.DataFrame:
     within = rows.group_by("top").agg(
-        autotuning_ns=pl.col("total_ns").filter("tuning").sum(),
-        parallel_ns=pl.col("parallel_ns").sum(),
+        autotuning_ns=pl.col("total_ns").filter("tuning").sum(), parallel_ns=pl.col("parallel_ns").sum()
     )
     return (
         rows.filter("outermost")

@@ -127,9 +127,7 @@ def _milliseconds(name: str, column: str, *statistics: str) -> list[pl.Expr]:
     return [(pl.col(f"{column}_ns_{s}") / 1e6).alias(f"{name}_ms_{s}") for s in statistics]
 
 
-def programs(
-    trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTIC, by: By = By.IDENTITY
-) -> Programs:
+def programs(trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTIC, by: By = By.IDENTITY) -> Programs:
     """Executions, GPU time and idle time of every program.
 
     Args:
@@ -142,9 +140,7 @@ def programs(
     phase = phases(around, warm_up) if isinstance(warm_up, WarmUp) else warm_up
     executions = _executions(around, phase)
     if around is not trace:
-        executions = executions.filter(
-            pl.col("row").is_in(trace.gpu["program"].drop_nulls().cast(pl.UInt32).implode())
-        )
+        executions = executions.filter(pl.col("row").is_in(trace.gpu["program"].drop_nulls().cast(pl.UInt32).implode()))
     keys = ["program", "name"] if by is By.IDENTITY else ["name"]
     return Programs(phase, _by_program(executions, keys), _by_device(executions), executions)
 
@@ -189,9 +185,7 @@ def _idle_before(every: pl.DataFrame, gpu: pl.DataFrame) -> pl.Series:
     for (rank, device), part in gpu.group_by("rank", "device"):
         begin = part["start"].to_numpy()
         here = ((every["rank"] == rank) & (every["device"] == device)).to_numpy() & gap
-        idle[here] -= covered_lengths(
-            before[here], start[here], begin, begin + part["duration"].to_numpy()
-        )
+        idle[here] -= covered_lengths(before[here], start[here], begin, begin + part["duration"].to_numpy())
     return pl.select(pl.when(pl.lit(pl.Series(before != NEVER))).then(pl.Series(idle))).to_series()
 
 
@@ -215,9 +209,7 @@ def _thunks(trace: Attributed) -> pl.DataFrame:
 
 
 def _by_program(executions: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    identity = (
-        pl.col("program").first() if "program" in keys else pl.col("name").first().alias("program")
-    )
+    identity = pl.col("program").first() if "program" in keys else pl.col("name").first().alias("program")
     grouped = executions.group_by(keys, maintain_order=True).agg(
         *([] if "program" in keys else [identity]),
         executions=pl.len(),
@@ -235,11 +227,7 @@ def _by_program(executions: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     )
     ordered = ["program", "name", *(c for c in grouped.columns if c not in ("program", "name"))]
     share = pl.col("span_ns_total") / pl.col("span_ns_total").sum().clip(lower_bound=1)
-    return (
-        grouped.select(ordered)
-        .with_columns(share=share)
-        .sort("span_ns_total", descending=True, maintain_order=True)
-    )
+    return grouped.select(ordered).with_columns(share=share).sort("span_ns_total", descending=True, maintain_order=True)
 
 
 def _by_device(executions: pl.DataFrame) -> pl.DataFrame:

@@ -103,9 +103,7 @@ def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
         .with_row_index("row")
         .sort("start", maintain_order=True)
         .with_columns(number=pl.int_range(pl.len()).over(module))
-        .with_columns(
-            threshold=_threshold(trace, rule), last=_is_last(module), few=_has_few(module)
-        )
+        .with_columns(threshold=_threshold(trace, rule), last=_is_last(module), few=_has_few(module))
     )
     warm = pl.col("number") < pl.col("threshold")
     phase = (
@@ -152,10 +150,7 @@ def module_keys(trace: Attributed) -> pl.Series:
     If the HLO is missing, the key is the program's identity or else its name.
     """
     module_names = pl.DataFrame(
-        {
-            "hlo": range(len(trace.hlo)),
-            "known": [f"{module.name}.{module.id}" for module in trace.hlo],
-        },
+        {"hlo": range(len(trace.hlo)), "known": [f"{module.name}.{module.id}" for module in trace.hlo]},
         schema={"hlo": pl.Int32, "known": pl.String},
     )
     rows = trace.programs.select("hlo", pl.col("program", "name").cast(pl.String)).join(
@@ -166,9 +161,7 @@ def module_keys(trace: Attributed) -> pl.Series:
 
 def compiled_modules(trace: Attributed) -> pl.DataFrame:
     """Modules whose compilation was recorded: columns rank and key, as in `module_keys`."""
-    names = trace.host.filter(pl.col("category") == "compile").select(
-        "rank", pl.col("name").cast(pl.String)
-    )
+    names = trace.host.filter(pl.col("category") == "compile").select("rank", pl.col("name").cast(pl.String))
     return (
         names.with_columns(pl.col("name").str.extract_groups(_COMPILE_NAME).alias("found"))
         .select("rank", key=pl.concat_str(pl.col("found").struct.unnest(), separator="."))
@@ -209,9 +202,7 @@ def _has_few(module: tuple[str, ...]) -> pl.Expr:
 def _left_out(trace: Attributed, phase: pl.Series) -> pl.DataFrame:
     """`Phases.left_out`."""
     return (
-        trace.programs.select(
-            phase=phase, name=pl.col("name").cast(pl.String), duration=pl.col("duration")
-        )
+        trace.programs.select(phase=phase, name=pl.col("name").cast(pl.String), duration=pl.col("duration"))
         .filter(pl.col("phase").is_in([*_LEFT_OUT]))
         .group_by("phase", "name", maintain_order=True)
         .agg(executions=pl.len().cast(pl.Int64), span_ns_total=pl.col("duration").sum())
@@ -219,9 +210,7 @@ def _left_out(trace: Attributed, phase: pl.Series) -> pl.DataFrame:
     )
 
 
-def _statements(
-    rule: WarmUp, phase: pl.Series, left_out: pl.DataFrame, *, nothing_left: bool
-) -> tuple[str, str]:
+def _statements(rule: WarmUp, phase: pl.Series, left_out: pl.DataFrame, *, nothing_left: bool) -> tuple[str, str]:
     """`Phases.statement` and `Phases.counted_statement`."""
     if phase.is_empty():
         nothing = "no XLA programs in this trace, so nothing is left out as warm-up"
@@ -242,15 +231,11 @@ def _statements(
     if not only:
         return (_stated(text, listed),) * 2
     alone = f"{_executions(only)} of programs without a steady-state execution"
-    return _stated(text, [*listed, alone]), _stated(
-        f"{text}; {alone} {'is' if only == 1 else 'are'} included", listed
-    )
+    return _stated(text, [*listed, alone]), _stated(f"{text}; {alone} {'is' if only == 1 else 'are'} included", listed)
 
 
 def _stated(text: str, left_out: list[str]) -> str:
-    return (
-        f"{text}; left out: {', '.join(left_out)}" if left_out else f"{text}; nothing is left out"
-    )
+    return f"{text}; left out: {', '.join(left_out)}" if left_out else f"{text}; nothing is left out"
 
 
 def _left_out_text(rows: pl.DataFrame, phase: str) -> str:
@@ -259,8 +244,7 @@ def _left_out_text(rows: pl.DataFrame, phase: str) -> str:
         return ""
     count, ns = int(rows["executions"].sum()), int(rows["span_ns_total"].sum())
     names = [
-        f"{name} {format_ns(time)}"
-        for name, time in rows.head(_NAMED).select("name", "span_ns_total").iter_rows()
+        f"{name} {format_ns(time)}" for name, time in rows.head(_NAMED).select("name", "span_ns_total").iter_rows()
     ]
     more = f" and {rows.height - _NAMED:,} more" if rows.height > _NAMED else ""
     return (

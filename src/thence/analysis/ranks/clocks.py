@@ -109,9 +109,7 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
     skews = alignment.skews.join(ends, on="instance").sort("rank", "end", "instance")
     time, skew = skews["end"].to_numpy(), skews["skew_ns"].to_numpy().astype(np.float64)
     middle = float(np.mean(time)) if len(time) else 0.0
-    present, at, count = np.unique(
-        skews["rank"].to_numpy(), return_inverse=True, return_counts=True
-    )
+    present, at, count = np.unique(skews["rank"].to_numpy(), return_inverse=True, return_counts=True)
     slope, intercept, span = _lines(at, (time - middle) / 1e9, skew, len(present))
     fitted = skew - intercept[at] - slope[at] * (time - middle) / 1e9
     scatter = quantiles(at, np.abs(fitted), len(present), _SCATTER)
@@ -150,9 +148,7 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
     return Clocks(rows, alignment, middle)
 
 
-def _lines(
-    at: Int64, time: Float64, value: Float64, count: int
-) -> tuple[Float64, Float64, Float64]:
+def _lines(at: Int64, time: Float64, value: Float64, count: int) -> tuple[Float64, Float64, Float64]:
     """The least-squares line of each rank: slope, value at time 0, and the time from its first to its last point."""
     many = np.maximum(np.bincount(at, minlength=count), 1)
     mean_time = np.bincount(at, time, minlength=count) / many

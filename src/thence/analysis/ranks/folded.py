@@ -91,9 +91,7 @@ def job_rows(
     title = pl.format("rank {}", "rank")
     top = pl.col("rank").is_in([*in_full, *(rank for rank, _ in late)])
     rows = cells.with_columns(
-        track=pl.format("{} GPU {}", title, "device") if several else title,
-        folded=~top,
-        name=_state(),
+        track=pl.format("{} GPU {}", title, "device") if several else title, folded=~top, name=_state()
     )
     folded = rows.filter("folded").select(_PLACE).n_unique()
     return JobRows(
@@ -108,9 +106,7 @@ def job_rows(
 def _in_columns(cells: pl.DataFrame, job: Job, most: int) -> pl.DataFrame:
     """One row per device and column; its times are sums over the steps of the column."""
     at, labels = step_columns(job, most)
-    steps = pl.DataFrame(
-        {"key": list(job.keys), "column": at}, schema={"key": pl.String, "column": pl.Int64}
-    )
+    steps = pl.DataFrame({"key": list(job.keys), "column": at}, schema={"key": pl.String, "column": pl.Int64})
     names = pl.DataFrame({"step": labels}).with_columns(column=pl.int_range(pl.len()))
     end = pl.col("start") + pl.col("step_ns")
     return (
@@ -162,14 +158,10 @@ def _counters(cells: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _late_spans(
-    rows: pl.DataFrame, job: Job, late: Mapping[tuple[int, int], str], most: int
-) -> pl.DataFrame:
+def _late_spans(rows: pl.DataFrame, job: Job, late: Mapping[tuple[int, int], str], most: int) -> pl.DataFrame:
     """track, name, start, duration, detail: one span per straggler, from its first late step to its last step."""
     begun = job.stragglers.select(*_PLACE, since="since_step").join(
-        pl.DataFrame({"since": list(job.keys), "first": step_columns(job, most)[0]}),
-        on="since",
-        how="left",
+        pl.DataFrame({"since": list(job.keys), "first": step_columns(job, most)[0]}), on="since", how="left"
     )
     ends = pl.col("start") + pl.col("duration")
     spans = (

@@ -77,9 +77,7 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
     text = pl.concat_str(
         pl.col("description").fill_null(""), pl.lit(" "), pl.col("name").fill_null("")
     ).str.to_lowercase()
-    named = pl.coalesce(
-        pl.when(text.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in _NAMES
-    )
+    named = pl.coalesce(pl.when(text.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in _NAMES)
     whole = (size == world) & (world > 1)
     kind = (
         pl.when(named.is_not_null()).then(named)
@@ -107,9 +105,7 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
     ).sort("exposed_wait_ns", "group", descending=[True, False], nulls_last=True)  # fmt: skip
 
 
-def slow_links(
-    joined: Joined, steps: pl.DataFrame, keys: list[str], step_ns: float
-) -> pl.DataFrame:
+def slow_links(joined: Joined, steps: pl.DataFrame, keys: list[str], step_ns: float) -> pl.DataFrame:
     """Groups whose transfers take longer than those of similar groups.
 
     Args:
@@ -158,9 +154,7 @@ def _transfers(joined: Joined, steps: pl.DataFrame, keys: list[str]) -> pl.DataF
     like = ["collective", "bytes", "group_size", "key", "turn"]
     place = ["rank", "device", "step"]
     moved = (
-        joined.rows.filter(
-            pl.col("known"), pl.col("group").is_not_null(), pl.col("collective").is_in(JOINT)
-        )
+        joined.rows.filter(pl.col("known"), pl.col("group").is_not_null(), pl.col("collective").is_in(JOINT))
         .join(steps.filter(pl.col("key").is_in(keys)).select(*place, "key"), on=place)
         .group_by("group", "instance")
         .agg(
@@ -175,9 +169,6 @@ def _transfers(joined: Joined, steps: pl.DataFrame, keys: list[str]) -> pl.DataF
     turn = pl.int_range(pl.len()).over("group", "key", "collective", "bytes", "group_size")
     return (
         moved.with_columns(turn=turn)
-        .with_columns(
-            typical=pl.col("moving").median().over(like),
-            alike=pl.col("group").n_unique().over(like),
-        )
+        .with_columns(typical=pl.col("moving").median().over(like), alike=pl.col("group").n_unique().over(like))
         .filter(pl.col("alike") >= _FEWEST_ALIKE)
     )

@@ -49,9 +49,7 @@ def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
         if not len(of_rank):
             continue
         waiting = of_rank[waits[of_rank]]
-        covered = covered_lengths(
-            begin[ours], begin[ours] + length[ours], start[waiting], end[waiting]
-        )
+        covered = covered_lengths(begin[ours], begin[ours] + length[ours], start[waiting], end[waiting])
         work[at[ours]], known[at[ours]] = length[ours] - covered, True
     return pl.Series("host_ns", work).set(pl.Series(~known), None)
 
@@ -64,7 +62,5 @@ def _waited(trace: Attributed) -> pl.DataFrame:
     usual = pl.col("duration").median().over("rank")
     slow = (pl.col("duration") > _SLOW * usual) & (pl.col("duration") > _LEAST_NS)
     waits = trace.host[trace.waits["host"].cast(pl.UInt32)].select(columns)
-    every = pl.concat(
-        [launches.with_columns(waits=slow), waits.with_columns(waits=pl.lit(value=True))]
-    )
+    every = pl.concat([launches.with_columns(waits=slow), waits.with_columns(waits=pl.lit(value=True))])
     return every.with_columns(end=pl.col("start") + pl.col("duration")).sort("rank", "start")

@@ -105,11 +105,7 @@ class Job:
         if not missing:
             return self._verdict
         share = self.not_caused_share("not_all_shown")
-        waits = (
-            f", for which up to {format_share(share, 1)} of {self.unit} may be waits"
-            if share
-            else ""
-        )
+        waits = f", for which up to {format_share(share, 1)} of {self.unit} may be waits" if share else ""
         return f"{self._verdict}; the trace shows {missing}{waits}"
 
     @property
@@ -189,9 +185,7 @@ class Job:
             "step_kind": self.step_kind,
             "step_ns": self.step_ns,
             "ranks": rows,
-            "not_caused": [
-                row | {"text": NOT_CAUSED[row["code"]]} for row in self.not_caused.to_dicts()
-            ],
+            "not_caused": [row | {"text": NOT_CAUSED[row["code"]]} for row in self.not_caused.to_dicts()],
             "groups": self.groups.to_dicts(),
             "slow_links": self.links.to_dicts(),
             "stages": self.stages.to_dicts(),
@@ -268,11 +262,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], *, explain: boo
 
 def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], list[str], list[str]]:
     """The keys of the steps in order, the keys of those that count, and notes on the others."""
-    order = (
-        steps.group_by("key")
-        .agg(pl.col("start", "duration", "compute_ns").median(), pl.len())
-        .sort("start", "key")
-    )
+    order = steps.group_by("key").agg(pl.col("start", "duration", "compute_ns").median(), pl.len()).sort("start", "key")
     keys = order["key"].to_list()
     if devices["step_kind"].null_count() == devices.height:
         return keys, keys, ["the traces have no steps: the whole recording counts as one step"]
@@ -289,9 +279,7 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
         )
     missing = order["len"].max() != order["len"].min()
     if missing:
-        said.append(
-            "some steps are missing on some devices: a missing step counts as a step without waits"
-        )
+        said.append("some steps are missing on some devices: a missing step counts as a step without waits")
     return keys, counted, said
 
 
@@ -307,10 +295,7 @@ def _lengths(used: pl.DataFrame, counted: list[str]) -> npt.NDArray[np.float64]:
 
 
 def _late(
-    devices: pl.DataFrame,
-    caused: pl.DataFrame,
-    counted: list[str],
-    lengths: npt.NDArray[np.float64],
+    devices: pl.DataFrame, caused: pl.DataFrame, counted: list[str], lengths: npt.NDArray[np.float64]
 ) -> pl.DataFrame:
     """For every device: the result of `late_since`, with since_step and the shares of `Job.ranks`.
 
@@ -333,9 +318,7 @@ def _late(
             pl.Series("wait_caused_ns", np.rint(matrix.sum(axis=1)).astype(np.int64)),
             pl.Series("caused_share", matrix.sum(axis=1) / max(step_ns * len(counted), 1.0)),
             found["mean_ns"].alias("late_share")
-            / pl.Series(since)
-            .gather(found["since"].fill_null(0).cast(pl.UInt32))
-            .clip(lower_bound=1.0),
+            / pl.Series(since).gather(found["since"].fill_null(0).cast(pl.UInt32)).clip(lower_bound=1.0),
         ]
     )
 
@@ -343,9 +326,7 @@ def _late(
 def _matrix(devices: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> npt.NDArray[np.float64]:
     """caused_ns by device and step, 0 where there is no row."""
     at = devices.select(*_PLACE, at=pl.int_range(pl.len()))
-    step = pl.DataFrame(
-        {"key": keys, "step": range(len(keys))}, schema={"key": pl.String, "step": pl.Int64}
-    )
+    step = pl.DataFrame({"key": keys, "step": range(len(keys))}, schema={"key": pl.String, "step": pl.Int64})
     placed = rows.join(at, on=_PLACE).join(step, on="key")
     matrix = np.zeros((devices.height, len(keys)))
     matrix[placed["at"].to_numpy(), placed["step"].to_numpy()] = placed["caused_ns"].to_numpy()
@@ -361,20 +342,13 @@ def _to_explain(
         named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
     places = list(named.select(_PLACE).iter_rows())
     since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
-    usual = [
-        _usual(caused, place, late_keys, step_ns)
-        for place, late_keys in zip(places, since, strict=True)
-    ]
+    usual = [_usual(caused, place, late_keys, step_ns) for place, late_keys in zip(places, since, strict=True)]
     return places, since, usual
 
 
-def _usual(
-    caused: pl.DataFrame, place: tuple[int, int], keys: list[str], step_ns: float
-) -> list[str]:
+def _usual(caused: pl.DataFrame, place: tuple[int, int], keys: list[str], step_ns: float) -> list[str]:
     """The steps except those in which a device caused far more than its median; all if that is below `LEAST_SHARE`."""
-    rows = caused.filter(
-        pl.col("rank") == place[0], pl.col("device") == place[1], pl.col("key").is_in(keys)
-    )
+    rows = caused.filter(pl.col("rank") == place[0], pl.col("device") == place[1], pl.col("key").is_in(keys))
     of = dict(rows.select("key", "caused_ns").iter_rows())
     median = float(np.median([of.get(key, 0) for key in keys])) if keys else 0.0
     if median < LEAST_SHARE * step_ns:
@@ -382,9 +356,7 @@ def _usual(
     return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
 
 
-def _not_caused(
-    found: Lateness, beyond: pl.DataFrame, counted: list[str], step_ns: float
-) -> pl.DataFrame:
+def _not_caused(found: Lateness, beyond: pl.DataFrame, counted: list[str], step_ns: float) -> pl.DataFrame:
     """`Job.not_caused`: the codes that occur."""
     of_stages = beyond.group_by("key").agg(wait_ns=pl.col("host_bound_ns").max())
     waits = {
@@ -392,10 +364,7 @@ def _not_caused(
         "early": found.early,
         "not_all_shown": found.missing,
     }
-    sums = [
-        (code, int(rows.filter(pl.col("key").is_in(counted))["wait_ns"].sum()))
-        for code, rows in waits.items()
-    ]
+    sums = [(code, int(rows.filter(pl.col("key").is_in(counted))["wait_ns"].sum())) for code, rows in waits.items()]
     frame = pl.DataFrame(sums, schema={"code": pl.String, "wait_ns": pl.Int64}, orient="row")
     share = pl.col("wait_ns") / max(step_ns * len(counted), 1.0)
     return frame.filter(pl.col("wait_ns") > 0).with_columns(share=share)
@@ -411,9 +380,7 @@ def _arrivals(found: Lateness, origin: int) -> pl.DataFrame:
     )
 
 
-def _left_out_of_causes(
-    places: list[tuple[int, int]], every: list[list[str]], usual: list[list[str]]
-) -> list[str]:
+def _left_out_of_causes(places: list[tuple[int, int]], every: list[list[str]], usual: list[list[str]]) -> list[str]:
     """Notes on the steps that are left out of the search for causes."""
     said = []
     for (rank, device), keys, kept in zip(places, every, usual, strict=True):
@@ -429,9 +396,7 @@ def _left_out_of_causes(
 
 def _lacking_devices(together: Joined, lacking: pl.DataFrame) -> pl.DataFrame:
     """rank, device and lacks (true) of the devices with collectives in a group of which the trace lacks a rank."""
-    rows = together.rows.filter(~pl.col("complete")).join(
-        lacking, on="group", how="semi", nulls_equal=True
-    )
+    rows = together.rows.filter(~pl.col("complete")).join(lacking, on="group", how="semi", nulls_equal=True)
     return rows.select(_PLACE).unique().with_columns(lacks=pl.lit(value=True))
 
 
@@ -446,18 +411,14 @@ def _rows(
         *(pl.col(f"{what}_ns").mean() for what in ("busy", "compute", "copy", "exposed", "idle")),
     )
     waited = found.waited.join(used.select(*_PLACE, "key"), on=[*_PLACE, "key"], how="semi")
-    waits = waited.group_by(_PLACE).agg(
-        waited=pl.col("wait_ns").sum(), unknown=pl.col("unknown_ns").sum()
-    )
+    waits = waited.group_by(_PLACE).agg(waited=pl.col("wait_ns").sum(), unknown=pl.col("unknown_ns").sum())
     last = (
         together.rows.select("late_rank", "late_device", "instance", "exposed_wait_ns")
         .filter(pl.col("exposed_wait_ns") > 0)
         .group_by(rank="late_rank", device="late_device")
         .agg(times_last=pl.col("instance").n_unique())
     )
-    exposed_wait, unknown = (
-        pl.col(c).fill_null(0) / pl.col("steps") for c in ("waited", "unknown")
-    )
+    exposed_wait, unknown = (pl.col(c).fill_null(0) / pl.col("steps") for c in ("waited", "unknown"))
     transfer = pl.col("exposed_ns") - pl.col("exposed_wait_ns") - pl.col("unknown_ns")
     known = pl.col("lacks").is_null() | (pl.col("unknown_ns") == 0)
     return (
@@ -519,14 +480,7 @@ def _cells(steps: pl.DataFrame, found: Lateness, caused: pl.DataFrame) -> pl.Dat
         steps.select(*on, "start", "compute_ns", step_ns="duration")
         .join(found.waited, on=on, how="left")
         .join(caused, on=on, how="left")
-        .select(
-            *on,
-            "start",
-            "step_ns",
-            pl.col("wait_ns").fill_null(0),
-            "compute_ns",
-            pl.col("caused_ns").fill_null(0),
-        )
+        .select(*on, "start", "step_ns", pl.col("wait_ns").fill_null(0), "compute_ns", pl.col("caused_ns").fill_null(0))
         .sort(on)
     )
 

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Joined", "joined", "table_of"]
 
 _INSTANCE = ["instance", "rank", "device"]
-_DESCRIBED = (
-    *("collective", "bytes", "element_type", "group_size", "sequence"),
-    *("source_rank", "destination_rank"),
-)
+_DESCRIBED = (*("collective", "bytes", "element_type", "group_size", "sequence"), *("source_rank", "destination_rank"))
 
 _KEPT = (
     *("rank", "device", "step", "start", "duration", "bytes", "group_size", "source_rank"),
@@ -72,9 +69,7 @@ class Joined:
 
 
 def table_of(
-    summaries: Mapping[str, pl.DataFrame | pl.LazyFrame],
-    name: str,
-    ranks: list[int] | None = None,
+    summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], name: str, ranks: list[int] | None = None
 ) -> pl.DataFrame:
     """A table of the summaries, or only its rows of ``ranks``; other rows are not read.
 
@@ -111,10 +106,7 @@ def _sorted(rows: pl.DataFrame, by: tuple[str, ...]) -> pl.DataFrame:
 
 
 def _matched(
-    summaries: Mapping[str, pl.DataFrame | pl.LazyFrame],
-    groups: pl.DataFrame,
-    numbers: pl.DataFrame,
-    ranks: list[int],
+    summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], groups: pl.DataFrame, numbers: pl.DataFrame, ranks: list[int]
 ) -> tuple[pl.DataFrame, pl.DataFrame, Clocks, int]:
     """The collectives with instance, unmatched and kind; the peers of the instances; the clocks; and the origin.
 
@@ -170,9 +162,7 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
         "execution",
     )
     described = _in_groups(numbered, texts)
-    messages = _in_groups(
-        parts.join(numbered.select("rank", "number", "gpu"), on=["rank", "number"]), texts
-    )
+    messages = _in_groups(parts.join(numbered.select("rank", "number", "gpu"), on=["rank", "number"]), texts)
     gpu = GPU.frame(
         {
             **{name: numbered[name] for name in ("rank", "device", "start", "duration", "hlo")},
@@ -184,18 +174,14 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
         }
     )
     launched = numbered.select("rank", "launch").filter(pl.col("launch").is_not_null())
-    launch = pl.when(pl.col("launch").is_not_null()).then(
-        pl.col("launch").is_not_null().cum_sum() - 1
-    )
+    launch = pl.when(pl.col("launch").is_not_null()).then(pl.col("launch").is_not_null().cum_sum() - 1)
     keys = ["gpu", *_DESCRIBED, "group_name", "group_ranks"]
     return Attributed(
         gpu=gpu,
         host=HOST.frame({"rank": launched["rank"], "start": launched["launch"]}),
         collectives=COLLECTIVES.frame({key: described[key] for key in keys}),
         programs=PROGRAMS.frame({"rank": executions["rank"], "name": executions["name"]}),
-        graph_places=GRAPH_PLACES.frame(
-            {"gpu": numbered.select("gpu", "replayed").filter("replayed")["gpu"]}
-        ),
+        graph_places=GRAPH_PLACES.frame({"gpu": numbered.select("gpu", "replayed").filter("replayed")["gpu"]}),
         places=numbered.select(launch=launch.cast(pl.UInt32)),
         collective_parts=COLLECTIVES.frame(
             {key: messages[key] for key in keys} | {"host": messages["order"].cast(pl.Int32)}
@@ -212,14 +198,10 @@ def _in_groups(rows: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
     named = rows.with_columns(group_name=pl.col("job").cast(pl.String))
     if not rows.select(peers.any()).item():
         return named.with_columns(group_ranks=pl.lit(None, pl.String))
-    return attached(named, texts, "job").with_columns(
-        group_ranks=pl.when(peers).then("group_ranks")
-    )
+    return attached(named, texts, "job").with_columns(group_ranks=pl.when(peers).then("group_ranks"))
 
 
-def _timed(
-    rows: pl.DataFrame, peers: pl.DataFrame, clocks: Clocks
-) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def _timed(rows: pl.DataFrame, peers: pl.DataFrame, clocks: Clocks) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """`Joined.rows`, with waits on the common clock, and notes."""
     shift = clocks.shift(rows["rank"].to_numpy(), rows["start"].to_numpy())
     common = rows.with_columns(start=pl.col("start") - pl.Series(shift), shift=pl.Series(shift))
@@ -232,9 +214,7 @@ def _timed(
     counted = common.filter(~left)
     notes = list(unmatched_reasons(counted))
     if left.any():
-        notes.append(
-            f"{int(left.sum()):,} kernels of first calls, which create communicators, are left out"
-        )
+        notes.append(f"{int(left.sum()):,} kernels of first calls, which create communicators, are left out")
     every = _exposed(_waits(counted, peers), counted)
     return every.sort("rank", "device", "start", "instance"), tuple(notes)
 
@@ -259,17 +239,7 @@ def _waits(counted: pl.DataFrame, peers: pl.DataFrame) -> pl.DataFrame:
 def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
     """Adds the columns of the summaries' kernels, and how much of each wait is exposed."""
     columns = (
-        *(
-            "step",
-            "job",
-            "launch",
-            "exposed_ns",
-            "exposed_start",
-            "exposed_end",
-            "start",
-            "duration",
-            "shift",
-        ),
+        *("step", "job", "launch", "exposed_ns", "exposed_start", "exposed_end", "start", "duration", "shift"),
         *(name for name in SUMMARISED.schema if name.endswith(_TIMES)),
     )
     kernels = counted
@@ -297,7 +267,5 @@ def _members(groups: pl.DataFrame) -> pl.DataFrame:
     """The distinct groups of the job, with their ranks where the text lists all of them."""
     texts = pl.col("members").str.strip_chars("[]() ")
     listed = pl.col("members").str.contains(r"^\s*\[\s*\d+(\s*,\s*\d+)*\s*\]\s*$")
-    ranks = (
-        pl.when(listed).then(texts.str.replace_all(" ", "").str.split(",")).cast(pl.List(pl.Int32))
-    )
+    ranks = pl.when(listed).then(texts.str.replace_all(" ", "").str.split(",")).cast(pl.List(pl.Int32))
     return groups.select("name", "description", "members", group="job", ranks=ranks)

@@ -97,9 +97,7 @@ def step_keys(steps: pl.DataFrame) -> pl.DataFrame:
     """
     number = pl.col("step").cast(pl.String)
     shared = steps.filter(pl.struct(*_PLACE, "name").is_duplicated())["name"].drop_nulls().unique()
-    name = pl.when(pl.col("name").is_in(shared.implode())).then(
-        pl.concat_str("name", number, separator=" ")
-    )
+    name = pl.when(pl.col("name").is_in(shared.implode())).then(pl.concat_str("name", number, separator=" "))
     return steps.with_columns(key=pl.coalesce(name, "name", number))
 
 
@@ -117,9 +115,7 @@ def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
         *("instance", "collective", "late_rank", "late_device", *_PLACE, "key", "exposed_wait_ns")
     ).filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
     is_message = pl.col("collective").is_in(MESSAGES)
-    messages, others = (
-        waits.filter(which).drop("collective") for which in (is_message, ~is_message)
-    )
+    messages, others = (waits.filter(which).drop("collective") for which in (is_message, ~is_message))
     late = _blamed(rows, others, joined.begins)
     waited = _waited(rows)
     shares = late.filter("last").select(
@@ -136,9 +132,7 @@ def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
     return Lateness(
         late,
         _with_earlier_arrivals(
-            _caused(waits.with_columns(ns=(since_median * pl.col("own")).fill_null(0))),
-            late,
-            waited,
+            _caused(waits.with_columns(ns=(since_median * pl.col("own")).fill_null(0))), late, waited
         ),
         ahead,
         early,
@@ -195,19 +189,12 @@ def _caused(waits: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_earlier_arrivals(
-    caused: pl.DataFrame, late: pl.DataFrame, waited: pl.DataFrame
-) -> pl.DataFrame:
+def _with_earlier_arrivals(caused: pl.DataFrame, late: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     """Adds to ``caused`` the own waits of collectives in which a late device did not arrive last."""
     earlier = late.filter(~pl.col("last"), pl.col("key").is_not_null())
     longest = waited.group_by("key").agg(longest=pl.col("wait_ns").max())
     return (
-        pl.concat(
-            [
-                caused,
-                earlier.select(*_PLACE, "key", caused_ns=pl.col("own_ns").round().cast(pl.Int64)),
-            ]
-        )
+        pl.concat([caused, earlier.select(*_PLACE, "key", caused_ns=pl.col("own_ns").round().cast(pl.Int64))])
         .group_by(*_PLACE, "key")
         .agg(pl.col("caused_ns").sum())
         .join(longest, on="key")
@@ -227,9 +214,7 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
         waited_start_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
         waited_end_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
     )
-    longest = waits.group_by("instance", maintain_order=True).agg(
-        longest_ns=pl.col("exposed_wait_ns").max()
-    )
+    longest = waits.group_by("instance", maintain_order=True).agg(longest_ns=pl.col("exposed_wait_ns").max())
     middle = _middle(running, longest)
     late = _late(running, longest, middle)
     begun = _last_together(running, late)
@@ -254,13 +239,7 @@ def _late(running: pl.DataFrame, longest: pl.DataFrame, middle: pl.DataFrame) ->
     """The rows of the late devices, with last (whether it arrived last) and wait_ns (the longest wait for it)."""
     # Select the columns first: all ranks of a large job are in every collective.
     found = (
-        running.select(
-            "instance",
-            "collective",
-            "start",
-            last="awaited",
-            row=pl.int_range(pl.len(), dtype=pl.UInt32),
-        )
+        running.select("instance", "collective", "start", last="awaited", row=pl.int_range(pl.len(), dtype=pl.UInt32))
         .join(longest, on="instance", maintain_order="left")
         .join(middle.select("instance", "middle_start"), on="instance", maintain_order="left")
         .with_columns(last_start=pl.when("last").then("start").max().over("instance"))
@@ -280,9 +259,9 @@ def _late(running: pl.DataFrame, longest: pl.DataFrame, middle: pl.DataFrame) ->
 def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
     """Lets stretches without an earlier collective begin with the first activities, if these began together."""
     middle = begins.select(median_rank="rank", median_device="device", middle_first="begun")
-    placed = both.join(
-        begins.rename({"begun": "first"}), on=list(_PLACE), how="left", maintain_order="left"
-    ).join(middle, on=["median_rank", "median_device"], how="left", maintain_order="left")
+    placed = both.join(begins.rename({"begun": "first"}), on=list(_PLACE), how="left", maintain_order="left").join(
+        middle, on=["median_rank", "median_device"], how="left", maintain_order="left"
+    )
     apart = (pl.col("first") - pl.col("middle_first")).abs()
     used = pl.col("before").is_null() & (apart <= _TOGETHER * pl.col("wait_ns"))
     zero = pl.when(used).then(0)
@@ -320,12 +299,7 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
     arrivals = late.select("instance", *_PLACE, "group", "start").sort("start")
     return arrivals.join_asof(
-        ended,
-        left_on="start",
-        right_on="end",
-        by=[*_PLACE, "group"],
-        strategy="backward",
-        check_sortedness=False,
+        ended, left_on="start", right_on="end", by=[*_PLACE, "group"], strategy="backward", check_sortedness=False
     ).drop("start", "group", "end", strict=False)
 
 
@@ -339,21 +313,11 @@ def _middle(running: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
         .filter(place == (pl.len().over("instance") - 1) // 2)
     )
     return running.select(
-        pl.col(
-            "instance",
-            "rank",
-            "device",
-            "start",
-            "launch",
-            *(f"{name}_start_ns" for name in _CUMULATED),
-        ).gather(chosen["row"])
+        pl.col("instance", "rank", "device", "start", "launch", *(f"{name}_start_ns" for name in _CUMULATED)).gather(
+            chosen["row"]
+        )
     ).rename(
-        {
-            "rank": "median_rank",
-            "device": "median_device",
-            "start": "middle_start",
-            "launch": "middle_launch",
-        }
+        {"rank": "median_rank", "device": "median_device", "start": "middle_start", "launch": "middle_launch"}
         | {f"{name}_start_ns": f"middle_{name}" for name in _CUMULATED}
     )
 
@@ -387,9 +351,7 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     talked = pl.col("extra") - pl.sum_horizontal(f"extra_{name}" for name in _CUMULATED)
     parts = both.with_columns(own_ns=pl.col("wait_ns") - inherited, extra_transfer=talked)
     positive = {name: pl.col(f"extra_{name}").clip(lower_bound=0) for name in PARTS}
-    parts = parts.with_columns(
-        behind=_behind(), **{f"more_{name}": part for name, part in positive.items()}
-    )
+    parts = parts.with_columns(behind=_behind(), **{f"more_{name}": part for name, part in positive.items()})
     # Of equally fast hosts, each is the later one now and then: over a step, these differences cancel out.
     slower = pl.col("behind").clip(lower_bound=0)
     of_step = [*_PLACE, "key"]
@@ -402,8 +364,7 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     parts = parts.with_columns(host_bound_ns=host_bound).with_columns(pl.col("own_ns") - host_bound)
     scale = pl.when(total > 0).then(pl.col("own_ns") / total)
     shares = parts.with_columns(
-        (pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns")
-        for name in PARTS
+        (pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns") for name in PARTS
     )
     unknown = pl.when(scale.is_null()).then("own_ns").otherwise(0)
     names = [f"{name}_ns" for name in PARTS]

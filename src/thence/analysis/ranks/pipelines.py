@@ -59,8 +59,7 @@ def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) 
         steps: the steps that count, as `thence.analysis.ranks.lateness.step_keys` returns them.
     """
     times = rows.join(
-        steps.select(*_PLACE, "key", "host_ns", *(f"{name}_ns" for name in _OWN)),
-        on=[*_PLACE, "key"],
+        steps.select(*_PLACE, "key", "host_ns", *(f"{name}_ns" for name in _OWN)), on=[*_PLACE, "key"]
     ).sort("key", "own_ns", *_PLACE)
     at = pl.int_range(pl.len()).over("key")
     middle = times.filter(at == (pl.len().over("key") - 1) // 2).select(
@@ -78,17 +77,12 @@ def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) 
 
 def _divided(late: pl.DataFrame) -> pl.DataFrame:
     """Replaces own_ns by the wait that the stage itself caused; adds host_bound_ns and the parts of own_ns."""
-    more = {
-        f"more_{name}": (pl.col(f"{name}_ns") - pl.col(f"middle_{name}")).clip(lower_bound=0)
-        for name in _OWN
-    }
+    more = {f"more_{name}": (pl.col(f"{name}_ns") - pl.col(f"middle_{name}")).clip(lower_bound=0) for name in _OWN}
     slower = (pl.col("step_ns") - pl.col("middle_host")).clip(lower_bound=0)
     total = pl.sum_horizontal(f"more_{name}" for name in _OWN)
     waited = pl.min_horizontal("caused_ns", pl.col("own_ns") - pl.col("middle_ns"))
     # min_horizontal ignores nulls: if the host's time is unknown, all extra idle time counts.
-    parts = late.with_columns(**more).with_columns(
-        waited=waited, more_idle=pl.min_horizontal("more_idle", slower)
-    )
+    parts = late.with_columns(**more).with_columns(waited=waited, more_idle=pl.min_horizontal("more_idle", slower))
     bounded = pl.when(pl.col("middle_host").is_not_null()).then(total)
     parts = parts.with_columns(own_ns=pl.min_horizontal("waited", bounded))
     scale = pl.when(total > 0).then(pl.col("own_ns") / total)

@@ -50,14 +50,7 @@ _LEAST_SLOWER = 1.01
 """Smallest ratio of the kernels' times with which a GPU counts as slower; smaller ratios are noise."""
 _LEAST_SHARE = 0.03
 """A cause is listed if it has at least this share of the lateness."""
-_BY = {
-    "source": "line",
-    "module": "module",
-    "label": "label",
-    "hlo": "hlo",
-    "op": "op",
-    "phase": "phase",
-}
+_BY = {"source": "line", "module": "module", "label": "label", "hlo": "hlo", "op": "op", "phase": "phase"}
 _IDLE_BY = ("line", "module", "label", "op", "call", "phase")
 _KEY = ("kind", "name", "shape")
 
@@ -101,9 +94,7 @@ def reasons_of(
         links: as `thence.analysis.ranks.groups.slow_links` returns them.
     """
     rank, device = place
-    late = found.late.filter(
-        pl.col("rank") == rank, pl.col("device") == device, pl.col("key").is_in(keys)
-    )
+    late = found.late.filter(pl.col("rank") == rank, pl.col("device") == device, pl.col("key").is_in(keys))
     amounts = {name: int(late[f"{name}_ns"].sum()) for name in (*PARTS, "unknown")}
     compared = (
         late.drop_nulls("median_rank")
@@ -116,11 +107,7 @@ def reasons_of(
         return Reasons(rank, device, None, None, len(keys), frame)
     other = (int(compared["median_rank"][0]), int(compared["median_device"][0]))
     pair = _Pair(summaries, steps, place, other, keys)
-    rows = [
-        *_computed(pair, amounts["compute"]),
-        *_copied(pair, amounts["copy"]),
-        *_idled(pair, amounts["idle"]),
-    ]
+    rows = [*_computed(pair, amounts["compute"]), *_copied(pair, amounts["copy"]), *_idled(pair, amounts["idle"])]
     if amounts["transfer"]:
         rows.append(_row("transfer", "cause", None, amounts["transfer"]))
     rows += _unexplained(late)
@@ -129,9 +116,7 @@ def reasons_of(
     return Reasons(rank, device, *other, len(keys), _frame(rows, sum(amounts.values())))
 
 
-def _unexplained(
-    late: pl.DataFrame,
-) -> list[tuple[str, str, str | None, int, None, str | None]]:
+def _unexplained(late: pl.DataFrame) -> list[tuple[str, str, str | None, int, None, str | None]]:
     """Extra time without a cause, and the reason why there is none."""
     total = int(late["unknown_ns"].sum())
     if not total:
@@ -139,10 +124,7 @@ def _unexplained(
     unmeasured = pl.col("median_rank").is_null()
     without = int(late.filter(unmeasured)["unknown_ns"].sum())
     reasons = (
-        (
-            without,
-            "the first collective of its group in the trace: no earlier one to measure both ranks from",
-        ),
+        (without, "the first collective of its group in the trace: no earlier one to measure both ranks from"),
         (total - without, "nothing took longer on this rank than on the median rank"),
     )
     detail = "; ".join(reason for amount, reason in reasons if amount)
@@ -155,19 +137,13 @@ def _row(
     return (cause, by, name, round(total), None, detail)
 
 
-def _frame(
-    rows: list[tuple[str, str, str | None, int, None, str | None]], whole: int
-) -> pl.DataFrame:
-    frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(
-        share=pl.col("total_ns") / max(whole, 1)
-    )
+def _frame(rows: list[tuple[str, str, str | None, int, None, str | None]], whole: int) -> pl.DataFrame:
+    frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(share=pl.col("total_ns") / max(whole, 1))
     # Idle time without a cause and unknown stretches are merged into the one cause "unknown".
     frame = frame.group_by("cause", "by", "name", maintain_order=True).agg(
         pl.col("total_ns", "share").sum(), pl.col("detail").drop_nulls().first()
     )
-    of_cause = frame.filter(pl.col("by") == "cause").select(
-        "cause", whole="total_ns", large="share"
-    )
+    of_cause = frame.filter(pl.col("by") == "cause").select("cause", whole="total_ns", large="share")
     return (
         frame.with_row_index("at")
         .join(of_cause, on="cause")
@@ -204,16 +180,13 @@ class _Pair:
                 rows.filter(here)
                 .join(of, on=["rank", "device", "step"], how="semi")
                 .group_by(by)
-                .agg(
-                    pl.col("total_ns").sum().alias(f"{side}_ns"),
-                    pl.col("count").sum().alias(f"{side}_count"),
-                )
+                .agg(pl.col("total_ns").sum().alias(f"{side}_ns"), pl.col("count").sum().alias(f"{side}_count"))
             )
         scale = counts[0] / counts[1]
         both = sides[0].join(sides[1], on=by, how="full", coalesce=True, nulls_equal=True)
-        return both.with_columns(
-            pl.col("late_ns", "late_count", "other_ns", "other_count").fill_null(0)
-        ).with_columns(pl.col("other_ns", "other_count") * scale)
+        return both.with_columns(pl.col("late_ns", "late_count", "other_ns", "other_count").fill_null(0)).with_columns(
+            pl.col("other_ns", "other_count") * scale
+        )
 
 
 def _named(
@@ -266,9 +239,7 @@ def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int,
 
 def _ratios(alike: pl.DataFrame) -> tuple[float, float]:
     """Ratios of the kernels' times, late / other: the median weighted by time, and the ratio of the sums."""
-    timed = alike.filter(pl.col("other_ns") > 0).with_columns(
-        ratio=pl.col("late_ns") / pl.col("other_ns")
-    )
+    timed = alike.filter(pl.col("other_ns") > 0).with_columns(ratio=pl.col("late_ns") / pl.col("other_ns"))
     if timed.is_empty():
         return 1.0, 1.0
     ordered = timed.sort("ratio").with_columns(done=pl.col("other_ns").cum_sum())
@@ -294,15 +265,10 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
     )
     whole = float(causes["more"].sum())
     if whole <= 0:
-        return [
-            _row("unknown", "cause", None, amount, "idle time without a known cause in these steps")
-        ]
+        return [_row("unknown", "cause", None, amount, "idle time without a known cause in these steps")]
     result = []
     for cause, more in (
-        causes.filter(pl.col("more") > 0)
-        .sort("more", descending=True)
-        .select("cause", "more")
-        .iter_rows()
+        causes.filter(pl.col("more") > 0).sort("more", descending=True).select("cause", "more").iter_rows()
     ):
         part = amount * more / whole
         result.append(_row(cause, "cause", None, part))

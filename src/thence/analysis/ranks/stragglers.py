@@ -135,9 +135,7 @@ def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool
         ],
         np.bool_,
     )
-    result: npt.NDArray[np.bool_] = (
-        (begin > 0) & ((early < LEAST_SHARE * step_ns) | half) & (late > 2 * early)
-    )
+    result: npt.NDArray[np.bool_] = (begin > 0) & ((early < LEAST_SHARE * step_ns) | half) & (late > 2 * early)
     return result
 
 

@@ -19,15 +19,7 @@ from thence.analysis.idle.rules import CAUSES
 from thence.analysis.kernel_groups import communicates, computes
 from thence.analysis.ranks.host_work import host_work
 from thence.analysis.ranks.summary_collectives import Coverage, collective_tables
-from thence.analysis.ranks.summary_tables import (
-    DEVICES,
-    IDLE,
-    KERNELS,
-    MOST_ROWS,
-    PLACES,
-    STEPS,
-    SUMMARY,
-)
+from thence.analysis.ranks.summary_tables import DEVICES, IDLE, KERNELS, MOST_ROWS, PLACES, STEPS, SUMMARY
 from thence.analysis.select import select
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
@@ -72,9 +64,7 @@ def summarise_rank(trace: Attributed, *, explain: bool = True) -> dict[str, pl.D
         return {name: table.empty() for name, table in SUMMARY.items()}
     talking = communicates(trace)
     work = trace.gpu.select("rank", "device", "start", "duration").with_columns(
-        end=pl.col("start") + pl.col("duration"),
-        communicates=talking,
-        computes=computes(trace, talking),
+        end=pl.col("start") + pl.col("duration"), communicates=talking, computes=computes(trace, talking)
     )
     frame, kind = _steps(trace, work)
     step = _step_of(trace, work, frame, kind)
@@ -107,12 +97,8 @@ def summarise_ranks(trace: Attributed, *, explain: bool = True) -> dict[str, pl.
     """
     if len(trace.ranks) < 2:
         return summarise_rank(trace, explain=explain)
-    parts = (
-        part for batch in _batches(trace) for part in _summarised(trace, batch, explain=explain)
-    )
-    return {
-        name: frame.sort("rank", maintain_order=True) for name, frame in concatenated(parts).items()
-    }
+    parts = (part for batch in _batches(trace) for part in _summarised(trace, batch, explain=explain))
+    return {name: frame.sort("rank", maintain_order=True) for name, frame in concatenated(parts).items()}
 
 
 def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
@@ -121,9 +107,7 @@ def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
     host = trace.host.group_by("rank").len("ranges")
     rows = trace.gpu.group_by("rank").len("rows").join(host, on="rank", how="left").sort("rank")
     rows = rows.select(
-        "rank",
-        rows=pl.col("rows") + pl.col("ranges").fill_null(0),
-        steps=pl.col("rank").is_in(stepping.implode()),
+        "rank", rows=pl.col("rows") + pl.col("ranges").fill_null(0), steps=pl.col("rank").is_in(stepping.implode())
     )
     for part in rows.partition_by("steps", maintain_order=True):
         batch: list[int] = []
@@ -137,9 +121,7 @@ def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
         yield tuple(batch)
 
 
-def _summarised(
-    trace: Attributed, ranks: tuple[int, ...], *, explain: bool
-) -> Iterator[dict[str, pl.DataFrame]]:
+def _summarised(trace: Attributed, ranks: tuple[int, ...], *, explain: bool) -> Iterator[dict[str, pl.DataFrame]]:
     """The summary of a batch of ranks; a rank of which others have steps and it has none has one of its own."""
     found = summarise_rank(select(trace, Selection(ranks=ranks)), explain=explain)
     without = sorted(set(ranks) - set(found["steps"]["rank"]))
@@ -154,10 +136,7 @@ def _summarised(
 def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
     """The summaries of several ranks, concatenated table by table."""
     parts = list(summaries)
-    return {
-        name: pl.concat([table.empty(), *(part[name] for part in parts)])
-        for name, table in SUMMARY.items()
-    }
+    return {name: pl.concat([table.empty(), *(part[name] for part in parts)]) for name, table in SUMMARY.items()}
 
 
 def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
@@ -165,17 +144,11 @@ def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | N
     try:
         found = selected_steps(trace)
     except MissingData:
-        whole = work.group_by(*_DEVICE).agg(
-            pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min()
-        )
+        whole = work.group_by(*_DEVICE).agg(pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min())
         ones = work.group_by(*_DEVICE).agg(covered=pl.struct("start", "end"))
-        busy = [
-            int(union_lengths(np.zeros(len(s), np.int64), *_pair(s), 1)[0]) for s in ones["covered"]
-        ]
+        busy = [int(union_lengths(np.zeros(len(s), np.int64), *_pair(s), 1)[0]) for s in ones["covered"]]
         whole = whole.join(ones.select(*_DEVICE, busy_ns=pl.Series(busy)), on=_DEVICE)
-        frame = whole.with_columns(
-            idle_ns=pl.col("duration") - pl.col("busy_ns"), first=pl.lit(value=True)
-        )
+        frame = whole.with_columns(idle_ns=pl.col("duration") - pl.col("busy_ns"), first=pl.lit(value=True))
         missing = {name: dtype for name, dtype in STEP.items() if name not in frame.columns}
         frame = frame.with_columns(pl.lit(None, dtype).alias(n) for n, dtype in missing.items())
         kind = None
@@ -262,23 +235,17 @@ def _step_rows(trace: Attributed, frame: pl.DataFrame, coverage: Coverage) -> pl
     return every.select(column.name for column in STEPS.columns)
 
 
-def _largest(
-    rows: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...] = ()
-) -> pl.DataFrame:
+def _largest(rows: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...] = ()) -> pl.DataFrame:
     """Sums by step, device, ``of``, ``kept`` and names, reduced by `_without_shorter`."""
     return _without_shorter(_summed(rows, [*of, *kept, *names]), of, names, kept)
 
 
 def _summed(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Count and time of rows by step, device and further columns; faster if names are Categorical."""
-    return rows.group_by(*_OF_STEP, *by).agg(
-        count=pl.len().cast(pl.Int64), total_ns=pl.col("duration").sum()
-    )
+    return rows.group_by(*_OF_STEP, *by).agg(count=pl.len().cast(pl.Int64), total_ns=pl.col("duration").sum())
 
 
-def _without_shorter(
-    sums: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...]
-) -> pl.DataFrame:
+def _without_shorter(sums: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...]) -> pl.DataFrame:
     """Keeps the `MOST_ROWS` longest sums of each step, device and ``of``, and merges the others.
 
     The merged sums are one row without a name for each value of ``kept``.
@@ -313,9 +280,7 @@ def _kernels(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame
     )
     sums = _summed(rows.hstack(facts), ["kind", "name", "grid", "block", "bytes"])
     sums = sums.with_columns(shape=shape)
-    by_shape = sums.group_by(*_OF_STEP, "kind", "name", "shape").agg(
-        pl.col("count", "total_ns").sum()
-    )
+    by_shape = sums.group_by(*_OF_STEP, "kind", "name", "shape").agg(pl.col("count", "total_ns").sum())
     kept = _without_shorter(by_shape, [], ["name", "shape"], ("kind",))
     return kept.select(list(KERNELS.schema))
 
@@ -352,9 +317,7 @@ def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     activity = pieces["gpu"].fill_null(NO_ROW).to_numpy()
     sums["phase"] = _named_sums(part, activity, amounts, trace.around.places["phase"])
     every, _, total = _pair_sums(of_part, np.zeros_like(of_part), of_pieces)
-    sums["cause"] = total.select(
-        part=every, name=pl.lit(None, pl.Categorical()), count="count", total_ns="total_ns"
-    )
+    sums["cause"] = total.select(part=every, name=pl.lit(None, pl.Categorical()), count="count", total_ns="total_ns")
     rows = pl.concat([found.with_columns(by=pl.lit(by)) for by, found in sums.items()])
     of_window, cause = np.divmod(rows["part"].to_numpy(), len(CAUSES))
     rows = rows.with_columns(
@@ -365,23 +328,15 @@ def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     return kept.select(list(IDLE.schema))
 
 
-def _pair_sums(
-    first: Int64, second: Int64, amounts: pl.DataFrame
-) -> tuple[Int64, Int64, pl.DataFrame]:
+def _pair_sums(first: Int64, second: Int64, amounts: pl.DataFrame) -> tuple[Int64, Int64, pl.DataFrame]:
     """Sums of amounts (count, total_ns) for each pair of non-negative numbers: first, second, and the sums."""
     size = int(second.max(initial=0)) + 1
-    sums = (
-        amounts.with_columns(pair=first * size + second)
-        .group_by("pair")
-        .agg(pl.col("count", "total_ns").sum())
-    )
+    sums = amounts.with_columns(pair=first * size + second).group_by("pair").agg(pl.col("count", "total_ns").sum())
     of_first, of_second = np.divmod(sums["pair"].to_numpy(), size)
     return of_first, of_second, sums
 
 
-def _named_sums(
-    part: Int64, number: Int64, amounts: pl.DataFrame, names: pl.Series
-) -> pl.DataFrame:
+def _named_sums(part: Int64, number: Int64, amounts: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
     """Sums by part and name, of the amounts that have a name: part, name, count, total_ns.
 
     Args:
@@ -395,6 +350,4 @@ def _named_sums(
     of_part, of_code, sums = _pair_sums(part[named], code[number[named]], amounts[named])
     row = np.zeros(int(code.max()) + 2, np.int64)
     row[code] = np.arange(len(code))  # the code -1 of null writes to the spare last element
-    return sums.select(
-        part=of_part, name=names.gather(row[of_code]), count="count", total_ns="total_ns"
-    )
+    return sums.select(part=of_part, name=names.gather(row[of_code]), count="count", total_ns="total_ns")

@@ -54,9 +54,7 @@ class Coverage:
     @classmethod
     def of(cls, work: pl.DataFrame) -> Coverage:
         """The unions of activities with columns rank, device, start, end, communicates and computes."""
-        start, end, talks, computes = (
-            work[name].to_numpy() for name in ("start", "end", "communicates", "computes")
-        )
+        start, end, talks, computes = (work[name].to_numpy() for name in ("start", "end", "communicates", "computes"))
         kinds = np.ones(len(start), np.bool_), computes, ~talks, talks | computes
         number, devices = numbered(work, "rank", "device")
         found = {}
@@ -99,17 +97,11 @@ def collective_tables(
             for rows in (described, parts)
         ]
     )
-    groups = (
-        used.unique()
-        .sort("rank", *keys)
-        .with_columns(group=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"))
-    )
+    groups = used.unique().sort("rank", *keys).with_columns(group=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"))
     rows = _kernels(trace, described, groups, step)
     return {
         "collectives": _between(trace, rows, coverage, work).select(list(COLLECTIVES.schema)),
-        "parts": _grouped(
-            parts.with_columns(rank=rank.gather(parts["gpu"].cast(pl.UInt32))), groups
-        )
+        "parts": _grouped(parts.with_columns(rank=rank.gather(parts["gpu"].cast(pl.UInt32))), groups)
         .with_columns(order=pl.int_range(pl.len()).over("rank", "number"))
         .sort("rank", "number", "host", maintain_order=True)
         .with_columns(order=pl.int_range(pl.len()).over("rank", "number"))
@@ -122,14 +114,10 @@ def _grouped(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """Adds the number of the group, and casts texts to String."""
     keys = list(_GROUP.values())
     texts = rows.with_columns(pl.col(*keys, "collective", "element_type").cast(pl.String))
-    return texts.join(
-        groups, on=["rank", *keys], how="left", nulls_equal=True, maintain_order="left"
-    )
+    return texts.join(groups, on=["rank", *keys], how="left", nulls_equal=True, maintain_order="left")
 
 
-def _kernels(
-    trace: Attributed, described: pl.DataFrame, groups: pl.DataFrame, step: Int64
-) -> pl.DataFrame:
+def _kernels(trace: Attributed, described: pl.DataFrame, groups: pl.DataFrame, step: Int64) -> pl.DataFrame:
     """The columns that identify the collective of a kernel; and gpu, the kernel's row."""
     at = described["gpu"].to_numpy()
     host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
@@ -138,9 +126,7 @@ def _kernels(
     replayed = described["gpu"].is_in(trace.graph_places["gpu"].implode())
     first = first_calls_of_ranks(trace, collective_instances(trace).rows)
     rows = described.with_columns(
-        gpu.select(
-            "rank", "device", "start", "duration", "correlation", pl.col("hlo").cast(pl.String)
-        ),
+        gpu.select("rank", "device", "start", "duration", "correlation", pl.col("hlo").cast(pl.String)),
         step=pl.Series(step[at], dtype=pl.Int32),
         launch=trace.host["start"].gather(host),
         replayed=replayed,
@@ -155,9 +141,7 @@ def _kernels(
     )
 
 
-def _between(
-    trace: Attributed, rows: pl.DataFrame, coverage: Coverage, work: pl.DataFrame
-) -> pl.DataFrame:
+def _between(trace: Attributed, rows: pl.DataFrame, coverage: Coverage, work: pl.DataFrame) -> pl.DataFrame:
     """Adds exposed time, and the times that the device had computed, copied and been idle at start and end."""
     charged = exposure(trace).rows.select("gpu", "exposed_ns")
     charged_rows = rows.with_row_index("at").with_columns(pl.col("gpu").cast(pl.UInt32))
@@ -170,9 +154,7 @@ def _between(
     start = charged_rows["start"].to_numpy()
     times = {"start": start, "end": start + charged_rows["duration"].to_numpy()}
     columns = {
-        f"{what}_{when}_ns": np.zeros(len(start), np.int64)
-        for when in times
-        for what in ("compute", "copy", "idle")
+        f"{what}_{when}_ns": np.zeros(len(start), np.int64) for when in times for what in ("compute", "copy", "idle")
     }
     for ours, device in coverage.of_rows(charged_rows):
         for when, time in times.items():

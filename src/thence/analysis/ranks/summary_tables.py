@@ -35,11 +35,7 @@ DEVICES = Table(
         Column("start", pl.Int64(), "ns: start of its first activity"),
         Column("end", pl.Int64(), "ns: end of its last activity"),
         Column("busy_ns", pl.Int64(), "union of its activities"),
-        Column(
-            "step_kind",
-            pl.String(),
-            "how steps were found, as in STEP_KINDS; null: the whole trace is one step",
-        ),
+        Column("step_kind", pl.String(), "how steps were found, as in STEP_KINDS; null: the whole trace is one step"),
         Column("undescribed", pl.Int64(), "kernels that communicate without a description"),
         Column("epoch_known", pl.Boolean(), "whether times count from 1970"),
         Column(
@@ -65,11 +61,7 @@ STEPS = Table(
         Column("idle_ns", pl.Int64(), "the rest"),
         Column("compute_ns", pl.Int64(), "union of all kernels that do not communicate"),
         Column("copy_ns", pl.Int64(), "time of memcpys and memsets in which nothing computed"),
-        Column(
-            "exposed_ns",
-            pl.Int64(),
-            "time of communication in which nothing computed, whether or not copies ran",
-        ),
+        Column("exposed_ns", pl.Int64(), "time of communication in which nothing computed, whether or not copies ran"),
         Column(
             "host_ns",
             pl.Int64(),
@@ -120,19 +112,11 @@ COLLECTIVES = Table(
         Column("sequence", pl.Int64(), "sequence number in its group"),
         Column("source_rank", pl.Int32(), "source of broadcasts, sends and receives"),
         Column("destination_rank", pl.Int32(), "destination of sends and receives"),
-        Column(
-            "exposed_ns",
-            pl.Int64(),
-            "exposed time charged to it, see `thence.analysis.collectives.exposure`",
-        ),
+        Column("exposed_ns", pl.Int64(), "exposed time charged to it, see `thence.analysis.collectives.exposure`"),
         Column("exposed_start", pl.Int64(), "ns: begin of the longest piece of that time"),
         Column("exposed_end", pl.Int64(), "ns: end of that piece"),
         *(
-            Column(
-                f"{what}_{when}_ns",
-                pl.Int64(),
-                f"{of} from the device's first activity to its {when}",
-            )
+            Column(f"{what}_{when}_ns", pl.Int64(), f"{of} from the device's first activity to its {when}")
             for when in ("start", "end")
             for what, of in (
                 ("compute", "time in which something computed,"),
@@ -141,18 +125,7 @@ COLLECTIVES = Table(
             )
         ),
     ),
-    required=(
-        "rank",
-        "device",
-        "number",
-        "step",
-        "start",
-        "duration",
-        "replayed",
-        "first_call",
-        "collective",
-        "group",
-    ),
+    required=("rank", "device", "number", "step", "start", "duration", "replayed", "first_call", "collective", "group"),
 )
 PARTS = Table(
     "parts",
@@ -208,11 +181,7 @@ PLACES = Table(
         _DEVICE,
         _STEP,
         Column("by", pl.String(), "source, module, label, op, phase or hlo"),
-        Column(
-            "name",
-            pl.String(),
-            "the place; null: no place, or the sum of all places without a row of their own",
-        ),
+        Column("name", pl.String(), "the place; null: no place, or the sum of all places without a row of their own"),
         _COUNT,
         _TOTAL,
     ),
@@ -227,19 +196,12 @@ IDLE = Table(
         _STEP,
         Column("cause", pl.Enum(CAUSES), "as `thence.analysis.idle.causes` finds it"),
         Column("by", pl.String(), "line, module, label, op, call, phase or cause (all of it)"),
-        Column(
-            "name",
-            pl.String(),
-            "the place; null: no place, or the sum of all places without a row of their own",
-        ),
+        Column("name", pl.String(), "the place; null: no place, or the sum of all places without a row of their own"),
         _COUNT,
         _TOTAL,
     ),
     required=("rank", "device", "step", "cause", "by", "count", "total_ns"),
 )
 
-SUMMARY = {
-    table.name: table
-    for table in (DEVICES, STEPS, COLLECTIVES, PARTS, GROUPS, KERNELS, PLACES, IDLE)
-}
+SUMMARY = {table.name: table for table in (DEVICES, STEPS, COLLECTIVES, PARTS, GROUPS, KERNELS, PLACES, IDLE)}
 """Every table of a summary, by name."""

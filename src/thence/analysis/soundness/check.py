@@ -9,19 +9,10 @@ from thence.analysis.soundness.copy_rules import listed_twice
 from thence.analysis.soundness.evidence import Evidence
 from thence.analysis.soundness.findings import MISSING_WORK, Soundness
 from thence.analysis.soundness.launch_rules import launch_without_work, work_without_launch
-from thence.analysis.soundness.profiler_rules import (
-    damaged_input,
-    lost_records,
-    profiler_overhead,
-)
+from thence.analysis.soundness.profiler_rules import damaged_input, lost_records, profiler_overhead
 from thence.analysis.soundness.replay_rules import partial_replay
 from thence.analysis.soundness.time_rules import broken_order, impossible_time, outlier
-from thence.analysis.soundness.window_rules import (
-    empty_steps,
-    missing_ranks,
-    no_device_work,
-    windows_apart,
-)
+from thence.analysis.soundness.window_rules import empty_steps, missing_ranks, no_device_work, windows_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,9 +54,7 @@ def check(tables: Tables) -> Soundness:
     # What is known to be missing explains why other work started late.
     known = {finding.rank for finding in findings if finding.code in MISSING_WORK - {_LATE}}
     findings = [
-        finding
-        for finding in findings
-        if finding.code != _LATE or not (finding.rank in known or None in known)
+        finding for finding in findings if finding.code != _LATE or not (finding.rank in known or None in known)
     ]
     return Soundness(
         tuple(sorted(findings, key=lambda finding: -finding.span_share)),

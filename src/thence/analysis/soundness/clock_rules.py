@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.late_starts import (
-    LATENCY_NS,
-    MAX_UNEXPLAINED,
-    AllGaps,
-    Starts,
-    held_until,
-)
+from thence.analysis.idle.late_starts import LATENCY_NS, MAX_UNEXPLAINED, AllGaps, Starts, held_until
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import CLOCKS, MISSING, Finding, NotChecked
 from thence.attribution.waiting import completed_waiting
@@ -37,9 +31,7 @@ __all__ = ["clocks"]
 _NOTED_NS = 10_000  # clocks of host and device that differ by more are reported as a note
 _MAX_APART_NS = 50_000  # clocks of host and device that differ by more are reported as a finding
 _MIN_STARTS = 5  # launches on an idle device; in sound traces each starts at most 13 us after its call returned
-_WAITED_NS = (
-    20_000  # a call that has nothing to wait for, such as one for another device, takes less
-)
+_WAITED_NS = 20_000  # a call that has nothing to wait for, such as one for another device, takes less
 _WAITS = ("device", "stream", "event")
 
 
@@ -101,15 +93,7 @@ def _slow_starts(evidence: Evidence, judgement: Judgement, gaps: AllGaps, apart:
                 " of host and device disagree"
             )
             judgement.findings.append(
-                Finding(
-                    "late_clock",
-                    int(rank[which]),
-                    window.device,
-                    int(number[which]),
-                    window.span,
-                    1.0,
-                    text,
-                )
+                Finding("late_clock", int(rank[which]), window.device, int(number[which]), window.span, 1.0, text)
             )
     return bool(enough.any())
 
@@ -199,21 +183,12 @@ def _scopes(evidence: Evidence, waits: pl.DataFrame, events: pl.DataFrame) -> pl
         had been launched before begin: its own begin, or that of the call that recorded the event. Calls that wait for
         a device that the trace does not name wait for the only one of their rank, if they took time.
     """
-    waits = waits.filter(
-        (pl.col("known") == "recorded").fill_null(value=False), pl.col("kind").is_in(_WAITS)
-    )
+    waits = waits.filter((pl.col("known") == "recorded").fill_null(value=False), pl.col("kind").is_in(_WAITS))
     host = evidence.tables.host.select("start", end=pl.col("start") + pl.col("duration"))
-    only = [
-        (rank, window.device)
-        for rank, window in evidence.windows.items()
-        if window.device is not None
-    ]
+    only = [(rank, window.device) for rank, window in evidence.windows.items() if window.device is not None]
     devices = pl.DataFrame(only, {"rank": pl.Int32, "only": pl.Int32}, orient="row")
     made = events.with_row_index("made").select(
-        "made",
-        on="device",
-        of="stream",
-        at=host["start"].gather(events["host"].cast(pl.UInt32)),
+        "made", on="device", of="stream", at=host["start"].gather(events["host"].cast(pl.UInt32))
     )
     row = waits["host"].cast(pl.UInt32)
     waits = waits.with_columns(begin=host["start"].gather(row), returned=host["end"].gather(row))
@@ -227,10 +202,7 @@ def _scopes(evidence: Evidence, waits: pl.DataFrame, events: pl.DataFrame) -> pl
             device=pl.coalesce("on", "device", pl.when(waited).then("only")),
             stream=pl.coalesce("of", "stream"),
         )
-        .filter(
-            pl.col("device").is_not_null(),
-            (pl.col("kind") == "device") | pl.col("stream").is_not_null(),
-        )
+        .filter(pl.col("device").is_not_null(), (pl.col("kind") == "device") | pl.col("stream").is_not_null())
         .sort("begin")
     )
 
@@ -255,9 +227,7 @@ class _Late:
         number = self.gaps.number[self.row]
         total = np.bincount(number, self.duration, minlength=len(self.gaps.span))
         much = (total > MAX_UNEXPLAINED * self.gaps.span)[number]
-        return replace(
-            self, row=self.row[much], start=self.start[much], duration=self.duration[much]
-        )
+        return replace(self, row=self.row[much], start=self.start[much], duration=self.duration[much])
 
 
 def _started_late(evidence: Evidence, judgement: Judgement, gaps: AllGaps, apart: set[int]) -> None:
@@ -278,14 +248,10 @@ def _started_late(evidence: Evidence, judgement: Judgement, gaps: AllGaps, apart
         text = f"{evidence.without_launches()}, so when device work could have started is unknown"
         judgement.not_checked.append(NotChecked("started_late", text, MISSING))
         return
-    gaps = gaps.chosen(
-        gaps.end - gaps.start > LATENCY_NS
-    )  # no other can hold a piece of that length
+    gaps = gaps.chosen(gaps.end - gaps.start > LATENCY_NS)  # no other can hold a piece of that length
     late = _late(evidence, gaps, np.full(evidence.tables.gpu.height, NEVER))
     if len(late.row):  # what waits for events is explained; finding that takes time
-        launch = np.where(
-            call == NO_ROW, NO_ROW, evidence.calls["host"].to_numpy().astype(np.int64)[call]
-        )
+        launch = np.where(call == NO_ROW, NO_ROW, evidence.calls["host"].to_numpy().astype(np.int64)[call])
         events, waits = completed_waiting(evidence.tables, launch)
         tables = replace(evidence.tables, events=events, waits=waits)
         late = _late(evidence, gaps, held_until(tables, launch))
@@ -317,8 +283,7 @@ def _late(evidence: Evidence, gaps: AllGaps, held: Int64) -> _Late:
         return late
     gpu, call = evidence.tables.gpu, evidence.call_of_work
     launched, returned = (
-        np.where(call == NO_ROW, -1, evidence.calls[name].to_numpy()[call])
-        for name in ("start", "end")
+        np.where(call == NO_ROW, -1, evidence.calls[name].to_numpy()[call]) for name in ("start", "end")
     )
     starts = Starts.of(gpu["start"].to_numpy(), call, launched, returned, held)
     since = starts.parts(gaps).held
@@ -364,9 +329,7 @@ def _may_wait_for_other_devices(evidence: Evidence, events: pl.DataFrame) -> set
     """Ranks with several devices in which the trace does not state for which events streams wait."""
     several = [rank for rank, window in evidence.windows.items() if len(window.devices) > 1]
     unsure = events.filter(
-        pl.col("kind") == "wait",
-        pl.col("rank").is_in(several),
-        ~pl.col("known").is_in(("recorded", "never_recorded")),
+        pl.col("kind") == "wait", pl.col("rank").is_in(several), ~pl.col("known").is_in(("recorded", "never_recorded"))
     )
     return set(unsure["rank"].to_list())
 

@@ -32,9 +32,7 @@ def listed_twice(evidence: Evidence) -> Judgement:
     - Two launches of one thread with equal name, duration and correlation id.
     """
     judgement = Judgement()
-    copies = np.unique(
-        np.concatenate([_equal(evidence), _of_one_launch(evidence), _of_one_node(evidence)])
-    )
+    copies = np.unique(np.concatenate([_equal(evidence), _of_one_launch(evidence), _of_one_node(evidence)]))
     launches = _launches(evidence)
     ranks = evidence.tables.gpu["rank"].to_numpy()[copies]
     work = dict(rows_by_number(ranks))
@@ -61,9 +59,7 @@ def _equal(evidence: Evidence) -> Int64:
 def _of_one_launch(evidence: Evidence) -> Int64:
     """Rows of gpu with kernels like another kernel of the same launch of a kernel."""
     launches = evidence.launches
-    several_ran = (
-        (launches.table["work"] > 1) & ~launches.table["graph"] & ~launches.table["shared"]
-    )
+    several_ran = (launches.table["work"] > 1) & ~launches.table["graph"] & ~launches.table["shared"]
     if not several_ran.any():
         return np.empty(0, np.int64)
     row = launches.of_work
@@ -86,9 +82,7 @@ def _of_one_node(evidence: Evidence) -> Int64:
         .join(differing.lazy(), on=["rank", "graph"], how="semi", maintain_order="left")
         .filter(pl.col("node").is_not_null(), pl.col("correlation") > 0)
     )
-    repeated = of_graphs.filter(
-        ~pl.struct("rank", "graph", "correlation", "node").is_first_distinct()
-    )
+    repeated = of_graphs.filter(~pl.struct("rank", "graph", "correlation", "node").is_first_distinct())
     copies = repeated.select("row", "rank", "graph", "correlation", "node").collect()
     if copies.is_empty():
         return np.empty(0, np.int64)
@@ -107,9 +101,7 @@ def _of_one_node(evidence: Evidence) -> Int64:
 def _launches(evidence: Evidence) -> pl.DataFrame:
     """The launches that are equal to an earlier one, but for their start: rank and start."""
     table = evidence.launches.table.filter("shared")
-    same = pl.struct(
-        "rank", "process", "thread", "name", "correlation", pl.col("end") - pl.col("start")
-    )
+    same = pl.struct("rank", "process", "thread", "name", "correlation", pl.col("end") - pl.col("start"))
     return table.filter(~same.is_first_distinct()).select("rank", "start")
 
 

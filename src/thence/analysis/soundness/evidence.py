@@ -170,9 +170,7 @@ class Evidence:
         """Every launch that has a correlation id, with its device work."""
         calls, number, found, several = self._matched
         row = np.where(found == NO_ROW, NO_ROW, number[found]) if len(number) else found
-        ambiguous = (
-            (row != NO_ROW) & several[found] if len(number) else np.zeros(len(row), np.bool_)
-        )
+        ambiguous = (row != NO_ROW) & several[found] if len(number) else np.zeros(len(row), np.bool_)
         launch = number != NO_ROW
         table = calls.with_columns(launch=pl.Series(number), shared=pl.Series(several))
         table = _merged(table.filter(pl.Series(launch, dtype=pl.Boolean)))
@@ -201,9 +199,7 @@ class Evidence:
     @cached_property
     def differing_graphs(self) -> pl.DataFrame:
         """Rank and id of the CUDA graphs whose launches ran different activities, by number or by the sum of hashes."""
-        launched = self.tables.gpu.lazy().filter(
-            pl.col("graph").is_not_null(), pl.col("correlation") > 0
-        )
+        launched = self.tables.gpu.lazy().filter(pl.col("graph").is_not_null(), pl.col("correlation") > 0)
         what = pl.coalesce(pl.col("node").hash(), pl.col("name").to_physical().hash())
         launches = launched.group_by("rank", "graph", "correlation").agg(pl.len(), what=what.sum())
         differs = pl.struct("len", "what").n_unique() > 1
@@ -252,9 +248,7 @@ class Evidence:
             launches no kernel or graph. For each activity the first of these calls that has its id, or `NO_ROW`. The
             mask of the calls whose id other launches, or other calls, have as well.
         """
-        calls = self.calls.with_row_index("row").filter(
-            pl.col("correlation").is_not_null() & IDENTIFIED
-        )
+        calls = self.calls.with_row_index("row").filter(pl.col("correlation").is_not_null() & IDENTIFIED)
         launches = np.flatnonzero(self._launching(calls))
         calls = calls.with_columns(graph=matching(calls["name"], _GRAPH_LAUNCH))
         number = np.full(calls.height, NO_ROW, np.int64)
@@ -299,9 +293,7 @@ class Evidence:
         if work.is_empty():
             return "there is no device work"
         if not launches.is_empty():
-            return (
-                f"none of the {launches.height:,} recorded launches has the id of any device work"
-            )
+            return f"none of the {launches.height:,} recorded launches has the id of any device work"
         names = self.calls["name"].cast(pl.String)
         if names.is_in(_WITHOUT_A_TIME).any():
             return "launches are known by their CUPTI numbers alone, which only device work has"

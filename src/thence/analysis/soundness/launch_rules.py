@@ -83,10 +83,7 @@ def _unknown_launches(evidence: Evidence) -> list[NotChecked]:
     text = f"{whose}{reason}, so missing device work cannot be detected"
     jumps = [_jump(evidence, rank) for rank in ranks[:1]]
     text = "; ".join([text, *(jump for jump in jumps if jump)])
-    return [
-        NotChecked("launch_without_work", text, MISSING),
-        NotChecked("work_without_launch", text, UNKNOWN_LAUNCHES),
-    ]
+    return [NotChecked("launch_without_work", text, MISSING), NotChecked("work_without_launch", text, UNKNOWN_LAUNCHES)]
 
 
 def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
@@ -266,11 +263,7 @@ def _missing_work(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Ma
         if (missing & kind).any()
     ]
     times = start[missing]
-    when = (
-        f"; launched {window.at(int(times.min()), int(times.max()))}"
-        if rank in evidence.windows
-        else ""
-    )
+    when = f"; launched {window.at(int(times.min()), int(times.max()))}" if rank in evidence.windows else ""
     return Finding(
         "launch_without_work",
         rank,

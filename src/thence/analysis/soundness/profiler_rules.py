@@ -47,15 +47,7 @@ def profiler_overhead(evidence: Evidence) -> Judgement:
             f"rank {rank} GPU {device}: {format_ns(shared)} of its {format_ns(wasted)} idle time"
             f" is time in which the profiler worked: {names}"
         )
-        finding = Finding(
-            "profiler_overhead",
-            int(rank),
-            int(device),
-            part.height,
-            shared,
-            shared / max(span, 1),
-            text,
-        )
+        finding = Finding("profiler_overhead", int(rank), int(device), part.height, shared, shared / max(span, 1), text)
         much = shared >= _MOST_OVERHEAD * span
         (judgement.findings if much else judgement.notes).append(finding)
     return judgement
@@ -80,7 +72,5 @@ def lost_records(evidence: Evidence) -> Judgement:
 def _of(evidence: Evidence, code: str, losses: tuple[str, ...]) -> list[Finding]:
     found: list[Loss] = [x for x in evidence.tables.meta.losses if x.code in losses]
     ranks = evidence.tables.ranks
-    rank = (
-        ranks[0] if len(ranks) == 1 else None
-    )  # a loss is of an input, which may hold several ranks
+    rank = ranks[0] if len(ranks) == 1 else None  # a loss is of an input, which may hold several ranks
     return [Finding(code, rank, None, loss.count, 0, 0.0, loss.text) for loss in found]

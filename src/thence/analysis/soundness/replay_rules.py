@@ -34,9 +34,7 @@ __all__ = ["partial_replay"]
 _MAX_SHAPES = 100  # launches with more different sets of activities are not compared
 _MAX_ACTIVITIES = 20_000  # if a launch has more activities, launches are not compared
 _MIN_LAUNCHES = 3  # of graphs without ids; of two launches either may be of another graph
-_MIN_UNIQUE = (
-    3  # launches that ran what no other did; the first and last layer of a model may be special
-)
+_MIN_UNIQUE = 3  # launches that ran what no other did; the first and last layer of a model may be special
 _LAUNCH = ["rank", "graph", "correlation"]
 
 
@@ -79,8 +77,7 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
             device=pl.col("device").first(),
         )
         .with_columns(
-            launches=pl.len().over("rank", "graph"),
-            varies=pl.col("repeated").mean().over("rank", "graph") > 0.5,
+            launches=pl.len().over("rank", "graph"), varies=pl.col("repeated").mean().over("rank", "graph") > 0.5
         )
         .filter(pl.col("ran") < pl.col("fullest"))
         .collect()
@@ -90,9 +87,7 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
     conditional = activities.filter(pl.col("correlation") == 0).select("rank", "graph").unique()
     bodies = set(conditional.collect().rows())
     cut = {rank: _cut_by_the_recording(evidence, rank) for rank in launches["rank"].unique()}
-    for (rank, graph), of_graph in launches.sort(*_LAUNCH[:2], "start").group_by(
-        "rank", "graph", maintain_order=True
-    ):
+    for (rank, graph), of_graph in launches.sort(*_LAUNCH[:2], "start").group_by("rank", "graph", maintain_order=True):
         finding = _finding(evidence, int(rank), of_graph, f"CUDA graph {graph}")
         at_edges = set(of_graph["correlation"]) <= cut[int(rank)]
         doubtful = (rank, graph) in bodies or bool(of_graph["varies"].any()) or at_edges
@@ -121,9 +116,7 @@ def _cut_by_the_recording(evidence: Evidence, rank: int) -> set[int]:
     return cut if waited.height else cut | {last}
 
 
-def _finding(
-    evidence: Evidence, rank: int, part: pl.DataFrame, graph: str, extra: int = 0
-) -> Finding:
+def _finding(evidence: Evidence, rank: int, part: pl.DataFrame, graph: str, extra: int = 0) -> Finding:
     """The finding about launches of one graph.
 
     Args:
@@ -191,17 +184,11 @@ def _unnamed(evidence: Evidence, judgement: Judgement) -> None:
 
 
 def _identity() -> pl.Expr:
-    return pl.struct(
-        pl.col("name").cast(pl.String), pl.col("grid").arr.to_list(), pl.col("block").arr.to_list()
-    )
+    return pl.struct(pl.col("name").cast(pl.String), pl.col("grid").arr.to_list(), pl.col("block").arr.to_list())
 
 
 def _compare(
-    evidence: Evidence,
-    judgement: Judgement,
-    rank: int,
-    launches: pl.DataFrame,
-    activities: pl.DataFrame,
+    evidence: Evidence, judgement: Judgement, rank: int, launches: pl.DataFrame, activities: pl.DataFrame
 ) -> None:
     """Compares the launches of graphs of one rank.
 
@@ -231,10 +218,7 @@ def _compare(
             continue
         part = launches.filter(pl.col("shape").is_in(shapes["shape"][differ.tolist()].implode()))
         ran = pl.DataFrame(
-            {
-                "shape": shapes["shape"][differ.tolist()],
-                "ran": np.minimum(counts[differ], expected).sum(axis=1),
-            }
+            {"shape": shapes["shape"][differ.tolist()], "ran": np.minimum(counts[differ], expected).sum(axis=1)}
         )
         part = part.drop("ran").join(ran, on="shape", maintain_order="left").with_columns(
             fullest=pl.lit(int(expected.sum())), launches=pl.lit(int(number[alike].sum()))
@@ -279,7 +263,5 @@ def _usual(counts: Int64, number: Int64) -> Int64:
         return np.zeros(counts.shape[1], np.int64)
     order = np.argsort(-counts, axis=0, kind="stable")
     enough = 2 * np.cumsum(number[order], axis=0) >= number.sum()
-    usual: Int64 = np.take_along_axis(counts, order, axis=0)[
-        enough.argmax(axis=0), np.arange(counts.shape[1])
-    ]
+    usual: Int64 = np.take_along_axis(counts, order, axis=0)[enough.argmax(axis=0), np.arange(counts.shape[1])]
     return usual

@@ -41,9 +41,7 @@ def outlier(evidence: Evidence) -> Judgement:
     or if it is too short to matter.
     """
     judgement = Judgement()
-    kernels = evidence.tables.gpu.lazy().filter(
-        pl.col("kind") == "kernel", pl.col("duration") > _TIMES_THE_MEDIAN
-    )
+    kernels = evidence.tables.gpu.lazy().filter(pl.col("kind") == "kernel", pl.col("duration") > _TIMES_THE_MEDIAN)
     longest = kernels.group_by("name").agg(most=pl.col("duration").max()).collect()
     if longest.is_empty():
         return judgement
@@ -86,10 +84,7 @@ def _outliers(gpu: pl.DataFrame, names: list[str]) -> pl.DataFrame:
     duration = pl.col("duration")
     return (
         gpu.lazy()
-        .filter(
-            pl.col("kind") == "kernel",
-            pl.col("name").is_in(pl.Series(names, dtype=pl.Categorical()).implode()),
-        )
+        .filter(pl.col("kind") == "kernel", pl.col("name").is_in(pl.Series(names, dtype=pl.Categorical()).implode()))
         .select(
             *("rank", "device", "start", "duration"),
             name=pl.col("name").cast(pl.String),
@@ -97,15 +92,9 @@ def _outliers(gpu: pl.DataFrame, names: list[str]) -> pl.DataFrame:
             block=pl.col("block").arr.to_list(),
         )
         .with_columns(
-            n=pl.len().over(same),
-            median=duration.median().over(same),
-            second=duration.top_k(2).min().over(same),
+            n=pl.len().over(same), median=duration.median().over(same), second=duration.top_k(2).min().over(same)
         )
-        .filter(
-            pl.col("n") >= _FEWEST,
-            duration >= _TIMES_THE_MEDIAN * pl.col("median"),
-            duration > _SECOND_NS // 1000,
-        )
+        .filter(pl.col("n") >= _FEWEST, duration >= _TIMES_THE_MEDIAN * pl.col("median"), duration > _SECOND_NS // 1000)
         .sort("duration", descending=True)
         .collect()
     )
@@ -142,9 +131,7 @@ def impossible_time(evidence: Evidence) -> Judgement:
         span = int((start + duration)[kept].max() - start[kept].min()) if kept.any() else 0
         whole = evidence.window(rank).span
         name = next(iter(short_names([gpu["name"][int(rows[0])]]).values()))
-        example = (
-            f"{name} starts at {int(start[bad][0]):,} ns, lasting {int(duration[bad][0]):,} ns"
-        )
+        example = f"{name} starts at {int(start[bad][0]):,} ns, lasting {int(duration[bad][0]):,} ns"
         judgement.findings.append(
             Finding(
                 "impossible_time",
@@ -181,11 +168,7 @@ def _too_fast(gpu: pl.DataFrame) -> dict[int, int]:
         gpu.lazy()
         .filter(pl.col("kind") == "kernel")
         .group_by("rank")
-        .agg(
-            pl.len(),
-            tenth=duration.quantile(0.1, "lower").cast(pl.Int64),
-            rounded=(duration % 1000 == 0).all(),
-        )
+        .agg(pl.len(), tenth=duration.quantile(0.1, "lower").cast(pl.Int64), rounded=(duration % 1000 == 0).all())
         .filter(pl.col("len") >= _FEWEST, pl.col("tenth") < _FASTEST_NS, ~pl.col("rounded"))
         .collect()
     )
@@ -210,9 +193,7 @@ def _impossible(start: Int64, duration: Int64) -> Mask:
     """Activities that start or end a day plus ten interquartile ranges from the median start, or last less than 0."""
     low, middle, high = np.quantile(start, (0.25, 0.5, 0.75), method="nearest")
     reach = min(_DAY_NS + 10 * (int(high) - int(low)), np.iinfo(np.int64).max - max(int(middle), 0))
-    result: Mask = (
-        (np.abs(start - middle) > reach) | (duration < 0) | (start + duration > middle + reach)
-    )
+    result: Mask = (np.abs(start - middle) > reach) | (duration < 0) | (start + duration > middle + reach)
     return result
 
 
@@ -287,9 +268,7 @@ def broken_order(evidence: Evidence) -> Judgement:
     if kernels.select(in_order.all(ignore_nulls=True)).item():
         return judgement
     kernels = kernels.sort(*same, "launch")
-    late = kernels.with_columns(by=pl.col("start").cum_max().over(same) - pl.col("start")).filter(
-        pl.col("by") > 0
-    )
+    late = kernels.with_columns(by=pl.col("start").cum_max().over(same) - pl.col("start")).filter(pl.col("by") > 0)
     for (rank,), part in late.group_by("rank", maintain_order=True):
         number = int(rank)
         window = evidence.window(number)

@@ -44,9 +44,7 @@ def no_device_work(evidence: Evidence) -> Judgement:
                 f"rank {rank} has no device work, though it has {ranges:,} operators and API calls"
                 f"{f', {launches:,} launches among them' if launches else ''}"
             )
-        judgement.findings.append(
-            Finding("no_device_work", rank, None, launches or ranges, 0, 1.0, text)
-        )
+        judgement.findings.append(Finding("no_device_work", rank, None, launches or ranges, 0, 1.0, text))
     if not evidence.windows and not judgement.findings:
         text = "the trace has no device work"
         judgement.findings.append(Finding("no_device_work", None, None, 0, 0, 1.0, text))
@@ -85,9 +83,7 @@ def windows_apart(evidence: Evidence) -> Judgement:
             f"rank {rank} and {others} were not recorded at the same time: {format_ns(apart)} lie between"
             " their device work"
         )
-        judgement.findings.append(
-            Finding("windows_apart", rank, window.device, 1, apart, apart / max(whole, 1), text)
-        )
+        judgement.findings.append(Finding("windows_apart", rank, window.device, 1, apart, apart / max(whole, 1), text))
     return judgement
 
 
@@ -104,9 +100,7 @@ def missing_ranks_note(job: JobRanks) -> Judgement:
         f"the trace shows {job.statement}: transfers of the collectives with them are unknown, and nobody is named for "
         "a wait that may be for them"
     )
-    return Judgement(
-        notes=[Finding(MISSING_RANKS, None, None, len(job.missing_ranks), 0, 0.0, text)]
-    )
+    return Judgement(notes=[Finding(MISSING_RANKS, None, None, len(job.missing_ranks), 0, 0.0, text)])
 
 
 def empty_steps(evidence: Evidence) -> Judgement:
@@ -140,9 +134,7 @@ _Times = dict[tuple[object, ...], pl.DataFrame]
 def _working(evidence: Evidence) -> _Times:
     """Start of the launches that have device work, and of device work without a launch, by rank."""
     launches = evidence.launches.table.filter(pl.col("work") > 0).select("rank", "start")
-    alone = evidence.tables.gpu.select("rank", "start").filter(
-        pl.Series(evidence.launches.of_work == NO_ROW)
-    )
+    alone = evidence.tables.gpu.select("rank", "start").filter(pl.Series(evidence.launches.of_work == NO_ROW))
     return pl.concat([launches, alone]).partition_by("rank", as_dict=True)
 
 

@@ -31,16 +31,7 @@ if TYPE_CHECKING:
     Float = npt.NDArray[np.float64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = [
-    "FIRST",
-    "LAST",
-    "OUTLIER",
-    "RULES",
-    "WARM_UP",
-    "left_out",
-    "left_out_of_windows",
-    "without_end",
-]
+__all__ = ["FIRST", "LAST", "OUTLIER", "RULES", "WARM_UP", "left_out", "left_out_of_windows", "without_end"]
 
 FIRST, LAST, WARM_UP, OUTLIER = "first", "last", "warm_up", "outlier"
 RULES = {
@@ -130,9 +121,7 @@ def left_out_of_windows(frame: pl.DataFrame, *, endless: bool) -> pl.Series:
     )["left_out"]
 
 
-def _leave_out(
-    codes: list[str | None], counted: Mask, rows: npt.NDArray[np.int64], code: str
-) -> None:
+def _leave_out(codes: list[str | None], counted: Mask, rows: npt.NDArray[np.int64], code: str) -> None:
     counted[rows] = False
     for row in rows:
         codes[row] = code

@@ -46,12 +46,7 @@ class StepKinds(Shown):
             f"{several(int(self.rows['steps'].sum()), 'step')} of a server",
             "time of what was launched in them",
             self.rows,
-            {
-                "step_kind": "kind of step",
-                "steps": "steps",
-                "total_ns": "total",
-                "per_step_ns": "per step",
-            },
+            {"step_kind": "kind of step", "steps": "steps", "total_ns": "total", "per_step_ns": "per step"},
             "total_ns",
         )
 
@@ -60,20 +55,14 @@ class StepKinds(Shown):
         """The parts with equal layers of the model as one row, for tables: with ``layers``, how many are in the row."""
         names = folded_names(self.parts["layer"].drop_nulls().unique(maintain_order=True))
         held = self.parts.join(
-            names.rename({"layer": "index"}),
-            left_on="layer",
-            right_on="name",
-            how="left",
-            maintain_order="left",
+            names.rename({"layer": "index"}), left_on="layer", right_on="name", how="left", maintain_order="left"
         )
         group = ["step_kind", "folded", "kernel"]
         return (
             held.group_by(group, maintain_order=True)
             .agg(
                 pl.col("count", "total_ns", "per_step_ns").sum(),
-                layer=pl.when(pl.len() > 1)
-                .then(pl.col("folded").first())
-                .otherwise(pl.col("layer").first()),
+                layer=pl.when(pl.len() > 1).then(pl.col("folded").first()).otherwise(pl.col("layer").first()),
                 layers=pl.when(pl.len() > 1).then(pl.col("index").n_unique()),
             )
             .with_columns(order=pl.col("step_kind").rle_id())
@@ -110,9 +99,7 @@ def step_kinds(trace: Attributed) -> StepKinds:
     launched = pl.DataFrame(
         {
             "step": of_launch,
-            "layer": pl.select(
-                pl.coalesce(trace.places[kind].cast(pl.String) for kind in _LAYERS)
-            ).to_series(),
+            "layer": pl.select(pl.coalesce(trace.places[kind].cast(pl.String) for kind in _LAYERS)).to_series(),
             "kernel": trace.gpu["name"].cast(pl.String),
             "duration": trace.gpu["duration"],
         }

@@ -111,11 +111,7 @@ class PlainStep:
     @property
     def added_ns(self) -> float:
         """How much longer recording makes a step; 0 if that is unknown, or not longer."""
-        return (
-            0.0
-            if self.recorded is None
-            else max(self.recorded.median_ns - self.plain.median_ns, 0.0)
-        )
+        return 0.0 if self.recorded is None else max(self.recorded.median_ns - self.plain.median_ns, 0.0)
 
     @property
     def text(self) -> str:
@@ -127,10 +123,7 @@ class PlainStep:
             return text
         added = self.added_share or 0.0
         sign = "+" if added >= 0 else "-"
-        return (
-            f"{text}, {format_ns(self.recorded.median_ns)} while recorded "
-            f"({sign}{format_share(abs(added), 1)})"
-        )
+        return f"{text}, {format_ns(self.recorded.median_ns)} while recorded ({sign}{format_share(abs(added), 1)})"
 
     @property
     def basis(self) -> str:
@@ -166,9 +159,7 @@ def plain_step(times: pl.DataFrame) -> PlainStep | None:
         .agg(pl.col("duration").max(), ranks=pl.col("rank").n_unique())
         .filter(pl.col("ranks") == ranks)
     )
-    plain, recorded = (
-        _typical(of_number.filter(pl.col("recorded") == kind)) for kind in (False, True)
-    )
+    plain, recorded = (_typical(of_number.filter(pl.col("recorded") == kind)) for kind in (False, True))
     return None if plain is None else PlainStep(plain, recorded)
 
 
@@ -178,9 +169,7 @@ def why_no_plain_step(tables: Tables) -> str:
     if times.is_empty():
         return ""
     troubles = [
-        said
-        for facts in tables.meta.facts
-        if (said := (facts.get("plain_steps") or {}).get("trouble")) is not None
+        said for facts in tables.meta.facts if (said := (facts.get("plain_steps") or {}).get("trouble")) is not None
     ]
     if troubles:
         return str(troubles[0])

@@ -156,17 +156,11 @@ def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
 
 def _by_cause(row: Int64, cause: pl.Series, ns: Int64, rows: int) -> pl.DataFrame:
     """Columns ``idle_<cause>_ns`` with a value for each row."""
-    sums = (
-        pl.DataFrame({"row": row, "cause": cause, "ns": ns})
-        .group_by("row", "cause")
-        .agg(pl.col("ns").sum())
-    )
+    sums = pl.DataFrame({"row": row, "cause": cause, "ns": ns}).group_by("row", "cause").agg(pl.col("ns").sum())
     found = set(sums["cause"])
     wide = pl.DataFrame({"row": np.arange(rows)})
     for name in (name for name in CAUSES if name in found):
-        of = sums.filter(pl.col("cause") == name).select(
-            "row", pl.col("ns").alias(f"idle_{name}_ns")
-        )
+        of = sums.filter(pl.col("cause") == name).select("row", pl.col("ns").alias(f"idle_{name}_ns"))
         wide = wide.join(of, on="row", how="left", maintain_order="left")
     return wide.drop("row").fill_null(0)
 
@@ -208,11 +202,7 @@ def _outliers(frame: pl.DataFrame) -> pl.DataFrame:
     chosen = wide.filter(outside)
     grew = chosen.select(f"grew {name}" for name in parts).to_numpy()
     largest = grew.argmax(axis=1) if len(grew) else np.empty(0, np.int64)
-    return chosen.select(
-        *device, "step", "duration", pl.col("excess_ns").cast(pl.Int64)
-    ).with_columns(
+    return chosen.select(*device, "step", "duration", pl.col("excess_ns").cast(pl.Int64)).with_columns(
         because=pl.Series(list(parts), dtype=pl.String).gather(largest),
-        because_ns=pl.Series(
-            grew[np.arange(len(grew)), largest] if len(grew) else [], dtype=pl.Int64
-        ),
+        because_ns=pl.Series(grew[np.arange(len(grew)), largest] if len(grew) else [], dtype=pl.Int64),
     )

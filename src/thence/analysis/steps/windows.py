@@ -73,19 +73,9 @@ STEP = {
 }
 """Columns of `Steps.frame`."""
 _STEM = r"[\W_]*\d+\D*$"
-_NAMED = {
-    "step": "marked {}",
-    "range": "ranges named {}",
-    "program": "executions of {}",
-    "module": "calls of {}",
-}
+_NAMED = {"step": "marked {}", "range": "ranges named {}", "program": "executions of {}", "module": "calls of {}"}
 """What steps are, by their kind, if their names have a common stem."""
-_LEFT = {
-    "first": "the first",
-    "warm_up": "{} of warm-up",
-    "outlier": "{} outlying",
-    "last": "the last",
-}
+_LEFT = {"first": "the first", "warm_up": "{} of warm-up", "outlier": "{} outlying", "last": "the last"}
 
 
 @dataclass(frozen=True)
@@ -190,16 +180,12 @@ def selected_steps(trace: Attributed) -> Steps:
     found = steps(trace)
     if trace.unselected is None:
         return found
-    launched = trace.gpu.select(
-        "rank", "device", row=trace.places["step_row"].cast(pl.Int64)
-    ).unique()
+    launched = trace.gpu.select("rank", "device", row=trace.places["step_row"].cast(pl.Int64)).unique()
     frame = found.frame
     if trace.selection.steps is not None:
         frame = selected_windows(frame, trace.selection.steps)
     else:
-        frame = frame.join(
-            launched, on=["rank", "device", "row"], how="semi", maintain_order="left"
-        )
+        frame = frame.join(launched, on=["rank", "device", "row"], how="semi", maintain_order="left")
     if frame.is_empty():
         raise MissingData(f"{trace.meta.named}: holds none of the selected steps")
     return replace(found, frame=frame)
@@ -212,8 +198,7 @@ def selected_windows(frame: pl.DataFrame, chosen: StepChoice) -> pl.DataFrame:
     first, last = chosen
     number = pl.col("number")
     return frame.filter(
-        pl.lit(value=True) if first is None else number >= first,
-        pl.lit(value=True) if last is None else number < last,
+        pl.lit(value=True) if first is None else number >= first, pl.lit(value=True) if last is None else number < last
     )
 
 

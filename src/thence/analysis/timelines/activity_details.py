@@ -83,9 +83,7 @@ def _numbered(trace: Attributed, keys: pl.DataFrame) -> tuple[pl.Series, pl.Data
     Rows whose values are all null have no combination; the number that they get is meaningless.
     """
     columns = keys.columns
-    some = keys.with_columns(ns=trace.gpu["duration"]).filter(
-        pl.any_horizontal(pl.col(columns).is_not_null())
-    )
+    some = keys.with_columns(ns=trace.gpu["duration"]).filter(pl.any_horizontal(pl.col(columns).is_not_null()))
     counted = some.group_by(columns).agg(pl.col("ns").sum())
     kept = counted.sort("ns", *columns, descending=[True, *[False] * len(columns)])
     kept = kept.head(MOST_TEXTS).drop("ns").with_row_index("number")
@@ -115,11 +113,7 @@ def _others(left: int, what: str) -> list[tuple[str, None]]:
 def _kinds(trace: Attributed) -> tuple[str, ...]:
     """The kinds of places that any activity has, and the kinds whose absence is explained."""
     stated = STATED if trace.programs.is_empty() else STATED_XLA
-    return tuple(
-        kind
-        for kind in _SAID
-        if kind in stated or trace.places[kind].null_count() < trace.places.height
-    )
+    return tuple(kind for kind in _SAID if kind in stated or trace.places[kind].null_count() < trace.places.height)
 
 
 def _places(
@@ -168,9 +162,7 @@ def _launches(trace: Attributed) -> tuple[pl.DataFrame, tuple[str, ...]]:
     keys = (
         pl.DataFrame({"name": _nothing(len(row)).cast(pl.String)})
         if call is None
-        else call.select(
-            *(pl.when(row.is_not_null()).then(name).alias(name) for name in call.columns)
-        )
+        else call.select(*(pl.when(row.is_not_null()).then(name).alias(name) for name in call.columns))
     )
     program = pl.Series("program", _programs_without_a_call(trace, row))
     keys = keys.with_columns(program)

@@ -17,12 +17,7 @@ import polars as pl
 from thence.analysis.idle.causes import REASONS
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.timelines.activity_details import LONGEST_TEXT, MOST_TEXTS, activity_details
-from thence.analysis.timelines.overview import (
-    clipped,
-    clock_notes,
-    numbered_lanes,
-    shown_activities,
-)
+from thence.analysis.timelines.overview import clipped, clock_notes, numbered_lanes, shown_activities
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -80,9 +75,7 @@ class ActivityTimeline:
         return _fewer_gaps(_fewer_rows(self, most_rows), most_rows)
 
 
-def activity_timeline(
-    trace: Attributed, pieces: pl.DataFrame, alignment: Alignment | None = None
-) -> ActivityTimeline:
+def activity_timeline(trace: Attributed, pieces: pl.DataFrame, alignment: Alignment | None = None) -> ActivityTimeline:
     """The timeline of a trace, with one row for each activity.
 
     Args:
@@ -108,9 +101,7 @@ def activity_timeline(
     )
     gaps, parts, causes = _gaps(pieces, begin, alignment)
     notes += clock_notes(trace, alignment)
-    return ActivityTimeline(
-        begin, span, lanes, rows.drop("row"), gaps, parts, causes, details, tuple(notes)
-    )
+    return ActivityTimeline(begin, span, lanes, rows.drop("row"), gaps, parts, causes, details, tuple(notes))
 
 
 # ---- Gaps
@@ -133,17 +124,13 @@ def _gaps(
     said = said.with_columns(gap=(~touches.fill_null(value=False)).cum_sum() - 1)
     causes, numbered = _causes(said)
     gaps = numbered.group_by("gap", maintain_order=True).agg(
-        pl.col("rank", "device", "start").first(),
-        pl.col("duration").sum(),
-        idle_ns=pl.col("duration").sum(),
+        pl.col("rank", "device", "start").first(), pl.col("duration").sum(), idle_ns=pl.col("duration").sum()
     )
     parts = numbered.select("gap", "cause", ns="duration")
     return *_with_parts(gaps.drop("gap"), parts), causes
 
 
-def _causes(
-    said: pl.DataFrame,
-) -> tuple[tuple[tuple[str, str | None, str | None], ...], pl.DataFrame]:
+def _causes(said: pl.DataFrame) -> tuple[tuple[tuple[str, str | None, str | None], ...], pl.DataFrame]:
     """The causes with their places, and the pieces with indices of causes.
 
     Of more than `MOST_TEXTS` causes, those with the least time are merged into one.
@@ -204,9 +191,7 @@ def _fewer_rows(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
         f"{int(groups['count'].sum()):,} of {int(rows['count'].sum()):,} activities, all shorter than "
         f"{format_ns(width)}, are merged with their neighbours; the others are shown one by one"
     )
-    return dataclasses.replace(
-        timeline, rows=rows.select(timeline.rows.columns), notes=(*timeline.notes, note)
-    )
+    return dataclasses.replace(timeline, rows=rows.select(timeline.rows.columns), notes=(*timeline.notes, note))
 
 
 def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
@@ -223,10 +208,7 @@ def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
     gaps, parts = _with_parts(gaps, timeline.parts.with_columns(gap=pl.Series(of_part)))
     note = f"gaps shorter than {format_ns(width)} that are near each other are shown as one"
     return dataclasses.replace(
-        timeline,
-        gaps=gaps.select(timeline.gaps.columns),
-        parts=parts,
-        notes=(*timeline.notes, note),
+        timeline, gaps=gaps.select(timeline.gaps.columns), parts=parts, notes=(*timeline.notes, note)
     )
 
 

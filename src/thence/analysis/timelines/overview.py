@@ -134,9 +134,7 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
             "name of the activity that took most of it"
         )
     bins, slices, names = _named(_bins(pieces, width), rows if few else rows.clear())
-    lanes = lanes.join(busy, on="lane", how="left", maintain_order="left").with_columns(
-        pl.col("busy_ns").fill_null(0)
-    )
+    lanes = lanes.join(busy, on="lane", how="left", maintain_order="left").with_columns(pl.col("busy_ns").fill_null(0))
     notes += clock_notes(trace, alignment)
     return Overview(start, span, width, count, lanes, bins, slices, names, tuple(notes))
 
@@ -178,17 +176,13 @@ def shown_activities(trace: Attributed, alignment: Alignment | None) -> pl.DataF
         (pl.col("start") - shift).alias("start"),
         "duration",
         pl.when(copies).then(2).when(communication).then(1).otherwise(0).alias("class"),
-        pl.coalesce(pl.col("hlo").cast(pl.String), pl.col("name").cast(pl.String))
-        .cast(pl.Categorical())
-        .alias("name"),
+        pl.coalesce(pl.col("hlo").cast(pl.String), pl.col("name").cast(pl.String)).cast(pl.Categorical()).alias("name"),
     ).with_columns(trace.places["label"].cast(pl.Categorical()).alias("label"))
 
 
 def numbered_lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
     """The numbered lanes, the activities in them by lane and start, and notes on omitted streams."""
-    counted = activities.group_by(_LANE).agg(
-        count=pl.len().cast(pl.Int64), total=pl.col("duration").sum()
-    )
+    counted = activities.group_by(_LANE).agg(count=pl.len().cast(pl.Int64), total=pl.col("duration").sum())
     notes = []
     if counted.height > _MOST_LANES:
         left = counted.height - _MOST_LANES
@@ -201,9 +195,7 @@ def numbered_lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
             "of it), are not drawn"
         )
     lanes = counted.sort(_LANE).drop("total").with_row_index("lane")
-    rows = activities.join(
-        lanes.select("lane", *_LANE), on=_LANE, how="inner", nulls_equal=True
-    ).drop(_LANE)
+    rows = activities.join(lanes.select("lane", *_LANE), on=_LANE, how="inner", nulls_equal=True).drop(_LANE)
     return lanes, rows.sort("lane", "start", maintain_order=True), notes
 
 
@@ -212,9 +204,7 @@ def clipped(rows: pl.DataFrame) -> pl.DataFrame:
     start = rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     fresh = np.maximum(start, reached_before(end, rows["lane"].cast(pl.Int64).to_numpy()))
-    return rows.with_columns(start=pl.Series(fresh), duration=pl.Series(end - fresh)).filter(
-        pl.col("duration") > 0
-    )
+    return rows.with_columns(start=pl.Series(fresh), duration=pl.Series(end - fresh)).filter(pl.col("duration") > 0)
 
 
 def _bins(pieces: pl.DataFrame, width: Ns) -> pl.DataFrame:
@@ -243,9 +233,7 @@ def _bins(pieces: pl.DataFrame, width: Ns) -> pl.DataFrame:
     )
 
 
-def _named(
-    bins: pl.DataFrame, slices: pl.DataFrame
-) -> tuple[pl.DataFrame, pl.DataFrame, tuple[str, ...]]:
+def _named(bins: pl.DataFrame, slices: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, tuple[str, ...]]:
     """Replaces names and labels by indices into a list of shortened texts."""
     kernels = _texts(bins, slices, "name")
     labels = _texts(bins, slices, "label")
@@ -258,18 +246,14 @@ def _named(
     def numbered(frame: pl.DataFrame) -> pl.DataFrame:
         return frame.with_columns(
             pl.col("name").cast(pl.String).replace_strict(of_kernel, return_dtype=pl.Int64),
-            pl.col("label")
-            .cast(pl.String)
-            .replace_strict(of_label, default=None, return_dtype=pl.Int64),
+            pl.col("label").cast(pl.String).replace_strict(of_label, default=None, return_dtype=pl.Int64),
         )
 
     return numbered(bins), numbered(slices), tuple(texts)
 
 
 def _texts(bins: pl.DataFrame, slices: pl.DataFrame, column: str) -> list[str]:
-    both = pl.concat(
-        [bins[column].unique().cast(pl.String), slices[column].unique().cast(pl.String)]
-    )
+    both = pl.concat([bins[column].unique().cast(pl.String), slices[column].unique().cast(pl.String)])
     return both.drop_nulls().unique().sort().to_list()
 
 

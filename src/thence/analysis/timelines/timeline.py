@@ -25,31 +25,18 @@ if TYPE_CHECKING:
 
 __all__ = ["COUNTERS", "counters", "timeline"]
 
-COUNTERS = {
-    "busy streams": "streams",
-    "bytes in flight": "bytes",
-    "collective bus bandwidth": "GB/s",
-}
+COUNTERS = {"busy streams": "streams", "bytes in flight": "bytes", "collective bus bandwidth": "GB/s"}
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
 flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of
 the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.communication`)."""
 
 _KEY = ("rank", "device")
 _MOST_NAMES = 3  # maximum number of mark names after the number of a lane
-_COUNTERS_SCHEMA = {
-    "rank": pl.Int32,
-    "device": pl.Int32,
-    "counter": pl.String,
-    "time": pl.Int64,
-    "value": pl.Float64,
-}
+_COUNTERS_SCHEMA = {"rank": pl.Int32, "device": pl.Int32, "counter": pl.String, "time": pl.Int64, "value": pl.Float64}
 
 
 def timeline(
-    trace: Attributed,
-    lanes: Sequence[str] = (),
-    alignment: Alignment | None = None,
-    spans: pl.DataFrame | None = None,
+    trace: Attributed, lanes: Sequence[str] = (), alignment: Alignment | None = None, spans: pl.DataFrame | None = None
 ) -> Timeline:
     """The timeline of a trace.
 
@@ -77,9 +64,7 @@ def _spans(spans: pl.DataFrame | None, alignment: Alignment | None) -> pl.DataFr
     return spans.with_columns(start=pl.col("start") - alignment.shift())
 
 
-def _on_one_clock(
-    trace: Attributed, alignment: Alignment | None
-) -> tuple[Attributed, dict[int, int], tuple[str, ...]]:
+def _on_one_clock(trace: Attributed, alignment: Alignment | None) -> tuple[Attributed, dict[int, int], tuple[str, ...]]:
     """The trace with each rank's correction subtracted from all its times; durations do not change.
 
     Returns:
@@ -102,9 +87,7 @@ def _on_one_clock(
         ranks = ", ".join(map(str, unknown))
         notes.append(f"rank {ranks}: no collective shared with another rank; times as recorded")
     if aligned["cluster"].n_unique() > 1:
-        notes.append(
-            "the ranks form groups that share no collective: clocks are aligned only within each group"
-        )
+        notes.append("the ranks form groups that share no collective: clocks are aligned only within each group")
     if not corrections:
         return trace, {}, tuple(notes)
     shift = alignment.shift()
@@ -113,12 +96,7 @@ def _on_one_clock(
         times = [column for column in ("start", "launch") if column in frame.columns]
         return frame.with_columns(pl.col(times) - shift)
 
-    on_one = dataclasses.replace(
-        trace,
-        gpu=moved(trace.gpu),
-        host=moved(trace.host),
-        programs=moved(trace.programs),
-    )
+    on_one = dataclasses.replace(trace, gpu=moved(trace.gpu), host=moved(trace.host), programs=moved(trace.programs))
     return on_one, corrections, tuple(notes)
 
 
@@ -128,10 +106,7 @@ def _lane_names(kind: str, trace: Attributed) -> pl.Series:
         return trace.places[kind]
     group = pl.coalesce(
         pl.concat_str(
-            pl.col("group_name").cast(pl.String),
-            pl.lit(" ("),
-            pl.col("group_description").cast(pl.String),
-            pl.lit(")"),
+            pl.col("group_name").cast(pl.String), pl.lit(" ("), pl.col("group_description").cast(pl.String), pl.lit(")")
         ),
         pl.col("group_name", "group_description", "group_ranks").cast(pl.String),
     )
@@ -158,12 +133,7 @@ def _named_by_marks(lanes: pl.Series, labels: pl.Series) -> pl.Series:
         .group_by("lane", maintain_order=True)
         .agg(label.head(_MOST_NAMES).str.join(", "), more=pl.len() > _MOST_NAMES)
         .with_columns(
-            name=pl.format(
-                "{} ({}{})",
-                lane,
-                label,
-                pl.when("more").then(pl.lit(", ...")).otherwise(pl.lit("")),
-            )
+            name=pl.format("{} ({}{})", lane, label, pl.when("more").then(pl.lit(", ...")).otherwise(pl.lit("")))
         )
     )
     return lanes.cast(pl.String).replace(names["lane"], names["name"])
@@ -179,9 +149,7 @@ def counters(trace: Attributed) -> pl.DataFrame:
         rank, device, counter, time (ns), value (Float64): one row for each change of a value, sorted by the other
         columns.
     """
-    gpu = trace.gpu.select(
-        *_KEY, "stream", "start", "bytes", end=pl.col("start") + pl.col("duration")
-    )
+    gpu = trace.gpu.select(*_KEY, "stream", "start", "bytes", end=pl.col("start") + pl.col("duration"))
     sizes = trace.collectives.select("gpu", size="bytes").drop_nulls()
     moved = np.array(gpu["bytes"].fill_null(0).to_numpy())
     np.add.at(moved, sizes["gpu"].to_numpy(), sizes["size"].to_numpy())
@@ -191,9 +159,7 @@ def counters(trace: Attributed) -> pl.DataFrame:
     ]
     if trace.collectives.height:
         rows = collectives(trace, WarmUp.KEEP).rows.drop_nulls("bus_gbps")
-        running = rows.select(
-            *_KEY, "start", end=pl.col("start") + pl.col("duration_ns"), value="bus_gbps"
-        )
+        running = rows.select(*_KEY, "start", end=pl.col("start") + pl.col("duration_ns"), value="bus_gbps")
         frames.append(_steps("collective bus bandwidth", running))
     return pl.concat(frames).sort(*_KEY, "counter", "time")
 
@@ -205,9 +171,7 @@ def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
     number = ordered.select(pl.struct(*lane).rle_id().cast(pl.Int64)).to_series().to_numpy()
     of, start, end = unions(number, ordered["start"].to_numpy(), ordered["end"].to_numpy())
     lanes = ordered.select(*lane).unique(maintain_order=True)
-    return lanes.select(*_KEY)[of].with_columns(
-        start=pl.Series(start), end=pl.Series(end), value=pl.lit(1)
-    )
+    return lanes.select(*_KEY)[of].with_columns(start=pl.Series(start), end=pl.Series(end), value=pl.lit(1))
 
 
 def _steps(counter: str, intervals: pl.DataFrame) -> pl.DataFrame:

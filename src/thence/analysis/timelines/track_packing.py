@@ -245,9 +245,7 @@ def nested_sequence(track: Int64, start: Int64, end: Int64) -> Steps:
     closed = np.empty(rows, np.int64)  # slices that end before each begins
     after = np.empty(rows, np.int64)  # the first slice that begins after each ends
     for low, high in itertools.pairwise(bounds):
-        closed[low:high] = low + np.searchsorted(
-            np.sort(until[low:high]), begin[low:high], side="right"
-        )
+        closed[low:high] = low + np.searchsorted(np.sort(until[low:high]), begin[low:high], side="right")
         after[low:high] = low + np.searchsorted(begin[low:high], until[low:high], side="left")
     number = np.arange(rows)
     begins_at = number + closed

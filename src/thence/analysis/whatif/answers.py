@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.analysis.whatif.changes import ChangeFacts, activities_of, changed
-from thence.analysis.whatif.health import (
-    HOST_NOISE,
-    at_pace,
-    ranks_of_nodes,
-    steps_took,
-)
+from thence.analysis.whatif.health import HOST_NOISE, at_pace, ranks_of_nodes, steps_took
 from thence.analysis.whatif.host_pace import at_plain_step
 from thence.analysis.whatif.replay import TOGETHER, replayed, replayed_together
 from thence.model.intervals import NO_ROW
@@ -81,12 +76,7 @@ class Base:
 
     @classmethod
     def of(
-        cls,
-        trace: Attributed,
-        program: Program,
-        found: Health,
-        time: Int64,
-        plain: PlainPace | None = None,
+        cls, trace: Attributed, program: Program, found: Health, time: Int64, plain: PlainPace | None = None
     ) -> Base:
         """The base of a program whose health is known.
 
@@ -235,9 +225,7 @@ def predicted(base: Base, changes: Sequence[Change]) -> list[Row]:
     answers = _replayed(one for one in found if isinstance(one, _Changed))
     before = base.before // base.count
     return [
-        next(answers).row()
-        if isinstance(one, _Changed)
-        else (change.title, change.part, before, *(None,) * 5, one)
+        next(answers).row() if isinstance(one, _Changed) else (change.title, change.part, before, *(None,) * 5, one)
         for change, one in zip(changes, found, strict=True)
     ]
 
@@ -250,9 +238,7 @@ def largest_gains(base: Base, changes: Sequence[Change]) -> list[Row]:
     """
     least = base.health.noise
     found = (_Changed.of(base, change) for change in changes)
-    worth = (
-        one for one in found if isinstance(one, _Changed) and one.most_ns > least * one.base.before
-    )
+    worth = (one for one in found if isinstance(one, _Changed) and one.most_ns > least * one.base.before)
     gaining = [answer for answer in _replayed(worth) if answer.share > least]
     gaining.sort(key=lambda answer: (-answer.gain_ns, answer.of.change.title))
     rows = (answer.row() for answer in gaining)

@@ -108,18 +108,12 @@ def parse_change(action: str, text: str) -> Change:
         except ValueError:
             factor = -1.0
         if not equals or not 0 <= factor <= 1000:
-            raise UsageError(
-                f"--scale takes KIND:REGEX=FACTOR, the factor from 0 to 1000; got {text!r}"
-            )
+            raise UsageError(f"--scale takes KIND:REGEX=FACTOR, the factor from 0 to 1000; got {text!r}")
     by = "source" if by == "line" else by
     if not colon or by not in FREE_BY or not pattern:
-        raise UsageError(
-            f"--{action} takes KIND:NAME, the kind one of {', '.join(FREE_BY)}; got {text!r}"
-        )
+        raise UsageError(f"--{action} takes KIND:NAME, the kind one of {', '.join(FREE_BY)}; got {text!r}")
     if by == "cause" and pattern not in CAUSES:
-        raise UsageError(
-            f"{pattern!r} is not a cause of idle time; choose one of {', '.join(CAUSES)}"
-        )
+        raise UsageError(f"{pattern!r} is not a cause of idle time; choose one of {', '.join(CAUSES)}")
     return Change(text, "free" if action == "free" else "scale", by, _checked(pattern), factor)
 
 
@@ -222,9 +216,7 @@ def changed(facts: ChangeFacts, change: Change, of: Mask) -> Graph | None:
     moves = np.rint(program.moves * left).astype(np.int64)
     edge_weight = _edge_weights(program, duration, moves)
     if change.part == "with waiting":
-        apart = (program.edge_kind == EDGES.index("ranks")) & of[
-            np.maximum(program.edge_activity, 0)
-        ]
+        apart = (program.edge_kind == EDGES.index("ranks")) & of[np.maximum(program.edge_activity, 0)]
         edge_weight[apart] = _GONE
     weight = stream_weights(program, duration, moves)
     weight = _less_host_work(program, weight, intervals, change.factor)
@@ -326,9 +318,7 @@ def _without_waits(trace: Attributed, program: Program, change: Change) -> Graph
     into = chosen[graph.target]
     edge_weight = graph.edge_weight.copy()
     edge_weight[into] = np.where(program.edge_kind[into] == EDGES.index("wait"), _GONE, 0)
-    return replace(
-        graph, edge_weight=edge_weight, delay=np.where(chosen, 0, graph.delay), shared=graph.order
-    )
+    return replace(graph, edge_weight=edge_weight, delay=np.where(chosen, 0, graph.delay), shared=graph.order)
 
 
 def _waits_for_numbers(trace: Attributed, program: Program) -> Mask:

@@ -42,13 +42,7 @@ TILE = {
     "start": pl.Int64(), "duration": pl.Int64(), "kind": pl.Enum(KINDS), "rank": pl.Int32(), "gpu": pl.Int32(),
     "host": pl.Int32(), "cause": pl.Enum(CAUSES), "step": pl.Int32(),
 }  # fmt: skip
-_AFTER_ACTIVITY = {
-    "stream": "gap",
-    "event": "event",
-    "wait": "return",
-    "ranks": "gap",
-    "graph": "gap",
-}
+_AFTER_ACTIVITY = {"stream": "gap", "event": "event", "wait": "return", "ranks": "gap", "graph": "gap"}
 
 
 def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
@@ -73,14 +67,9 @@ def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
     ran = np.where(runs, np.clip(start + duration[np.where(runs, row, 0)], start, end), start)
     rest = np.array([KINDS.index(_AFTER_ACTIVITY.get(name, name)) for name in EDGES])[kind]
     gpu = np.full(len(start), KINDS.index("gpu"))
-    columns = [
-        (start, ran, gpu, np.where(runs, row, NO_ROW)),
-        (ran, end, rest, np.full(len(start), NO_ROW)),
-    ]
+    columns = [(start, ran, gpu, np.where(runs, row, NO_ROW)), (ran, end, rest, np.full(len(start), NO_ROW))]
     root = graph.time[path[:1]]
-    since = np.minimum(
-        graph.time[program.steps[:1]] if len(program.steps) else graph.time[:1], root
-    )
+    since = np.minimum(graph.time[program.steps[:1]] if len(program.steps) else graph.time[:1], root)
     columns.append((since, root, np.array([_HOST]), np.array([NO_ROW])))
     if program.is_activity[path[-1]]:
         last = np.array([graph.time[path[-1]]])
@@ -117,11 +106,7 @@ def _path(program: Program) -> tuple[Int64, Codes]:
     kind = np.where(host, EDGES.index("host"), EDGES.index("stream"))
     offered = graph.time[graph.source] + graph.edge_weight
     order = np.lexsort((offered, graph.target))
-    best = (
-        order[np.append(graph.target[order][1:] != graph.target[order][:-1], True)]
-        if len(order)
-        else order
-    )
+    best = order[np.append(graph.target[order][1:] != graph.target[order][:-1], True)] if len(order) else order
     target = graph.target[best]
     wins = offered[best] > decided[target]
     before[target[wins]] = graph.source[best[wins]]
@@ -146,9 +131,7 @@ def _threads(program: Program, path: Int64, times: Int64) -> Int64:
     on_host = path[program.thread[path] != NO_ROW]
     if not len(on_host):
         return np.full(len(times), NO_ROW)
-    at = np.minimum(
-        np.searchsorted(program.graph.time[on_host], times, side="right"), len(on_host) - 1
-    )
+    at = np.minimum(np.searchsorted(program.graph.time[on_host], times, side="right"), len(on_host) - 1)
     result: Int64 = program.thread[on_host][at]
     return result
 
@@ -157,9 +140,7 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
     """The tiles in the columns of `TILE`, cut at the starts of steps; tiles of hosts also where the row changes."""
     borders = program.graph.time[program.steps]
     since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
-    cut = Leaves(np.append(NEVER, borders), np.arange(-1, len(borders))).within(
-        tiles.start, tiles.end
-    )
+    cut = Leaves(np.append(NEVER, borders), np.arange(-1, len(borders))).within(tiles.start, tiles.end)
     kind, step = tiles.kind[cut.of], cut.row.astype(np.int64)
     is_host = kind == _HOST
     nothing = np.full(len(kind), NO_ROW)
@@ -174,9 +155,7 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
     return _framed(trace, tuple(column[order] for column in (begin, end, *others)))
 
 
-def _of_hosts(
-    trace: Attributed, program: Program, tiles: Pieces, thread: Int64
-) -> tuple[Int64, ...]:
+def _of_hosts(trace: Attributed, program: Program, tiles: Pieces, thread: Int64) -> tuple[Int64, ...]:
     """Tiles of hosts, cut by the row that the host was in, with causes as in `thence.analysis.idle.causes`.
 
     Args:
@@ -189,9 +168,7 @@ def _of_hosts(
         The columns that `_framed` takes.
     """
     hosts = HostTime.of(trace, program.thread_of_row)
-    causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(
-        np.int64
-    )
+    causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(np.int64)
     shift = program.host[0] - trace.host["start"].to_numpy()
     parts = []
     for number, ours in rows_by_number(thread):
@@ -218,8 +195,7 @@ def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
     of_host = pl.Series(host).replace(NO_ROW, None)
     ranks = pl.select(
         pl.coalesce(
-            trace.gpu["rank"].gather(of_gpu.cast(pl.UInt32)),
-            trace.host["rank"].gather(of_host.cast(pl.UInt32)),
+            trace.gpu["rank"].gather(of_gpu.cast(pl.UInt32)), trace.host["rank"].gather(of_host.cast(pl.UInt32))
         )
     ).to_series()
     return pl.DataFrame(
@@ -230,9 +206,7 @@ def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
             "rank": ranks,
             "gpu": of_gpu,
             "host": of_host,
-            "cause": pl.Series(CAUSES, dtype=TILE["cause"]).gather(
-                pl.Series(cause).replace(NO_ROW, None)
-            ),
+            "cause": pl.Series(CAUSES, dtype=TILE["cause"]).gather(pl.Series(cause).replace(NO_ROW, None)),
             "step": pl.Series(step).replace(NO_ROW, None),
         }
     ).cast(TILE)  # type: ignore[arg-type]
@@ -261,9 +235,7 @@ def path_track(trace: Attributed, tiles: pl.DataFrame) -> pl.DataFrame:
     kernel = trace.gpu["name"].cast(pl.String).gather(tiles["gpu"].cast(pl.UInt32))
     device = trace.gpu["device"].gather(tiles["gpu"].cast(pl.UInt32))
     first = trace.gpu.group_by("rank").agg(first=pl.col("device").min())
-    host = pl.concat_str(
-        pl.col("kind").cast(pl.String), pl.lit(": "), pl.col("cause").cast(pl.String)
-    )
+    host = pl.concat_str(pl.col("kind").cast(pl.String), pl.lit(": "), pl.col("cause").cast(pl.String))
     return (
         tiles.with_columns(device=device, kernel=kernel)
         .with_columns(rank=pl.col("rank").forward_fill().backward_fill())

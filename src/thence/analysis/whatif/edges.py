@@ -73,9 +73,7 @@ class Edges:
     def __init__(self) -> None:
         self.columns: list[tuple[Int64, ...]] = []
 
-    def add(
-        self, ends: tuple[Int64, Int64], weight: Int64, kind: str, activity: Int64 | None = None
-    ) -> None:
+    def add(self, ends: tuple[Int64, Int64], weight: Int64, kind: str, activity: Int64 | None = None) -> None:
         """Adds edges of one kind."""
         source, target = ends
         rows = np.full(len(source), NO_ROW) if activity is None else activity
@@ -98,11 +96,7 @@ def latencies(
         next activity on the stream overlaps.
     """
     (start, end), (before, after) = gpu, along
-    begun = (
-        np.where(launch == NO_ROW, 0, host[0][launch])
-        if len(host[0])
-        else np.zeros(len(launch), np.int64)
-    )
+    begun = np.where(launch == NO_ROW, 0, host[0][launch]) if len(host[0]) else np.zeros(len(launch), np.int64)
     between = start[after] - end[before]
     known = launch[after] != NO_ROW
     idle = known & (begun[after] > end[before] + _GAP_NS)
@@ -118,11 +112,7 @@ def latencies(
 
 
 def collective_ends(
-    gpu: tuple[Int64, Int64],
-    nodes: Nodes,
-    edges: Edges,
-    on: tuple[Int64, Int64],
-    instances: Instances | None,
+    gpu: tuple[Int64, Int64], nodes: Nodes, edges: Edges, on: tuple[Int64, Int64], instances: Instances | None
 ) -> tuple[Int64, Int64]:
     """Adds nodes and edges of the ends of collectives that several ranks share.
 
@@ -152,9 +142,7 @@ def collective_ends(
     row, instance = row[lasting], instance[lasting]
     ends[row] = nodes.add(end[row], END, chain[row], row)
     pairs = pl.DataFrame({"instance": instance, "row": row})
-    both = pairs.join(pairs, on="instance", suffix="_other").filter(
-        pl.col("row") != pl.col("row_other")
-    )
+    both = pairs.join(pairs, on="instance", suffix="_other").filter(pl.col("row") != pl.col("row_other"))
     mine, other = both["row"].to_numpy(), both["row_other"].to_numpy()
     edges.add((node[other], ends[mine]), moves[mine], "ranks", mine)
     return ends, moves
@@ -243,10 +231,7 @@ def blocked_calls(
 
 
 def _blocked(
-    trace: Attributed,
-    launch: Int64,
-    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
-    stream: Int64,
+    trace: Attributed, launch: Int64, times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]], stream: Int64
 ) -> tuple[Int64, Int64, int]:
     """The activities whose launch blocked, those that they waited for, and the usual ns of a launch.
 
@@ -321,9 +306,7 @@ def _of_graphs(launch: Int64, start: Int64, chosen: Mask) -> tuple[Int64, Int64]
     return first[~begins], order[~begins]
 
 
-def _launched_again(
-    trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64]
-) -> tuple[Int64, Int64]:
+def _launched_again(trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64]) -> tuple[Int64, Int64]:
     """Pairs of the last activity of a launch of a CUDA graph and the first of the graph's next launch.
 
     Successive launches of one graph do not overlap; pairs that overlap by their times are left out.
@@ -341,18 +324,13 @@ def _launched_again(
             ends=pl.col("end").max(),
         )
         .sort(*keys, "begins")
-        .with_columns(
-            following=pl.col("first").shift(-1).over(keys),
-            starts=pl.col("begins").shift(-1).over(keys),
-        )
+        .with_columns(following=pl.col("first").shift(-1).over(keys), starts=pl.col("begins").shift(-1).over(keys))
         .filter(pl.col("following").is_not_null(), pl.col("ends") <= pl.col("starts"))
     )
     return tuple(runs[name].to_numpy().astype(np.int64) for name in ("last", "following"))  # type: ignore[return-value]
 
 
-def _after(
-    activity: Int64, gpu: tuple[Int64, Int64], nodes: tuple[Int64, Int64]
-) -> tuple[Int64, Int64, Int64]:
+def _after(activity: Int64, gpu: tuple[Int64, Int64], nodes: tuple[Int64, Int64]) -> tuple[Int64, Int64, Int64]:
     """For each activity: the node from which its end is computed, the weight to that end, and the activity.
 
     The node is the end node, with weight 0 and without an activity (`NO_ROW`), or else the start node, with the
@@ -365,11 +343,7 @@ def _after(
 
 
 def edges_through_events(
-    trace: Attributed,
-    launch: Int64,
-    gpu: tuple[Int64, Int64],
-    edges: Edges,
-    nodes: tuple[Int64, Int64],
+    trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64], edges: Edges, nodes: tuple[Int64, Int64]
 ) -> None:
     """Adds edges through events, except those that the recorded times contradict."""
     found = event_edges(trace, launch).select("waiting", "awaited").unique(maintain_order=True)
@@ -398,10 +372,7 @@ def wait_edges(
     waits = trace.waits.with_row_index("wait")
     result = np.full(waits.height, NO_ROW)
     targets = _targets(trace, launch, waits)
-    wait, activity = (
-        targets["wait"].to_numpy().astype(np.int64),
-        targets["gpu"].to_numpy().astype(np.int64),
-    )
+    wait, activity = (targets["wait"].to_numpy().astype(np.int64), targets["gpu"].to_numpy().astype(np.int64))
     rows = waits["host"].to_numpy().astype(np.int64)
     fits = gpu[1][activity] <= host[1][rows[wait]] + _CLOCKS_NS
     fits &= gpu[0][activity] <= host[1][rows[wait]]
@@ -423,35 +394,22 @@ def _targets(trace: Attributed, launch: Int64, waits: pl.DataFrame) -> pl.DataFr
     host = trace.host.select("start")
     before = launches_by_stream(trace, launch)
     timed = waits.with_columns(
-        time=host["start"].gather(waits["host"].cast(pl.UInt32)),
-        kind=pl.col("kind").cast(pl.String),
+        time=host["start"].gather(waits["host"].cast(pl.UInt32)), kind=pl.col("kind").cast(pl.String)
     ).sort("time")
     keys = ["rank", "device", "stream"]
     of_stream = timed.filter(pl.col("kind") == "stream", pl.col("stream").is_not_null())
-    one = of_stream.join_asof(before, on="time", by=keys, check_sortedness=False).select(
-        "wait", "last"
-    )
+    one = of_stream.join_asof(before, on="time", by=keys, check_sortedness=False).select("wait", "last")
     streams = before.select(keys).unique()
     whole = timed.filter(pl.col("kind").is_in(["device", "free"])).drop("stream", "device")
     every = whole.join(streams, on="rank").sort("time")
-    every = every.join_asof(before, on="time", by=keys, check_sortedness=False).select(
-        "wait", "last"
-    )
+    every = every.join_asof(before, on="time", by=keys, check_sortedness=False).select("wait", "last")
     records = trace.events.drop("record").with_row_index("record").select("record", *keys, "host")
-    of_event = timed.filter(pl.col("record").is_not_null()).select(
-        "wait", record=pl.col("record").cast(pl.UInt32)
-    )
+    of_event = timed.filter(pl.col("record").is_not_null()).select("wait", record=pl.col("record").cast(pl.UInt32))
     made = of_event.join(records, on="record")
     made = made.with_columns(time=host["start"].gather(made["host"].cast(pl.UInt32))).sort("time")
-    event = made.join_asof(before, on="time", by=keys, check_sortedness=False).select(
-        "wait", "last"
-    )
-    own = timed.filter(pl.col("kind") == "copy").select(
-        "wait", launch=pl.col("host").cast(pl.Int64)
-    )
-    copies = (
-        pl.DataFrame({"launch": launch}).with_row_index("last").filter(pl.col("launch") != NO_ROW)
-    )
+    event = made.join_asof(before, on="time", by=keys, check_sortedness=False).select("wait", "last")
+    own = timed.filter(pl.col("kind") == "copy").select("wait", launch=pl.col("host").cast(pl.Int64))
+    copies = pl.DataFrame({"launch": launch}).with_row_index("last").filter(pl.col("launch") != NO_ROW)
     copy = own.join(copies, on="launch").select("wait", "last")
     parts = [
         part.select(pl.col("wait").cast(pl.Int64), gpu=pl.col("last").cast(pl.Int64))

@@ -218,9 +218,7 @@ def _found(
     """Nodes and edges of all kinds."""
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     is_call = trace.host["category"].is_in(API_CALLS).to_numpy()
-    known = (
-        (launch != NO_ROW) & is_call[launch] if len(is_call) else np.zeros(len(launch), np.bool_)
-    )
+    known = (launch != NO_ROW) & is_call[launch] if len(is_call) else np.zeros(len(launch), np.bool_)
     launch = np.where(known, launch, NO_ROW)
     thread = thread_numbers(trace.host)
     threads = int(thread[-1]) + 1 if len(thread) else 0
@@ -237,9 +235,7 @@ def _found(
     # Nodes of one graph launch whose edges are known wait along these edges, not along the stream.
     free = inside.known[before] & inside.known[after] & (launch[before] == launch[after])
     overlapping[before[free]] = True
-    returned, queued = blocked_calls(
-        trace, launch, (gpu, host), nodes, edges, (thread, call_node, start, ends, stream)
-    )
+    returned, queued = blocked_calls(trace, launch, (gpu, host), nodes, edges, (thread, call_node, start, ends, stream))
     launch_edges(gpu, host, launch, latency, edges, (start, call_node, returned, queued))
     graph_edges(trace, inside, launch, (gpu, (start, ends)), edges)
     edges_through_events(trace, launch, gpu, edges, (start, ends))
@@ -269,9 +265,7 @@ def _found(
     )
 
 
-def _starts(
-    trace: Attributed, time: Int64, nodes: tuple[Int64, Int64], rank: int, starts: Int64
-) -> Int64:
+def _starts(trace: Attributed, time: Int64, nodes: tuple[Int64, Int64], rank: int, starts: Int64) -> Int64:
     """For each start of a step of a rank, the first node of the rank's host that does not begin before it.
 
     Args:
@@ -292,9 +286,7 @@ def _starts(
 
 def _program(trace: Attributed, found: _Found) -> Program:
     """The program with its nodes in order of time, and the edges that lead forward in it."""
-    time, tie, chain, row = (
-        np.concatenate(column) for column in zip(*found.nodes.columns, strict=True)
-    )
+    time, tie, chain, row = (np.concatenate(column) for column in zip(*found.nodes.columns, strict=True))
     order = np.lexsort((np.arange(len(time)), tie, time))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -308,9 +300,7 @@ def _program(trace: Attributed, found: _Found) -> Program:
     previous = _previous(chain)
     worked = (chain < found.threads) & ~given & (previous != NO_ROW)
     weight = np.where(worked, time - time[previous], 0)
-    source, target, lag, kind, activity = (
-        np.concatenate(column) for column in zip(*found.edges.columns, strict=True)
-    )
+    source, target, lag, kind, activity = (np.concatenate(column) for column in zip(*found.edges.columns, strict=True))
     source, target = place[source], place[target]
     forward = source < target
     none = np.zeros(len(order), np.int64)
@@ -364,9 +354,7 @@ def stream_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
     row = program.row[before]
     is_end = ~program.is_activity[on_device]
     after_start = program.is_activity[before] & (program.end_of_activity[row] == NO_ROW)
-    weight[on_device] = np.where(
-        is_end, moves[row], np.where(after_start, duration[row], 0) + program.gap[row]
-    )
+    weight[on_device] = np.where(is_end, moves[row], np.where(after_start, duration[row], 0) + program.gap[row])
     overlapped = program.overlapping[row] & ~is_end
     weight[on_device[overlapped]] = 0
     return weight
@@ -404,9 +392,7 @@ def _arrays(frame: pl.DataFrame, alignment: Alignment | None) -> tuple[Int64, In
 def _streams(trace: Attributed, gpu: tuple[Int64, Int64]) -> tuple[Int64, tuple[Int64, Int64]]:
     """The number of each activity's stream, and pairs of successive activities on one stream."""
     keys = trace.gpu.select("rank", "device", "stream")
-    number = (
-        keys.select(pl.struct(pl.all()).rank("dense")).to_series().cast(pl.Int64).to_numpy() - 1
-    )
+    number = keys.select(pl.struct(pl.all()).rank("dense")).to_series().cast(pl.Int64).to_numpy() - 1
     order = np.lexsort((np.arange(len(number)), gpu[0], number))
     same = number[order][1:] == number[order][:-1]
     return number, (order[:-1][same], order[1:][same])

@@ -36,9 +36,7 @@ _HANDED_NS = 2_000_000
 whole graph, which took 0.5 ms for a model with 6 layers."""
 
 
-def handovers(
-    trace: Attributed, host: tuple[Int64, Int64], thread: Int64, nodes: Nodes, edges: Edges
-) -> Int64:
+def handovers(trace: Attributed, host: tuple[Int64, Int64], thread: Int64, nodes: Nodes, edges: Edges) -> Int64:
     """Adds nodes and edges where a thread begins to work soon after another thread of its rank has stopped.
 
     Args:
@@ -122,22 +120,16 @@ def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64
     row = worked["row"].to_numpy()
     ends = {"begin": host[0][row], "end": host[1][row]}
     worked = worked.with_columns(**ends, caller=thread[row]).with_columns(
-        stopped=pl.min_horizontal("first", pl.coalesce("stopped", "begin")),
-        resumed=pl.coalesce("resumed", "end"),
+        stopped=pl.min_horizontal("first", pl.coalesce("stopped", "begin")), resumed=pl.coalesce("resumed", "end")
     )
     forth, back = (
         [worked[name].to_numpy() for name in names]
-        for names in (
-            ("caller", "stopped", "thread", "first", "row"),
-            ("thread", "last", "caller", "resumed", "row"),
-        )
+        for names in (("caller", "stopped", "thread", "first", "row"), ("thread", "last", "caller", "resumed", "row"))
     )
     return _Handed(*(np.concatenate(both) for both in zip(forth, back, strict=True)))
 
 
-def _calls_in_backward(
-    trace: Attributed, host: tuple[Int64, Int64], thread: Int64
-) -> tuple[Int64, Int64]:
+def _calls_in_backward(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -> tuple[Int64, Int64]:
     """API calls inside outermost rows of the phase backward, and these rows; of ranks without rows of operators.
 
     The calls are those of threads of the row's process that have such rows.
@@ -216,14 +208,7 @@ def _busy_periods(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -
     first = np.flatnonzero(begins)
     stop = reached[np.append(first[1:], len(rows))[: len(first)] - 1]
     is_first = is_other[first]
-    return _BusyPeriods(
-        own[first],
-        start[first],
-        stop,
-        rows[first],
-        is_first,
-        np.where(is_first, -1, np.roll(stop, 1)),
-    )
+    return _BusyPeriods(own[first], start[first], stop, rows[first], is_first, np.where(is_first, -1, np.roll(stop, 1)))
 
 
 def _latest_stops(start: Int64, stop: Int64, thread: Int64) -> Int64:

@@ -101,9 +101,7 @@ def health(trace: Attributed, program: Program, time: Int64 | None = None) -> He
         time: times of all nodes, if they are not the recorded ones.
     """
     delay = program.graph.delay[program.is_activity]
-    span = int(program.graph.time.max(initial=0)) * max(
-        trace.gpu.select("rank", "device").n_unique(), 1
-    )
+    span = int(program.graph.time.max(initial=0)) * max(trace.gpu.select("rank", "device").n_unique(), 1)
     late = int(delay[delay > _LATE_NS].sum())
     counted = _counted_nodes(trace, program)
     duration = program.gpu[1] - program.gpu[0]

@@ -108,9 +108,7 @@ def without_pauses(trace: Attributed, program: Program) -> tuple[Program, Int64]
             begun = graph.time[typical]
             last = np.searchsorted(begins, begun, side="right") - 1
             typical = typical[(last < 0) | (begun >= ends[last])]
-    changed = replace(
-        program, typical=typical, graph=replace(graph, weight=weight, shared=graph.order)
-    )
+    changed = replace(program, typical=typical, graph=replace(graph, weight=weight, shared=graph.order))
     return changed, replayed(changed.graph)
 
 
@@ -138,11 +136,7 @@ def at_plain_step(
     for _ in range(_ROUNDS):
         factors = np.linspace(low, high, TOGETHER)
         graphs = [
-            replace(
-                graph,
-                weight=graph.weight - np.rint(scaled * (1 - factor)).astype(np.int64),
-                shared=graph.order,
-            )
+            replace(graph, weight=graph.weight - np.rint(scaled * (1 - factor)).astype(np.int64), shared=graph.order)
             for factor in factors
         ]
         times = np.array([took(time) for time in replayed_together(graphs)])

@@ -43,18 +43,7 @@ PROGRAMS = (
 )
 """Of which program predictions are: of traces of profilers, and of recordings without and with a plain step."""
 _PLACES = 6
-_FREEABLE = (
-    "loader",
-    "gc",
-    "compile",
-    "first_use",
-    "allocation",
-    "sync",
-    "lock",
-    "sleep",
-    "python",
-    "host",
-)
+_FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "lock", "sleep", "python", "host")
 _ROWS = {
     "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
     "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
@@ -113,12 +102,7 @@ class WhatIf(Shown):
         }
 
 
-def what_if(
-    trace: Attributed,
-    program: Program,
-    changes: Sequence[Change],
-    plain: PlainPace | None = None,
-) -> WhatIf:
+def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plain: PlainPace | None = None) -> WhatIf:
     """Predicts the gain of changes, each by itself.
 
     Args:
@@ -163,22 +147,12 @@ def suggestions(trace: Attributed) -> list[Change]:
     result = []
     causes = host_causes(trace.host, trace.meta.formats)
     present = {CAUSES[number] for number in np.unique(causes)}
-    result += [
-        Change(f"cause:{cause}", "free", "cause", cause) for cause in _FREEABLE if cause in present
-    ]
-    kind = next(
-        (k for k in ("label", "module", "op") if trace.places[k].null_count() < trace.gpu.height),
-        None,
-    )
+    result += [Change(f"cause:{cause}", "free", "cause", cause) for cause in _FREEABLE if cause in present]
+    kind = next((k for k in ("label", "module", "op") if trace.places[k].null_count() < trace.gpu.height), None)
     if kind is not None:
         result += _largest(trace, kind, trace.places[kind])
     result += _largest(trace, "kernel", trace.gpu["name"])
-    collectives = (
-        trace.collectives.select(name=kind_of(pl.col("collective")))["name"]
-        .drop_nulls()
-        .unique()
-        .sort()
-    )
+    collectives = trace.collectives.select(name=kind_of(pl.col("collective")))["name"].drop_nulls().unique().sort()
     result += [
         Change(f"collective:{name}", "free", "collective", f"^{re.escape(name)}$")
         for name in collectives.cast(pl.String)
@@ -192,10 +166,5 @@ def suggestions(trace: Attributed) -> list[Change]:
 
 def _largest(trace: Attributed, by: str, names: pl.Series) -> list[Change]:
     rows = pl.DataFrame({"name": names.cast(pl.String), "ns": trace.gpu["duration"]}).drop_nulls()
-    largest = (
-        rows.group_by("name").agg(pl.col("ns").sum()).sort("ns", "name", descending=[True, False])
-    )
-    return [
-        Change(f"{by}:{name}", "free", by, f"^{re.escape(name)}$")
-        for name in largest["name"].head(_PLACES)
-    ]
+    largest = rows.group_by("name").agg(pl.col("ns").sum()).sort("ns", "name", descending=[True, False])
+    return [Change(f"{by}:{name}", "free", by, f"^{re.escape(name)}$") for name in largest["name"].head(_PLACES)]

@@ -154,9 +154,7 @@ class Graph:
         edges = np.searchsorted(self.target[by_target], borders)
         blocks = tuple(
             self._block(slice(*nodes), by_chain[slice(*nodes)], by_target[slice(*into)], into[0])
-            for nodes, into in zip(
-                pairwise(borders.tolist()), pairwise(edges.tolist()), strict=True
-            )
+            for nodes, into in zip(pairwise(borders.tolist()), pairwise(edges.tolist()), strict=True)
         )
         return Order(by_chain, by_target, alone, blocks)
 
@@ -191,9 +189,7 @@ class Graph:
 
         It is `BEFORE_ALL` for nodes without any constraint.
         """
-        result = np.where(
-            self.previous == NO_ROW, BEFORE_ALL, self.time[self.previous] + self.weight
-        )
+        result = np.where(self.previous == NO_ROW, BEFORE_ALL, self.time[self.previous] + self.weight)
         np.maximum.at(result, self.target, self.time[self.source] + self.edge_weight)
         return result
 
@@ -216,11 +212,7 @@ def replayed(graph: Graph) -> Int64:
 
 def replayed_together(graphs: Sequence[Graph]) -> list[Int64]:
     """The result of `replayed` for each of several graphs, which differ only in weights and delays."""
-    return [
-        times
-        for low in range(0, len(graphs), TOGETHER)
-        for times in _replayed(graphs[low : low + TOGETHER])
-    ]
+    return [times for low in range(0, len(graphs), TOGETHER) for times in _replayed(graphs[low : low + TOGETHER])]
 
 
 def _replayed(graphs: Sequence[Graph]) -> Int64:
@@ -238,9 +230,7 @@ def _replayed(graphs: Sequence[Graph]) -> Int64:
     return result
 
 
-def _fill(
-    block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least: Int64, result: Int64
-) -> None:
+def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least: Int64, result: Int64) -> None:
     """Computes the times of one block, and writes them to ``result``.
 
     Args:
@@ -256,9 +246,7 @@ def _fill(
     lifted = block.group - total
     carried, outer, inner = block.carried, block.outer, block.inner
     if len(carried):
-        least[:, carried] = np.maximum(
-            least[:, carried], result[:, block.carried_from] + weight[:, carried]
-        )
+        least[:, carried] = np.maximum(least[:, carried], result[:, block.carried_from] + weight[:, carried])
     if len(outer.edge):
         outer.raised(least, result[:, outer.source] + edge_weight[:, outer.edge])
     delayed = delay + lifted

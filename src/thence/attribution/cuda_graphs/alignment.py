@@ -158,9 +158,7 @@ class _Slots:
         differs = label[:-1] != label[1:]
         bounds = [0, *(np.flatnonzero(np.diff(signature)) + 1).tolist(), len(node)]
         classes = tuple(
-            _Class(
-                low, high, bool(follows[low : high - 1].all()), not differs[low : high - 1].any()
-            )
+            _Class(low, high, bool(follows[low : high - 1].all()), not differs[low : high - 1].any())
             for low, high in pairwise(bounds)
             if high > low
         )
@@ -278,9 +276,7 @@ class _Work:
         before, after = _grouped(topology.edges, 1), _grouped(topology.edges, 0)
         for node in topology.order.tolist():
             for other in before.get(node, ()):
-                reached = np.maximum(
-                    np.where(self.known[other], ended[other], _ALWAYS), lower[other]
-                )
+                reached = np.maximum(np.where(self.known[other], ended[other], _ALWAYS), lower[other])
                 np.maximum(lower[node], reached, out=lower[node])
         for node in topology.order[::-1].tolist():
             for other in after.get(node, ()):

@@ -85,17 +85,12 @@ def matched_captures(
 
 
 def _weights(
-    launches: Sequence[_Launch],
-    names: Names,
-    frame: pl.DataFrame,
-    traces: Sequence[Attributed],
-    replays: Replays,
+    launches: Sequence[_Launch], names: Names, frame: pl.DataFrame, traces: Sequence[Attributed], replays: Replays
 ) -> NDArray[np.int8]:
     """Whether each kind of launch fits each variant of the replays, as `sequences.match` takes it."""
     weight = np.zeros((len(launches), frame.height), np.int8)
     variants = [
-        (str(kind), name or "", names.of_trace(name))
-        for kind, name in frame.select("kind", "name").iter_rows()
+        (str(kind), name or "", names.of_trace(name)) for kind, name in frame.select("kind", "name").iter_rows()
     ]
     known: KernelOperators | None = None
     generated = {op for _, kernel, op in launches if kernel == _UNNAMED}

@@ -23,12 +23,7 @@ import polars as pl
 from thence.attribution.cuda_graphs.by_capture import matched_captures
 from thence.attribution.cuda_graphs.by_kernel_name import ByKernelName
 from thence.attribution.cuda_graphs.by_order import MIN_SHARE, aligned_group
-from thence.attribution.cuda_graphs.by_sequence import (
-    UNKNOWN_ORDER,
-    BySequence,
-    Stretch,
-    repetition,
-)
+from thence.attribution.cuda_graphs.by_sequence import UNKNOWN_ORDER, BySequence, Stretch, repetition
 from thence.attribution.cuda_graphs.captures import Captures
 from thence.attribution.cuda_graphs.eager_run import EagerRun
 from thence.attribution.cuda_graphs.join_labels import Joined, Numbered, joined_rows
@@ -111,13 +106,9 @@ class _Run:
         names = Names(run.kernels, traced)
         numbered = dataclasses.replace(run, label=run.label + book.add(run.places))
         signatures = Signatures.of(run.graph, names, replays.kinds)
-        weight = FITS * (
-            np.arange(signatures.nodes.max(initial=0) + 1)[:, None] == signatures.variants
-        )
+        weight = FITS * (np.arange(signatures.nodes.max(initial=0) + 1)[:, None] == signatures.variants)
         kinds, places = signatures.nodes, numbered.label
-        distinct = {
-            (kinds[part].tobytes(), places[part].tobytes()): part for part in run.stretches()
-        }
+        distinct = {(kinds[part].tobytes(), places[part].tobytes()): part for part in run.stretches()}
         parts = list(distinct.values())
         stretches = [Stretch(_TITLE, kinds[part], places[part]) for part in parts]
         doubted = np.zeros(len(weight), np.bool_)
@@ -127,9 +118,7 @@ class _Run:
         )  # fmt: skip
         return cls(numbered, names, signatures, by_sequence, parts)
 
-    def aligned(
-        self, labels: Numbered, rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], list[str], list[str]]:
+    def aligned(self, labels: Numbered, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[str], list[str]]:
         """Labels launches whose order is unknown, as replays of a graph; returns what `BySequence.put` does."""
         variant = labels.replays.variant[rows[0]]
         windows, times = self._iterations(variant)
@@ -151,9 +140,7 @@ class _Run:
     def _iterations(self, variant: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], int]:
         """Iterations that can be the replay, by their kernels, and how often the replay repeats an iteration."""
         wanted = self.signatures.variants[variant]
-        counts = np.bincount(
-            wanted[wanted >= 0], minlength=int(self.signatures.nodes.max(initial=0)) + 1
-        )
+        counts = np.bincount(wanted[wanted >= 0], minlength=int(self.signatures.nodes.max(initial=0)) + 1)
         windows: list[NDArray[np.int64]] = []
         most, repeated = MIN_SHARE, 1
         for part in self.parts:
@@ -232,9 +219,7 @@ class _Sources:
         return cls(runs, by_order, book, by_name, notes)
 
 
-def _named(
-    run: EagerRun, place: NDArray[np.int64], replays: Replays, book: PlaceBook
-) -> ByKernelName:
+def _named(run: EagerRun, place: NDArray[np.int64], replays: Replays, book: PlaceBook) -> ByKernelName:
     """The kernel names of a run; adds the places that all launches of a name have in common to the book."""
     by_name = ByKernelName.of(run.kernels, run.graph.nodes, place, book.frame, replays)
     book.add(by_name.places[book.height :])
@@ -252,9 +237,7 @@ def _join_rank(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> 
     return notes
 
 
-def _join_group(
-    sources: _Sources, labels: Numbered, left: NDArray[np.int64]
-) -> tuple[list[str], list[str]]:
+def _join_group(sources: _Sources, labels: Numbered, left: NDArray[np.int64]) -> tuple[list[str], list[str]]:
     """Labels a group of launches from the strongest source first.
 
     The sources are, in this order: captures with kernel names, eager runs, the order of captures.

@@ -133,8 +133,7 @@ class ByKernelName:
 def _shared(name: NDArray[np.int64], places: pl.DataFrame) -> pl.DataFrame:
     """The places that all launches of a name have in common; one row for each name that has any."""
     alike = [
-        pl.when(pl.col(column).n_unique() == 1).then(pl.col(column).first()).alias(column)
-        for column in places.columns
+        pl.when(pl.col(column).n_unique() == 1).then(pl.col(column).first()).alias(column) for column in places.columns
     ]
     grouped = places.with_columns(kernel=pl.Series(name)).group_by("kernel", maintain_order=True)
     return grouped.agg(alike).filter(pl.any_horizontal(pl.col(GRAPH_LABELS).is_not_null()))

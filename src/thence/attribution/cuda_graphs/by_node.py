@@ -84,9 +84,7 @@ def executed(replays: Replays) -> list[Executed]:
     if not gpu["node"].count() or not len(rows):
         return []
     node = gpu["node"].gather(rows)
-    has_ids = (
-        node.is_not_null() & ((node > _LOW) | gpu["graph"].gather(rows).is_not_null())
-    ).to_numpy()
+    has_ids = (node.is_not_null() & ((node > _LOW) | gpu["graph"].gather(rows).is_not_null())).to_numpy()
     rows = rows[has_ids]
     if not len(rows):
         return []
@@ -100,21 +98,13 @@ def executed(replays: Replays) -> list[Executed]:
     result = []
     order = np.argsort(key, kind="stable") if len(distinct) > 1 else np.arange(len(key))
     bounds = np.searchsorted(key[order], distinct).tolist()
-    for graph_key, low, high in zip(
-        distinct.tolist(), bounds, [*bounds[1:], len(key)], strict=True
-    ):
+    for graph_key, low, high in zip(distinct.tolist(), bounds, [*bounds[1:], len(key)], strict=True):
         graph_rows = order[low:high]
-        result.append(
-            _executed(
-                replays, graph_key >> 32, graph_key & _LOW, rows[graph_rows], number[graph_rows]
-            )
-        )
+        result.append(_executed(replays, graph_key >> 32, graph_key & _LOW, rows[graph_rows], number[graph_rows]))
     return result
 
 
-def _executed(
-    replays: Replays, rank: int, graph: int, rows: NDArray[np.int64], number: NDArray[np.int64]
-) -> Executed:
+def _executed(replays: Replays, rank: int, graph: int, rows: NDArray[np.int64], number: NDArray[np.int64]) -> Executed:
     kinds = max(replays.kinds.frame.height, 1)
     pairs = pl.Series(number * kinds + replays.variant[rows]).unique().sort().to_list()
     return Executed(rank, graph, rows, number, [divmod(pair, kinds) for pair in pairs])
@@ -131,9 +121,7 @@ def match(executable: Executed, labels: GraphLabels, names: Names, kernels: pl.D
     """
     same_id = [g for g in labels.graphs if executable.id in g.executables or executable.id == g.id]
     if same_id:
-        matches = [
-            _matched(executable, graph, labels, names, kernels, "graph_node") for graph in same_id
-        ]
+        matches = [_matched(executable, graph, labels, names, kernels, "graph_node") for graph in same_id]
         return next((m for m in matches if m.refused is None), matches[0])
     fitting = []
     for graph in labels.graphs:
@@ -160,12 +148,7 @@ def _texts(match: Match, labels: GraphLabels) -> Iterator[str]:
 
 
 def _matched(
-    ran: Executed,
-    graph: CapturedGraph,
-    labels: GraphLabels,
-    names: Names,
-    kernels: pl.DataFrame,
-    rule: str,
+    ran: Executed, graph: CapturedGraph, labels: GraphLabels, names: Names, kernels: pl.DataFrame, rule: str
 ) -> Match:
     """Matches one executable graph to one captured graph."""
     nodes = graph.nodes.with_columns(pl.col("label").fill_null(-1))
@@ -196,9 +179,7 @@ def _matched(
     of_child = place.children(inside, row_of_number)
     if of_child is None and (rule == "graph_number" or not top_level):
         number = inside[0][0]
-        return Match(
-            refused=f"node {number} ran, but the captured graph {graph.id} has no such node"
-        )
+        return Match(refused=f"node {number} ran, but the captured graph {graph.id} has no such node")
     of_child = of_child or {}
     numbers = [n for n, _ in dict(top_level).items()]
     rows = [row_of_number[n] for n in numbers] + [*of_child.values()]
@@ -227,22 +208,15 @@ class _NodesAndKernels:
     @cached_property
     def _traced(self) -> list[tuple[str, int]]:
         """Kind of each variant, and number of its name."""
-        return [
-            (kind, self.names.of_trace(name))
-            for kind, name in self.kernels.select("kind", "name").iter_rows()
-        ]
+        return [(kind, self.names.of_trace(name)) for kind, name in self.kernels.select("kind", "name").iter_rows()]
 
     @cached_property
     def _described(self) -> dict[int, tuple[str, str | None]]:
         """Kind and element type of the collective that each label describes, by the number of the label."""
         described = {
-            number: label.collective
-            for number, label in enumerate(self.labels.labels)
-            if label.collective is not None
+            number: label.collective for number, label in enumerate(self.labels.labels) if label.collective is not None
         }
-        names = pl.DataFrame(
-            {"name": [each.collective for each in described.values()]}, {"name": pl.String}
-        )
+        names = pl.DataFrame({"name": [each.collective for each in described.values()]}, {"name": pl.String})
         kinds = names.select(kind_of(pl.col("name"))).to_series()
         types = [each.element_type for each in described.values()]
         return dict(zip(described, zip(kinds, types, strict=True), strict=True))
@@ -257,9 +231,7 @@ class _NodesAndKernels:
         (captured, kernel), (kind, name) = self._captured[row], self._traced[variant]
         if captured in ACTIVITIES and captured != kind:
             return False
-        return (kernel < 0 or kind != "kernel" or name == kernel) and not self.contradicts(
-            row, variant
-        )
+        return (kernel < 0 or kind != "kernel" or name == kernel) and not self.contradicts(row, variant)
 
     def contradicts(self, row: int, variant: int) -> bool:
         """Whether the label of a node describes another collective than the one in the name of a kernel."""
@@ -285,9 +257,7 @@ class _NodesAndKernels:
         captured = self.labels.kernels[kernel]
         return f"`{short_name(captured.demangled or captured.name)}`"
 
-    def children(
-        self, inside: Sequence[tuple[int, int]], row_of_number: dict[int, int]
-    ) -> dict[int, int] | None:
+    def children(self, inside: Sequence[tuple[int, int]], row_of_number: dict[int, int]) -> dict[int, int] | None:
         """Maps the numbers of nodes inside child graphs to rows; None if that is ambiguous.
 
         Instantiation gives these nodes new numbers, in the order of the child graphs. Not every node
@@ -306,8 +276,5 @@ class _NodesAndKernels:
             if all(self.fits(rows[offset + n - first], v) for n, v in inside)
         ]
         assignments = [{n: rows[offset + n - first] for n, _ in inside} for offset in fitting]
-        labels = {
-            tuple(self.nodes["label"].gather([*assignment.values()]).to_list())
-            for assignment in assignments
-        }
+        labels = {tuple(self.nodes["label"].gather([*assignment.values()]).to_list()) for assignment in assignments}
         return assignments[0] if len(labels) == 1 else None

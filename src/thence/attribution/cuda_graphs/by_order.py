@@ -101,9 +101,7 @@ class _Fit:
     left: tuple[int, int]
 
 
-def aligned_group(
-    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]
-) -> Outcome:
+def aligned_group(group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]) -> Outcome:
     """Labels the activities of a group of equal launches.
 
     Args:
@@ -133,10 +131,7 @@ def aligned_group(
         both = np.where(agreed[:, None], differs, result.label)
         label = np.where(possible[:, None], both, label)
         agreed |= possible
-    refused = [
-        None if ok else reason
-        for ok, reason in zip(agreed.tolist(), results[0].refused, strict=True)
-    ]
+    refused = [None if ok else reason for ok, reason in zip(agreed.tolist(), results[0].refused, strict=True)]
     left, nodes = fits[0].left
     note = (
         f"{left:,} of its {shape[1]:,} activities and {nodes:,} nodes of {fits[0].candidate.title} have no "
@@ -149,9 +144,7 @@ def _refused(shape: tuple[int, ...], reason: str) -> Outcome:
     return Outcome(np.full(shape, UNDECIDED, np.int64), [reason] * shape[0])
 
 
-def _fit(
-    group: Group, replays: Replays, candidate: Candidate, signatures: Signatures
-) -> _Fit | None:
+def _fit(group: Group, replays: Replays, candidate: Candidate, signatures: Signatures) -> _Fit | None:
     """Checks whether the activities are those of one or several replays of a graph; None if they are not.
 
     Memcpys and memsets may be missing on one side.
@@ -166,9 +159,7 @@ def _fit(
         of_kernel, is_kernel = np.ones(len(leave), np.bool_), np.ones(len(variant), np.bool_)
     times = max(1, round(int(is_kernel.sum()) / max(int(of_kernel.sum()), 1)))
     size = int(max(ran.max(initial=0), held.max(initial=0))) + 1
-    of_graph, of_launch = (
-        np.bincount(signature[signature >= 0], minlength=size) for signature in (held, ran)
-    )
+    of_graph, of_launch = (np.bincount(signature[signature >= 0], minlength=size) for signature in (held, ran))
     equal = of_launch == times * of_graph
     fits, fitting = (held >= 0) & equal[held], (ran >= 0) & equal[ran]
     ran_kernels, held_kernels = (
@@ -194,9 +185,7 @@ def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
     end = start + gpu["duration"].to_numpy()[of_kind]
     chosen = signature[counts].reshape(of_kind.shape)
     whole = (np.sort(chosen, axis=1) == np.sort(fit.signatures.nodes[nodes])).all(axis=1)
-    pattern = Pattern(
-        fit.candidate.topology, nodes, fit.signatures.nodes[nodes], fit.candidate.label[nodes]
-    )
+    pattern = Pattern(fit.candidate.topology, nodes, fit.signatures.nodes[nodes], fit.candidate.label[nodes])
     label = np.full(of_kind.shape, UNDECIDED, np.int64)
     contradicts = ~whole
     aligned = align(pattern, chosen[whole], start[whole], end[whole])
@@ -232,9 +221,7 @@ def _node(candidate: Candidate, names: Sequence[str], row: int) -> str:
     return f"node {candidate.graph.nodes['number'][int(row)]} (`{short_name(names[int(row)])}`)"
 
 
-def _difference(
-    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]
-) -> str:
+def _difference(group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]) -> str:
     """A sentence on where the launches and the most similar graph first differ."""
     variant = replays.variant[group.rows[0]]
     names = replays.kinds.frame["name"].gather(variant).to_list()
@@ -249,9 +236,7 @@ def _difference(
     leave = candidate.graph.nodes["type"].is_in(ACTIVITIES).to_numpy()
     sizes = f"{len(variant)} activities where {candidate.title} has {int(leave.sum())} nodes"
     try:
-        place = _first_difference(
-            candidate, signatures, signatures.variants[variant].tolist(), leave
-        )
+        place = _first_difference(candidate, signatures, signatures.variants[variant].tolist(), leave)
     except NotOrdered as error:
         return f"{sizes}; {error}"
     position, due = place
@@ -265,10 +250,7 @@ def _difference(
 
 
 def _first_difference(
-    candidate: Candidate,
-    signatures: Signatures,
-    activities: Sequence[int],
-    leave: NDArray[np.bool_],
+    candidate: Candidate, signatures: Signatures, activities: Sequence[int], leave: NDArray[np.bool_]
 ) -> tuple[int, list[int]]:
     """The number of leading activities that fit the graph, and the nodes that could have come next."""
     topology = candidate.topology

@@ -36,9 +36,7 @@ _MARGIN = 4
 """By how many kernels more than the most similar capture another may differ from a replay that fits none as a whole:
 what differs (a kernel too many, one lost) may hide which of the two it was."""
 _ROUNDS = 3  # of removing doubtful pairs
-UNKNOWN_ORDER = (
-    "it ran on several streams and its nodes have no numbers: the order of its capture is unknown"
-)
+UNKNOWN_ORDER = "it ran on several streams and its nodes have no numbers: the order of its capture is unknown"
 """Why a replay is not matched in order."""
 
 
@@ -128,9 +126,7 @@ class BySequence:
     ordered: list[tuple[NDArray[np.int64], int, int]] = field(default_factory=list)
     _known: dict[tuple[bytes, bytes], Matched] = field(default_factory=dict)
 
-    def put(
-        self, labels: Numbered, rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], list[str], list[str]]:
+    def put(self, labels: Numbered, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[str], list[str]]:
         """Labels launches.
 
         Args:
@@ -217,9 +213,7 @@ class BySequence:
             self._known[key] = matched
         return self._known[key]
 
-    def _difference(
-        self, variant: NDArray[np.int64], part: Stretch, times: int, turns: int, share: float
-    ) -> str:
+    def _difference(self, variant: NDArray[np.int64], part: Stretch, times: int, turns: int, share: float) -> str:
         """A sentence on what a replay and a stretch have in common."""
         names = self.replays.kinds.frame["name"]
         launches, activities = times * len(part.kind), turns * len(variant)
@@ -236,11 +230,7 @@ class BySequence:
         return text
 
     def _put(
-        self,
-        labels: Numbered,
-        rows: NDArray[np.int64],
-        variant: NDArray[np.int64],
-        fits: Sequence[_Fit],
+        self, labels: Numbered, rows: NDArray[np.int64], variant: NDArray[np.int64], fits: Sequence[_Fit]
     ) -> list[str]:
         """Stores the places of launches, whose rows are in order; returns notes."""
         count = len(variant)
@@ -281,9 +271,7 @@ class BySequence:
         """Which variants of the replays are kernels."""
         return np.asarray((self.replays.kinds.frame["kind"] == "kernel").to_numpy(), np.bool_)
 
-    def _notes(
-        self, number: NDArray[np.int64], variant: NDArray[np.int64], fits: Sequence[_Fit]
-    ) -> list[str]:
+    def _notes(self, number: NDArray[np.int64], variant: NDArray[np.int64], fits: Sequence[_Fit]) -> list[str]:
         """Sentences on repetitions, and on what was not matched."""
         notes, fit = [], fits[0]
         if self.repeated is not None and fit.times > 1:
@@ -302,9 +290,7 @@ class BySequence:
         return notes
 
 
-def _odd(
-    kind: NDArray[np.int64], variant: NDArray[np.int64], doubted: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
+def _odd(kind: NDArray[np.int64], variant: NDArray[np.int64], doubted: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Pairs of launch and kernel that other pairs make doubtful.
 
     A launch in another position shifts the pairs after it. This shows where two neighbouring pairs occur only once,
@@ -322,9 +308,7 @@ def _odd(
     most_of_kind = np.zeros(int(kind.max(initial=0)) + 1, np.int64)
     np.maximum.at(most_of_variant, variant, count[of_pair])
     np.maximum.at(most_of_kind, kind, count[of_pair])
-    odd: NDArray[np.bool_] = (
-        doubted & (count[of_pair] == 1) & (most_of_variant[variant] > 1) & (most_of_kind[kind] > 1)
-    )
+    odd: NDArray[np.bool_] = doubted & (count[of_pair] == 1) & (most_of_variant[variant] > 1) & (most_of_kind[kind] > 1)
     neighbours = np.zeros(len(odd), np.bool_)
     neighbours[1:] |= odd[:-1]
     neighbours[:-1] |= odd[1:]

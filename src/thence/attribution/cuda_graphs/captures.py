@@ -69,10 +69,7 @@ def captured_calls(trace: Tables) -> pl.DataFrame:
     host = trace.host.with_row_index("row").filter(CALLS)
     names = host["name"].unique().drop_nulls()
     text = names.cast(pl.String)
-    kinds = [
-        pl.when(text.str.contains(pattern)).then(pl.lit(kind)).otherwise(None)
-        for kind, pattern in _CALLS.items()
-    ]
+    kinds = [pl.when(text.str.contains(pattern)).then(pl.lit(kind)).otherwise(None) for kind, pattern in _CALLS.items()]
     told = pl.DataFrame({"name": names}).with_columns(
         pl.coalesce(kinds).alias("kind"),
         begins=text.str.contains(_BEGIN, literal=True),
@@ -82,9 +79,7 @@ def captured_calls(trace: Tables) -> pl.DataFrame:
     calls = host.select("row", *_THREAD, "name", "start", "correlation").join(
         told.filter(known), on="name", maintain_order="left"
     )
-    worked = (
-        trace.gpu.select("rank", "correlation").unique().with_columns(worked=pl.lit(value=True))
-    )
+    worked = trace.gpu.select("rank", "correlation").unique().with_columns(worked=pl.lit(value=True))
     calls = calls.join(worked, on=["rank", "correlation"], how="left", maintain_order="left")
     shown = calls["begins"].any()
     found = _between(calls) if shown else _following(calls.filter(pl.col("kind").is_not_null()))
@@ -106,10 +101,7 @@ def _between(calls: pl.DataFrame) -> pl.DataFrame:
         .with_row_index("capture")
         .with_columns(before=pl.col("until").cum_max().shift(1).over("rank", "process"))
         .with_columns(apart=(pl.col("before") <= pl.col("start")).fill_null(value=True))
-        .with_columns(
-            alone=pl.col("apart")
-            & pl.col("apart").shift(-1, fill_value=True).over("rank", "process")
-        )
+        .with_columns(alone=pl.col("apart") & pl.col("apart").shift(-1, fill_value=True).over("rank", "process"))
     )
     nodes = calls.filter(pl.col("kind").is_not_null(), pl.col("worked").is_null()).sort("start")
     inside = []
@@ -117,10 +109,7 @@ def _between(calls: pl.DataFrame) -> pl.DataFrame:
         part = captures.filter(pl.col("alone") == alone).sort("start")
         inside.append(
             nodes.join_asof(
-                part.select(*by, "start", "until", "capture"),
-                on="start",
-                by=by,
-                check_sortedness=False,
+                part.select(*by, "start", "until", "capture"), on="start", by=by, check_sortedness=False
             ).filter(pl.col("start") < pl.col("until"))
         )
     return pl.concat(inside).unique("row", keep="first").sort("rank", "start", "row")
@@ -129,9 +118,7 @@ def _between(calls: pl.DataFrame) -> pl.DataFrame:
 def _following(calls: pl.DataFrame) -> pl.DataFrame:
     """Runs of consecutive calls without device work on one thread."""
     ordered = calls.sort(*_THREAD, "start")
-    runs = ordered.with_columns(
-        capture=pl.struct(*_THREAD, pl.col("worked").is_null()).rle_id().cast(pl.UInt32)
-    )
+    runs = ordered.with_columns(capture=pl.struct(*_THREAD, pl.col("worked").is_null()).rle_id().cast(pl.UInt32))
     return runs.filter(pl.col("worked").is_null()).sort("rank", "start", "row")
 
 
@@ -158,9 +145,7 @@ class Captures:
         run = EagerRun.of(attribute(_as_activities(trace, calls), trace.own), rank)
         number = calls["capture"].to_numpy()[run.rows]
         order, of_call = np.unique(number, return_inverse=True)
-        titles = [
-            _title(run, np.flatnonzero(of_call == i), i, len(order)) for i in range(len(order))
-        ]
+        titles = [_title(run, np.flatnonzero(of_call == i), i, len(order)) for i in range(len(order))]
         return cls(run, of_call.astype(np.int64), tuple(titles))
 
     @cached_property

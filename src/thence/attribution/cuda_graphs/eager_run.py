@@ -78,20 +78,15 @@ class EagerRun:
             }
         )
         missing = {name: None for name in NODES if name not in nodes.columns}
-        nodes = nodes.with_columns(**missing).select(
-            pl.col(name).cast(dtype) for name, dtype in NODES.items()
-        )
+        nodes = nodes.with_columns(**missing).select(pl.col(name).cast(dtype) for name, dtype in NODES.items())
         places = _places(tables)[rows]
         distinct_places = places.unique(maintain_order=True).with_row_index("number")
-        label = places.join(
-            distinct_places, on=places.columns, how="left", nulls_equal=True, maintain_order="left"
-        )["number"]
+        label = places.join(distinct_places, on=places.columns, how="left", nulls_equal=True, maintain_order="left")[
+            "number"
+        ]
         whole = tables.host.filter(
             (pl.col("rank") == rank)
-            & (
-                (pl.col("category") == "step")
-                | (pl.col("parent").is_null() & (pl.col("category") == "range"))
-            )
+            & ((pl.col("category") == "step") | (pl.col("parent").is_null() & (pl.col("category") == "range")))
         )
         return cls(
             tables, rows, CapturedGraph(0, (), None, nodes),
@@ -134,18 +129,12 @@ class EagerRun:
         """
         stream = self.tables.gpu.select("device", "stream")[self.rows[chosen]]
         order = np.lexsort((np.arange(len(chosen)), stream["stream"], stream["device"]))
-        stream_number = (
-            stream.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
-        )
+        stream_number = stream.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
         same = stream_number[order][1:] == stream_number[order][:-1]
         edges = np.stack([order[:-1][same], order[1:][same]], axis=1)
-        nodes = self.graph.nodes[chosen].with_columns(
-            number=pl.int_range(len(chosen), dtype=pl.Int64)
-        )
+        nodes = self.graph.nodes[chosen].with_columns(number=pl.int_range(len(chosen), dtype=pl.Int64))
         graph = CapturedGraph(0, (), None, nodes, edges)
-        return Candidate(
-            graph, names, self.label[chosen], title, [self.names[i] for i in chosen.tolist()]
-        )
+        return Candidate(graph, names, self.label[chosen], title, [self.names[i] for i in chosen.tolist()])
 
 
 def _gather(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -164,6 +153,5 @@ def _places(trace: Attributed) -> pl.DataFrame:
     number[described["gpu"].to_numpy()] = np.arange(described.height)
     row = pl.Series(number)
     return places.with_columns(
-        metadata=pl.lit(None, pl.String),
-        collective=structs.gather(row.set(row == NO_ROW, None).cast(pl.UInt32)),
+        metadata=pl.lit(None, pl.String), collective=structs.gather(row.set(row == NO_ROW, None).cast(pl.UInt32))
     )

@@ -100,9 +100,7 @@ class Numbered:
         nothing = np.full(rows, -1)
         return cls(replays, np.full(rows, -3), nothing, nothing.copy(), np.full(rows, np.nan))
 
-    def put(
-        self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int
-    ) -> None:
+    def put(self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int) -> None:
         """Stores labels; where there is none, ``rule`` gets the reason."""
         self.number[rows] = number
         self.rule[rows] = rule
@@ -167,9 +165,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
                 reasons.setdefault(i, (file.labels.source, reason))
         if rank_files:
             rows = replays.rows[rank_of_row == rank]
-            left, rank_notes, refused = _by_ids(
-                rank_files, assigned, rows, distinct_labels, labelled
-            )
+            left, rank_notes, refused = _by_ids(rank_files, assigned, rows, distinct_labels, labelled)
             rank_notes += _by_alignment(rank_files, assigned, left, marks_alone, labelled)
             notes += rank_notes
             foreign += refused
@@ -243,10 +239,7 @@ def _by_alignment(
 
 
 def _aligned(
-    group: Group,
-    replays: Replays,
-    candidates: Sequence[tuple[Candidate, Signatures]],
-    marks_alone: NDArray[np.int64],
+    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]], marks_alone: NDArray[np.int64]
 ) -> Outcome:
     """Aligns launches; where nodes that fit equally well differ only in their places, uses their marks alone."""
     outcome = aligned_group(group, replays, candidates)
@@ -294,17 +287,13 @@ def _by_ids(
     foreign = []
     done = np.zeros(replays.tables.gpu.height, np.bool_)
     for graph in executed(dataclasses.replace(replays, rows=rows)):
-        matches = [
-            (file, match(graph, file.labels, file.names, replays.kinds.frame)) for file in files
-        ]
+        matches = [(file, match(graph, file.labels, file.names, replays.kinds.frame)) for file in files]
         fitting = [(file, found) for file, found in matches if found.refused is None]
         fitting = [(file, found) for file, found in fitting if found.by_id] or fitting
         for file, found in matches:
             if found.refused is None or found.foreign:
                 continue
-            text = (
-                f"executable graph {graph.id} ran other kernels than were captured: {found.refused}"
-            )
+            text = f"executable graph {graph.id} ran other kernels than were captured: {found.refused}"
             foreign.append((file.labels.source, text))
             done[graph.rows] = True
             assigned.refuse(graph.rows, text)
@@ -373,10 +362,7 @@ def _put_matched(
     matching = numbers[position] == graph.number
     assigned.put(graph.rows[matching], label_of[position[matching]], code[position[matching]])
     assigned.confidence[graph.rows[matching]] = np.nan
-    assigned.refuse(
-        graph.rows[~matching],
-        "its node cannot be distinguished from other nodes inside child graphs",
-    )
+    assigned.refuse(graph.rows[~matching], "its node cannot be distinguished from other nodes inside child graphs")
     return [
         f"{first} and {second} contradict each other about {len(nodes):,} nodes of executable graph {graph.id}: "
         + distinct_labels.difference(said[nodes[0]], f"node {nodes[0]}")
@@ -439,9 +425,7 @@ class _DistinctLabels:
         rows = [_place(label) for label in self.labels]
         columns = {name: [row.get(name) for row in rows] for name in _PLACES}
         collectives = described_structs([label.collective for label in self.labels])
-        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String)).with_columns(
-            collective=collectives
-        )
+        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String)).with_columns(collective=collectives)
 
 
 def _merged(first: Label, second: Label) -> Label | None:
@@ -481,8 +465,7 @@ def _place(label: Label) -> dict[str, Any]:
     metadata = dict(label.metadata)
     if place.parts:
         metadata["estimated_parts"] = [
-            dict(zip(("module", "line", "op", "phase", "share"), part, strict=True))
-            for part in place.parts
+            dict(zip(("module", "line", "op", "phase", "share"), part, strict=True)) for part in place.parts
         ]
     return {
         "label": SEPARATOR.join(label.path) or None,
@@ -509,9 +492,7 @@ def joined_rows(assigned: Numbered, places: pl.DataFrame) -> pl.DataFrame:
     detail = pl.Series(assigned.detail[rows])
     detail = detail.set(detail < 0, None).cast(pl.UInt32)
     details = pl.Series(assigned.details, dtype=pl.String).cast(pl.Categorical())
-    columns: dict[str, Any] = {
-        name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES
-    }
+    columns: dict[str, Any] = {name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES}
     columns["collective"] = places["collective"].gather(number)
     columns |= {
         "gpu": rows,

@@ -43,24 +43,15 @@ _FAMILIES = tuple(
         (r"(?i)flash_|fmha|::fused_attention", r"attention|flash|sdp"),
         (r"(?i)softmax|SoftMax", r"softmax|attention|cross_entropy|nll|multinomial|logit"),
         (r"layer_?norm|LayerNorm|GammaBeta", r"norm"),
-        (
-            r"FillFunctor",
-            r"fill|zero|ones|full|new_|empty|mask|pad|scatter|index|sum|dropout|arange|eye|tri|like",
-        ),
+        (r"FillFunctor", r"fill|zero|ones|full|new_|empty|mask|pad|scatter|index|sum|dropout|arange|eye|tri|like"),
         (r"CatArrayBatchedCopy", r"cat|stack|pack"),
         (r"embedding|Embedding", r"embedding"),
-        (
-            r"CUDAFunctor_add|CUDAFunctorOnSelf_add|CUDAFunctorOnOther_add",
-            r"add|sub|accumulate|sum|lerp|conv|norm",
-        ),
+        (r"CUDAFunctor_add|CUDAFunctorOnSelf_add|CUDAFunctorOnOther_add", r"add|sub|accumulate|sum|lerp|conv|norm"),
         (r"gelu|Gelu", r"gelu"),
         (r"silu", r"silu|swish|glu"),
         (r"tanh_kernel", r"tanh|gelu|lstm|gru|rnn"),
         (r"sigmoid_kernel", r"sigmoid|glu|silu|lstm|gru"),
-        (
-            r"(?i)^nccl",
-            r"nccl|c10d|collective|all_?reduce|all_?gather|reduce_scatter|send|recv|broadcast|all_?to",
-        ),
+        (r"(?i)^nccl", r"nccl|c10d|collective|all_?reduce|all_?gather|reduce_scatter|send|recv|broadcast|all_?to"),
     )
 )
 """Pairs of patterns: a kernel whose name matches the first must have an operator whose name matches the second.

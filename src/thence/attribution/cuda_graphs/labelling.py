@@ -41,8 +41,7 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
     if not joined.labelled and joined.foreign:
         _, reason = joined.foreign[0]
         raise InputError(
-            ", ".join(file.source for file in labels),
-            f"{reason}; use the labels file that the traced process saved",
+            ", ".join(file.source for file in labels), f"{reason}; use the labels file that the traced process saved"
         )
     known = dataclasses.replace(tables, graph_labels=(*tables.graph_labels, *labels))
     if not any(file.labels for file in labels) and any(
@@ -66,9 +65,7 @@ def labelled_from_eager(tables: Tables, eager: Sequence[Attributed]) -> Tables:
     _check_graphs(tables)
     if not any(trace.gpu.height or captured_calls(trace).height for trace in eager):
         inputs = named_inputs([name for trace in eager for name in trace.meta.inputs])
-        raise MissingData(
-            f"{inputs}: holds no device activity, and no launch that was captured into a CUDA graph"
-        )
+        raise MissingData(f"{inputs}: holds no device activity, and no launch that was captured into a CUDA graph")
     return _replace_labels(tables, join_eager(tables, eager), "the eager run")
 
 
@@ -102,9 +99,7 @@ def _used(joined: Joined, result: Tables) -> str:
 def _check_graphs(tables: Tables) -> None:
     if not len(Replays.of(tables).rows):
         inputs = tables.meta.named
-        raise MissingData(
-            f"{inputs}: nothing in it ran in a CUDA graph, so there is nothing to label"
-        )
+        raise MissingData(f"{inputs}: nothing in it ran in a CUDA graph, so there is nothing to label")
 
 
 def _replace_labels(tables: Tables, joined: Joined, what: str) -> Tables:

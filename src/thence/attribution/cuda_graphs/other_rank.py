@@ -39,9 +39,7 @@ def collectives_of_rank(
         the descriptions, and in how many of the distinct ones the group is unknown.
     """
     layout = [
-        {**group, "members": members}
-        for group in groups
-        if (members := _members(group.get("ranks"))) is not None
+        {**group, "members": members} for group in groups if (members := _members(group.get("ranks"))) is not None
     ]
     distinct = collectives.drop_nulls().unique(maintain_order=True)
     described = [_described(dict(row), rank, layout) for row in distinct.to_list()]
@@ -51,9 +49,7 @@ def collectives_of_rank(
     return joined["is"], sum(row["group_size"] is None for row in described)
 
 
-def _described(
-    row: dict[str, Any], rank: int, layout: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def _described(row: dict[str, Any], rank: int, layout: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result = dict.fromkeys(row) | {name: row[name] for name in ("collective", "element_type")}
     uneven = any((row[name] or "[]") != "[]" for name in ("in_splits", "out_splits"))
     alike = row["in_elements"] is not None and row["in_elements"] == row["out_elements"]
@@ -67,9 +63,7 @@ def _described(
     return result
 
 
-def _group(
-    description: str | None, rank: int, layout: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def _group(description: str | None, rank: int, layout: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The group of a rank with this description; empty if there is none, or if several have it."""
     found = {
         (str(group["name"]), group["members"])

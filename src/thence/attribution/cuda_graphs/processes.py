@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["process_mismatch"]
 
-_CLOCKS_NS = (
-    2_000_000_000  # by how much clocks of one machine may disagree about when a process began
-)
+_CLOCKS_NS = 2_000_000_000  # by how much clocks of one machine may disagree about when a process began
 
 
 def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | None:

@@ -46,9 +46,7 @@ def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> ND
     mask[has_launch] |= of_graph[rows[has_launch]]
     if not has_launch.all():
         key = gpu.select("rank", "correlation").filter(pl.Series(~has_launch))
-        shared = key.select(
-            (pl.len().over("rank", "correlation") > 1) & pl.col("correlation").is_not_null()
-        )
+        shared = key.select((pl.len().over("rank", "correlation") > 1) & pl.col("correlation").is_not_null())
         mask[~has_launch] |= shared.to_series().to_numpy()
     return mask
 
@@ -104,9 +102,7 @@ class Replays:
         if keyed.is_empty():
             return
         ordered = keyed.sort("rank", "correlation", "graph", "start", maintain_order=True)
-        change = ordered.select(
-            pl.struct("rank", "correlation", "graph").rle_id().alias("launch")
-        ).to_series()
+        change = ordered.select(pl.struct("rank", "correlation", "graph").rle_id().alias("launch")).to_series()
         cuts = np.flatnonzero(np.diff(change.to_numpy(), prepend=-1))
         sizes = np.diff(cuts, append=len(ordered))
         random = np.random.default_rng(0).integers(0, 1 << 64, self.kinds.frame.height, np.uint64)
@@ -123,9 +119,7 @@ class Replays:
         more = f", and {len(rows) - 1} like it" if len(rows) > 1 else ""
         return f"the graph launch with correlation id {correlation}{more}"
 
-    def sequences(
-        self, rows: NDArray[np.int64]
-    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64], bool, bool]]:
+    def sequences(self, rows: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], NDArray[np.int64], bool, bool]]:
         """Groups launches by the order of their activities.
 
         Nodes are numbered as they are created, so numbers give the order of the capture.
@@ -149,7 +143,4 @@ class Replays:
         alike: dict[tuple[bytes, bool], list[int]] = {}
         for launch, key in enumerate(self.variant[rows]):
             alike.setdefault((key.tobytes(), bool(one_stream[launch])), []).append(launch)
-        return [
-            (np.array(launches), rows[launches], numbered, alone)
-            for (_, alone), launches in alike.items()
-        ]
+        return [(np.array(launches), rows[launches], numbered, alone) for (_, alone), launches in alike.items()]

@@ -53,9 +53,7 @@ class Matched:
         return only
 
 
-def match(
-    weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDArray[np.int64]
-) -> Matched:
+def match(weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDArray[np.int64]) -> Matched:
     """Matches activities to launches.
 
     Args:
@@ -95,9 +93,7 @@ def match(
     return Matched(launch[order], activity[order], opened, count)
 
 
-def most_in_common(
-    weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDArray[np.int64]
-) -> int:
+def most_in_common(weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDArray[np.int64]) -> int:
     """The most pairs that an alignment can have, by counting the launches and activities that fit anything."""
     fitting = weight[np.ix_(np.unique(launches), np.unique(activities))] > 0
     by_launch = np.bincount(launches)[np.unique(launches)][fitting.any(axis=1)].sum()

@@ -45,24 +45,12 @@ class Variants:
     @classmethod
     def of(cls, gpu: pl.DataFrame) -> Variants:
         """The variants among rows of gpu."""
-        shapes = [
-            pl.col(shape).arr.get(i).alias(f"{shape}{i}")
-            for shape in ("grid", "block")
-            for i in range(3)
-        ]
-        key = gpu.select(
-            pl.struct(pl.col("kind", "name").to_physical(), *shapes, "shared_memory").hash()
-        ).to_series()
-        first = (
-            pl.DataFrame({"key": key})
-            .with_row_index("row")
-            .unique("key", keep="first", maintain_order=True)
-        )
+        shapes = [pl.col(shape).arr.get(i).alias(f"{shape}{i}") for shape in ("grid", "block") for i in range(3)]
+        key = gpu.select(pl.struct(pl.col("kind", "name").to_physical(), *shapes, "shared_memory").hash()).to_series()
+        first = pl.DataFrame({"key": key}).with_row_index("row").unique("key", keep="first", maintain_order=True)
         variants = first.select("key", variant=pl.int_range(pl.len(), dtype=pl.Int64))
         of_row = key.to_frame("key").join(variants, on="key", how="left", maintain_order="left")
-        frame = gpu.select(_VARIANT)[first["row"]].with_columns(
-            pl.col("kind", "name").cast(pl.String)
-        )
+        frame = gpu.select(_VARIANT)[first["row"]].with_columns(pl.col("kind", "name").cast(pl.String))
         return cls(frame, of_row["variant"].to_numpy())
 
 
@@ -139,8 +127,7 @@ class Signatures:
         shapes = [
             shape
             for shape in ("grid", "block")
-            if not kernels[shape].null_count()
-            and not frame.filter(pl.col("kind") == "kernel")[shape].null_count()
+            if not kernels[shape].null_count() and not frame.filter(pl.col("kind") == "kernel")[shape].null_count()
         ]
         nodes = nodes.with_columns(
             name=pl.Series([-1 if k is None else names.of_kernel(k) for k in nodes["kernel"]], dtype=pl.Int64)
@@ -151,26 +138,19 @@ class Signatures:
         static = _static_memory(nodes, traced)
         numbers: dict[Hashable, int] = {}
         of_node = [
-            numbers.setdefault(key, len(numbers)) if key is not None else -1
-            for key in _keys(nodes, shapes, static)
+            numbers.setdefault(key, len(numbers)) if key is not None else -1 for key in _keys(nodes, shapes, static)
         ]
-        of_variant = [
-            numbers.get(key, -1) for key in _keys(traced, shapes, dict.fromkeys(static, 0))
-        ]
+        of_variant = [numbers.get(key, -1) for key in _keys(traced, shapes, dict.fromkeys(static, 0))]
         leave = nodes["type"].is_in(ACTIVITIES).to_numpy()
         result = np.array(of_node, np.int64)
         return cls(result, np.array(of_variant, np.int64), bool((result[leave] >= 0).all()))
 
 
-def _keys(
-    frame: pl.DataFrame, shapes: Sequence[str], static: dict[int, int]
-) -> list[tuple[Any, ...] | None]:
+def _keys(frame: pl.DataFrame, shapes: Sequence[str], static: dict[int, int]) -> list[tuple[Any, ...] | None]:
     """The key by which kernels are equal; None for nodes that leave no activity or are unknown."""
     columns = [frame[shape].to_list() for shape in shapes]
     keys: list[tuple[Any, ...] | None] = []
-    for row, (kind, name, memory) in enumerate(
-        frame.select("type", "name", "shared_memory").rows()
-    ):
+    for row, (kind, name, memory) in enumerate(frame.select("type", "name", "shared_memory").rows()):
         if kind in ("memcpy", "memset"):
             keys.append((kind,))
         elif kind != "kernel" or name < 0:

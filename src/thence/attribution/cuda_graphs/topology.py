@@ -64,16 +64,12 @@ class Topology:
             last_ancestors = reach[node]
             for earlier in before[node]:
                 np.maximum(last_ancestors, reach[earlier], out=last_ancestors)
-                last_ancestors[chain[earlier]] = max(
-                    last_ancestors[chain[earlier]], position[earlier]
-                )
+                last_ancestors[chain[earlier]] = max(last_ancestors[chain[earlier]], position[earlier])
         return cls(order, edges, chain, position, reach)
 
     def before(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each first node is an ancestor of the second node at the same index."""
-        is_ancestor: NDArray[np.bool_] = (
-            self.position[first] <= self.reach[second, self.chain[first]]
-        )
+        is_ancestor: NDArray[np.bool_] = self.position[first] <= self.reach[second, self.chain[first]]
         return is_ancestor
 
 
@@ -95,9 +91,7 @@ def edges_of(graph: CapturedGraph) -> tuple[int, NDArray[np.int64]]:
     holder = rows[np.searchsorted(numbers, parents.drop_nulls().to_numpy(), sorter=rows)]
     holders = np.unique(holder)
     end = np.arange(count)
-    end[holders] = count + np.arange(
-        len(holders)
-    )  # the end node of a holder; other nodes are their own end
+    end[holders] = count + np.arange(len(holders))  # the end node of a holder; other nodes are their own end
     behind = np.stack([end[edges[:, 0]], edges[:, 1]], axis=1)
     begins = np.stack([holder, inside], axis=1)
     ends = np.stack([end[inside], end[holder]], axis=1)
@@ -129,9 +123,7 @@ def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array(order, np.int64)
 
 
-def _chains(
-    order: NDArray[np.int64], before: list[list[int]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def _chains(order: NDArray[np.int64], before: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Greedy chain decomposition: a node extends the path of a predecessor that nothing extended yet."""
     count = len(order)
     chain, position = np.zeros(count, np.int64), np.zeros(count, np.int64)

@@ -41,9 +41,7 @@ def autotuned(tables: Tables) -> pl.Series:
     )
     mask = candidate.to_numpy().copy()
     for (rank,), part in calls.group_by("rank"):
-        ranges = compiling.filter(
-            (pl.col("rank") == rank) & pl.col("name").cast(pl.String).str.contains(_COMPILE)
-        )
+        ranges = compiling.filter((pl.col("rank") == rank) & pl.col("name").cast(pl.String).str.contains(_COMPILE))
         end = (ranges["start"] + ranges["duration"]).to_numpy()
         launched = part["launched"].to_numpy()
         around = longest_begun(ranges["start"].to_numpy(), end, launched)

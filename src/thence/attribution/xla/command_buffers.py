@@ -52,8 +52,7 @@ __all__ = ["derived_instructions"]
 
 _GRAPH = ["rank", "device", "graph"]
 _REORDERS = re.compile(
-    r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true",
-    re.IGNORECASE,
+    r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true", re.IGNORECASE
 )
 """XLA_FLAGS with which the order of a graph's nodes is not that of the schedule (xla/debug_options_flags.cc)."""
 
@@ -130,9 +129,7 @@ class _Origins:
         used = names.unique().drop_nulls()
         is_module = names.is_in(used.filter(used.cast(pl.String).str.contains(MODULE)).implode())
         parent = tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-        module = chain_to(
-            parent, firsts["launch"].to_numpy(), is_module.fill_null(value=False).to_numpy()
-        )
+        module = chain_to(parent, firsts["launch"].to_numpy(), is_module.fill_null(value=False).to_numpy())
         found = thunk_numbers(tables, firsts).with_columns(
             module=pl.Series(module, dtype=pl.Int64).replace(NO_ROW, None)
         )
@@ -191,9 +188,7 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     )
     known = keyed.filter(pl.col("command").is_not_null())
     against = contradicted(known, _levels(agreeing), schedule)
-    return keyed.join(
-        against, on=["graph", "level", "command"], how="left", maintain_order="left"
-    ).select(
+    return keyed.join(against, on=["graph", "level", "command"], how="left", maintain_order="left").select(
         "row",
         derived=pl.when(pl.col("reason").is_null()).then("derived"),
         rule=pl.coalesce("reason", "rule"),
@@ -201,16 +196,13 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     )
 
 
-def _recorded_otherwise(
-    found: Mapping[int, _Found], whole: pl.DataFrame, schedule: Schedule
-) -> list[int]:
+def _recorded_otherwise(found: Mapping[int, _Found], whole: pl.DataFrame, schedule: Schedule) -> list[int]:
     """Graphs with a node whose instruction differs from the one that the producer recorded."""
     recorded = whole.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
     other = {
         graph
         for graph, number, name in recorded.iter_rows()
-        if graph in found
-        and found[graph].match.command[number] not in (-1, schedule.number_of.get(name))
+        if graph in found and found[graph].match.command[number] not in (-1, schedule.number_of.get(name))
     }
     return sorted(other)
 
@@ -270,9 +262,7 @@ def _by_thunk(
             continue
         possible = possible_slots(schedule, first_of[nodes.graph], alone, nodes)
         matches = [(slots, match(schedule, slots, nodes)) for slots in possible]
-        fitting = [
-            (matched, slots) for slots, matched in matches if matched is not None and matched.proofs
-        ]
+        fitting = [(matched, slots) for slots, matched in matches if matched is not None and matched.proofs]
         if fitting:
             agreed = fitting[0][0].agreeing([matched for matched, _ in fitting[1:]])
             levels = fitting[0][1].levels
@@ -293,15 +283,7 @@ def _nodes(found: _Found) -> pl.DataFrame:
     )  # fmt: skip
     rule = pl.when("counted").then(pl.lit(found.rule)).otherwise(pl.lit("hlo_library_order"))
     return (
-        pl.DataFrame(
-            {
-                "number": numbers,
-                "command": command,
-                "level": level,
-                "counted": counted,
-                "verdict": verdict,
-            }
-        )
+        pl.DataFrame({"number": numbers, "command": command, "level": level, "counted": counted, "verdict": verdict})
         .with_columns(reason=reason)
         .select(
             graph=pl.lit(found.nodes.graph),
@@ -318,10 +300,7 @@ def _nodes(found: _Found) -> pl.DataFrame:
 
 def _refused(nodes: Nodes, reason: str) -> pl.DataFrame:
     """The nodes of a graph that have no instruction, in the columns of `NODES`."""
-    rows = [
-        (nodes.graph, number, None, None, False, reason, None)
-        for number in np.unique(nodes.number).tolist()
-    ]
+    rows = [(nodes.graph, number, None, None, False, reason, None) for number in np.unique(nodes.number).tolist()]
     return pl.DataFrame(rows, NODES, orient="row")
 
 

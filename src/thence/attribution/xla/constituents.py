@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["constituents_by_cost", "constituents_by_place"]
 
-_CONSTITUENTS: dict[str, pl.DataType] = {
-    "instruction": pl.UInt32(),
-    "constituent": pl.UInt32(),
-    "weight": pl.Float64(),
-}
+_CONSTITUENTS: dict[str, pl.DataType] = {"instruction": pl.UInt32(), "constituent": pl.UInt32(), "weight": pl.Float64()}
 """Schema of both functions: rows of HloModule.instructions, and a share from 0 to 1."""
 
 MATRIX_FLOPS_PER_BYTE = 200
@@ -113,9 +109,7 @@ def constituents_by_place(module: HloModule) -> pl.DataFrame:
     _check_size(calls, pairs, module.name)
     called = calls.join(pairs, on="computation", maintain_order="left_right").drop("computation")
     itself = pairs.select(pl.col("constituent").alias("instruction"), pl.exclude("computation"))
-    rank = (
-        pl.when(pl.col("stack").is_not_null()).then(2).when(pl.col("op_name").is_not_null()).then(1)
-    )
+    rank = pl.when(pl.col("stack").is_not_null()).then(2).when(pl.col("op_name").is_not_null()).then(1)
     chosen = (
         pl.concat([itself, called.select(itself.columns)])
         .with_columns(rank=rank.otherwise(0))
@@ -134,9 +128,7 @@ def _check_size(calls: pl.DataFrame, instructions: pl.DataFrame, name: str) -> N
     sizes = instructions.group_by("computation").len()
     rows = int(calls.join(sizes, on="computation")["len"].sum())
     if rows > _MAX_ROWS:
-        raise DamagedInput(
-            name, f"its calls expand to {rows:,} instructions, more than any real XLA module has"
-        )
+        raise DamagedInput(name, f"its calls expand to {rows:,} instructions, more than any real XLA module has")
 
 
 def constituents_by_cost(module: HloModule) -> pl.DataFrame:
@@ -183,11 +175,7 @@ def _cost(module: HloModule, graph: _Graph) -> NDArray[np.float64]:
     times = opcode.cast(pl.String).replace_strict(
         list(OPERATIONS), pl.Series(list(OPERATIONS.values()), dtype=pl.Float64), default=1.0
     )
-    work = np.where(
-        matrix,
-        flops / MATRIX_FLOPS_PER_BYTE,
-        flops * times.to_numpy() / VECTOR_OPERATIONS_PER_BYTE,
-    )
+    work = np.where(matrix, flops / MATRIX_FLOPS_PER_BYTE, flops * times.to_numpy() / VECTOR_OPERATIONS_PER_BYTE)
     free = (opcode.is_in(_FREE) | opcode.is_in(_FUSED)).to_numpy() | graph.in_reducer
     moved, work = (np.where(free, 0.0, each) for each in (reads + writes, work))
     of_kernel = [np.bincount(graph.kernel, each, graph.count + 1) for each in (moved, work)]
@@ -231,9 +219,7 @@ class _Graph:
 
     def _inner(self) -> pl.DataFrame:
         """One row per fused computation, with the row that calls it; XLA creates each for one caller."""
-        calls = self.table.filter(
-            pl.col("opcode").is_in(_FUSED) & (pl.col("called").list.len() > 0)
-        )
+        calls = self.table.filter(pl.col("opcode").is_in(_FUSED) & (pl.col("called").list.len() > 0))
         return (
             calls.select(pl.col("row").alias("caller"), "called")
             .explode("called")
@@ -249,14 +235,10 @@ class _Graph:
         """
         source = np.arange(self.count, dtype=np.int64)
         first = self.edges.filter(pl.col("position") == 0)
-        renaming = self.table.filter(pl.col("opcode").is_in(_RENAMING)).select(
-            pl.col("row").alias("consumer")
-        )
+        renaming = self.table.filter(pl.col("opcode").is_in(_RENAMING)).select(pl.col("row").alias("consumer"))
         passed = first.join(renaming, on="consumer", how="semi")
         source[passed["consumer"].to_numpy()] = passed["producer"].to_numpy()
-        nested = self.inner.filter(
-            ~pl.Series(self.top[self.inner["caller"].to_numpy()], dtype=pl.Boolean)
-        )
+        nested = self.inner.filter(~pl.Series(self.top[self.inner["caller"].to_numpy()], dtype=pl.Boolean))
         members = self.table.join(nested, on="computation")
         roots = members.filter("is_root")
         source[roots["caller"].to_numpy()] = roots["row"].to_numpy()
@@ -277,9 +259,7 @@ class _Graph:
 
     def _outputs(self) -> NDArray[np.bool_]:
         """Instructions whose value leaves their kernel: roots, and the operands of a root tuple."""
-        kernels = self.inner.filter(
-            pl.Series(self.top[self.inner["caller"].to_numpy()], dtype=pl.Boolean)
-        )
+        kernels = self.inner.filter(pl.Series(self.top[self.inner["caller"].to_numpy()], dtype=pl.Boolean))
         roots = self.table.join(kernels, on="computation", how="semi").filter("is_root")
         results = self.source[roots["row"].to_numpy()]
         is_output = self.top.copy()
@@ -291,9 +271,9 @@ class _Graph:
 
     def _kernels(self) -> Rows:
         """The kernel in which each instruction runs: the caller of its computation, and so on up; `count` for none."""
-        caller = self.table.select("computation").join(
-            self.inner, on="computation", how="left", maintain_order="left"
-        )["caller"]
+        caller = self.table.select("computation").join(self.inner, on="computation", how="left", maintain_order="left")[
+            "caller"
+        ]
         rows = np.arange(self.count, dtype=np.int64)
         kernel = np.where(self.top, rows, caller.fill_null(self.count).to_numpy())
         kernel = np.append(kernel, self.count)  # the last entry: in no kernel
@@ -337,6 +317,6 @@ class _Graph:
                 "instruction": np.concatenate([kernel[used], rows[alone]]),
                 "constituent": np.concatenate([rows[used], rows[alone]]),
                 "weight": np.concatenate([cost[used] / total[kernel[used]], np.ones(alone.sum())]),
-            },
+            }
         )
         return parts.cast(pl.Schema(_CONSTITUENTS)).sort("instruction", maintain_order=True)

@@ -126,9 +126,7 @@ def _neighbours(schedule: Schedule, previous: int, number: int) -> bool:
     )
 
 
-def creations(
-    tables: Tables, launches: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]
-) -> dict[int, Creation]:
+def creations(tables: Tables, launches: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> dict[int, Creation]:
     """The ranges in which graphs were created, by the host row of the program or thunk around them.
 
     Args:
@@ -199,9 +197,7 @@ def _names(names: pl.Series) -> pl.DataFrame:
     )
 
 
-def _with_ancestors(
-    parent: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
+def _with_ancestors(parent: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """A mask of the given rows and all their ancestors."""
     marked = np.zeros(len(parent), np.bool_)
     rows = np.unique(rows)
@@ -214,10 +210,7 @@ def _with_ancestors(
 
 
 def _first_active(
-    host: pl.DataFrame,
-    parent: npt.NDArray[np.int64],
-    active: npt.NDArray[np.bool_],
-    around: npt.NDArray[np.bool_],
+    host: pl.DataFrame, parent: npt.NDArray[np.int64], active: npt.NDArray[np.bool_], around: npt.NDArray[np.bool_]
 ) -> pl.DataFrame:
     """For each program or thunk (context), when the first active range or call inside it began."""
     rows = np.flatnonzero(active)

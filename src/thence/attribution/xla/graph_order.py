@@ -142,24 +142,18 @@ def _fits(graph: _Graph, schedule: Schedule) -> list[_Fit]:
     fits = [_fit_of_length(graph, schedule, length) for length in lengths]
     placed = [fit for fit in fits if fit.places.size]
     told_apart = [
-        fit
-        for fit in placed
-        if any(_library_calls(graph, schedule, p, fit.length) is not None for p in fit.places)
+        fit for fit in placed if any(_library_calls(graph, schedule, p, fit.length) is not None for p in fit.places)
     ]
     return told_apart or placed or [max(fits, key=lambda fit: fit.fitted)]
 
 
-def _ended(
-    fits: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
-) -> dict[int, _Fit]:
+def _ended(fits: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule) -> dict[int, _Fit]:
     """The longest fit of each graph; no places if its end is ambiguous.
 
     Every execution runs every command. So a shorter fit is ruled out if, in some execution, the
     commands that it would leave out ran neither without a graph nor at the start of another graph.
     """
-    begins = {
-        g: {int(p) for fit in graph_fits for p in fit.places} for g, graph_fits in fits.items()
-    }
+    begins = {g: {int(p) for fit in graph_fits for p in fit.places} for g, graph_fits in fits.items()}
 
     def leaves_some(graph: int, left: range) -> bool:
         names = {schedule.names[command] for command in left}
@@ -175,8 +169,7 @@ def _ended(
         longest = max(graph_fits, key=lambda fit: fit.length)
         shorter = [fit for fit in graph_fits if fit is not longest]
         certain = all(
-            place in longest.places
-            and leaves_some(graph, range(place + fit.length, place + longest.length))
+            place in longest.places and leaves_some(graph, range(place + fit.length, place + longest.length))
             for fit in shorter
             for place in fit.places.tolist()
         )
@@ -223,9 +216,7 @@ def _foreign(graph: _Graph, schedule: Schedule) -> set[int]:
     }
 
 
-def _library_calls(
-    graph: _Graph, schedule: Schedule, place: int, length: int
-) -> NDArray[np.int64] | None:
+def _library_calls(graph: _Graph, schedule: Schedule, place: int, length: int) -> NDArray[np.int64] | None:
     """The command of each node inside a library call, or None if the assignment is ambiguous.
 
     Every call has one main kernel; it may set memory before and reduce parts afterwards.
@@ -278,9 +269,7 @@ def _executions(rows: pl.DataFrame) -> list[_Execution]:
     return [_Execution(tuple(graphs), frozenset(names)) for graphs, names in executions.iter_rows()]
 
 
-def _places(
-    executions: Sequence[_Execution], fits: Mapping[int, _Fit], schedule: Schedule
-) -> dict[int, int]:
+def _places(executions: Sequence[_Execution], fits: Mapping[int, _Fit], schedule: Schedule) -> dict[int, int]:
     """The first command of each graph for which only one position is possible.
 
     Within one execution the graphs ran in the order of the schedule, and contain neither commands of each other
@@ -337,19 +326,11 @@ def _instructions(graph: _Graph, schedule: Schedule, place: int, length: int) ->
     calls = [None] * rest if inside is None else inside.tolist()
     rule = "command_buffer_library" if inside is None else "hlo_library_order"
     own = [int(command) for command in commands + place]
-    foreign = {
-        i for i in _foreign(graph, schedule) if i < len(own) and not schedule.targets[own[i]]
-    }
+    foreign = {i for i in _foreign(graph, schedule) if i < len(own) and not schedule.targets[own[i]]}
     return _nodes(
         graph,
         [*(None if i in foreign else command for i, command in enumerate(own)), *calls],
-        [
-            *(
-                "command_buffer_foreign" if i in foreign else "hlo_node_order"
-                for i in range(len(own))
-            ),
-            *[rule] * rest,
-        ],
+        [*("command_buffer_foreign" if i in foreign else "hlo_node_order" for i in range(len(own))), *[rule] * rest],
     )
 
 
@@ -384,8 +365,5 @@ def _reason(fit: _Fit) -> tuple[str, str | None]:
             f"at most {fit.fitted} of the graph's {fit.own} own kernels fit the HLO schedule",
         )
     if fit.places.size > 1:
-        return (
-            "command_buffer_several",
-            f"the graph's kernels fit the HLO schedule at {fit.places.size} places",
-        )
+        return ("command_buffer_several", f"the graph's kernels fit the HLO schedule at {fit.places.size} places")
     return "command_buffer_order", None

@@ -41,11 +41,7 @@ _MAX_BYTES = (1 << 63) - 1
 _KINDS = {
     **{name: name for name in ("all-to-all", "collective-broadcast", "collective-reduce")},
     **{name: name for name in ("ragged-all-to-all", "recv", "reduce-scatter", "send")},
-    **{
-        f"{name}{form}": name
-        for name in ("all-gather", "all-reduce", "collective-permute")
-        for form in ("", "-start")
-    },
+    **{f"{name}{form}": name for name in ("all-gather", "all-reduce", "collective-permute") for form in ("", "-start")},
 }
 _LIBRARIES = r"(?i)nccl|nvshmem"
 _WRAPPERS = ("async-start", "fusion")
@@ -109,9 +105,7 @@ def _candidates(module: HloModule) -> list[dict[str, Any]]:
     return rows
 
 
-def _moves(
-    candidates: Iterable[dict[str, Any]],
-) -> Iterator[tuple[tuple[int, int, str, str], _Move]]:
+def _moves(candidates: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[int, int, str, str], _Move]]:
     """The instructions that communicate, as (row, id, name, opcode), with kind and sizes.
 
     One pass without recursion: callees come before their callers.

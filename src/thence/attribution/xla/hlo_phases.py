@@ -48,9 +48,7 @@ _RULES = {
 }
 
 
-def instruction_phases(
-    module: HloModule, origin: pl.DataFrame, parts: pl.DataFrame
-) -> pl.DataFrame:
+def instruction_phases(module: HloModule, origin: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
     """The phase of every instruction of a module, in its order.
 
     Args:
@@ -74,15 +72,11 @@ def instruction_phases(
     )  # fmt: skip
     rows = known.with_row_index("constituent").join(said, on=["op_name", "optimizer"])
     rows = rows.select(pl.col("constituent").cast(pl.Int64), "phase", "phase_rule")
-    inside = parts.select(pl.col("instruction", "constituent").cast(pl.Int64)).join(
-        rows, on="constituent"
-    )
+    inside = parts.select(pl.col("instruction", "constituent").cast(pl.Int64)).join(rows, on="constituent")
     alone = rows.with_columns(instruction="constituent").join(inside, on="instruction", how="anti")
     every = pl.concat([inside, alone.select(inside.columns)])
     found = (
-        every.with_columns(
-            later=pl.col("phase").replace_strict(_LATENESS, default=0).max().over("instruction")
-        )
+        every.with_columns(later=pl.col("phase").replace_strict(_LATENESS, default=0).max().over("instruction"))
         .filter(pl.col("phase").replace_strict(_LATENESS, default=_LATEST) >= pl.col("later"))
         .group_by("instruction")
         .agg(pl.col("phase").unique(), pl.col("phase_rule").sort().first())
@@ -90,16 +84,10 @@ def instruction_phases(
     several = pl.col("phase").list.len() > 1
     found = found.select(
         "instruction",
-        phase=pl.when(several)
-        .then(pl.lit(Phase.MIXED.value))
-        .otherwise(pl.col("phase").list.first()),
+        phase=pl.when(several).then(pl.lit(Phase.MIXED.value)).otherwise(pl.col("phase").list.first()),
         phase_rule=pl.when(several).then(pl.lit(_RULES[Phase.MIXED])).otherwise("phase_rule"),
     )
-    reason = (
-        pl.when(pl.col("op_name").is_null())
-        .then(pl.lit("no_op_name"))
-        .otherwise(pl.lit("argument"))
-    )
+    reason = pl.when(pl.col("op_name").is_null()).then(pl.lit("no_op_name")).otherwise(pl.lit("argument"))
     return (
         known.with_row_index("instruction")
         .with_columns(pl.col("instruction").cast(pl.Int64))

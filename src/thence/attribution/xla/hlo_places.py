@@ -161,10 +161,7 @@ def hlo_places(rows: HloRows) -> pl.DataFrame:
     columns = []
     for kind in PLACES:
         rule = pl.coalesce("reason", f"{kind}_rule", pl.lit("no_instruction"))
-        columns += [
-            pl.col(kind).cast(pl.Categorical()),
-            rule.cast(RULE).alias(f"{kind}_rule"),
-        ]
+        columns += [pl.col(kind).cast(pl.Categorical()), rule.cast(RULE).alias(f"{kind}_rule")]
     return placed.select(columns)
 
 
@@ -184,21 +181,13 @@ def source_shares(
     """
     parts = [_shares(facts, weighting(facts), number) for number, facts in rows.modules.items()]
     empty = pl.DataFrame(
-        schema={
-            "module": pl.Int32,
-            "hlo": pl.String,
-            "place": pl.String,
-            "weight": pl.Float64,
-            "rule": pl.String,
-        }
+        schema={"module": pl.Int32, "hlo": pl.String, "place": pl.String, "weight": pl.Float64, "rule": pl.String}
     )
     claims = rows.keys.with_row_index("gpu").join(
         pl.concat([empty, *parts]), on=_KEY, how="left", maintain_order="left"
     )
     rule = pl.coalesce("reason", "rule", pl.lit("no_instruction"))
-    return claims.select("gpu", "place", pl.col("weight").fill_null(1.0), rule.alias("rule")).cast(
-        pl.Schema(SHARES)
-    )
+    return claims.select("gpu", "place", pl.col("weight").fill_null(1.0), rule.alias("rule")).cast(pl.Schema(SHARES))
 
 
 def stack_shares(trace: Attributed) -> pl.DataFrame:
@@ -245,9 +234,7 @@ def frame_stacks(module: HloModule, frames: Iterable[int | None]) -> dict[int, s
         return {}
     parent = table["parent"].cast(pl.Int64).to_numpy() - 1
     names = table.select(
-        pl.format("{}({}): {}", "file", "line", "function").str.replace_all(
-            ";", "\uff1b", literal=True
-        )
+        pl.format("{}({}): {}", "file", "line", "function").str.replace_all(";", "\uff1b", literal=True)
     ).to_series()
     numbers = np.unique([f for f in frames if f and f <= table.height]).astype(np.int64)
     everywhere = np.ones(len(parent), np.bool_)
@@ -342,23 +329,13 @@ def _constituents(facts: ModuleFacts, parts: pl.DataFrame) -> pl.DataFrame:
     columns = ("source", "source_rule", "frame")
     origin = facts.origins.select(columns).with_row_index("constituent")
     unsplit = origin.rename(
-        {
-            "constituent": "instruction",
-            "source": "own",
-            "source_rule": "own_rule",
-            "frame": "own_frame",
-        }
+        {"constituent": "instruction", "source": "own", "source_rule": "own_rule", "frame": "own_frame"}
     )
     whole = chosen.join(parts, on="instruction", how="anti").with_columns(
         constituent=pl.col("instruction"), weight=pl.lit(1.0)
     )  # an instruction that the weighting lacks is its own constituent
     return (
-        pl.concat(
-            [
-                chosen.join(parts, on="instruction"),
-                whole.select("instruction", "hlo", "constituent", "weight"),
-            ]
-        )
+        pl.concat([chosen.join(parts, on="instruction"), whole.select("instruction", "hlo", "constituent", "weight")])
         .join(origin, on="constituent", how="left")
         .join(unsplit, on="instruction", how="left")
         .select(

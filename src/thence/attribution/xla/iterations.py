@@ -38,11 +38,7 @@ def iterations(tables: Tables, launch: npt.NDArray[np.int64], used: pl.Series) -
         One Categorical for each row of gpu, null outside of loops; None where the trace shows no loops.
     """
     names = tables.host["name"]
-    told = (
-        used.to_frame("name")
-        .with_columns(loop=pl.col("name").cast(pl.String).str.extract(_LOOP))
-        .drop_nulls("loop")
-    )
+    told = used.to_frame("name").with_columns(loop=pl.col("name").cast(pl.String).str.extract(_LOOP)).drop_nulls("loop")
     if told.is_empty():
         return None
     op = names.to_frame("name").join(told, on="name", how="left", maintain_order="left")["loop"]
@@ -64,15 +60,12 @@ def iterations(tables: Tables, launch: npt.NDArray[np.int64], used: pl.Series) -
     )
     places = (
         launched.sort("start")
-        .join_asof(
-            _rounds(tables.host, launched["loop"]), on="start", by="loop", check_sortedness=False
-        )
+        .join_asof(_rounds(tables.host, launched["loop"]), on="start", by="loop", check_sortedness=False)
         .join(executions, on="program", how="left")
         .select(
             "row",
             place=pl.concat_str(
-                pl.col("of").fill_null(""),
-                pl.format("{}({})", "op", pl.col("iteration").fill_null(0)),
+                pl.col("of").fill_null(""), pl.format("{}({})", "op", pl.col("iteration").fill_null(0))
             ).cast(pl.Categorical()),
         )
     )
@@ -97,9 +90,7 @@ def _outermost(
 def _rounds(host: pl.DataFrame, loops: pl.Series) -> pl.DataFrame:
     """When each iteration of some loops began, in the columns of `_ROUND`."""
     inside = (
-        host.select(
-            loop=pl.col("parent").cast(pl.Int64), start="start", name=pl.col("name").to_physical()
-        )
+        host.select(loop=pl.col("parent").cast(pl.Int64), start="start", name=pl.col("name").to_physical())
         .filter(pl.col("loop").is_in(loops.unique().implode()))
         .filter(pl.col("name").is_not_null())
         .sort("loop", "start", maintain_order=True)

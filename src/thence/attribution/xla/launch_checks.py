@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LEVELS", "contradicted"]
 
-LEVELS = {
-    "graph": pl.UInt64,
-    "level": pl.Int64,
-    "parent": pl.Int64,
-    "conditional": pl.Int64,
-    "loops": pl.Boolean,
-}
+LEVELS = {"graph": pl.UInt64, "level": pl.Int64, "parent": pl.Int64, "conditional": pl.Int64, "loops": pl.Boolean}
 """One row for each level of each graph, as `thence.attribution.xla.node_numbers.Level` describes it."""
 
 _TOLERATED = 0.02
@@ -51,15 +45,10 @@ def contradicted(rows: pl.DataFrame, levels: pl.DataFrame, schedule: Schedule) -
     early = _too_early(rows, schedule)
     uncounted = early.join(nodes.filter(~pl.col("counted")), on=["graph", "command"], how="semi")
     of_libraries = nodes.filter(~pl.col("counted")).join(uncounted, on="graph", how="semi")
-    late = pl.concat(
-        [early.join(nodes, on=["graph", "command"]).select(of_libraries.columns), of_libraries]
-    )
+    late = pl.concat([early.join(nodes, on=["graph", "command"]).select(of_libraries.columns), of_libraries])
     reasons = [
         part.select(*_LEVEL, "command", reason=pl.lit(reason))
-        for part, reason in (
-            (branches, "command_buffer_branch"),
-            (late, "command_buffer_too_early"),
-        )
+        for part, reason in ((branches, "command_buffer_branch"), (late, "command_buffer_too_early"))
     ]
     return pl.concat(reasons).unique([*_LEVEL, "command"], keep="first", maintain_order=True)
 
@@ -69,9 +58,7 @@ def _wrong_levels(rows: pl.DataFrame, levels: pl.DataFrame) -> pl.DataFrame:
     seen = rows.group_by(_LEVEL).agg(nodes=pl.col("number").n_unique())
     ran = rows.group_by(*_LAUNCH, "level").agg(ran=pl.col("number").n_unique(), activities=pl.len())
     facts = ran.join(seen, on=_LEVEL).join(levels.unique(_LEVEL), on=_LEVEL, how="left")
-    around = ran.select(
-        *_LAUNCH, pl.col("level").alias("parent"), again=pl.col("activities") > pl.col("ran")
-    )
+    around = ran.select(*_LAUNCH, pl.col("level").alias("parent"), again=pl.col("activities") > pl.col("ran"))
     facts = facts.join(around, on=[*_LAUNCH, "parent"], how="left")
     siblings = pl.len().over(*_LAUNCH, "parent", "conditional")
     inside = pl.col("parent") >= 0

@@ -23,17 +23,7 @@ if TYPE_CHECKING:
     from thence.attribution.xla.node_numbers import Slots
     from thence.attribution.xla.schedules import Schedule
 
-__all__ = [
-    "AFTERWARDS",
-    "LOW",
-    "Nodes",
-    "Verdict",
-    "is_copy",
-    "is_library",
-    "library_of",
-    "nodes_of",
-    "verdicts",
-]
+__all__ = ["AFTERWARDS", "LOW", "Nodes", "Verdict", "is_copy", "is_library", "library_of", "nodes_of", "verdicts"]
 
 LOW = 0xFFFF_FFFF
 """Mask of the node's number in a node's id; the upper half is the graph's id (CUPTI, graphNodeId)."""
@@ -139,9 +129,7 @@ def nodes_of(inside: pl.DataFrame) -> list[Nodes]:
     ]
 
 
-def verdicts(
-    schedule: Schedule, slots: Slots, nodes: Nodes
-) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+def verdicts(schedule: Schedule, slots: Slots, nodes: Nodes) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
     """Compares the activities of a graph with its slots.
 
     Returns:
@@ -200,16 +188,12 @@ class _SlotFacts:
             return np.where(named, Verdict.NAMED, Verdict.CONTRADICTS)
         verdict = np.full(len(self.own), Verdict.CONTRADICTS, np.int64)
         verdict[self.slots.is_(Role.LEAF) & ~self.free] = Verdict.FOREIGN
-        verdict[self.own & self.free | self.slots.is_(Role.SEVERAL, Role.LAUNCHED)] = (
-            Verdict.POSSIBLE
-        )
+        verdict[self.own & self.free | self.slots.is_(Role.SEVERAL, Role.LAUNCHED)] = Verdict.POSSIBLE
         afterwards = AFTERWARDS.search(name) is not None
         main = self.slots.is_(Role.MAIN)
         if not afterwards:
             targets = self.schedule.targets
-            of_library = [
-                main[i] and library_of(targets[c], name) for i, c in enumerate(self.slots.command)
-            ]
+            of_library = [main[i] and library_of(targets[c], name) for i, c in enumerate(self.slots.command)]
             verdict[main] = Verdict.FOREIGN
             verdict[of_library] = Verdict.POSSIBLE
         elif is_library(name):

@@ -106,9 +106,7 @@ def _unseen(schedule: Schedule, slots: Slots) -> NDArray[np.bool_]:
     return result
 
 
-def _slot_by_slot(
-    slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]
-) -> Match | None:
+def _slot_by_slot(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]) -> Match | None:
     """The match in which slot n is node n; None if it does not fit."""
     count = nodes.last + 1
     seen = np.zeros(len(slots.command), np.bool_)
@@ -139,9 +137,7 @@ def _outweighed(found: Match, seen: NDArray[np.bool_]) -> bool:
     return not beside.any()
 
 
-def _alignment(
-    slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]
-) -> Match | None:
+def _alignment(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]) -> Match | None:
     """The match of all assignments of nodes to slots, in order, that nothing contradicts; None if there is none."""
     count = nodes.last + 1
     cells = np.where(unseen, np.int8(Verdict.POSSIBLE), np.int8(Verdict.CONTRADICTS))
@@ -170,16 +166,12 @@ def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray
     verdict = cells[fixed, fixed].astype(np.int64)
     proofs = int(np.sum(seen & (verdict >= Verdict.SIZED)))
     wrong = verdict == Verdict.CONTRADICTS
-    until_there = Match(
-        slots.command[fixed], slots.level[fixed], verdict, seen, proofs, int(wrong.sum())
-    )
+    until_there = Match(slots.command[fixed], slots.level[fixed], verdict, seen, proofs, int(wrong.sum()))
     if not (wrong & ~seen).any() and _outweighed(until_there, seen):
         fits[fixed[wrong], fixed[wrong]] = True
 
 
-def _certain(
-    slots: Slots, possible: NDArray[np.bool_], cells: NDArray[np.int8], nodes: Nodes
-) -> Match:
+def _certain(slots: Slots, possible: NDArray[np.bool_], cells: NDArray[np.int8], nodes: Nodes) -> Match:
     """The match on which all assignments agree, from the slots that are possible for each node number."""
     command, level = (_agreed(possible, values) for values in (slots.command, slots.level))
     many = slots.is_(*MANY, Role.MAIN)
@@ -204,11 +196,7 @@ def _agreed(possible: NDArray[np.bool_], values: NDArray[np.int64]) -> NDArray[n
 
 
 def _reached(
-    fits: NDArray[np.bool_],
-    many: NDArray[np.bool_],
-    unseen: NDArray[np.bool_],
-    *,
-    backwards: bool = False,
+    fits: NDArray[np.bool_], many: NDArray[np.bool_], unseen: NDArray[np.bool_], *, backwards: bool = False
 ) -> NDArray[np.bool_]:
     """Whether the first slots (row: how many) can use up exactly the first node numbers (column: how many).
 

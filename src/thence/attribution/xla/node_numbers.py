@@ -226,10 +226,7 @@ class _Numbering:
                 self.add([c for c in contents if isinstance(c, Command)], of_level)
 
     def _sequence(
-        self,
-        commands: Sequence[Command],
-        level: int,
-        inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]],
+        self, commands: Sequence[Command], level: int, inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]]
     ) -> None:
         for command in commands:
             if command.branches and self.schedule.opcodes[command.number] == "while":
@@ -245,10 +242,7 @@ class _Numbering:
                 raise _too_many()
 
     def _conditional(
-        self,
-        command: Command,
-        level: int,
-        inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]],
+        self, command: Command, level: int, inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]]
     ) -> None:
         for first in range(0, command.branches, _BRANCHES):
             self.rows.append((command.number, Role.CHOICE, level))
@@ -259,10 +253,7 @@ class _Numbering:
             inside.append((body, command.number, len(self.levels) - 1))
 
     def _loop(
-        self,
-        command: Command,
-        level: int,
-        inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]],
+        self, command: Command, level: int, inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]]
     ) -> None:
         condition, body = (*command.bodies, (), ())[:2]
         self._sequence(condition, level, inside)

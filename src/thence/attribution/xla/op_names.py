@@ -24,16 +24,7 @@ _TRANSFORMATIONS = frozenset(
 )
 _STRUCTURE = frozenset(
     (
-        *(
-            "while",
-            "scan",
-            "compute_on",
-            "checkpoint",
-            "remat",
-            "remat2",
-            "rematted_computation",
-            "shmap_body",
-        ),
+        *("while", "scan", "compute_on", "checkpoint", "remat", "remat2", "rematted_computation", "shmap_body"),
         *("shard_map", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "pjit"),
         *("custom_vjp_call_jaxpr", "custom_lin", "jit", "pallas_call"),
     )
@@ -84,15 +75,9 @@ def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
     common beginning of several paths.
     """
     scopes_of = {
-        name: [_scopes(part) for part in parts_of(name) if is_traced(part)]
-        for name in dict.fromkeys(op_names)
+        name: [_scopes(part) for part in parts_of(name) if is_traced(part)] for name in dict.fromkeys(op_names)
     }
-    inner = {
-        path[:length]
-        for paths in scopes_of.values()
-        for path in paths
-        for length in range(1, len(path))
-    }
+    inner = {path[:length] for paths in scopes_of.values() for path in paths for length in range(1, len(path))}
     return {name: _label(paths, inner) for name, paths in scopes_of.items()}
 
 
@@ -117,10 +102,7 @@ def _label(paths: list[tuple[str, ...]], scopes: set[tuple[str, ...]]) -> tuple[
 
 def _common(paths: list[tuple[str, ...]]) -> tuple[str, ...]:
     first, last = paths[0], paths[-1]
-    length = next(
-        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
-        min(len(first), len(last)),
-    )
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:length]
 
 

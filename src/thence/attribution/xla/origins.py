@@ -97,9 +97,7 @@ class _Links:
         row_of = table.select("id", pl.col("row").alias("other")).unique("id", keep="first")
         self.inner = self._inner(table, _WRAPPERS)
         self.edges = self._edges(table, row_of)
-        self.held = table.join(self.inner, on="computation").select(
-            "caller", "row", "is_root", "opcode"
-        )
+        self.held = table.join(self.inner, on="computation").select("caller", "row", "is_root", "opcode")
         self.moving |= self._only_moves()
         self.around = self._around(table)
 
@@ -133,19 +131,14 @@ class _Links:
     def _around(self, table: pl.DataFrame) -> NDArray[np.int64]:
         """The row of the instruction around each one, -1 for those of the entry computation."""
         callers = self._inner(table, _AROUND)
-        rows = table.select("computation").join(
-            callers, on="computation", how="left", maintain_order="left"
-        )["caller"]
+        rows = table.select("computation").join(callers, on="computation", how="left", maintain_order="left")["caller"]
         return rows.cast(pl.Int64).fill_null(-1).to_numpy()
 
     def _only_moves(self) -> NDArray[np.bool_]:
         """Fusions and calls that contain no instruction that computes."""
         moves = pl.col("opcode").is_in([*_MOVING, "constant"])
         rows = (
-            self.held.with_columns(moves=moves)
-            .group_by("caller")
-            .agg(pl.col("moves").all())
-            .filter("moves")["caller"]
+            self.held.with_columns(moves=moves).group_by("caller").agg(pl.col("moves").all()).filter("moves")["caller"]
         )
         result = np.zeros(self.count, np.bool_)
         result[rows.to_numpy()] = True
@@ -178,9 +171,7 @@ class _Links:
         """A wrapper without a place inherits that of its root, or of the last instruction with one."""
         for _ in range(_NESTED):
             has = pl.Series(origin >= 0)
-            contents = self.held.filter(
-                has.gather(self.held["row"]) & ~has.gather(self.held["caller"])
-            )
+            contents = self.held.filter(has.gather(self.held["row"]) & ~has.gather(self.held["caller"]))
             if contents.is_empty():
                 return
             chosen = contents.sort("is_root", "row").unique("caller", keep="last")
@@ -188,17 +179,13 @@ class _Links:
             origin[caller] = origin[chosen["row"].to_numpy()]
             rule[caller] = _INSIDE
 
-    def _spread(
-        self, origin: NDArray[np.int64], rule: NDArray[np.int8], to: str, number: int
-    ) -> None:
+    def _spread(self, origin: NDArray[np.int64], rule: NDArray[np.int8], to: str, number: int) -> None:
         """Propagates places along the edges to instructions that only move data."""
         target = self.edges[to].to_numpy()
         source = self.edges["other" if to == "row" else "row"].to_numpy()
         for _ in range(_ROUNDS):
             ready = (origin[target] < 0) & self.moving[target] & (origin[source] >= 0)
-            edges = np.flatnonzero(ready)[
-                ::-1
-            ]  # of several, the first operand wins: it is written last
+            edges = np.flatnonzero(ready)[::-1]  # of several, the first operand wins: it is written last
             if not len(edges):
                 return
             origin[target[edges]] = origin[source[edges]]

@@ -26,9 +26,7 @@ _BOTH = tuple(kind.name for kind in HLO if kind.origin == "both")
 _FROM_HLO = tuple(kind.name for kind in HLO if kind.origin == "hlo")
 
 
-def with_hlo(
-    tables: Tables, of_launch: pl.DataFrame, own: OwnCode
-) -> tuple[Tables, pl.DataFrame, pl.DataFrame | None]:
+def with_hlo(tables: Tables, of_launch: pl.DataFrame, own: OwnCode) -> tuple[Tables, pl.DataFrame, pl.DataFrame | None]:
     """Merges the places from the HLO of a trace with those from its launches.
 
     Args:
@@ -44,9 +42,7 @@ def with_hlo(
     columns = instructions(tables, trying)
     tables = dataclasses.replace(tables, gpu=tables.gpu.with_columns(columns["hlo"]))
     rows = hlo_rows(tables, columns["hlo_rule"], trying, own)
-    of_hlo = hlo_places(rows).with_columns(
-        *_programs(tables, trying), columns["hlo"], columns["hlo_rule"]
-    )
+    of_hlo = hlo_places(rows).with_columns(*_programs(tables, trying), columns["hlo"], columns["hlo_rule"])
     places = of_launch.with_columns(
         *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
         *(of_hlo[name] for kind in _FROM_HLO for name in (kind, f"{kind}_rule")),
@@ -68,16 +64,10 @@ def _position(of_launch: pl.DataFrame, of_hlo: pl.DataFrame) -> pl.Series:
     """The `Position` of the merged sources: those from the HLO are lines."""
     by_hlo = ~_by_launch(of_launch, of_hlo, "source") & of_hlo["source"].is_not_null()
     line = pl.Series([Position.LINE.value], dtype=of_launch["position"].dtype)
-    return (
-        line.new_from_index(0, len(by_hlo))
-        .zip_with(by_hlo, of_launch["position"])
-        .alias("position")
-    )
+    return line.new_from_index(0, len(by_hlo)).zip_with(by_hlo, of_launch["position"]).alias("position")
 
 
-def _merged(
-    of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str
-) -> tuple[pl.Series, pl.Series]:
+def _merged(of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> tuple[pl.Series, pl.Series]:
     """Merges the places of HLO and launch: HLO for activities of XLA programs, launch for all others.
 
     An activity without a place in the HLO gets that of its launch, if there is one. Activities of the

@@ -96,13 +96,11 @@ def schedule_of(module: HloModule) -> Schedule:
     order = pl.DataFrame({"row": rows}, schema={"row": pl.UInt32}).with_row_index("command")
     commands = order.join(table, on="row", how="left", maintain_order="left")
     inside = _inside(table)
-    fused = commands.with_columns(
-        inner=pl.when(pl.col("opcode") == "fusion").then(pl.col("called").list.first())
-    ).join(inside, left_on="inner", right_on="computation", how="left", maintain_order="left")
-    row_text = pl.concat_str(pl.lit("row "), pl.col("row").cast(pl.String))
-    same = pl.format(
-        "{} {} {} {}", pl.col("fusion_kind").fill_null(""), "work", "result_bytes", "operand_bytes"
+    fused = commands.with_columns(inner=pl.when(pl.col("opcode") == "fusion").then(pl.col("called").list.first())).join(
+        inside, left_on="inner", right_on="computation", how="left", maintain_order="left"
     )
+    row_text = pl.concat_str(pl.lit("row "), pl.col("row").cast(pl.String))
+    same = pl.format("{} {} {} {}", pl.col("fusion_kind").fill_null(""), "work", "result_bytes", "operand_bytes")
     classed = fused.select(
         "command",
         kernel=pl.col("name").str.replace_all(r"[^0-9A-Za-z_]", "_"),
@@ -120,18 +118,16 @@ def schedule_of(module: HloModule) -> Schedule:
         result_bytes=commands["result_bytes"].fill_null(-1).to_numpy(),
         called=commands["called"].fill_null([]).to_list(),
         by_flag=_by_flag(table, commands),
-        sorts=fused.select(
-            sorts=(pl.col("opcode") == "sort") | pl.col("sorts").fill_null(value=False)
-        )["sorts"].to_numpy(),
+        sorts=fused.select(sorts=(pl.col("opcode") == "sort") | pl.col("sorts").fill_null(value=False))[
+            "sorts"
+        ].to_numpy(),
         custom=custom | sliced,
         sliced=sliced,
         entry=module.entry,
         bodies=dict(bodies.iter_rows()),
         number_of=dict(commands.unique("name", keep="first").select("name", "command").iter_rows()),
         body_of=commands["computation"].to_list(),
-        place_of=commands.select(place=pl.int_range(pl.len()).over("computation"))[
-            "place"
-        ].to_list(),
+        place_of=commands.select(place=pl.int_range(pl.len()).over("computation"))["place"].to_list(),
         targets=commands["custom_call_target"].fill_null("").to_list(),
         copies=fused.select(moving.fill_null(value=False)).to_series().to_numpy() | sliced,
         inputs=_inputs(table, order),
@@ -178,23 +174,17 @@ def _custom(fused: pl.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     started = fused.filter(pl.col("opcode") == "async-start")["called"].explode().drop_nulls()
     sliced = pl.col("computation").is_in(started.implode()) & pl.col("slices") & pl.col("places")
     by_kind = (pl.col("fusion_kind") == "kCustom") & (pl.col("moves") | pl.col("calls"))
-    flags = fused.select(
-        custom=by_kind.fill_null(value=False), sliced=sliced.fill_null(value=False)
-    )
+    flags = fused.select(custom=by_kind.fill_null(value=False), sliced=sliced.fill_null(value=False))
     return flags["custom"].to_numpy(), flags["sliced"].to_numpy()
 
 
 def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
     """Which commands are conditionals whose first operand is a predicate, of one byte; an index has four."""
-    sizes = table.select(pl.col("id").alias("chosen"), chosen_bytes="result_bytes").unique(
-        "chosen", keep="first"
-    )
+    sizes = table.select(pl.col("id").alias("chosen"), chosen_bytes="result_bytes").unique("chosen", keep="first")
     of = commands.select("opcode", chosen=pl.col("operands").list.first()).join(
         sizes, on="chosen", how="left", maintain_order="left"
     )
-    flag = (pl.col("opcode") == "conditional") & (pl.col("chosen_bytes") == 1).fill_null(
-        value=False
-    )
+    flag = (pl.col("opcode") == "conditional") & (pl.col("chosen_bytes") == 1).fill_null(value=False)
     return of.select(flag=flag).to_series().to_numpy()
 
 

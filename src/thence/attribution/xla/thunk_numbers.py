@@ -50,9 +50,7 @@ def thunk_numbers(tables: Tables, launches: pl.DataFrame) -> pl.DataFrame:
         names.unique()
         .drop_nulls()
         .to_frame("name")
-        .with_columns(
-            first=pl.col("name").cast(pl.String).str.extract(COMMAND_BUFFER).cast(pl.Int64)
-        )
+        .with_columns(first=pl.col("name").cast(pl.String).str.extract(COMMAND_BUFFER).cast(pl.Int64))
     )
     first = names.to_frame("name").join(told, on="name", how="left", maintain_order="left")["first"]
     thunk = chain_to(
@@ -64,9 +62,7 @@ def thunk_numbers(tables: Tables, launches: pl.DataFrame) -> pl.DataFrame:
     return launches.with_columns(row, first.gather(row.cast(pl.UInt32)).alias("first"))
 
 
-def possible_slots(
-    schedule: Schedule, first: int, alone: AbstractSet[int], nodes: Nodes
-) -> Iterator[Slots]:
+def possible_slots(schedule: Schedule, first: int, alone: AbstractSet[int], nodes: Nodes) -> Iterator[Slots]:
     """The slots of every graph that begins with the thunk of this number and may have these nodes.
 
     Args:

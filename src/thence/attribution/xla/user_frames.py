@@ -51,9 +51,7 @@ def frame_places(module: HloModule) -> pl.Series:
 
 def frames_in_optimizers(module: HloModule) -> npt.NDArray[np.bool_]:
     """Which stacks hold a frame of a library's optimizers, by number of their innermost frame; False for 0."""
-    inside: npt.NDArray[np.bool_] = (
-        _nearest(module, frames_with_file(module, is_optimizer_file)) != NO_ROW
-    )
+    inside: npt.NDArray[np.bool_] = _nearest(module, frames_with_file(module, is_optimizer_file)) != NO_ROW
     return np.append([False], inside)
 
 
@@ -61,11 +59,7 @@ def frames_with_file(module: HloModule, wanted: Callable[[str], bool]) -> npt.ND
     """Which frames have a file for which ``wanted`` returns true."""
     files = module.frames["file"]
     chosen = [file for file in files.unique() if wanted(file or "")]
-    return (
-        files.is_in(pl.Series(chosen, dtype=pl.Categorical()).implode())
-        .fill_null(value=False)
-        .to_numpy()
-    )
+    return files.is_in(pl.Series(chosen, dtype=pl.Categorical()).implode()).fill_null(value=False).to_numpy()
 
 
 def _nearest(module: HloModule, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

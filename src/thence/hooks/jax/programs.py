@@ -130,9 +130,7 @@ class XlaPrograms:
                     for place, executable in enumerate(executables):
                         self._take_one(executable, ended if latest and place == 0 else None)
         except Exception as error:  # noqa: BLE001 - internals of another project, and the program comes first
-            self._complain(
-                f"the HLO of XLA programs cannot be read from this version of JAX: {error!r}"
-            )
+            self._complain(f"the HLO of XLA programs cannot be read from this version of JAX: {error!r}")
 
     def _executables(self) -> Iterator[list[Any]]:
         """Live executables of each platform, newest first; none before the program has made JAX look for GPUs."""
@@ -163,14 +161,7 @@ class XlaPrograms:
         name = _UNFIT.sub("_", module.name)[:_LONGEST_NAME]
         file = f"{number:05}.{name}{HLO_ENDING}"
         atomic_write(folder / file, module.content)
-        self._index.append(
-            {
-                "file": file,
-                "name": module.name,
-                "thread": module.thread,
-                "ended_ns": module.ended_ns,
-            }
-        )
+        self._index.append({"file": file, "name": module.name, "thread": module.thread, "ended_ns": module.ended_ns})
 
     def _complain(self, message: str) -> None:
         if not self._complained:

@@ -43,9 +43,7 @@ _OLDEST = (0, 6)
 _START = re.compile(r" (?:call|async)-start\(")
 _ANNOTATION = re.compile(r'_xla_stream_annotation="([0-9]{1,9})"')
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) .*\{$")
-_CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|called_computations|branch_computations)=\{?([%\w.\-, ]+)\}?"
-)
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|called_computations|branch_computations)=\{?([%\w.\-, ]+)\}?")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
@@ -152,25 +150,19 @@ def custom_calls(compiled: Any) -> list[CustomCalls]:
                 calls.setdefault(name.strip().lstrip("%"), []).append((computation, stream))
         if target := _TARGET.search(line):
             found.append((target[1], stream, computation))
-    counts = Counter(
-        (target, _inherited(stream, where, calls, frozenset())) for target, stream, where in found
-    )
+    counts = Counter((target, _inherited(stream, where, calls, frozenset())) for target, stream, where in found)
     rows = [CustomCalls(target, stream, count) for (target, stream), count in counts.items()]
     return sorted(rows, key=lambda row: (row.target, -1 if row.stream is None else row.stream))
 
 
 def _inherited(
-    stream: int | None,
-    computation: str,
-    calls: dict[str, list[tuple[str, int | None]]],
-    seen: frozenset[str],
+    stream: int | None, computation: str, calls: dict[str, list[tuple[str, int | None]]], seen: frozenset[str]
 ) -> int | None:
     """The stream of an instruction, or else that of the nearest annotated call around its computation."""
     if stream is not None or computation in seen:
         return stream
     around = (
-        _inherited(of_call, caller, calls, seen | {computation})
-        for caller, of_call in calls.get(computation, ())
+        _inherited(of_call, caller, calls, seen | {computation}) for caller, of_call in calls.get(computation, ())
     )
     return next((found for found in around if found is not None), None)
 
@@ -178,9 +170,7 @@ def _inherited(
 def _hlo(compiled: Any, who: str) -> str:
     text = compiled.as_text() if hasattr(compiled, "as_text") else None
     if not isinstance(text, str) or "HloModule" not in text:
-        raise UsageError(
-            f"{who} needs the compiled program, jax.jit(f).lower(...).compile(), and its HLO"
-        )
+        raise UsageError(f"{who} needs the compiled program, jax.jit(f).lower(...).compile(), and its HLO")
     return text
 
 
@@ -189,14 +179,10 @@ def _placing() -> Callable[[Callable[..., Any], int], Callable[..., Any]]:
     try:
         import jax  # type: ignore[import-not-found,unused-ignore]  # optional
     except ImportError as error:
-        raise MissingRequirement(
-            "thence.jax needs jax, which is not installed: pip install 'jax[cuda13]'"
-        ) from error
+        raise MissingRequirement("thence.jax needs jax, which is not installed: pip install 'jax[cuda13]'") from error
     version = tuple(int(part) for part in re.findall(r"\d+", jax.__version__)[:2])
     if version < _OLDEST:
-        raise MissingRequirement(
-            f"jax {jax.__version__} cannot put work on a stream of its own; jax 0.6 and newer can"
-        )
+        raise MissingRequirement(f"jax {jax.__version__} cannot put work on a stream of its own; jax 0.6 and newer can")
     # The context manager that older jax has under the name compute_on is not used: it has no effect on bare ops.
     compute_on = _compute_on()
     return _by_metadata if compute_on is None else functools.partial(_by_compute_on, compute_on)
@@ -204,9 +190,7 @@ def _placing() -> Callable[[Callable[..., Any], int], Callable[..., Any]]:
 
 def _compute_on() -> Callable[..., Any] | None:
     """compute_on in the form that takes a function, under either of its names; None if jax lacks it."""
-    from jax.experimental import (  # type: ignore[import-not-found,unused-ignore]  # see _placing
-        compute_on,
-    )
+    from jax.experimental import compute_on  # type: ignore[import-not-found,unused-ignore]  # see _placing
 
     for name in ("compute_on2", "compute_on"):
         found = getattr(compute_on, name, None)
@@ -215,9 +199,7 @@ def _compute_on() -> Callable[..., Any] | None:
     return None
 
 
-def _by_compute_on(
-    compute_on: Callable[..., Any], f: Callable[..., Any], n: int
-) -> Callable[..., Any]:
+def _by_compute_on(compute_on: Callable[..., Any], f: Callable[..., Any], n: int) -> Callable[..., Any]:
     import jax
 
     placed: Callable[..., Any] = compute_on(
@@ -228,9 +210,7 @@ def _by_compute_on(
 
 def _by_metadata(f: Callable[..., Any], n: int) -> Callable[..., Any]:
     import jax
-    from jax.experimental.xla_metadata import (  # type: ignore[import-not-found,unused-ignore]
-        set_xla_metadata,
-    )
+    from jax.experimental.xla_metadata import set_xla_metadata  # type: ignore[import-not-found,unused-ignore]
 
     called = jax.jit(f)  # jit makes the call that the annotation must sit on
 

@@ -237,9 +237,7 @@ class BackwardCalls:
             if any(after in waiting for after, _ in nodes[at].next_functions):
                 changes[place + 1] = True
 
-    def _begin(
-        self, run: _Run, module: int | None, line: int | None, phase: int, _gradients: Any
-    ) -> None:
+    def _begin(self, run: _Run, module: int | None, line: int | None, phase: int, _gradients: Any) -> None:
         """Prehook: a node begins on this thread."""
         if self._nodes is not None:
             self._nodes.look()

@@ -288,9 +288,7 @@ class _Known:
             return None
         peer = values.get("dst") if name == "send" else values.get("src")
         peer = peer if name in ("send", "recv_") else None
-        uneven = name == "alltoall_base_" and bool(
-            values.get("output_split_sizes") or values.get("input_split_sizes")
-        )
+        uneven = name == "alltoall_base_" and bool(values.get("output_split_sizes") or values.get("input_split_sizes"))
         dtype = (taken or given)[0].dtype if taken or given else None
         key = (name, *sizes, dtype, peer, uneven)
         facts = self._calls.get(key)
@@ -426,9 +424,7 @@ def _mark(name: str, lane: str | None, facts: dict[str, object]) -> LibraryMark:
 def _initialised() -> Any:
     distributed = _distributed()
     if not distributed.is_initialized():
-        raise MissingRequirement(
-            "there is no process group yet: call torch.distributed.init_process_group first"
-        )
+        raise MissingRequirement("there is no process group yet: call torch.distributed.init_process_group first")
     return distributed
 
 
@@ -436,9 +432,7 @@ def _distributed() -> Any:
     try:
         from torch import distributed  # type: ignore[import-not-found,unused-ignore]  # optional
     except ImportError as error:
-        raise MissingRequirement(
-            "thence.torch needs PyTorch, which is not installed: pip install torch"
-        ) from error
+        raise MissingRequirement("thence.torch needs PyTorch, which is not installed: pip install torch") from error
     if not distributed.is_available():
         raise MissingRequirement("this PyTorch was built without torch.distributed")
     return distributed

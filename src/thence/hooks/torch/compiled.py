@@ -123,16 +123,10 @@ class CompiledPlaces:
             return
         self._note(here, self._numbers(run, facts, here.outer))
         if facts.parts and not facts.parts[0].op.startswith(_OPERATORS_OF_TORCH):
-            here.last = (
-                0,
-                0,
-                0,
-            )  # a custom operator of the user's may run Python code that notes places of its own
+            here.last = (0, 0, 0)  # a custom operator of the user's may run Python code that notes places of its own
 
     def _outer(self) -> _Numbers:
-        module, line, phase = (
-            self._around.current_place(kind) or self._places.nothing(kind) for kind in _KINDS
-        )
+        module, line, phase = (self._around.current_place(kind) or self._places.nothing(kind) for kind in _KINDS)
         return module, line, phase
 
     def _note(self, here: _Local, numbers: _Numbers) -> None:
@@ -189,9 +183,7 @@ class CompiledPlaces:
     def _module(self, run: Run, part: Part, facts: LineFacts) -> int:
         path = module_of_part(run, part, facts)
         if path is None:
-            return (
-                self._unknown(facts) if part.phase != "gradient" else self._places.nothing(MODULE)
-            )
+            return self._unknown(facts) if part.phase != "gradient" else self._places.nothing(MODULE)
         if path == run.prefix:
             return run.instance
         return self._places.number(Place(MODULE, run.instance if run.prefix else 0, path))

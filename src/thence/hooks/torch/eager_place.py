@@ -17,9 +17,7 @@ __all__ = ["Here"]
 class Here:
     """The innermost places of the calling thread, a `thence.marks.generated_lines.Around`."""
 
-    def __init__(
-        self, common: Common, threads: Threads, module_paths: ModulePaths, is_own: OwnFiles
-    ) -> None:
+    def __init__(self, common: Common, threads: Threads, module_paths: ModulePaths, is_own: OwnFiles) -> None:
         self._common = common
         self._threads = threads
         self._paths = module_paths

@@ -13,13 +13,7 @@ from thence.hooks.torch.lines import Lines
 from thence.hooks.torch.modules import ModuleCalls, ModulePaths
 from thence.hooks.torch.monitoring import CALLS, Handler, Monitor
 from thence.hooks.torch.running_nodes import RunningNodes
-from thence.hooks.torch.stack_following import (
-    OwnFunctions,
-    StackCommon,
-    StackModules,
-    StackMonitor,
-    counter_of_nodes,
-)
+from thence.hooks.torch.stack_following import OwnFunctions, StackCommon, StackModules, StackMonitor, counter_of_nodes
 from thence.hooks.torch.threads import Common, Threads
 
 if TYPE_CHECKING:
@@ -130,14 +124,7 @@ class ByStack:
     """
 
     def __init__(
-        self,
-        log: BoundaryLog,
-        places: Places,
-        reader: ModuleType,
-        is_own: OwnFiles,
-        told: Told,
-        *,
-        lines: bool,
+        self, log: BoundaryLog, places: Places, reader: ModuleType, is_own: OwnFiles, told: Told, *, lines: bool
     ) -> None:
         self.chains = chains = log.chains = Chains(reader, places, lines=lines)
         chains.begin()
@@ -147,9 +134,7 @@ class ByStack:
         self._functions = OwnFunctions(chains, is_own)
         self.monitor = monitor = StackMonitor(chains, self._functions, told.failed)
         self._functions.monitor = monitor
-        monitor.modules = StackModules(
-            self.threads, self.paths, told.outermost, told.over, told.failed
-        )
+        monitor.modules = StackModules(self.threads, self.paths, told.outermost, told.over, told.failed)
         self._monitor = monitor
         self._lines = lines
 

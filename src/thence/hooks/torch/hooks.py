@@ -17,13 +17,7 @@ from thence.hooks.torch.eager_place import Here
 from thence.hooks.torch.following import ByEvents, ByStack, outer_frames
 from thence.hooks.torch.monitoring import CALLS, Handler, why_not
 from thence.hooks.torch.own_files import OwnFiles
-from thence.hooks.torch.phases import (
-    PhaseCalls,
-    PhasePlaces,
-    code_of,
-    inner_code,
-    phase_functions,
-)
+from thence.hooks.torch.phases import PhaseCalls, PhasePlaces, code_of, inner_code, phase_functions
 from thence.hooks.torch.steps import PausedCalls, Steps, code_of_call
 from thence.importing import when_imported
 
@@ -82,11 +76,7 @@ class Hooks:
         recorded: Callable[[FrameType | None, str], bool] = lambda _frame, _kind: True,
     ) -> None:
         self._options = options
-        self.missing = (
-            why_not()
-            if options.modules or options.lines
-            else "the options modules and lines are off"
-        )
+        self.missing = why_not() if options.modules or options.lines else "the options modules and lines are off"
         self.no_stacks = self.missing or why_unreadable(log.stack_reader)
         is_own = OwnFiles(options.own)
         self._way: Way
@@ -234,19 +224,14 @@ class Hooks:
             said += self._compiled.notes
         if self._way.too_many:
             said.append(
-                "the program has more distinct call chains than are recorded: lines of later "
-                "chains lack their callers"
+                "the program has more distinct call chains than are recorded: lines of later chains lack their callers"
             )
         if self._backward is not None and self._backward.unknown_threads:
             by_number = self._nodes is not None and self._nodes.trouble is None
             passes = "of the first backward pass" if by_number else "of backward passes"
-            said.append(
-                f"several threads ran forward passes, so modules and lines {passes} are not known"
-            )
+            said.append(f"several threads ran forward passes, so modules and lines {passes} are not known")
         if self._backward is not None and self._backward.compiled:
-            said.append(
-                "compiled autograd ran backward passes: modules and lines of these are not known"
-            )
+            said.append("compiled autograd ran backward passes: modules and lines of these are not known")
         return said
 
     def failed(self, error: BaseException) -> None:
@@ -263,9 +248,7 @@ class Hooks:
 
     def _known(self, code: CodeType | None, watch: Callable[[CodeType], None], what: str) -> None:
         if code is None:
-            self._said.append(
-                f"{what} not known: thence does not know the internal functions of this PyTorch version"
-            )
+            self._said.append(f"{what} not known: thence does not know the internal functions of this PyTorch version")
         else:
             watch(code)
 
@@ -284,15 +267,9 @@ class Hooks:
                 self._said.append(f"modules and lines of backward passes are not known: {lacking}")
             self._grad_enabled = torch.is_grad_enabled
             self._nodes = self._way.running_nodes(torch, phases)
-            self._backward = backward = BackwardCalls(
-                torch, common, threads, phases, self._log, self._nodes
-            )
+            self._backward = backward = BackwardCalls(torch, common, threads, phases, self._log, self._nodes)
             self._module_call = code_of(torch.nn.Module, "_wrapped_call_impl")
-            self._known(
-                self._module_call,
-                self._way.watch_modules,
-                "modules are",
-            )
+            self._known(self._module_call, self._way.watch_modules, "modules are")
             self._known(
                 code_of(torch.autograd.graph, "_engine_run_backward"),
                 lambda code: self._way.watch_engine(code, backward),
@@ -308,9 +285,7 @@ class Hooks:
             self._watch(wrapper, stepping, "the optimizer's steps are")
             recompute = PhaseCalls(common, threads, phases.recompute)
             self._waiting.append(
-                when_imported(
-                    "torch.utils.checkpoint", lambda module: self._checkpoint(module, recompute)
-                )
+                when_imported("torch.utils.checkpoint", lambda module: self._checkpoint(module, recompute))
             )
         except Exception as error:  # noqa: BLE001 - the program comes first
             self.failed(error)
@@ -350,9 +325,7 @@ class Hooks:
     def _backward_over(self, thread: Thread, _frame: Any) -> None:
         if not thread.phases:  # the forward pass before it has ended, too
             self._common.phase(thread, self._phases.none)
-        elif (
-            thread.phase == self._phases.forward
-        ):  # it ran in a closure that the optimizer's step calls
+        elif thread.phase == self._phases.forward:  # it ran in a closure that the optimizer's step calls
             self._common.phase(thread, self._phases.optimizer)
 
     def _optimizer_over(self, thread: Thread, frame: Any) -> None:

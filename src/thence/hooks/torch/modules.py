@@ -48,9 +48,7 @@ class ModulePaths:
         named: called with the address and the number of each module that gets a place; with 0 when it is freed.
     """
 
-    def __init__(
-        self, places: Places, named: Callable[[int, int], None] = lambda _address, _number: None
-    ) -> None:
+    def __init__(self, places: Places, named: Callable[[int, int], None] = lambda _address, _number: None) -> None:
         self._places = places
         self._named = named
         self._numbers: dict[int, int] = {}
@@ -98,9 +96,7 @@ class ModulePaths:
         """Name every module of a model that is called outside of all other modules."""
         inside = {id(one) for _, one in paths(root)}
         for prefix, ref in tuple(self._roots.items()):
-            if (other := ref()) is None or id(
-                other
-            ) in inside:  # a part that was called before the whole
+            if (other := ref()) is None or id(other) in inside:  # a part that was called before the whole
                 del self._roots[prefix]
         name = class_name(root)
         prefix = ""

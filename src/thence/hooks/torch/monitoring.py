@@ -28,9 +28,7 @@ _monitoring: Any = getattr(sys, "monitoring", None)
 EVENTS: Any = getattr(_monitoring, "events", None)
 CALLS: int = EVENTS.PY_START | EVENTS.PY_RETURN if EVENTS else 0
 """Events of a function that is no generator."""
-ALL_LINES: int = (
-    EVENTS.LINE | EVENTS.PY_RETURN | EVENTS.PY_YIELD | EVENTS.PY_RESUME if EVENTS else 0
-)
+ALL_LINES: int = EVENTS.LINE | EVENTS.PY_RETURN | EVENTS.PY_YIELD | EVENTS.PY_RESUME if EVENTS else 0
 """Events of a function that is followed line by line; its beginning is found by the events of all code."""
 
 
@@ -127,10 +125,7 @@ class Monitor:
         for code in self._codes.values():
             if id(code) not in handlers:
                 _monitoring.set_local_events(self._tool, code, 0)
-        callbacks = {
-            EVENTS.PY_START: self._beginning("enter", handlers),
-            EVENTS.PY_RETURN: self._ending(handlers),
-        }
+        callbacks = {EVENTS.PY_START: self._beginning("enter", handlers), EVENTS.PY_RETURN: self._ending(handlers)}
         for event, callback in callbacks.items():
             _monitoring.register_callback(self._tool, event, callback)
         self._kept = tuple(kept)
@@ -200,9 +195,7 @@ class Monitor:
             EVENTS.LINE: self._lines(self._failed),
         }
 
-    def _beginning(
-        self, method: str, kept: Mapping[int, Handler] | None = None
-    ) -> Callable[..., Any]:
+    def _beginning(self, method: str, kept: Mapping[int, Handler] | None = None) -> Callable[..., Any]:
         handlers, disable = self._handlers if kept is None else kept, self.disable
         unknown = self._unknown if kept is None else _no_handler
         call = operator.methodcaller(method)

@@ -24,12 +24,8 @@ _OF_PHASE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "torch.optim.optimizer": ("Optimizer.zero_grad",),
         "torch.nn.modules.module": ("Module.zero_grad",),
-        "torch.amp.grad_scaler": (
-            *("GradScaler.unscale_", "GradScaler.step", "GradScaler.update"),
-        ),
-        "torch.distributed.fsdp.fully_sharded_data_parallel": (
-            "FullyShardedDataParallel.clip_grad_norm_",
-        ),
+        "torch.amp.grad_scaler": (*("GradScaler.unscale_", "GradScaler.step", "GradScaler.update"),),
+        "torch.distributed.fsdp.fully_sharded_data_parallel": ("FullyShardedDataParallel.clip_grad_norm_",),
     },
     "input": {"torch.utils.data.dataloader": ("_BaseDataLoaderIter.__next__",)},
     "generation": {"transformers.generation.utils": ("GenerationMixin.generate",)},
@@ -82,11 +78,7 @@ class PhaseCalls:
     """
 
     def __init__(
-        self,
-        common: Common,
-        threads: Threads,
-        phase: int,
-        over: Callable[[Thread, Any], None] | None = None,
+        self, common: Common, threads: Threads, phase: int, over: Callable[[Thread, Any], None] | None = None
     ) -> None:
         self._common = common
         self._threads = threads
@@ -128,11 +120,7 @@ def phase_functions(found: Callable[[str, CodeType], None]) -> list[Callable[[],
     def waiting(phase: str, module: str, names: tuple[str, ...]) -> Callable[[], None]:
         return when_imported(module, lambda there: look(phase, names, there))
 
-    return [
-        waiting(phase, module, names)
-        for phase, modules in _OF_PHASE.items()
-        for module, names in modules.items()
-    ]
+    return [waiting(phase, module, names) for phase, modules in _OF_PHASE.items() for module, names in modules.items()]
 
 
 def code_of(module: Any, name: str) -> CodeType | None:

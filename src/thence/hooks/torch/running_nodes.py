@@ -47,9 +47,7 @@ class RunningNodes:
     def __init__(self, torch: Any, native: ModuleType, places: NodePlaces) -> None:
         self.native = native
         self.places = places
-        self.trouble: str | None = (
-            "no backward pass has run yet that shows how this PyTorch lays out autograd nodes"
-        )
+        self.trouble: str | None = "no backward pass has run yet that shows how this PyTorch lays out autograd nodes"
         self._torch = torch
         self._agreed: set[int] = set()
         self._maker = 0

@@ -242,9 +242,7 @@ class StackMonitor(Monitor):
 
     modules: StackModules
 
-    def __init__(
-        self, chains: Chains, functions: OwnFunctions, failed: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, chains: Chains, functions: OwnFunctions, failed: Callable[[BaseException], None]) -> None:
         super().__init__(functions.unknown, lambda _: chains.native.on_line, failed)
         self._chains = chains
         self._functions = functions

@@ -70,11 +70,7 @@ class Steps:
         self._most = 0
 
     def begin(
-        self,
-        thread: Thread,
-        name: str = _NAME,
-        detail: str | None = None,
-        frame: FrameType | None = None,
+        self, thread: Thread, name: str = _NAME, detail: str | None = None, frame: FrameType | None = None
     ) -> None:
         """Begin a step. Steps are identified by their order: with numbers in their names, places would never end."""
         self._any = True
@@ -103,9 +99,7 @@ class Steps:
         if not self._any:
             self.begin(thread)
 
-    def optimizer_stepped(
-        self, thread: Thread, optimizer: Any, frame: FrameType | None = None
-    ) -> None:
+    def optimizer_stepped(self, thread: Thread, optimizer: Any, frame: FrameType | None = None) -> None:
         """Handle that an optimizer has changed the parameters, or that the gradient scaler around it was updated.
 
         Args:
@@ -155,9 +149,7 @@ class PausedCalls:
         called: called with thread, model and frame of each call.
     """
 
-    def __init__(
-        self, threads: Threads, models: list[Any], called: Callable[[Thread, Any, FrameType], None]
-    ) -> None:
+    def __init__(self, threads: Threads, models: list[Any], called: Callable[[Thread, Any, FrameType], None]) -> None:
         self._threads = threads
         self._models = {id(model): weakref.ref(model) for model in models}
         self._called = called

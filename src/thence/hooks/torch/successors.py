@@ -12,15 +12,7 @@ __all__ = ["successors"]
 
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "INTERPRETER_EXIT"})
 _JUMPS_ALWAYS = frozenset(
-    {
-        *(
-            "JUMP_FORWARD",
-            "JUMP_BACKWARD",
-            "JUMP_BACKWARD_NO_INTERRUPT",
-            "JUMP",
-            "JUMP_NO_INTERRUPT",
-        ),
-    }
+    {*("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP", "JUMP_NO_INTERRUPT")}
 )
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 

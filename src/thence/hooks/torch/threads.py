@@ -62,9 +62,7 @@ class ForwardLog:
         if len(self.starts) > 2 * _LOG_LIMIT:
             self._forget(_LOG_LIMIT)
 
-    def extend(
-        self, starts: list[int], modules: list[int], lines: list[int], upcoming: int
-    ) -> None:
+    def extend(self, starts: list[int], modules: list[int], lines: list[int], upcoming: int) -> None:
         """Note several ranges of nodes, the first of which begins at the old `upcoming`; sets `upcoming`."""
         before = len(self.starts)
         self.starts += starts
@@ -108,18 +106,7 @@ class Thread:
     """
 
     __slots__ = (
-        *(
-            "__weakref__",
-            "around",
-            "below",
-            "forward",
-            "last",
-            "line",
-            "log",
-            "module",
-            "modules",
-            "moved",
-        ),
+        *("__weakref__", "around", "below", "forward", "last", "line", "log", "module", "modules", "moved"),
         *("number", "phase", "phases", "running", "stack"),
     )
 

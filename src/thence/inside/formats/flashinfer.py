@@ -21,14 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thence.errors import DamagedInput
-from thence.inside.columns import (
-    COMPLETE,
-    UNKNOWN,
-    Columns,
-    counted_from_start,
-    several,
-    starts_of,
-)
+from thence.inside.columns import COMPLETE, UNKNOWN, Columns, counted_from_start, several, starts_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,10 +53,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
             "is not a buffer of FlashInfer's profiler, or no kernel has written to it",
         )
     if description.blocks not in (1, blocks):
-        raise DamagedInput(
-            path,
-            f"was written by {blocks:,} blocks; its description says {description.blocks:,}",
-        )
+        raise DamagedInput(path, f"was written by {blocks:,} blocks; its description says {description.blocks:,}")
     entries = words[2:].view("<u8")[: slots // traces * traces].reshape(-1, traces)
     written = entries != 0
     # A trace has no gaps: entries behind an empty one are from another launch or another writer.
@@ -84,8 +74,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
         )
     if int(count.max()) == len(entries):
         columns.warnings.append(
-            f"{path}: is full; this layout has no bounds check, so further events may have "
-            "overwritten other memory"
+            f"{path}: is full; this layout has no bounds check, so further events may have overwritten other memory"
         )
     return columns
 
@@ -114,9 +103,7 @@ def _columns(tag: Words, low: Words, rows: Int64, count: Int64, groups: int) -> 
     )
 
 
-def _multiprocessors(
-    tag: Words, columns: Columns, blocks: int, flavour: str
-) -> tuple[Int64, list[str]]:
+def _multiprocessors(tag: Words, columns: Columns, blocks: int, flavour: str) -> tuple[Int64, list[str]]:
     """SM of each trace, and warnings about the SMs and tags."""
     if flavour != "flashinfer":
         return columns.sm, []

@@ -21,16 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thence.errors import DamagedInput
-from thence.inside.columns import (
-    COMPLETE,
-    DAMAGED,
-    OVERFLOW,
-    UNFINISHED,
-    UNKNOWN,
-    Columns,
-    several,
-    starts_of,
-)
+from thence.inside.columns import COMPLETE, DAMAGED, OVERFLOW, UNFINISHED, UNKNOWN, Columns, several, starts_of
 
 if TYPE_CHECKING:
     from thence.inside.columns import Int64, Words
@@ -68,14 +59,10 @@ def read(words: Words, description: Description, path: str) -> Columns:
     event_bytes = int(sizes[often.argmax()])
     finished = table[:, 3] == event_bytes
     event_words = event_bytes // 4
-    header = (
-        _BLOCK_HEADER if block_words >= _BLOCK_HEADER + units + event_words else _OLD_BLOCK_HEADER
-    )
+    header = _BLOCK_HEADER if block_words >= _BLOCK_HEADER + units + event_words else _OLD_BLOCK_HEADER
     ring = event_words // len(uids) // 2 * 2
     if not ring or header + units + event_words > block_words:
-        raise DamagedInput(
-            path, f"has blocks of {block_words:,} words for {event_words:,} words of events"
-        )
+        raise DamagedInput(path, f"has blocks of {block_words:,} words for {event_words:,} words of events")
     columns = _columns(table, header, units, uids, ring)
     columns.state[np.repeat(~finished, len(uids))] = UNFINISHED
     columns.absent = (blocks - len(table)) * len(uids)
@@ -115,13 +102,7 @@ def _header(words: Words, path: str) -> tuple[int, int, int, list[int], Words]:
             f" {traced:,} are traced, and {4 * len(words):,} bytes: it is cut or damaged",
         )
     first_word = offset // 4
-    return (
-        blocks,
-        units,
-        block_bytes // 4,
-        uids,
-        words[first_word : first_word + blocks * block_bytes // 4],
-    )
+    return (blocks, units, block_bytes // 4, uids, words[first_word : first_word + blocks * block_bytes // 4])
 
 
 def _columns(table: Words, header: int, units: int, uids: list[int], ring: int) -> Columns:
@@ -151,8 +132,7 @@ def _columns(table: Words, header: int, units: int, uids: list[int], ring: int) 
         timer[wrong], total_ns[wrong] = middle, UNKNOWN
         state[np.repeat(wrong, warps)] = DAMAGED
     return Columns(
-        trace=np.repeat(table[:, 1].astype(np.int64), warps) * warps
-        + np.tile(np.arange(warps), blocks),
+        trace=np.repeat(table[:, 1].astype(np.int64), warps) * warps + np.tile(np.arange(warps), blocks),
         block=np.repeat(table[:, 1].astype(np.int64), warps),
         index=np.tile(np.array(uids, np.int64), blocks),
         sm=np.repeat(table[:, 2].astype(np.int64), warps),

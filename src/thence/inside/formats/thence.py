@@ -81,19 +81,14 @@ def read(words: Words, description: Description, path: str) -> Columns:
     return columns
 
 
-def _checked(
-    header: Int64, description: Description, path: str, warnings: list[str]
-) -> tuple[Mask, int]:
+def _checked(header: Int64, description: Description, path: str, warnings: list[str]) -> tuple[Mask, int]:
     """A mask of the traces that can be read, and the number of traces that were never written."""
     written = header.any(axis=1)
     magic = (header[:, 0] & ~_VERSION_BITS) == _MAGIC
     versions = np.unique(header[magic, 0] & _VERSION_BITS)
     newer = [int(version) for version in versions if version > _VERSION]
     if newer:
-        raise DamagedInput(
-            path,
-            f"has version {newer[-1]}, and this thence reads version {_VERSION}: update thence",
-        )
+        raise DamagedInput(path, f"has version {newer[-1]}, and this thence reads version {_VERSION}: update thence")
     number = np.arange(len(header))
     good = (
         (header[:, 0] == _MAGIC | _VERSION)
@@ -115,9 +110,7 @@ def _checked(
             f" and index {header[first, _INDEX]:,} where trace {first:,} begins"
         )
         if not good.any():
-            raise DamagedInput(
-                path, f"has {what}: it is damaged, or the description belongs to another buffer"
-            )
+            raise DamagedInput(path, f"has {what}: it is damaged, or the description belongs to another buffer")
         warnings.append(f"{path}: {several(int(bad.sum()), 'unreadable trace')} left out: {what}")
     return good, int((~written).sum())
 
@@ -135,10 +128,7 @@ def _columns(table: Words, header: Int64, rows: Int64) -> Columns:
     state[dropped > 0] = OVERFLOW
     state[~finished] = UNFINISHED
     backwards = finished & ~(
-        (total_ns >= 0)
-        & (total_ns < _MOST_NS)
-        & (total_cycles >= 0)
-        & (total_cycles < _MOST_CYCLES)
+        (total_ns >= 0) & (total_ns < _MOST_NS) & (total_cycles >= 0) & (total_cycles < _MOST_CYCLES)
     )
     total_ns[backwards] = total_cycles[backwards] = UNKNOWN
     in_cycles = header[:, 1] >> 8 == _CLOCK64
@@ -206,9 +196,7 @@ def _warnings(columns: Columns, over: Mask, damaged: Mask) -> list[str]:
             " they end at their last event"
         )
     if over.any():
-        warnings.append(
-            f"{several(int(over.sum()), 'trace')} with more events than fit: the events that fit were kept"
-        )
+        warnings.append(f"{several(int(over.sum()), 'trace')} with more events than fit: the events that fit were kept")
     if damaged.any():
         warnings.append(
             f"{several(int(damaged.sum()), 'trace')} marked as damaged: clocks run backwards, or"

@@ -31,9 +31,7 @@ def _watch() -> None:
         from thence.importing import forget_own
         from thence.launcher import first_use as hooks
     except ImportError as error:
-        sys.stderr.write(
-            f"thence: {sys.executable} is not recorded: thence is not installed for it ({error})\n"
-        )
+        sys.stderr.write(f"thence: {sys.executable} is not recorded: thence is not installed for it ({error})\n")
         return
     finally:
         sys.path[:] = path

@@ -18,13 +18,7 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.instruction_costs import backend_config, work_columns
 from thence.readers.jax.instruction_table import Body, Distinct
 from thence.readers.jax.protobuf import unpacked
-from thence.readers.jax.protos.hlo_pb2 import (
-    HloModuleProto,
-    HloProto,
-    OpMetadata,
-    ShapeProto,
-    WhileLoopBackendConfig,
-)
+from thence.readers.jax.protos.hlo_pb2 import HloModuleProto, HloProto, OpMetadata, ShapeProto, WhileLoopBackendConfig
 from thence.readers.jax.shapes import memory_space, replica_groups
 from thence.readers.jax.source_frames import FrameTable, shared_texts
 
@@ -158,10 +152,7 @@ def _trip_count(config: bytes) -> int | None:
 def _computation_columns(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
     """Columns that the instructions of one computation share, whether each is its root, and its step."""
     trips: dict[int | None, int | None] = {loop: trips for loop, *_, trips in reversed(loops)}
-    shared = [
-        (c.id, c.id in placed, placed.get(c.id), trips.get(placed.get(c.id)))
-        for c, _ in body.computations
-    ]
+    shared = [(c.id, c.id in placed, placed.get(c.id), trips.get(placed.get(c.id))) for c, _ in body.computations]
     names = ("computation", "top_level", "loop", "trip_count")
     table = pl.DataFrame(shared, {name: INSTRUCTIONS[name] for name in names}, orient="row")
     lengths = [len(rows) for _, rows in body.computations]

@@ -86,9 +86,7 @@ def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:
     lacking = programs["hlo"].is_null()
     changed = programs.with_columns(
         hlo=pl.coalesce("hlo", (pl.col("module") + before).cast(pl.Int32)),
-        program=pl.when(lacking & pl.col("fingerprint").is_not_null())
-        .then("fingerprint")
-        .otherwise("program"),
+        program=pl.when(lacking & pl.col("fingerprint").is_not_null()).then("fingerprint").otherwise("program"),
     )
     return dataclasses.replace(
         tables,
@@ -122,9 +120,7 @@ def _warnings(programs: pl.DataFrame, modules: Sequence[HloModule]) -> list[str]
     )["name"].cast(pl.String).unique().sort()  # fmt: skip
     warnings = []
     if not used:
-        warnings.append(
-            f"no program of the trace matches the {several(len(modules), 'HLO module')} given"
-        )
+        warnings.append(f"no program of the trace matches the {several(len(modules), 'HLO module')} given")
     elif len(missing):
         warnings.append(f"no HLO was given for {listed(missing.to_list())}")
     return warnings

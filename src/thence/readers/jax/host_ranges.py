@@ -22,9 +22,7 @@ __all__ = ["host_table", "threads_table"]
 
 _FRAME = re.compile(r"\$(?P<file>[^ ]+):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 # Overhead records of CUPTI, which XLA writes to separate lines (cupti_collector.cc).
-_OVERHEAD = re.compile(
-    r"BUFFER_FLUSH|<UNKNOWN>|CUPTI.*|RESOURCE|(?:DRIVER_)?COMPILER|INSTRUMENTATION"
-)
+_OVERHEAD = re.compile(r"BUFFER_FLUSH|<UNKNOWN>|CUPTI.*|RESOURCE|(?:DRIVER_)?COMPILER|INSTRUMENTATION")
 _COMPILING = re.compile(r"Compil(?!ed)|HloPass|RunHlo|Autotun|^backend_compile")
 _JITTED = r"^(?:PjitFunction|PmapFunction)\("
 """A call of a jitted function, the outermost range that jax itself opens (pjit.cc)."""

@@ -53,19 +53,14 @@ _COUNTED_BY_SHAPE = frozenset(
 )
 """Opcodes that do not count one operation for each element of the result."""
 # Protobuf writes 64-bit integers as text in JSON.
-_Dimension = (
-    Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,2}$")]
-    | Annotated[int, msgspec.Meta(ge=0, lt=100)]
-)
+_Dimension = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,2}$")] | Annotated[int, msgspec.Meta(ge=0, lt=100)]
 _Times = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}$")] | Count
 _NOWHERE = -1  # row of an operand that does not exist
 _NO_SHAPE = ShapeProto()
 _SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
 
 
-def work_columns(
-    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto]
-) -> dict[str, Any]:
+def work_columns(body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto]) -> dict[str, Any]:
     """The columns of `INSTRUCTIONS` for operands, called computations, bytes and floating-point operations.
 
     Args:
@@ -107,22 +102,17 @@ def _producers(body: Body, operands: IntegerLists) -> Int64:
     return np.array(producers, np.int64)
 
 
-def _own_flops(
-    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto], producers: IntegerLists
-) -> list[int]:
+def _own_flops(body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto], producers: IntegerLists) -> list[int]:
     """Floating-point operations of each instruction, without those of computations that it calls."""
     elements = [_result_elements(shape) for shape in parsed]
     shape_of = shapes.of_row.tolist()
     result = [
-        0 if opcode in _NO_FLOPS else elements[shape]
-        for opcode, shape in zip(body.opcodes, shape_of, strict=True)
+        0 if opcode in _NO_FLOPS else elements[shape] for opcode, shape in zip(body.opcodes, shape_of, strict=True)
     ]
     for row, opcode in enumerate(body.opcodes):
         if opcode in _COUNTED_BY_SHAPE:
             given = [_NO_SHAPE if p == _NOWHERE else parsed[shape_of[p]] for p in producers.of(row)]
-            result[row] = _flops(
-                body.instructions[row], parsed[shape_of[row]], given, body.config(row)
-            )
+            result[row] = _flops(body.instructions[row], parsed[shape_of[row]], given, body.config(row))
     return result
 
 
@@ -143,12 +133,7 @@ def _flops_with_callees(body: Body, own_flops: list[int]) -> list[int]:
     return result
 
 
-def _flops(
-    instruction: HloInstructionProto,
-    result: ShapeProto,
-    operands: Sequence[ShapeProto],
-    config: bytes,
-) -> int:
+def _flops(instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto], config: bytes) -> int:
     """Floating-point operations of one instruction, without those of computations that it calls.
 
     Args:
@@ -184,14 +169,10 @@ def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterab
     if not operands:
         return 0
     left = operands[0].dimensions[:MAX_RANK]
-    return (
-        2 * _result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
-    )
+    return 2 * _result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
 
 
-def _convolution(
-    instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto]
-) -> int:
+def _convolution(instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto]) -> int:
     """2 * (result elements) * (kernel elements of one output feature)."""
     if len(operands) < 2:
         return 0
@@ -202,10 +183,7 @@ def _convolution(
 
 
 def _custom_call(
-    instruction: HloInstructionProto,
-    result: ShapeProto,
-    operands: Sequence[ShapeProto],
-    config: bytes,
+    instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto], config: bytes
 ) -> int:
     """Floating-point operations of matrix products and convolutions of libraries; 0 for other targets."""
     target = instruction.custom_call_target
@@ -223,9 +201,7 @@ def _result_elements(shape: ShapeProto) -> int:
 
 
 class _DotNumbers(msgspec.Struct, frozen=True):
-    lhs_contracting: tuple[_Dimension, ...] = msgspec.field(
-        default=(), name="lhs_contracting_dimensions"
-    )
+    lhs_contracting: tuple[_Dimension, ...] = msgspec.field(default=(), name="lhs_contracting_dimensions")
 
 
 class _Gemm(msgspec.Struct, frozen=True):

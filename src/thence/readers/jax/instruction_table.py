@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thence.readers.jax.protos.hlo_pb2 import (
-        HloComputationProto,
-        HloInstructionProto,
-        HloModuleProto,
-    )
+    from thence.readers.jax.protos.hlo_pb2 import HloComputationProto, HloInstructionProto, HloModuleProto
 
     Int64 = NDArray[np.int64]
 __all__ = ["Body", "Distinct", "IntegerLists"]
@@ -229,9 +225,7 @@ class Distinct(Generic[_T]):
     def __init__(self, column: Sequence[_T]) -> None:
         self.values = tuple(dict.fromkeys(column))
         places = {value: place for place, value in enumerate(self.values)}
-        self.of_row: NDArray[np.int64] = np.fromiter(
-            map(places.__getitem__, column), np.int64, len(column)
-        )
+        self.of_row: NDArray[np.int64] = np.fromiter(map(places.__getitem__, column), np.int64, len(column))
 
     def columns(self, **values_of_distinct: Sequence[Any] | pl.Series) -> list[pl.Series]:
         """Columns of `INSTRUCTIONS`, given their values for each distinct value."""

@@ -35,9 +35,7 @@ def parse(kind: type[_M], data: bytes, path: str) -> _M:
         message.ParseFromString(data)
     except DecodeError as error:
         name = kind.DESCRIPTOR.name
-        raise DamagedInput(
-            path, f"is cut or damaged: its content is not a {name} message"
-        ) from error
+        raise DamagedInput(path, f"is cut or damaged: its content is not a {name} message") from error
     return message
 
 
@@ -66,9 +64,7 @@ def unpacked(data: bytes, path: str, expansion: Expansion = DEFAULT) -> bytes:
         left -= len(part)
         if left < 0:
             expansion.check(path, stored, limit - left)
-            raise DamagedInput(
-                path, f"unpacks to more than {limit:,} bytes; no HLO module is that large"
-            )
+            raise DamagedInput(path, f"unpacks to more than {limit:,} bytes; no HLO module is that large")
         if not decompressor.eof:
             raise DamagedInput(path, "the xz data ends too early")
         parts.append(part)

@@ -23,15 +23,7 @@ if TYPE_CHECKING:
         ShapeProto,
     )
     from thence.units import Bytes
-__all__ = [
-    "MAX_INT64",
-    "MAX_RANK",
-    "Groups",
-    "elements",
-    "memory_space",
-    "replica_groups",
-    "shape_bytes",
-]
+__all__ = ["MAX_INT64", "MAX_RANK", "Groups", "elements", "memory_space", "replica_groups", "shape_bytes"]
 
 MAX_INT64 = (1 << 63) - 1
 MAX_RANK = 64
@@ -46,9 +38,7 @@ _ELEMENT_BITS = {
     **dict.fromkeys((35, 36), 6),  # F6E3M2FN F6E2M3FN
     1: 8,  # PRED: a byte each
     **dict.fromkeys((2, 6), 8),  # S8 U8
-    **dict.fromkeys(
-        (19, 20, 23, 24, 25, 28, 29, 33), 8
-    ),  # F8 variants, the scale F8E8M0FNU among them
+    **dict.fromkeys((19, 20, 23, 24, 25, 28, 29, 33), 8),  # F8 variants, the scale F8E8M0FNU among them
     **dict.fromkeys((3, 7, 10, 16), 16),  # S16 U16 F16 BF16
     **dict.fromkeys((4, 8, 11), 32),  # S32 U32 F32
     **dict.fromkeys((5, 9, 12, 15), 64),  # S64 U64 F64 C64
@@ -103,9 +93,7 @@ class Groups:
     count: int
 
 
-def replica_groups(
-    instruction: HloInstructionProto, devices: DeviceAssignmentProto
-) -> Groups | None:
+def replica_groups(instruction: HloInstructionProto, devices: DeviceAssignmentProto) -> Groups | None:
     """The device groups of a collective, or None where neither instruction nor module specifies them.
 
     A collective-permute names pairs instead of groups; each pair counts as a group of size 2.

@@ -36,9 +36,7 @@ class FrameTable:
     def __init__(self, index: StackFrameIndexProto) -> None:
         locations = index.file_locations
         used = np.fromiter((frame.file_location_id for frame in index.stack_frames), np.int64)
-        uses = np.bincount(
-            used[(used > 0) & (used <= len(locations))], minlength=len(locations) + 1
-        )
+        uses = np.bincount(used[(used > 0) & (used <= len(locations))], minlength=len(locations) + 1)
         files = _names(index.file_names, [place.file_name_id for place in locations], uses)
         functions = _names(index.function_names, [p.function_name_id for p in locations], uses)
         places = [_NOWHERE] + [

@@ -19,17 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Int64 = NDArray[np.int64]
-__all__ = [
-    "DOUBLE",
-    "INT64",
-    "REFERENCE",
-    "STRING",
-    "UINT64",
-    "Cursors",
-    "Messages",
-    "StatValues",
-    "decoded_stats",
-]
+__all__ = ["DOUBLE", "INT64", "REFERENCE", "STRING", "UINT64", "Cursors", "Messages", "StatValues", "decoded_stats"]
 
 _PADDING = bytes(16)  # a cursor at the end may look ahead
 _MAX_VARINT = 10
@@ -39,9 +29,7 @@ DOUBLE, UINT64, INT64, STRING, REFERENCE = 0x11, 0x18, 0x20, 0x2A, 0x38
 """Tags of the value fields that are decoded; values of other types, mainly bytes, count as absent."""
 
 
-def decoded_stats(
-    data: bytes, row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
-) -> StatValues:
+def decoded_stats(data: bytes, row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> StatValues:
     """Decodes the values of serialized stats.
 
     Args:
@@ -95,10 +83,7 @@ class StatValues:
         """The string value of each stat; empty for values of other types."""
         length = np.where(self.tag == STRING, self.integer, 0)
         ends = (self.string_start + length).tolist()
-        return [
-            self.data[start:end]
-            for start, end in zip(self.string_start.tolist(), ends, strict=True)
-        ]
+        return [self.data[start:end] for start, end in zip(self.string_start.tolist(), ends, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,7 @@ def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
     if not any(counts.values()):
         return space, []
     clipped = pl.col("duration").clip(0)
-    fixed = dataclasses.replace(
-        space, gpu=space.gpu.with_columns(clipped), host=space.host.with_columns(clipped)
-    )
+    fixed = dataclasses.replace(space, gpu=space.gpu.with_columns(clipped), host=space.host.with_columns(clipped))
     sentence = "with a negative duration; counted as 0"
     return fixed, [f"{several(n, what)} {sentence}" for what, n in counts.items() if n]
 
@@ -115,9 +113,7 @@ def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
 def _losses(space: XSpace, negative: int, name: str) -> tuple[Loss, ...]:
     """The losses that the profiler reports, and the number of device activities with negative durations."""
     failed = [Loss("recorder_error", name, 1, f"{name}: {text}") for text in space.errors]
-    dropped = [
-        Loss("dropped", name, 1, f"{name}: {text}") for text in space.warnings if says_lost(text)
-    ]
+    dropped = [Loss("dropped", name, 1, f"{name}: {text}") for text in space.warnings if says_lost(text)]
     if not negative:
         return (*failed, *dropped)
     text = f"{name}: {several(negative, 'device activity')} with a negative duration"
@@ -162,9 +158,7 @@ def _activities(space: XSpace) -> pl.DataFrame:
         space.gpu.filter(~other | launched)
         .with_columns(
             kind=pl.when(other).then(pl.lit("kernel")).otherwise(pl.col("kind").cast(pl.String)),
-            hlo=_null_if_match(pl.col("hlo_op").cast(pl.String), COMMAND_BUFFER).cast(
-                pl.Categorical()
-            ),
+            hlo=_null_if_match(pl.col("hlo_op").cast(pl.String), COMMAND_BUFFER).cast(pl.Categorical()),
         )
         .sort("device", "start", "stream", maintain_order=True)
     )
@@ -194,9 +188,7 @@ def _with_executions(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
     return keyed.join(order, on="key", how="left", maintain_order="left").drop("key", "repetition")
 
 
-def _executions(
-    events: pl.DataFrame, host: pl.DataFrame, programs: RunPrograms, rank: int
-) -> pl.DataFrame:
+def _executions(events: pl.DataFrame, host: pl.DataFrame, programs: RunPrograms, rank: int) -> pl.DataFrame:
     """Rows of `PROGRAMS`: one for each execution of a program on a device."""
     end = pl.col("start") + pl.col("duration")
     rows = (
@@ -217,16 +209,12 @@ def _executions(
             "device": rows["device"],
             "program": identity,
             "name": rows["hlo_module"],
-            "execution": rows.select(
-                pl.int_range(pl.len()).over("device", identity.alias("identity"))
-            ).to_series(),
+            "execution": rows.select(pl.int_range(pl.len()).over("device", identity.alias("identity"))).to_series(),
             "start": rows["start"],
             "duration": rows["duration"],
             "launch": launch["start"].gather(rows["launch_row"]),
             "launch_duration": launch["duration"].gather(rows["launch_row"]),
-            "hlo": pl.Series(
-                [programs.index.get(p) for p in rows["program"].to_list()], dtype=pl.Int32
-            ),
+            "hlo": pl.Series([programs.index.get(p) for p in rows["program"].to_list()], dtype=pl.Int32),
         }
     )
 
@@ -260,9 +248,7 @@ def _warnings(space: XSpace, events: pl.DataFrame) -> list[str]:
 
 def _gpu_table(events: pl.DataFrame, rank: int) -> pl.DataFrame:
     columns: dict[str, Any] = {
-        name: events[name]
-        for name in GPU.schema
-        if name in events.columns and name not in ("kind", "program")
+        name: events[name] for name in GPU.schema if name in events.columns and name not in ("kind", "program")
     }
     columns["rank"] = np.full(events.height, rank, np.int32)
     columns["kind"] = events["kind"].cast(pl.Enum(KINDS))
@@ -305,9 +291,7 @@ def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64
         .unique("correlation", keep="first", maintain_order=True)
     )
     call = (
-        launch_correlations(
-            gpu.select(pl.lit(0).alias("rank"), "device", "graph", "start", "correlation")
-        )
+        launch_correlations(gpu.select(pl.lit(0).alias("rank"), "device", "graph", "start", "correlation"))
         .to_frame()
         .join(calls, on="correlation", how="left", maintain_order="left")["call"]
         .fill_null(NO_ROW)
@@ -331,17 +315,13 @@ def _executions_by_repetition(gpu: pl.DataFrame) -> pl.Series:
         gpu: columns device, program, hlo_op, name and correlation, sorted by start.
     """
     place = ["device", "program"]
-    same = (pl.col("name") == pl.col("name").first()) & pl.col("hlo_op").eq_missing(
-        pl.col("hlo_op").first()
-    )
+    same = (pl.col("name") == pl.col("name").first()) & pl.col("hlo_op").eq_missing(pl.col("hlo_op").first())
     marked = gpu.with_columns(first=same.over(place)).with_columns(
         launch=pl.when("first").then(pl.col("correlation").fill_null(pl.int_range(pl.len())))
     )
     previous = pl.col("launch").forward_fill().shift(1).over(place)
     begins = pl.col("first") & pl.col("launch").ne_missing(previous)
-    return marked.with_columns(begins=begins).select(pl.col("begins").cum_sum().over(place) - 1)[
-        "begins"
-    ]
+    return marked.with_columns(begins=begins).select(pl.col("begins").cum_sum().over(place) - 1)["begins"]
 
 
 def _iterations(gpu: pl.DataFrame) -> pl.Series:

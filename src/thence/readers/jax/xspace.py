@@ -303,11 +303,7 @@ def _programs(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
             if proto_stat not in values:
                 continue
             match = _SUFFIX.fullmatch(text(metadata.name))
-            program = (
-                _integer(stat_value(values[program_stat], plane))
-                if program_stat in values
-                else None
-            )
+            program = _integer(stat_value(values[program_stat], plane)) if program_stat in values else None
             if program is None:
                 program = int(match[2]) if match else key
             name = match[1] if match else text(metadata.name)

@@ -27,17 +27,7 @@ if TYPE_CHECKING:
 
     from thence.readers.jax.protos.xplane_pb2 import XPlane, XStat
 
-__all__ = [
-    "DETAIL_STATS",
-    "GPU_STATS",
-    "HOST_STATS",
-    "Events",
-    "Stat",
-    "Strings",
-    "named",
-    "stat_value",
-    "text",
-]
+__all__ = ["DETAIL_STATS", "GPU_STATS", "HOST_STATS", "Events", "Stat", "Strings", "named", "stat_value", "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +165,7 @@ class Events:
         for line in plane.lines:
             before = self._count
             for begin in range(0, len(line.events), _BATCH):
-                events = [
-                    event.SerializeToString() for event in line.events[begin : begin + _BATCH]
-                ]
+                events = [event.SerializeToString() for event in line.events[begin : begin + _BATCH]]
                 values = self._decoded(events, names, constant)
                 for column, stat in columns:
                     self._take(column, values.of(stat), plane)
@@ -190,17 +178,11 @@ class Events:
         for key, metadata in plane.stat_metadata.items():
             ids.setdefault(text(metadata.name), []).append(key)
         return [
-            (column, key)
-            for column, stat in self._stats.items()
-            for name in stat.names
-            for key in ids.get(name, ())
+            (column, key) for column, stat in self._stats.items() for name in stat.names for key in ids.get(name, ())
         ]
 
     def _decoded(
-        self,
-        events: Sequence[bytes],
-        names: Mapping[int, int],
-        constant: Mapping[int, Sequence[bytes]],
+        self, events: Sequence[bytes], names: Mapping[int, int], constant: Mapping[int, Sequence[bytes]]
     ) -> StatValues:
         """Appends names and times of serialized events, and returns their stats."""
         shared = [stat for stats in constant.values() for stat in stats]
@@ -232,11 +214,7 @@ class Events:
         return decoded_stats(messages.data, row[kept], start, end)
 
     def _constants(
-        self,
-        key: NDArray[np.int64],
-        constant: Mapping[int, Sequence[bytes]],
-        messages: Messages,
-        count: int,
+        self, key: NDArray[np.int64], constant: Mapping[int, Sequence[bytes]], messages: Messages, count: int
     ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.int64]]]:
         """Event, start and end of the stats in event metadata.
 
@@ -278,9 +256,7 @@ class Events:
 
     def _codes_of(self, values: StatValues, plane: XPlane) -> NDArray[np.int64]:
         """Positions in `strings`; the empty string for values that are neither text nor a known reference."""
-        references, position = np.unique(
-            np.where(values.tag == REFERENCE, values.integer, 0), return_inverse=True
-        )
+        references, position = np.unique(np.where(values.tag == REFERENCE, values.integer, 0), return_inverse=True)
         metadata = [plane.stat_metadata.get(i) if i > 0 else None for i in references.tolist()]
         codes = [self.strings.code(text(stat.name) if stat else "") for stat in metadata]
         result = np.asarray(codes, np.int64)[position]
@@ -309,13 +285,11 @@ class Events:
         """Columns label, line_id, line, name, the times, and one per stat."""
         counts = [line[4] for line in self._lines]
         labels, ids, names, stamps = (
-            np.repeat(np.asarray([line[i] for line in self._lines], np.int64), counts)
-            for i in range(4)
+            np.repeat(np.asarray([line[i] for line in self._lines], np.int64), counts) for i in range(4)
         )
         empty = np.zeros(0, np.int64)
         offsets, durations, codes = (
-            np.concatenate([empty, *parts])
-            for parts in (self._offsets, self._durations, self._names)
+            np.concatenate([empty, *parts]) for parts in (self._offsets, self._durations, self._names)
         )
         rest = offsets % 1000
         strings = self.categories()

@@ -52,9 +52,7 @@ class Begun:
         from thence.readers.kineto.envelope import Envelope
 
         envelope = Envelope(source)
-        columns = decoded(
-            envelope.pieces(), source.path, source.expected_bytes, source.cores, processes
-        )
+        columns = decoded(envelope.pieces(), source.path, source.expected_bytes, source.cores, processes)
         return cls(source, envelope, columns)
 
 

@@ -49,13 +49,8 @@ _LOST = (
     "PyTorch's tool for annotated CUDA graphs moved their activities to lanes and shifted some by up to 1 us; the "
     "file does not hold the streams on which they ran"
 )
-_TELLING = frozenset(
-    (*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, KINETO_KEYS["collective"])
-)
-_INTEGER, _REAL = (
-    re.compile(r"-?(?:0|[1-9][0-9]{0,17})"),
-    re.compile(r"-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?"),
-)
+_TELLING = frozenset((*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, KINETO_KEYS["collective"]))
+_INTEGER, _REAL = (re.compile(r"-?(?:0|[1-9][0-9]{0,17})"), re.compile(r"-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?"))
 _WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -90,9 +85,7 @@ class Written:
         return np.where(replaced, self.row_stream, self.stream)
 
 
-def annotated_places(
-    written: Written, row_after: Callable[[Array], pl.Series]
-) -> tuple[pl.DataFrame, list[str]]:
+def annotated_places(written: Written, row_after: Callable[[Array], pl.Series]) -> tuple[pl.DataFrame, list[str]]:
     """The annotations as rows of `GRAPH_PLACES`, for all graphed activities if any of them is annotated.
 
     Args:
@@ -111,8 +104,7 @@ def annotated_places(
     distinct, of_row = np.unique(np.stack([number, lane]), axis=1, return_inverse=True)
     of_row = of_row.reshape(-1)
     labels = [
-        label_of(_with_lane(fields[said] if said >= 0 else {}, to, written.missing))
-        for said, to in distinct.T.tolist()
+        label_of(_with_lane(fields[said] if said >= 0 else {}, to, written.missing)) for said, to in distinct.T.tolist()
     ]
     columns = _columns(labels)
     rows = {name: values.gather(pl.Series(of_row)) for name, values in columns.items()}
@@ -177,19 +169,12 @@ def _columns(labels: Sequence[Label]) -> dict[str, pl.Series]:
     return {
         "label": texts(["/".join(label.path) or None for label in labels]),
         "module": texts([label.module for label in labels]),
-        "stack": texts(
-            [None if label.place is None else label.place.stack_text for label in labels]
-        ),
+        "stack": texts([None if label.place is None else label.place.stack_text for label in labels]),
         "phase": texts([label.phase for label in labels]),
         "lane": texts([label.lane for label in labels]),
         "metadata": texts(
-            [
-                msgspec.json.encode(label.metadata).decode() if label.metadata else None
-                for label in labels
-            ]
+            [msgspec.json.encode(label.metadata).decode() if label.metadata else None for label in labels]
         ),
         "collective": described_structs([label.collective for label in labels]),
-        "rule": pl.Series(
-            ["in_trace" if label.path or label.place else "graph_no_label" for label in labels]
-        ),
+        "rule": pl.Series(["in_trace" if label.path or label.place else "graph_no_label" for label in labels]),
     }

@@ -57,9 +57,7 @@ def collected(pieces: Iterable[Arrays], tick: Callable[[], None], expected: floa
     return columns | counts | seen | {"categories": categories}
 
 
-def _renumbered(
-    piece: Arrays, names: dict[str, int], lanes: dict[Any, int], said: dict[str, int]
-) -> Arrays:
+def _renumbered(piece: Arrays, names: dict[str, int], lanes: dict[Any, int], said: dict[str, int]) -> Arrays:
     """The columns of a piece, with its numbers of names, lanes and annotations replaced by numbers for the file."""
     name = _numbered(piece["names"], names)
     lane = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)

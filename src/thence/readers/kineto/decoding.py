@@ -142,9 +142,7 @@ class _Workers:
             _send(questions, (self._path, piece))
             return _received_columns(answers)
         except (OSError, EOFError) as error:
-            raise ThenceError(
-                "a process that decodes the trace was killed; is there enough memory?"
-            ) from error
+            raise ThenceError("a process that decodes the trace was killed; is there enough memory?") from error
         finally:
             self._free.put((questions, answers))
 

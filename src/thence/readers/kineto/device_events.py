@@ -36,10 +36,6 @@ class DeviceEvent(msgspec.Struct, gc=False):
             duration: ns.
         """
         args = self.args
-        device = next(
-            (d for d in (args.device, args.from_device, self.pid) if isinstance(d, int)), 0
-        )
-        stream = next(
-            (s for s in (args.original_stream, args.stream, self.tid) if isinstance(s, int)), 0
-        )
+        device = next((d for d in (args.device, args.from_device, self.pid) if isinstance(d, int)), 0)
+        stream = next((s for s in (args.original_stream, args.stream, self.tid) if isinstance(s, int)), 0)
         return device, stream, start, duration, args.correlation

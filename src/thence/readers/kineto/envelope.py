@@ -27,15 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.readers.source import Source
-__all__ = [
-    "INLINE_ANNOTATED",
-    "Boundaries",
-    "Envelope",
-    "Piece",
-    "boundaries",
-    "find_separator",
-    "split_events",
-]
+__all__ = ["INLINE_ANNOTATED", "Boundaries", "Envelope", "Piece", "boundaries", "find_separator", "split_events"]
 
 _BETWEEN_EVENTS = re.compile(rb"(\s*)\}(\s*),(\s*)\{(\s*)(\"\w+\")")
 _EVENT_START = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:ph|cat|name|args|ts|dur|pid|tid|id|bp)\"\s*:)")
@@ -102,9 +94,7 @@ class Envelope:
             cut = self._last_cut(separator)
             if cut is None:
                 if len(self._buffer) > _MOST_EVENT_BYTES:
-                    raise DamagedInput(
-                        self.source.name, "an event of over 16 MB; torch.profiler writes none"
-                    )
+                    raise DamagedInput(self.source.name, "an event of over 16 MB; torch.profiler writes none")
                 if not self._fill(2 * len(self._buffer)):
                     break
                 continue
@@ -202,9 +192,7 @@ class Envelope:
         if tail.strip():
             self._add_metadata(b"{" + tail.lstrip().lstrip(b","), "after")
             if self.metadata.pop("traceEvents", None) is not None:
-                self.warnings.append(
-                    f"{self.source.name}: holds a second list of events, which is left out"
-                )
+                self.warnings.append(f"{self.source.name}: holds a second list of events, which is left out")
         if self.source.damage and not self.warnings:
             self._warn_cut(self.source.damage, len(rest))
 
@@ -224,9 +212,7 @@ class Envelope:
                 lenient = text.decode("utf-8", "replace").encode()
                 self.metadata |= decoded(_CONTROL.sub(b" ", lenient), dict[str, Any])
             except NotAsWritten:
-                self.warnings.append(
-                    f"{self.source.name}: the metadata {where} the events is not valid JSON; left out"
-                )
+                self.warnings.append(f"{self.source.name}: the metadata {where} the events is not valid JSON; left out")
 
 
 def _find_last(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:
@@ -260,9 +246,7 @@ def find_separator(buffer: bytes) -> bytes | None:
     """
     match = _first_gap(buffer)
     if match is None:
-        return next(
-            (separator for separator in _EXPORTERS_SEPARATORS if buffer.count(separator) > 1), None
-        )
+        return next((separator for separator in _EXPORTERS_SEPARATORS if buffer.count(separator) > 1), None)
     before, after_close, before_open, indent, key = match.groups()
     before = before[max(before.rfind(b"\n"), 0) :]  # some events have blank lines before the brace
     separator = before + b"}" + after_close + b"," + before_open + b"{"

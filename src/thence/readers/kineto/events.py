@@ -28,14 +28,7 @@ from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "MISSING",
-    "RECORDED_CATEGORIES",
-    "Args",
-    "Columns",
-    "Event",
-    "decode",
-]
+__all__ = ["MISSING", "RECORDED_CATEGORIES", "Args", "Columns", "Event", "decode"]
 
 MISSING = int(np.iinfo(np.int64).min)
 """Value (int64) in integer columns for an event that lacks the field."""
@@ -230,17 +223,11 @@ def _readable(events: list[Event], texts: list[bytes], damaged: int, *, annotate
             return columns | {"events": len(events) + damaged, "damaged": damaged}
         kept += range(begin, end)
     lost = damaged + len(events) - len(kept)
-    return _columns(
-        [events[row] for row in kept], [texts[row] for row in kept], lost, annotated=annotated
-    )
+    return _columns([events[row] for row in kept], [texts[row] for row in kept], lost, annotated=annotated)
 
 
 def _columns(
-    events: Sequence[Event],
-    texts: bytes | bytearray | list[bytes],
-    damaged: int,
-    *,
-    annotated: bool,
+    events: Sequence[Event], texts: bytes | bytearray | list[bytes], damaged: int, *, annotated: bool
 ) -> Columns:
     """The columns of decoded events.
 
@@ -251,9 +238,7 @@ def _columns(
         annotated: as in `decode`.
     """
     categories = _CategoryNumbers()
-    numbers = np.fromiter(
-        map(categories.__getitem__, map(attrgetter("cat"), events)), np.uint8, len(events)
-    )
+    numbers = np.fromiter(map(categories.__getitem__, map(attrgetter("cat"), events)), np.uint8, len(events))
 
     def chosen(mask: np.ndarray[Any, Any]) -> list[Event]:
         return list(compress(events, mask.tolist()))
@@ -339,9 +324,7 @@ def _prefixed(prefix: str, columns: Columns) -> Columns:
 
 
 def _numbers(events: Sequence[Any], *fields: str) -> Columns:
-    return {
-        name: np.fromiter(map(attrgetter(name), events), np.int64, len(events)) for name in fields
-    }
+    return {name: np.fromiter(map(attrgetter(name), events), np.int64, len(events)) for name in fields}
 
 
 def _common(rows: _Complete, names: _Codes, lanes: _Codes) -> Columns:
@@ -377,12 +360,7 @@ def _host(rows: _Complete, names: _Codes) -> Columns:
     is_kernel = np.zeros(len(args), np.bool_)
     is_kernel[given(args, "kernel_backend")] = True  # Inductor's launch of a kernel
     return (
-        numbers
-        | launch_facts(args, names)
-        | {
-            "category": rows.number - np.uint8(_FIRST_HOST),
-            "is_kernel": is_kernel,
-        }
+        numbers | launch_facts(args, names) | {"category": rows.number - np.uint8(_FIRST_HOST), "is_kernel": is_kernel}
     )
 
 
@@ -411,11 +389,7 @@ def _coded_ids(events: Sequence[Event]) -> np.ndarray[Any, Any]:
 
 
 def _threads(events: Sequence[Event], lanes: _Codes) -> Columns:
-    named = [
-        e
-        for e in events
-        if e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str)
-    ]
+    named = [e for e in events if e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str)]
     return {
         "lane": coded(((e.pid, e.tid) for e in named), lanes.__getitem__, len(named)),
         "name": [str(e.args.label) for e in named],
@@ -458,19 +432,13 @@ def _graph_label_columns(events: Sequence[Event]) -> Columns:
     labelled = given(events, "args.label_rule")
     rows = [row for row in labelled if type(events[row].args.label_rule) is str]
     args = [events[row].args for row in rows]
-    result: Columns = {
-        name: [_text(getattr(arg, key)) for arg in args] for name, key in _JOINED.items()
-    }
+    result: Columns = {name: [_text(getattr(arg, key)) for arg in args] for name, key in _JOINED.items()}
     result["metadata"] = [
-        msgspec.json.encode(arg.annotations).decode() if isinstance(arg.annotations, dict) else ""
-        for arg in args
+        msgspec.json.encode(arg.annotations).decode() if isinstance(arg.annotations, dict) else "" for arg in args
     ]
     confidence = (arg.label_confidence for arg in args)
     values = (float(c) if isinstance(c, int | float) else float("nan") for c in confidence)
-    return result | {
-        "gpu": np.array(rows, np.int64),
-        "confidence": np.fromiter(values, np.float64, len(args)),
-    }
+    return result | {"gpu": np.array(rows, np.int64), "confidence": np.fromiter(values, np.float64, len(args))}
 
 
 def _text(value: object) -> str:

@@ -78,9 +78,7 @@ def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
     first = min(int(ops["start"].min()), int(flows["time"].min()))
     span = max(int(ops["start"].max()), int(flows["time"].max())) - first + 1
     start, time = ops["start"] - first, flows["time"] - first
-    if (
-        int(ops["track"].max()) + 2
-    ) * span >= 1 << 63:  # times that far apart are rare: number them
+    if (int(ops["track"].max()) + 2) * span >= 1 << 63:  # times that far apart are rare: number them
         _, moment = np.unique(np.concatenate([start, time]), return_inverse=True)
         start, time = moment[: len(start)], moment[len(start) :]
         span = len(moment)

@@ -10,15 +10,7 @@ import polars as pl
 
 from thence.model.collective_columns import described
 from thence.model.reasons import REASONS, RULES
-from thence.model.tables import (
-    COLLECTIVES,
-    GPU,
-    GRAPH_PLACES,
-    HOST,
-    HOST_CATEGORIES,
-    KINDS,
-    THREADS,
-)
+from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES, HOST, HOST_CATEGORIES, KINDS, THREADS
 from thence.model.waiting import Calls, kind_of_call, said_of_calls
 from thence.parallel import in_threads
 from thence.readers.categories import positions_of_functions, shown_name
@@ -51,9 +43,7 @@ Arrays = dict[str, Any]
 
 def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     """Rows of `GPU` in the given order."""
-    sorted_gpu = dict(
-        zip(gpu, in_threads(lambda key: gpu[key][order], gpu, len(order)), strict=True)
-    )
+    sorted_gpu = dict(zip(gpu, in_threads(lambda key: gpu[key][order], gpu, len(order)), strict=True))
     # Kineto writes graph 0 and node 0 for activities outside of graphs. Other exporters leave the graph out
     # of the node's id, so the first node of a graph is 0 as well.
     graph, node, device = (sorted_gpu[name] for name in ("graph", "node", "device"))
@@ -124,9 +114,7 @@ def _triples(values: Array) -> pl.Series:
     return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
 
 
-def host_frame(
-    host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays
-) -> pl.DataFrame:
+def host_frame(host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays) -> pl.DataFrame:
     """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
 
     def sort(key: str) -> None:
@@ -135,9 +123,7 @@ def host_frame(
 
     in_threads(sort, list(host), len(order))
     lane = host["lane"]
-    rank = np.where(lanes.rank < 0, max(0, int(lanes.rank.min(initial=0))), lanes.rank).astype(
-        np.int32
-    )
+    rank = np.where(lanes.rank < 0, max(0, int(lanes.rank.min(initial=0))), lanes.rank).astype(np.int32)
     track = np.cumsum(np.concatenate([[0], lane[1:] != lane[:-1]])) if len(lane) else lane
     parent = host_parents(track, host["category"], host["start"], host["duration"])
     ops, arrows = _numbered_ops(host, rank, track), _placed_flows(flows, rank, lane, track)
@@ -187,10 +173,7 @@ def collective_frame(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.D
     """Rows of `COLLECTIVES` from the arguments of kernels, or of the host ops that launched them."""
     if not len(moved["gpu"]):
         return COLLECTIVES.empty()
-    rows = {
-        "gpu": _places_after(moved["gpu"], gpu_order),
-        "host": _places_after(moved["host"], host_order),
-    }
+    rows = {"gpu": _places_after(moved["gpu"], gpu_order), "host": _places_after(moved["host"], host_order)}
     order = np.lexsort([np.where(rows[name] < 0, _LAST, rows[name]) for name in ("host", "gpu")])
     columns = described(moved).to_dict() | {name: _integers(rows[name], 0) for name in rows}
     frame = COLLECTIVES.frame(columns)
@@ -262,9 +245,7 @@ def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame
     })  # fmt: skip
 
 
-def graph_places(
-    joined: Arrays, annotated: Written, gpu_order: Array
-) -> tuple[pl.DataFrame, list[str]]:
+def graph_places(joined: Arrays, annotated: Written, gpu_order: Array) -> tuple[pl.DataFrame, list[str]]:
     """Labels of graphed activities in the file (written by thence, or else by PyTorch), and warnings."""
     if not len(joined["gpu"]):
         return annotated_places(annotated, lambda rows: _row_after(rows, gpu_order))

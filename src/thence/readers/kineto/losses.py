@@ -37,9 +37,7 @@ def _losses(envelope: Envelope, counts: Mapping[str, Any], unusable: int) -> Ite
         text = f"{name}: {damaged:,} of {counts['events']:,} events could not be read"
         yield Loss("unreadable", name, damaged, text)
     if timeless := counts["timeless"]:
-        yield Loss(
-            "no_times", name, timeless, f"{name}: {several(timeless, 'event')} without a start time"
-        )
+        yield Loss("no_times", name, timeless, f"{name}: {several(timeless, 'event')} without a start time")
     if unusable:
         text = f"{name}: {several(unusable, 'device activity')} without a duration, or with a negative one"
         yield Loss("repaired", name, unusable, text)

@@ -36,9 +36,7 @@ def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def accelerator(
-    metadata: Mapping[str, Any], categories: Iterable[str], names: Iterable[str]
-) -> dict[str, str]:
+def accelerator(metadata: Mapping[str, Any], categories: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """The platform that the program used, as the fact ``accelerator``: rocm, cuda, xpu, mtia or privateuse1.
 
     Kineto for ROCm writes HIP's API calls under the category ``cuda_runtime``, so rocm is also recognised by the
@@ -81,9 +79,7 @@ def epoch_ns(metadata: Mapping[str, Any], earliest: int | None) -> int | None:
     return 0 if earliest is not None and earliest > year_2001 else None
 
 
-def described_devices(
-    metadata: Mapping[str, Any], used: Iterable[tuple[int, int]]
-) -> tuple[Device, ...]:
+def described_devices(metadata: Mapping[str, Any], used: Iterable[tuple[int, int]]) -> tuple[Device, ...]:
     """The devices in use, with their properties from ``deviceProperties``.
 
     Args:
@@ -93,9 +89,7 @@ def described_devices(
     listed = field(metadata, "deviceProperties", list[Any]) or []
     described = [d for d in listed if isinstance(d, dict)]
     properties_of = {field(d, "id", Rank): d for d in described}
-    return tuple(
-        _device(rank, device, properties_of.get(device, {})) for rank, device in sorted(used)
-    )
+    return tuple(_device(rank, device, properties_of.get(device, {})) for rank, device in sorted(used))
 
 
 def _device(rank: int, device: int, properties: Mapping[str, Any]) -> Device:

@@ -50,9 +50,7 @@ def lanes_of(pairs: Sequence[tuple[Any, Any]], launching: Sequence[int], rank: i
         rank: of the file, used if it holds a single rank.
     """
     texts: dict[str, int] = {}
-    tags, processes = (
-        zip(*(_parsed(pid, texts) for pid, _ in pairs), strict=True) if pairs else ((), ())
-    )
+    tags, processes = zip(*(_parsed(pid, texts) for pid, _ in pairs), strict=True) if pairs else ((), ())
     threads = [_parsed(tid, texts)[1] for _, tid in pairs]
     process = np.array(processes, np.int64)
     kinds = sorted({tags[lane] for lane in launching})
@@ -60,15 +58,11 @@ def lanes_of(pairs: Sequence[tuple[Any, Any]], launching: Sequence[int], rank: i
     if len(kinds) > 1:  # a tag for each rank before the process id, as "[TP03] 1234"
         numbers = {tag: number for number, tag in enumerate(kinds)}
         ranks = np.array([numbers.get(tag, -1) for tag in tags], np.int32)
-        warnings = (
-            f"the file holds {len(kinds)} ranks, numbered in the order of their tags: {listed(kinds)}",
-        )
+        warnings = (f"the file holds {len(kinds)} ranks, numbered in the order of their tags: {listed(kinds)}",)
     else:
         ids = sorted({int(process[lane]) for lane in launching})
         numbers_by_id = {pid: number for number, pid in enumerate(ids)} if len(ids) > 1 else {}
-        ranks = np.array(
-            [numbers_by_id.get(pid, -1) if numbers_by_id else rank for pid in processes], np.int32
-        )
+        ranks = np.array([numbers_by_id.get(pid, -1) if numbers_by_id else rank for pid in processes], np.int32)
         if numbers_by_id:
             warnings = (
                 (
@@ -90,10 +84,7 @@ def _parsed(value: int | str, texts: dict[str, int]) -> tuple[str, int]:
 
 
 def gpu_ranks(
-    lanes: Lanes,
-    gpu: dict[str, npt.NDArray[Any]],
-    launches: dict[str, npt.NDArray[Any]],
-    fallback: int,
+    lanes: Lanes, gpu: dict[str, npt.NDArray[Any]], launches: dict[str, npt.NDArray[Any]], fallback: int
 ) -> npt.NDArray[np.int32]:
     """The rank of each device activity.
 
@@ -105,9 +96,7 @@ def gpu_ranks(
     """
     launching_ranks = np.unique(lanes.rank[launches["lane"]])
     if len(launching_ranks) <= 1:
-        return np.full(
-            len(gpu["lane"]), launching_ranks[0] if len(launching_ranks) else fallback, np.int32
-        )
+        return np.full(len(gpu["lane"]), launching_ranks[0] if len(launching_ranks) else fallback, np.int32)
     tagged: npt.NDArray[np.int32] = lanes.rank[gpu["lane"]]
     if (tagged >= 0).all():
         return tagged
@@ -131,10 +120,6 @@ def gpu_ranks(
         .select("device", "owner")
     )
     rows = rows.join(by_device, on="device", how="left", maintain_order="left")
-    chosen = (
-        pl.when("sure")
-        .then("rank")
-        .otherwise(pl.coalesce("owner", "rank", pl.lit(int(launching_ranks[0]))))
-    )
+    chosen = pl.when("sure").then("rank").otherwise(pl.coalesce("owner", "rank", pl.lit(int(launching_ranks[0]))))
     ranks: npt.NDArray[np.int32] = rows.select(chosen.cast(pl.Int32)).to_series().to_numpy()
     return ranks

@@ -12,16 +12,9 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.tables import (
-    HOST_CATEGORIES,
-    Meta,
-    Tables,
-)
+from thence.model.tables import HOST_CATEGORIES, Meta, Tables
 from thence.model.waiting import with_waiting
-from thence.readers.categories import (
-    category_of,
-    ranges_among_ops,
-)
+from thence.readers.categories import category_of, ranges_among_ops
 from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.ahead import Begun
 from thence.readers.kineto.annotations import Written
@@ -70,9 +63,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     metadata = envelope.metadata
     names = pl.Series("name", columns["names"], pl.String)
 
-    annotated = _choose_device_and_stream(
-        gpu, columns["lanes"], columns["said"], inline=INLINE_ANNOTATED in metadata
-    )
+    annotated = _choose_device_and_stream(gpu, columns["lanes"], columns["said"], inline=INLINE_ANNOTATED in metadata)
     host["category"] = _categories(host, columns["names"])
     launches = _launches(host, gpu, columns["lanes"])
     stated = describe.rank_of(metadata, source.name)
@@ -119,31 +110,19 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
 def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:
     """The columns of all events; raises `DamagedInput` if none could be read."""
     source = begun.source
-    columns = collected(
-        begun.columns,
-        lambda: progress(source.consumed),
-        source.expected_bytes / PIECE_BYTES,
-    )
+    columns = collected(begun.columns, lambda: progress(source.consumed), source.expected_bytes / PIECE_BYTES)
     if columns["events"] == columns["damaged"]:
-        raise DamagedInput(
-            source.name, "holds no event that could be read; expected a torch.profiler trace"
-        )
+        raise DamagedInput(source.name, "holds no event that could be read; expected a torch.profiler trace")
     return columns
 
 
 def _table(columns: Arrays, name: str) -> Arrays:
     """Removes and returns the columns of one table, so that each can be freed after use."""
     prefix = f"{name}."
-    return {
-        key.removeprefix(prefix): columns.pop(key)
-        for key in list(columns)
-        if key.startswith(prefix)
-    }
+    return {key.removeprefix(prefix): columns.pop(key) for key in list(columns) if key.startswith(prefix)}
 
 
-def _choose_device_and_stream(
-    gpu: Arrays, lanes: list[tuple[Any, Any]], said: list[str], *, inline: bool
-) -> Written:
+def _choose_device_and_stream(gpu: Arrays, lanes: list[tuple[Any, Any]], said: list[str], *, inline: bool) -> Written:
     """Sets the device and stream of each activity, in place.
 
     They come from the arguments; an argument that is missing is replaced by the lane's pid (device) or tid (stream).
@@ -232,9 +211,7 @@ def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[
             f"none of {several(columns['events'], 'event')} is of torch.profiler; other programs write such JSON, too"
         )
     if columns["damaged"]:
-        warnings.append(
-            f"{columns['damaged']:,} of {columns['events']:,} events could not be read; left out"
-        )
+        warnings.append(f"{columns['damaged']:,} of {columns['events']:,} events could not be read; left out")
     if columns["unpaired"]:
         warnings.append(
             f"left out: {several(columns['unpaired'], 'begin/end event')}; torch.profiler writes complete events only"

@@ -37,9 +37,7 @@ _AFTER_STRING = re.compile(rb"\s*(?::|[}\]]|,\s*\"[^\"\n]*\"\s*:)")
 _AFTER_ITEM = re.compile(rb"\s*(?:\]|,\s*[\"\[{\d-])")
 
 
-def decode_leniently(
-    piece: bytes, event_type: type[Any], args_type: type[Any]
-) -> tuple[list[Any], list[bytes], int]:
+def decode_leniently(piece: bytes, event_type: type[Any], args_type: type[Any]) -> tuple[list[Any], list[bytes], int]:
     """The events of a piece, one by one.
 
     Args:
@@ -65,9 +63,7 @@ def decode_leniently(
         fields, times = read
         args = fields.get("args")
         values = _fitting(fields, event_type) | {
-            "args": args_type(**_fitting(args, args_type))
-            if isinstance(args, dict)
-            else args_type()
+            "args": args_type(**_fitting(args, args_type)) if isinstance(args, dict) else args_type()
         }
         values |= times
         events.append(event_type(**values))
@@ -157,8 +153,6 @@ def _fitting(values: dict[str, Any], struct: type[Any]) -> dict[str, Any]:
             continue
         allowed = _UINT64 if info.name in _UNSIGNED else _INT64
         numbers = fitted if isinstance(fitted, tuple | list) else (fitted,)
-        if info.name in _OF_ANY_SIZE or all(
-            not isinstance(number, int) or number in allowed for number in numbers
-        ):
+        if info.name in _OF_ANY_SIZE or all(not isinstance(number, int) or number in allowed for number in numbers):
             result[info.name] = fitted
     return result

@@ -10,9 +10,7 @@ NAME = "torch.profiler (Kineto JSON)"
 PATTERNS = ("*.json", "*.json.gz")
 """Globs of the files of a directory that may be Kineto traces."""
 
-_FIRST_KEYS = re.compile(
-    rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
-)
+_FIRST_KEYS = re.compile(rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:')
 # jax.profiler writes, next to its xplane.pb, a JSON for viewers that lacks most of the data.
 _OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
 

@@ -27,10 +27,7 @@ _DIRECTIONS = {
 
 # Enums from the exporter schema reference, for exports from before 2022, which lack the enum tables.
 _COPY_KINDS = ("Unknown", *_DIRECTIONS)
-_MEMORY_KINDS = (
-    *("Pageable", "Pinned", "Device", "Array", "Managed"),
-    *("Device Static", "Managed Static", "Unknown"),
-)
+_MEMORY_KINDS = (*("Pageable", "Pinned", "Device", "Array", "Managed"), *("Device Static", "Managed Static", "Unknown"))
 
 _WHERE = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId")
 _TRIPLES = {"grid": ("gridX", "gridY", "gridZ"), "block": ("blockX", "blockY", "blockZ")}
@@ -99,12 +96,8 @@ def _kernels(store: Store) -> pl.DataFrame:
 
 def _triple(columns: pl.DataFrame) -> pl.Series:
     """Three columns as one array column of `GPU`, null where one of them is not an unsigned 32-bit size."""
-    valid = columns.select(
-        pl.all_horizontal(pl.all().is_between(0, (1 << 32) - 1).fill_null(value=False))
-    ).to_series()
-    values = columns.select(pl.all().fill_null(0).cast(pl.UInt32, wrap_numerical=True)).to_numpy(
-        order="c"
-    )
+    valid = columns.select(pl.all_horizontal(pl.all().is_between(0, (1 << 32) - 1).fill_null(value=False))).to_series()
+    values = columns.select(pl.all().fill_null(0).cast(pl.UInt32, wrap_numerical=True)).to_numpy(order="c")
     triple = pl.Series(values, dtype=pl.Array(pl.UInt32, 3))
     if valid.all():
         return triple
@@ -119,8 +112,7 @@ def _graphs(store: Store) -> pl.DataFrame:
     """Launches of whole graphs, in recordings made with --cuda-graph-trace=graph."""
     frame = store.frame("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (*_WHERE, "graphId"))
     return frame.with_columns(
-        kind=_kind("kernel"),
-        name=pl.format("[CUDA graph {}]", pl.col("graphId").fill_null(0)).cast(pl.Categorical()),
+        kind=_kind("kernel"), name=pl.format("[CUDA graph {}]", pl.col("graphId").fill_null(0)).cast(pl.Categorical())
     )
 
 
@@ -130,13 +122,11 @@ def _copies(store: Store) -> pl.DataFrame:
     directions = _labels(store, "ENUM_CUDA_MEMCPY_OPER", _COPY_KINDS)
     memories = _labels(store, "ENUM_CUDA_MEM_KIND", _MEMORY_KINDS)
     used = frame.select(kinds).unique()
-    names = [
-        copy_name(directions.get(c), memories.get(s), memories.get(d)) for c, s, d in used.rows()
-    ]
+    names = [copy_name(directions.get(c), memories.get(s), memories.get(d)) for c, s, d in used.rows()]
     named = used.with_columns(name=pl.Series(names, dtype=pl.Categorical()))
-    return frame.join(
-        named, on=kinds, how="left", nulls_equal=True, maintain_order="left"
-    ).with_columns(kind=_kind("memcpy"))
+    return frame.join(named, on=kinds, how="left", nulls_equal=True, maintain_order="left").with_columns(
+        kind=_kind("memcpy")
+    )
 
 
 def _sets(store: Store) -> pl.DataFrame:
@@ -145,16 +135,14 @@ def _sets(store: Store) -> pl.DataFrame:
     used = frame.select("memKind").unique()
     names = [set_name(memories.get(kind)) for kind in used["memKind"]]
     named = used.with_columns(name=pl.Series(names, dtype=pl.Categorical()))
-    return frame.join(
-        named, on="memKind", how="left", nulls_equal=True, maintain_order="left"
-    ).with_columns(kind=_kind("memset"))
+    return frame.join(named, on="memKind", how="left", nulls_equal=True, maintain_order="left").with_columns(
+        kind=_kind("memset")
+    )
 
 
 def _labels(store: Store, table: str, default_labels: tuple[str, ...]) -> dict[int, str]:
     frame = store.frame(table, ("id",), ("label",)).drop_nulls()
-    return dict(enumerate(default_labels)) | dict(
-        frame.with_columns(pl.col("label").cast(pl.String)).rows()
-    )
+    return dict(enumerate(default_labels)) | dict(frame.with_columns(pl.col("label").cast(pl.String)).rows())
 
 
 def _common(frame: pl.DataFrame) -> pl.DataFrame:

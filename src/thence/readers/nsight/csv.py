@@ -32,9 +32,7 @@ NAME = "Nsight Systems cuda_gpu_trace (CSV)"
 PATTERNS: tuple[str, ...] = ()
 """Empty: the export that a CSV was made from is usually in the same directory, and is read instead."""
 
-_HEADER = re.compile(
-    rb'^"?Start ?\([a-z]+\)"?,"?Duration ?\([a-z]+\)"?,"?CorrId"?,.*Name"?\r?$', re.MULTILINE
-)
+_HEADER = re.compile(rb'^"?Start ?\([a-z]+\)"?,"?Duration ?\([a-z]+\)"?,"?CorrId"?,.*Name"?\r?$', re.MULTILINE)
 _SYNONYMS = {"Stream": "Strm"}  # heading in other reports of nsys and in edited files
 _UNIT = re.compile(r"^(?P<name>.*?) ?\((?P<unit>[A-Za-z/]+)\)$")
 _NS = {
@@ -98,9 +96,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     )
     if not has_times.any():
         raise DamagedInput(name, "holds no activity that could be read")
-    warnings = [
-        "a cuda_gpu_trace CSV does not record which API call launched an activity; the SQLite export does"
-    ]
+    warnings = ["a cuda_gpu_trace CSV does not record which API call launched an activity; the SQLite export does"]
     losses: tuple[Loss, ...] = ()
     if lost := int((~has_times).sum()):
         warnings.append(f"left out: {several(lost, 'row')} without readable times")
@@ -128,9 +124,7 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
         parts.append(part)
         size += len(part)
         if size > _MAX_BYTES:
-            raise DamagedInput(
-                source.name, f"is larger than {_MAX_BYTES:,} bytes; export to SQLite instead"
-            )
+            raise DamagedInput(source.name, f"is larger than {_MAX_BYTES:,} bytes; export to SQLite instead")
     data = b"".join(parts)
     parts.clear()
     header = _HEADER.search(data)
@@ -141,9 +135,7 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
         empty = _EMPTY_LINE.search(data, header.end())
         body = memoryview(data)[header.start() : empty.start() if empty else len(data)]
         _check_rows(data, header[0].count(b","), source.name)
-        frame = pl.read_csv(
-            io.BytesIO(body), infer_schema=False, truncate_ragged_lines=True, encoding="utf8-lossy"
-        )
+        frame = pl.read_csv(io.BytesIO(body), infer_schema=False, truncate_ragged_lines=True, encoding="utf8-lossy")
     except (pl.exceptions.PolarsError, OverflowError) as error:
         reason = (str(error).splitlines() or ["it is empty"])[0]
         raise DamagedInput(source.name, f"cannot be read as a CSV table ({reason})") from error
@@ -155,9 +147,7 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
     units = {match["name"]: match["unit"] for match in split.values() if match}
     missing = {"Strm", "Name", "Device"} - set(plain.values())
     if missing:
-        raise UnknownFormat(
-            source.name, f"lacks the columns {', '.join(sorted(missing))} of cuda_gpu_trace"
-        )
+        raise UnknownFormat(source.name, f"lacks the columns {', '.join(sorted(missing))} of cuda_gpu_trace")
     return frame.rename(plain), units
 
 
@@ -172,15 +162,12 @@ def _check_rows(data: bytes, commas: int, name: str) -> None:
         raise DamagedInput(name, f"has {rows:,} rows, most of which lack most of the columns")
 
 
-def _scaled(
-    frame: pl.DataFrame, column: str, units: dict[str, str], factors: dict[str, int], path: str
-) -> pl.Series:
+def _scaled(frame: pl.DataFrame, column: str, units: dict[str, str], factors: dict[str, int], path: str) -> pl.Series:
     """Numbers with a unit as integers of the smallest unit (ns, bytes); null if a cell is not a number."""
     factor = factors.get(units.get(column, ""))
     if factor is None:
         raise DamagedInput(
-            path,
-            f"has the column {column!r} in the unit {units.get(column)!r}; expected one of: {', '.join(factors)}",
+            path, f"has the column {column!r} in the unit {units.get(column)!r}; expected one of: {', '.join(factors)}"
         )
     text = frame[column].str.strip_chars()
     if factor == 1:
@@ -191,20 +178,13 @@ def _scaled(
     places = len(str(factor)) - 1
     number = text.str.extract(r"^(\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False)
     digits = text.str.extract(r"^\d+\.(\d+)$").fill_null("")
-    fraction = (
-        digits.str.pad_end(places, "0")
-        .str.slice(0, places)
-        .replace("", "0")
-        .cast(pl.Int64, strict=False)
-    )
+    fraction = digits.str.pad_end(places, "0").str.slice(0, places).replace("", "0").cast(pl.Int64, strict=False)
     whole = number * factor + fraction * (factor // 10**places)
     result: pl.Series = whole.set(number > (1 << 62) // factor, None)
     return result
 
 
-def _sizes(
-    frame: pl.DataFrame, units: dict[str, str], path: str
-) -> tuple[dict[str, pl.Series], str | None]:
+def _sizes(frame: pl.DataFrame, units: dict[str, str], path: str) -> tuple[dict[str, pl.Series], str | None]:
     """Columns of sizes in bytes, and None; no columns and the unit if that is not bytes, as sizes are then rounded."""
     columns = {"bytes": ("Bytes",), "shared_memory": ("StcSMem", "DymSMem")}
     used = [c for names in columns.values() for c in names if c in frame.columns]
@@ -212,10 +192,7 @@ def _sizes(
     if coarse is not None or len(used) < 3:
         return {}, coarse
     scaled = {c: _scaled(frame, c, units, _BYTES, path) for c in used}
-    return {
-        "bytes": scaled["Bytes"],
-        "shared_memory": scaled["StcSMem"] + scaled["DymSMem"],
-    }, None
+    return {"bytes": scaled["Bytes"], "shared_memory": scaled["StcSMem"] + scaled["DymSMem"]}, None
 
 
 def _number(frame: pl.DataFrame, column: str, pattern: str = r"^\s*(\d{1,18})\s*$") -> pl.Series:
@@ -229,9 +206,7 @@ def _triple(frame: pl.DataFrame, prefix: str) -> pl.Series:
     parts = [_number(frame, f"{prefix}{axis}") for axis in "XYZ"]
     columns = [part.alias(axis) for part, axis in zip(parts, "xyz", strict=True)]
     complete = pl.all_horizontal(pl.col("x", "y", "z").is_not_null())
-    values = (
-        pl.concat_list(pl.col("x", "y", "z").fill_null(0)).cast(pl.List(pl.UInt32)).list.to_array(3)
-    )
+    values = pl.concat_list(pl.col("x", "y", "z").fill_null(0)).cast(pl.List(pl.UInt32)).list.to_array(3)
     return pl.DataFrame(columns).select(pl.when(complete).then(values)).to_series()
 
 
@@ -247,15 +222,11 @@ def _names(frame: pl.DataFrame) -> dict[str, pl.Series]:
         kind=pl.Series([kind for kind, _ in shown], dtype=pl.String),
         shown=pl.Series([name for _, name in shown], dtype=pl.String),
     )
-    joined = cells.join(
-        named, on=cells.columns, how="left", nulls_equal=True, maintain_order="left"
-    )
+    joined = cells.join(named, on=cells.columns, how="left", nulls_equal=True, maintain_order="left")
     return {"kind": joined["kind"], "name": joined["shown"]}
 
 
-def _kind_and_name(
-    name: str | None, source: str | None, destination: str | None
-) -> tuple[str, str]:
+def _kind_and_name(name: str | None, source: str | None, destination: str | None) -> tuple[str, str]:
     name = name or UNNAMED
     if copy := re.match(_COPY, name):
         return "memcpy", copy_name(_DIRECTION_LABELS.get(copy[1], copy[1]), source, destination)

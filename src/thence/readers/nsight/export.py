@@ -116,12 +116,7 @@ def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:
         ) from error
     with made as folder:
         output_path = Path(folder) / "export.sqlite"
-        _run(
-            [nsys, *command[1:], str(output_path), str(Path(name).resolve())],
-            name,
-            output_path,
-            progress,
-        )
+        _run([nsys, *command[1:], str(output_path), str(Path(name).resolve())], name, output_path, progress)
         output_path.replace(exported)
 
 

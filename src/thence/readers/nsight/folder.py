@@ -32,9 +32,7 @@ _ARROW_FILE = b"ARROW1"
 
 def sniff_archive(path: str) -> bool:
     """Whether a path is a directory with a table of Nsight Systems."""
-    return any(
-        (Path(path) / f"{table}{suffix}").is_file() for table in _MARKS for suffix in _SUFFIXES
-    )
+    return any((Path(path) / f"{table}{suffix}").is_file() for table in _MARKS for suffix in _SUFFIXES)
 
 
 def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
@@ -87,30 +85,20 @@ class Folder:
         return self._collected(
             table,
             *(
-                pl.col(c).cast(dtype, wrap_numerical=wrap[c])
-                if c in there
-                else pl.lit(None, dtype).alias(c)
+                pl.col(c).cast(dtype, wrap_numerical=wrap[c]) if c in there else pl.lit(None, dtype).alias(c)
                 for c, dtype in schema.items()
             ),
         )
 
-    def parts(
-        self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
-    ) -> list[Part]:
+    def parts(self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]) -> list[Part]:
         """Applies a function to the whole table as one part; see `Store.parts`."""
         return [work(self.frame(table, integers))]
 
     def payloads(self) -> pl.DataFrame:
         """Payloads of NVTX events; see `Store.payloads`."""
         there = self._schema("NVTX_EVENTS")
-        binary = (
-            pl.col("binaryData").cast(pl.Binary)
-            if "binaryData" in there
-            else pl.lit(None, pl.Binary)
-        )
-        json = (
-            pl.col("jsonText").cast(pl.String) if "jsonText" in there else pl.lit(None, pl.String)
-        )
+        binary = pl.col("binaryData").cast(pl.Binary) if "binaryData" in there else pl.lit(None, pl.Binary)
+        json = pl.col("jsonText").cast(pl.String) if "jsonText" in there else pl.lit(None, pl.String)
         if not there.keys() & {"binaryData", "jsonText"}:
             return pl.DataFrame(schema=PAYLOADS)
         rows = pl.int_range(pl.len(), dtype=pl.Int64).alias("row")
@@ -124,9 +112,7 @@ class Folder:
             DamagedInput: the table cannot be read.
         """
         frame = self.frame("StringIds", ("id",), ("value",))
-        return frame.filter(pl.col("id").is_in(ids.drop_nulls().unique().implode())).unique(
-            "id", keep="first"
-        )
+        return frame.filter(pl.col("id").is_in(ids.drop_nulls().unique().implode())).unique("id", keep="first")
 
     def _schema(self, table: str) -> dict[str, pl.DataType]:
         if table not in self._paths:
@@ -156,9 +142,7 @@ class Folder:
         frame = pl.scan_parquet(path, glob=False)
         rows = frame.select(pl.len()).collect().item()
         if rows > MAX_ROWS:
-            raise DamagedInput(
-                self.name, f"{path.name} claims {rows:,} rows; at most {MAX_ROWS:,} are accepted"
-            )
+            raise DamagedInput(self.name, f"{path.name} claims {rows:,} rows; at most {MAX_ROWS:,} are accepted")
         return frame
 
     def _collected(self, table: str, *columns: pl.Expr) -> pl.DataFrame:

@@ -60,9 +60,7 @@ class Described:
         Args:
             ranges: process and row of NVTX ranges.
         """
-        with_rank = self.payloads.filter(
-            pl.col("rank").is_between(0, 1 << 30) & (pl.col("ranks") > 0)
-        )
+        with_rank = self.payloads.filter(pl.col("rank").is_between(0, 1 << 30) & (pl.col("ranks") > 0))
         joined = with_rank.join(ranges.select("process", "row"), on="row").sort("ranks", "row")
         return dict(joined.select("process", "rank").rows())
 
@@ -80,14 +78,12 @@ class Described:
         )
         sizes = self.payloads.filter(pl.col("ranks") > 0).select("communicator", group_size="ranks")
         sizes = sizes.drop_nulls().unique("communicator", keep="first", maintain_order=True)
-        described_calls = calls.join(
-            self.payloads, on="row", how="left", maintain_order="left"
-        ).join(sizes, on="communicator", how="left", maintain_order="left")
+        described_calls = calls.join(self.payloads, on="row", how="left", maintain_order="left").join(
+            sizes, on="communicator", how="left", maintain_order="left"
+        )
         name = pl.format("{}", pl.col("communicator").cast(pl.UInt64, wrap_numerical=True))
         return COLLECTIVES.frame(
-            described_calls.select(
-                "host", "collective", "bytes", "group_size", group_name=name
-            ).to_dict()
+            described_calls.select("host", "collective", "bytes", "group_size", group_name=name).to_dict()
         )
 
 
@@ -113,9 +109,7 @@ def _from_json(payloads: pl.DataFrame) -> pl.DataFrame:
         "row",
         *(
             pl.col("json")
-            .str.extract(
-                rf'"{name.replace("[", chr(92) + "[").replace(".", chr(92) + ".")}"\s*:\s*"?(\d{{1,20}})"?'
-            )
+            .str.extract(rf'"{name.replace("[", chr(92) + "[").replace(".", chr(92) + ".")}"\s*:\s*"?(\d{{1,20}})"?')
             .cast(pl.UInt64, strict=False)
             .cast(pl.Int64, wrap_numerical=True)
             .alias(field)
@@ -139,17 +133,12 @@ def _from_bytes(store: Store, payloads: pl.DataFrame) -> pl.DataFrame:
                 rows = (schema == number) & (length == count - header)
                 layout = entries.filter(pl.col("schemaId") == number).unique("name")
                 offsets = dict(layout.select("name", "offset").drop_nulls().rows())
-                parts.append(
-                    _fields(data[rows], group["row"].filter(pl.Series(rows)), offsets, header)
-                )
+                parts.append(_fields(data[rows], group["row"].filter(pl.Series(rows)), offsets, header))
     return pl.concat(parts).unique("row", keep="first")
 
 
 def _fields(
-    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]],
-    row: pl.Series,
-    offsets: Mapping[str, int],
-    header: int,
+    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]], row: pl.Series, offsets: Mapping[str, int], header: int
 ) -> pl.DataFrame:
     columns: dict[str, pl.Series] = {"row": row}
     for field, name in _FIELDS.items():

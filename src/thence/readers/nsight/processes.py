@@ -37,16 +37,11 @@ class Ranks:
         """Rank of each process; processes that used no device get the lowest rank."""
         first = min(self.of_process.values(), default=0)
         return process.replace_strict(
-            list(self.of_process),
-            list(self.of_process.values()),
-            default=first,
-            return_dtype=pl.Int32,
+            list(self.of_process), list(self.of_process.values()), default=first, return_dtype=pl.Int32
         ).alias("rank")
 
 
-def ranks(
-    used: list[int], named: pl.DataFrame, of_nccl: Mapping[int, int], file_name: str
-) -> Ranks:
+def ranks(used: list[int], named: pl.DataFrame, of_nccl: Mapping[int, int], file_name: str) -> Ranks:
     """The rank of each process that used a device.
 
     Sources in order of preference: the names of XLA's launching threads, NCCL's communicators, and, for
@@ -74,9 +69,7 @@ def ranks(
         return Ranks(rank_by_process, ())
     counted = {process: number for number, process in enumerate(sorted(used))}
     shown = listed([f"{rank} is process {process}" for process, rank in counted.items()])
-    return Ranks(
-        counted, (f"does not name the ranks of its processes; numbered by process id: {shown}",)
-    )
+    return Ranks(counted, (f"does not name the ranks of its processes; numbered by process id: {shown}",))
 
 
 def threads(store: Store, of_nvtx: pl.DataFrame) -> pl.DataFrame:

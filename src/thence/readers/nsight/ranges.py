@@ -40,10 +40,7 @@ LIBRARIES = r"(?i)^(?:NCCL|TSL|XLA|CCCL|NVSHMEM|cu(?:BLAS|DNN|SPARSE|SOLVER|FFT|
 # ENUM_NSYS_EVENT_TYPE of the exporter schema reference.
 _THREAD_NAME, _PUSH_POP, _START_END, _DOMAIN = 39, 59, 60, 75
 _OPERATOR = r"^(?:aten|c10d|prims|torchvision|autograd)::"  # torch.autograd.profiler.emit_nvtx
-_COLUMNS = (
-    *("start", "end", "eventType", "globalTid", "endGlobalTid"),
-    *("textId", "domainId", "rangeId"),
-)
+_COLUMNS = (*("start", "end", "eventType", "globalTid", "endGlobalTid"), *("textId", "domainId", "rangeId"))
 _DRIVER = 1  # ENUM_NSYS_EVENT_CLASS: 0 is the CUDA runtime, 1 the driver
 _CALL_VERSION = r"^(cuda\w+?)_v\d{4,5}$"  # cudaLaunchKernel_v7000: version of the signature
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
@@ -56,9 +53,7 @@ _RANGE = {
 _KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
 
 
-def host_ranges(
-    store: Store, of_nvtx: pl.DataFrame, ranks: Ranks
-) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+def host_ranges(store: Store, of_nvtx: pl.DataFrame, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
     """All host ranges of an export in the order of `HOST`, their threads, and warnings.
 
     Args:
@@ -78,19 +73,14 @@ def host_ranges(
     overhead, more = lasting(_overhead(store), "overhead range")
     place = pl.col("process") * (1 << _THREAD_BITS) + pl.col("thread")
     nvtx_ranges = of_nvtx.with_columns(place=place, nvtx=pl.int_range(pl.len(), dtype=pl.Int32))
-    return *_nested(
-        _concatenated([_RangesByKind.of(nvtx_ranges), *calls, _RangesByKind.of(overhead)]), ranks
-    ), [
+    return *_nested(_concatenated([_RangesByKind.of(nvtx_ranges), *calls, _RangesByKind.of(overhead)]), ranks), [
         *warnings,
         *more,
     ]
 
 
 def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], list[str]]:
-    columns = (
-        *("start", "end", "globalTid", "correlationId", "nameId", "eventClass"),
-        "returnValue",
-    )
+    columns = (*("start", "end", "globalTid", "correlationId", "nameId", "eventClass"), "returnValue")
     launching = (pl.col("place") // (1 << _THREAD_BITS)).is_in(with_device)
 
     def calls_and_kinds(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
@@ -113,11 +103,7 @@ def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], l
     before = 0
     calls = []
     for timed, kinds_of_part in parts:
-        calls.append(
-            _RangesByKind(
-                timed.frame.select(list(_RANGE)), kinds[before : before + kinds_of_part.height]
-            )
-        )
+        calls.append(_RangesByKind(timed.frame.select(list(_RANGE)), kinds[before : before + kinds_of_part.height]))
         before += kinds_of_part.height
     return calls, left_out([timed for timed, _ in parts], "API call")
 
@@ -141,9 +127,7 @@ class _RangesByKind:
         first, of = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
         return cls(
             frame.with_columns(pl.Series("kind", of)).select(
-                pl.col(c).cast(dtype)
-                if c in ("kind", *frame.columns)
-                else pl.lit(None, dtype).alias(c)
+                pl.col(c).cast(dtype) if c in ("kind", *frame.columns) else pl.lit(None, dtype).alias(c)
                 for c, dtype in _RANGE.items()
             ),
             kinds[first],
@@ -236,9 +220,7 @@ def nvtx(store: Store) -> Nvtx:
         process=process_of(pl.col("globalTid")), thread=thread_of(pl.col("globalTid"))
     )
     kinds = events["eventType"]
-    threads = events.filter(kinds == _THREAD_NAME).select(
-        "process", "thread", pl.col("name").cast(pl.String)
-    )
+    threads = events.filter(kinds == _THREAD_NAME).select("process", "thread", pl.col("name").cast(pl.String))
     domains = (
         events.filter(kinds == _DOMAIN)
         .select("process", "domainId", pl.col("name").alias("domain"))
@@ -250,10 +232,7 @@ def nvtx(store: Store) -> Nvtx:
     ranges, warnings = _end_open_ranges(ranges)
     timed, more = lasting(ranges, "NVTX range")
     return Nvtx(
-        timed.select(
-            *("start", "duration", "process", "thread", "name", "domain", "row"),
-            _categories(timed),
-        ),
+        timed.select(*("start", "duration", "process", "thread", "name", "domain", "row"), _categories(timed)),
         threads.drop_nulls("name"),
         (*warnings, *more),
     )
@@ -278,9 +257,7 @@ def _end_open_ranges(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     if not still_open:
         return ranges, []
     last = ranges.select(pl.max_horizontal(pl.col("start").max(), pl.col("end").max())).item()
-    sentence = (
-        f"{several(still_open, 'NVTX range')} still open when the recording ended; shown until then"
-    )
+    sentence = f"{several(still_open, 'NVTX range')} still open when the recording ended; shown until then"
     return ranges.with_columns(pl.col("end").fill_null(last)), [sentence]
 
 
@@ -291,9 +268,7 @@ def _categories(ranges: pl.DataFrame) -> pl.Expr:
         {"name": names, "told": [category_of("range", str(name)) for name in names]},
         schema={"name": pl.Categorical(), "told": pl.String},
     )
-    by_name = ranges.select("name").join(categories, on="name", how="left", maintain_order="left")[
-        "told"
-    ]
+    by_name = ranges.select("name").join(categories, on="name", how="left", maintain_order="left")["told"]
     return (
         pl.when(pl.col("domain").cast(pl.String).str.contains(LIBRARIES).fill_null(value=False))
         .then(pl.lit("framework"))

@@ -54,9 +54,7 @@ def tables_of(store: Store) -> Tables:
     payloads = described(store)
     thread_names = processes.threads(store, nvtx_data.threads)
     processes_with_gpu = sorted(gpu["process"].unique())
-    rank_of_process = processes.ranks(
-        processes_with_gpu, thread_names, payloads.ranks(ranges), store.name
-    )
+    rank_of_process = processes.ranks(processes_with_gpu, thread_names, payloads.ranks(ranges), store.name)
     gpu = _sorted_activities(gpu.with_columns(rank_of_process.column(gpu["process"])))
     host, threads, more_warnings = host_ranges(store, ranges, rank_of_process)
     warnings += [*nvtx_data.warnings, *more_warnings]
@@ -69,9 +67,7 @@ def tables_of(store: Store) -> Tables:
         gpu=_conformed(GPU, gpu),
         host=_conformed(HOST, host),
         collectives=payloads.collectives(_nvtx_host_rows(host, ranges)),
-        threads=THREADS.frame(
-            threads.join(thread_names, on=["process", "thread"], maintain_order="left").to_dict()
-        ),
+        threads=THREADS.frame(threads.join(thread_names, on=["process", "thread"], maintain_order="left").to_dict()),
     )
     tables = with_waiting(tables, said_of_waiting(store, rank_of_process))
     if (ranges["domain"] == XLA).any():
@@ -84,9 +80,7 @@ def tables_of(store: Store) -> Tables:
         inputs=(store.name,),
         formats=(EXPORT,),
         epoch_ns=_epoch(store),
-        facts=(
-            {"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu)},
-        ),
+        facts=({"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu)},),
         devices=processes.devices(store, tables.gpu),
         warnings=(
             *(f"{store.name}: {t}" for t in (*warnings, *rank_of_process.warnings)),
@@ -159,14 +153,10 @@ def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.N
     )
     # A clone is recorded twice: without its original node when it is made, and again with its original node.
     events = frame.drop_nulls(["start", "node", "process"]).sort("original", nulls_last=True)
-    events = _created_as_original(
-        events.unique(["process", "node"], keep="first", maintain_order=True)
-    )
+    events = _created_as_original(events.unique(["process", "node"], keep="first", maintain_order=True))
     events = events.with_columns(range=pl.Series(_innermost_ranges(events, host), dtype=pl.Int64))
     keys = ["process", "node"]
-    range_of_node = gpu.select(keys).join(
-        events.select(*keys, "range"), on=keys, how="left", maintain_order="left"
-    )
+    range_of_node = gpu.select(keys).join(events.select(*keys, "range"), on=keys, how="left", maintain_order="left")
     return range_of_node["range"].fill_null(NO_ROW).to_numpy()
 
 

@@ -167,16 +167,11 @@ def _limit_steps(connection: sqlite3.Connection, size: int) -> None:
 def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
     """The layouts of the tables that are read. Views and virtual tables, which compute their rows, are left out."""
     roots = dict(
-        connection.execute(
-            "select name, rootpage from sqlite_master where type = 'table' and rootpage > 0"
-        ).fetchall()
+        connection.execute("select name, rootpage from sqlite_master where type = 'table' and rootpage > 0").fetchall()
     )
     if not any(mark in roots for mark in _NSIGHT_TABLES):
         raise UnknownFormat(name, "is an SQLite database, but not an export of Nsight Systems")
-    return {
-        table: _layout(connection, table, roots[table])
-        for table in sorted(READABLE.intersection(roots))
-    }
+    return {table: _layout(connection, table, roots[table]) for table in sorted(READABLE.intersection(roots))}
 
 
 @dataclass(frozen=True)
@@ -231,42 +226,28 @@ class Database:
             return frame.with_columns(pl.Series(text, [], pl.Categorical()) for text in texts)
         with self._reading(table):
             return frame.with_columns(
-                self._text(table, text)
-                if text in there
-                else pl.lit(None, pl.Categorical()).alias(text)
+                self._text(table, text) if text in there else pl.lit(None, pl.Categorical()).alias(text)
                 for text in texts
             )
 
-    def parts(
-        self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
-    ) -> list[Part]:
+    def parts(self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]) -> list[Part]:
         """Applies a function to each part of a table; see `Store.parts`."""
         present = [column for column in integers if column in self.columns(table)]
         schema = dict.fromkeys(integers, pl.Int64())
 
         def with_absent_columns(part: pl.DataFrame) -> Part:
-            return work(
-                part.select(
-                    pl.col(c) if c in present else pl.lit(None, pl.Int64).alias(c) for c in schema
-                )
-            )
+            return work(part.select(pl.col(c) if c in present else pl.lit(None, pl.Int64).alias(c) for c in schema))
 
         if not self.columns(table):
             return [work(pl.DataFrame(schema=schema))]
         with self._reading(table):
             if not present:
                 (rows,) = self._connection.execute(f"select count(*) from {table}").fetchone()  # noqa: S608 - one of READABLE
-                return [
-                    with_absent_columns(
-                        pl.DataFrame({"": pl.repeat(0, rows, dtype=pl.Int8, eager=True)})
-                    )
-                ]
+                return [with_absent_columns(pl.DataFrame({"": pl.repeat(0, rows, dtype=pl.Int8, eager=True)}))]
             results = self._decoded(
                 table,
                 present,
-                lambda rows, places: with_absent_columns(
-                    _integer_frame(rows, dict(zip(present, places, strict=True)))
-                ),
+                lambda rows, places: with_absent_columns(_integer_frame(rows, dict(zip(present, places, strict=True)))),
             )
             if results is None:
                 results = [with_absent_columns(part) for part in self._rows(table, present)]
@@ -314,17 +295,13 @@ class Database:
         # np.fromiter reads the cursor without running Python code for each row.
         while len(part := np.fromiter(itertools.islice(cursor, _CHUNK_ROWS), dtype)):
             frame = pl.DataFrame({c: np.ascontiguousarray(part[c]) for c in columns})
-            parts.append(
-                frame.with_columns(pl.when(pl.col(c) != _ABSENT).then(pl.col(c)) for c in columns)
-            )
+            parts.append(frame.with_columns(pl.when(pl.col(c) != _ABSENT).then(pl.col(c)) for c in columns))
         return parts
 
     def _text(self, table: str, column: str) -> pl.Series:
         parts = None
         if self._pages is not None and self._pages.utf8:
-            parts = self._decoded(
-                table, [column], lambda rows, places: _text_series(rows, places[0])
-            )
+            parts = self._decoded(table, [column], lambda rows, places: _text_series(rows, places[0]))
         series = self._text_rows(table, column) if parts is None else parts
         empty = pl.Series([], dtype=pl.Categorical())
         return pl.concat([empty, *series]).alias(column)

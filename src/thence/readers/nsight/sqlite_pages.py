@@ -105,9 +105,7 @@ class PageFile:
             level = self._children(level)
         raise Unusual("too deep")
 
-    def read(
-        self, numbers: npt.NDArray[np.int64], padding: int = _PADDING
-    ) -> npt.NDArray[np.uint8]:
+    def read(self, numbers: npt.NDArray[np.int64], padding: int = _PADDING) -> npt.NDArray[np.uint8]:
         """The bytes of pages, concatenated and followed by zero bytes of padding.
 
         Args:
@@ -123,9 +121,7 @@ class PageFile:
         starts = np.flatnonzero(np.diff(numbers, prepend=-1) != 1)
         ends = np.append(starts[1:], len(numbers))
         with self.path.open("rb", buffering=0) as stream:
-            for number, start, end in zip(
-                numbers[starts].tolist(), starts.tolist(), ends.tolist(), strict=True
-            ):
+            for number, start, end in zip(numbers[starts].tolist(), starts.tolist(), ends.tolist(), strict=True):
                 stream.seek((number - 1) * self.size)
                 part = view[start * self.size : end * self.size]
                 while part:

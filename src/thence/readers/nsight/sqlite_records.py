@@ -148,9 +148,7 @@ class Records:
             numbers[rows] = of + len(texts)
             texts += [
                 self._data[begin : begin + size].tobytes()
-                for begin, size in zip(
-                    start[rows[first]].tolist(), length[rows[first]].tolist(), strict=True
-                )
+                for begin, size in zip(start[rows[first]].tolist(), length[rows[first]].tolist(), strict=True)
             ]
         return numbers, texts
 

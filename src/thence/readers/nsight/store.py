@@ -103,9 +103,7 @@ class Store(Protocol):
             DamagedInput: the table cannot be read.
         """
 
-    def parts(
-        self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
-    ) -> list[Part]:
+    def parts(self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]) -> list[Part]:
         """Applies a function to each part of a table and returns the results in table order.
 
         A large SQLite table is passed in several parts, which may be processed concurrently, so that it need not be
@@ -266,26 +264,14 @@ def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
         uint16 array of shape (n,); int64 if there are over 65,536 combinations.
     """
     first, number_of_row = distinct_values(*columns)
-    distinct_rows = pl.DataFrame(
-        [column.gather(first).alias(str(n)) for n, column in enumerate(columns)]
-    )
-    combinations = (
-        distinct_rows.unique()
-        .sort(distinct_rows.columns, nulls_last=False)
-        .with_row_index("number")
-    )
+    distinct_rows = pl.DataFrame([column.gather(first).alias(str(n)) for n, column in enumerate(columns)])
+    combinations = distinct_rows.unique().sort(distinct_rows.columns, nulls_last=False).with_row_index("number")
     joined = distinct_rows.join(
-        combinations,
-        on=distinct_rows.columns,
-        how="left",
-        nulls_equal=True,
-        maintain_order="left",
+        combinations, on=distinct_rows.columns, how="left", nulls_equal=True, maintain_order="left"
     )
     number = joined["number"].to_numpy()
     # Small numbers are sorted faster.
-    result: npt.NDArray[np.generic] = number.astype(
-        np.uint16 if len(combinations) <= 1 << 16 else np.int64
-    )
+    result: npt.NDArray[np.generic] = number.astype(np.uint16 if len(combinations) <= 1 << 16 else np.int64)
     return result[number_of_row]
 
 
@@ -348,11 +334,7 @@ def with_durations(frame: pl.DataFrame) -> Timed:
     unusable = timed.height - int(timed.select(ended.sum()).item() or 0)
     length = pl.col("end") - pl.col("start")
     duration = pl.when(ended).then(length).otherwise(0) if unusable else length
-    return Timed(
-        timed.with_columns(duration.alias("duration")).drop("end"),
-        frame.height - timed.height,
-        unusable,
-    )
+    return Timed(timed.with_columns(duration.alias("duration")).drop("end"), frame.height - timed.height, unusable)
 
 
 def left_out(parts: Sequence[Timed], what: str) -> list[str]:

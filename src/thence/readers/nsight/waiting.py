@@ -44,14 +44,10 @@ def said_of_waiting(store: Store, ranks: Ranks) -> pl.DataFrame:
     made = made.unique(["process", "event", "record"], keep="none")
     keys = ["process", "event", "record"]
     waits = waits.join(made, on=keys, how="left", maintain_order="left").with_columns(
-        never_recorded=pl.lit(lists_records)
-        & pl.col("event").is_not_null()
-        & pl.col("recorded_by").is_null()
+        never_recorded=pl.lit(lists_records) & pl.col("event").is_not_null() & pl.col("recorded_by").is_null()
     )
     both = pl.concat([waits, records], how="diagonal")
-    return said_of_calls(
-        both.with_columns(ranks.column(both["process"])).select(list(SAID)).to_dict()
-    )
+    return said_of_calls(both.with_columns(ranks.column(both["process"])).select(list(SAID)).to_dict())
 
 
 def _rows(store: Store, table: str) -> pl.DataFrame:

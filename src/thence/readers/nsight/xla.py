@@ -46,14 +46,9 @@ def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
         path,
     )  # fmt: skip
     keys = ["process", "thread", "start", "duration", "name"]
-    compile_keys = (
-        compiled.select(keys).with_columns(pl.col("name").cast(pl.Categorical())).unique()
-    )
+    compile_keys = compiled.select(keys).with_columns(pl.col("name").cast(pl.Categorical())).unique()
     joined = ranges.join(
-        compile_keys.with_columns(compiles=pl.lit(value=True)),
-        on=keys,
-        how="left",
-        maintain_order="left",
+        compile_keys.with_columns(compiles=pl.lit(value=True)), on=keys, how="left", maintain_order="left"
     )
     compiles = pl.col("compiles").fill_null(value=False) & (pl.col("domain") == XLA)
     category = pl.when(compiles).then(pl.lit("compile")).otherwise(pl.col("category"))
@@ -61,10 +56,7 @@ def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
 
 
 def with_programs(
-    tables: Tables,
-    domain: pl.Series,
-    launch: npt.NDArray[np.int64],
-    created: npt.NDArray[np.int64],
+    tables: Tables, domain: pl.Series, launch: npt.NDArray[np.int64], created: npt.NDArray[np.int64]
 ) -> tuple[Tables, list[str]]:
     """The tables with programs, and each activity's program, HLO instruction and iteration.
 
@@ -105,9 +97,7 @@ def with_programs(
         warnings += more
     if not parts:
         return tables, []
-    joined = placed.group.to_frame("group").join(
-        pl.concat(parts), on="group", how="left", maintain_order="left"
-    )
+    joined = placed.group.to_frame("group").join(pl.concat(parts), on="group", how="left", maintain_order="left")
     gpu = tables.gpu.with_columns(joined["program"], joined["hlo"], joined["iteration"])
     return dataclasses.replace(tables, gpu=gpu, programs=pl.concat(programs)), warnings
 
@@ -154,24 +144,17 @@ class _ActivitiesByThunk:
         thunks = thunks.with_row_index("group").with_columns(pl.col("group").cast(pl.Int64))
         modules = inside.filter(pl.col("module") != NO_ROW)
         modules = modules.group_by("rank", "device", "module", maintain_order=True).agg(spans)
-        group = activities.join(
-            thunks.select("group", *keys), on=keys, how="left", maintain_order="left"
-        )
+        group = activities.join(thunks.select("group", *keys), on=keys, how="left", maintain_order="left")
         return cls(thunks, modules, group["group"])
 
-    def projection(
-        self, rank: int, names: pl.DataFrame, host: pl.DataFrame
-    ) -> tuple[Projection, Launchers]:
+    def projection(self, rank: int, names: pl.DataFrame, host: pl.DataFrame) -> tuple[Projection, Launchers]:
         """One rank's thunks and programs in the tables of the nsys-jax reader.
 
         That reader derives the device from the launching thread. Here the device is known, so the column
         thread holds the device number.
         """
         lasting = (pl.col("end") - pl.col("start")).alias("duration")
-        place = (
-            pl.lit(0, pl.Int64).alias("process"),
-            pl.col("device").cast(pl.Int64).alias("thread"),
-        )
+        place = (pl.lit(0, pl.Int64).alias("process"), pl.col("device").cast(pl.Int64).alias("thread"))
         modules = self.modules.filter(pl.col("rank") == rank).with_row_index("number")
         thunks = self.thunks.filter(pl.col("rank") == rank).join(
             modules.select("device", "module", "number"), on=["device", "module"], how="left",

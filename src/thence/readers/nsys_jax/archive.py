@@ -30,17 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from thence.units import Bytes
-__all__ = [
-    "NAME",
-    "PATTERNS",
-    "TRACE",
-    "Archive",
-    "as_int64",
-    "csv_frame",
-    "parquet_frame",
-    "renamed",
-    "sniff_archive",
-]
+__all__ = ["NAME", "PATTERNS", "TRACE", "Archive", "as_int64", "csv_frame", "parquet_frame", "renamed", "sniff_archive"]
 
 NAME = "nsys-jax archive"
 PATTERNS = ("*.zip",)
@@ -102,11 +92,7 @@ class Archive:
 
     @classmethod
     def open(
-        cls,
-        name: str,
-        max_member: Bytes = _MAX_MEMBER,
-        max_total: Bytes = _MAX_TOTAL,
-        expansion: Expansion = DEFAULT,
+        cls, name: str, max_member: Bytes = _MAX_MEMBER, max_total: Bytes = _MAX_TOTAL, expansion: Expansion = DEFAULT
     ) -> Archive:
         """The members of a zip file or a directory.
 
@@ -132,14 +118,9 @@ class Archive:
         if self.stored_bytes is not None:
             self.expansion.check(self.name, self.stored_bytes, self.read_bytes + size, member)
         if size > self.max_member:
-            raise DamagedInput(
-                self.name,
-                f"{member} holds {size:,} bytes; at most {self.max_member:,} are accepted",
-            )
+            raise DamagedInput(self.name, f"{member} holds {size:,} bytes; at most {self.max_member:,} are accepted")
         if self.read_bytes + size > self.max_total:
-            raise DamagedInput(
-                self.name, f"holds more than {self.max_total:,} bytes, the most that is accepted"
-            )
+            raise DamagedInput(self.name, f"holds more than {self.max_total:,} bytes, the most that is accepted")
         try:
             data = self._content(member, size)
         except OSError as error:
@@ -148,9 +129,7 @@ class Archive:
         except _DAMAGE as error:
             raise DamagedInput(self.name, f"{member} is damaged ({error})") from error
         if len(data) != size:
-            raise DamagedInput(
-                self.name, f"{member} is damaged: its size differs from the listed size"
-            )
+            raise DamagedInput(self.name, f"{member} is damaged: its size differs from the listed size")
         self.read_bytes += size
         return data
 
@@ -229,9 +208,7 @@ def _zip_members(name: str) -> dict[str, Bytes]:
     for info in infos:
         _check_name(name, info.filename)
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
-            raise DamagedInput(
-                name, f"{info.filename} is encrypted or uses an unsupported compression method"
-            )
+            raise DamagedInput(name, f"{info.filename} is encrypted or uses an unsupported compression method")
     return {info.filename: info.file_size for info in infos}
 
 
@@ -257,9 +234,7 @@ def parquet_frame(data: bytes, path: str, expansion: Expansion = DEFAULT) -> pl.
         expansion.check(path, len(data), decoded_bytes(rows, scanned.collect_schema()))
         return pl.read_parquet(io.BytesIO(data))
     except _DAMAGED_PARQUET as error:
-        raise DamagedInput(
-            path, f"cannot be read as a Parquet file ({_first_line(error)})"
-        ) from error
+        raise DamagedInput(path, f"cannot be read as a Parquet file ({_first_line(error)})") from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -293,9 +268,7 @@ def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) 
     for name, spellings in names.items():
         there = next((s for s in spellings if s in frame.columns), None)
         if there is None and "" not in spellings:
-            raise DamagedInput(
-                path, f"has no column {spellings[0]!r}; its columns: {frame.columns}"
-            )
+            raise DamagedInput(path, f"has no column {spellings[0]!r}; its columns: {frame.columns}")
         chosen.append(pl.lit(None).alias(name) if there is None else pl.col(there).alias(name))
     return frame.select(chosen)
 
@@ -308,10 +281,6 @@ def as_int64(frame: pl.DataFrame, columns: Sequence[str], path: str) -> pl.DataF
     """
     try:
         floats = [c for c in columns if frame.schema[c].is_float()]
-        return frame.with_columns(pl.col(floats).fill_nan(None)).with_columns(
-            pl.col(*columns).cast(pl.Int64)
-        )
+        return frame.with_columns(pl.col(floats).fill_nan(None)).with_columns(pl.col(*columns).cast(pl.Int64))
     except PolarsError as error:
-        raise DamagedInput(
-            path, f"has columns that do not hold whole numbers ({_first_line(error)})"
-        ) from error
+        raise DamagedInput(path, f"has columns that do not hold whole numbers ({_first_line(error)})") from error

@@ -47,33 +47,24 @@ def device_tables(
     """
     devices, assumed = _by_thread_order(projected.modules, devices)
     warnings = [*assumed, *_warnings(projected, devices, modules)]
-    programs = _programs(
-        _on_devices(projected.modules, devices).with_row_index("old"), modules, devices.rank
-    )
+    programs = _programs(_on_devices(projected.modules, devices).with_row_index("old"), modules, devices.rank)
     thunks = _thunks(_on_devices(projected.thunks, devices), programs, devices.rank)
     return Tables(
         gpu=GPU.frame(thunks.select(c for c in thunks.columns if c in GPU.schema).to_dict()),
-        programs=PROGRAMS.frame(
-            programs.select(c for c in programs.columns if c in PROGRAMS.schema).to_dict()
-        ),
+        programs=PROGRAMS.frame(programs.select(c for c in programs.columns if c in PROGRAMS.schema).to_dict()),
     ), warnings
 
 
-def _warnings(
-    projected: Projection, devices: Launchers, modules: Mapping[int, HloModule]
-) -> list[str]:
+def _warnings(projected: Projection, devices: Launchers, modules: Mapping[int, HloModule]) -> list[str]:
     warnings = []
     if projected.unreadable:
-        warnings.append(
-            f"left out: {several(projected.unreadable, 'range')} of thunks or programs without times"
-        )
+        warnings.append(f"left out: {several(projected.unreadable, 'range')} of thunks or programs without times")
     if outside := projected.thunks["module"].null_count():
         warnings.append(
             f"{several(outside, 'thunk')} without a program: the recording began while a program was running"
         )
     missing = projected.modules.filter(
-        pl.col("id").is_not_null()
-        & ~pl.col("id").is_in(pl.Series(list(modules), dtype=pl.Int64).implode())
+        pl.col("id").is_not_null() & ~pl.col("id").is_in(pl.Series(list(modules), dtype=pl.Int64).implode())
     )
     if modules and missing.height:
         names = sorted(missing.select(pl.format("{}.{}", "name", "id")).to_series().unique())
@@ -91,10 +82,7 @@ def _warnings(
 def _programs(rows: pl.DataFrame, modules: Mapping[int, HloModule], rank: int) -> pl.DataFrame:
     """Executions of programs with identity, execution number and row, sorted by device and start."""
     identities = pl.DataFrame(
-        [
-            (number, module.fingerprint, place)
-            for place, (number, module) in enumerate(modules.items())
-        ],
+        [(number, module.fingerprint, place) for place, (number, module) in enumerate(modules.items())],
         schema={"id": pl.Int64, "fingerprint": pl.String, "hlo": pl.Int32},
         orient="row",
     )
@@ -106,9 +94,7 @@ def _programs(rows: pl.DataFrame, modules: Mapping[int, HloModule], rank: int) -
         .with_columns(program=pl.coalesce("fingerprint", named), rank=pl.lit(rank, pl.Int32))
         .with_columns(
             # Executions of programs without an identity are counted by name.
-            execution=order.over(
-                "device", "program", pl.when(pl.col("program").is_null()).then("name")
-            )
+            execution=order.over("device", "program", pl.when(pl.col("program").is_null()).then("name"))
         )
         .with_row_index("row")
     )
@@ -176,9 +162,7 @@ def _on_devices(rows: pl.DataFrame, devices: Launchers) -> pl.DataFrame:
 
 def _thunks(rows: pl.DataFrame, programs: pl.DataFrame, rank: int) -> pl.DataFrame:
     """Thunks as rows of `GPU`, with the row of their program and their iteration."""
-    numbers = programs.select(
-        pl.col("old").cast(pl.Int64).alias("module"), pl.col("row").alias("program")
-    )
+    numbers = programs.select(pl.col("old").cast(pl.Int64).alias("module"), pl.col("row").alias("program"))
     order = pl.int_range(pl.len(), dtype=pl.Int32)
     return (
         rows.join(numbers, on="module", how="left", maintain_order="left")
@@ -229,11 +213,7 @@ def launchers(threads: pl.DataFrame | None, devices: pl.DataFrame | None) -> Lau
     places: dict[tuple[int, int], int] = {}
     ranks: list[int] = []
     for process, thread, name in _rows(threads, ("PID", "TID", "Name")):
-        match = (
-            _PLACE.search(name)
-            if isinstance(name, str) and name.startswith("XlaLauncher:")
-            else None
-        )
+        match = _PLACE.search(name) if isinstance(name, str) and name.startswith("XlaLauncher:") else None
         if match and _is_id(process) and _is_id(thread):
             places[process, thread] = int(match["local"])
             ranks.append(int(match["rank"]))
@@ -244,9 +224,7 @@ def launchers(threads: pl.DataFrame | None, devices: pl.DataFrame | None) -> Lau
     if not ranks:
         warnings.append("no thread or device name states the rank; rank 0 is assumed")
     elif len(set(ranks)) > 1:
-        warnings.append(
-            f"its threads belong to the ranks {sorted(set(ranks))}; shown as rank {rank}"
-        )
+        warnings.append(f"its threads belong to the ranks {sorted(set(ranks))}; shown as rank {rank}")
     process = next(iter(places), (0, 0))[0]
     properties = _properties(devices, rank)
     return Launchers(rank, process, places, properties, tuple(warnings), bool(ranks))
@@ -264,10 +242,7 @@ def _is_id(value: Any) -> bool:
 
 def _properties(devices: pl.DataFrame | None, rank: int) -> dict[int, Device]:
     """Properties of each device, by its local number."""
-    keys = [
-        _GPU.format(key)
-        for key in ("name", "totalMemory", "smCount", "computeMajor", "computeMinor")
-    ]
+    keys = [_GPU.format(key) for key in ("name", "totalMemory", "smCount", "computeMajor", "computeMinor")]
     properties = {}
     for number, (label, *values) in enumerate(_rows(devices, (_NVTX_NAME, *keys))):
         match = _PLACE.search(str(label))

@@ -49,16 +49,7 @@ _LATER = {
     "range": ("Range ID",),
     "parent": ("Parent ID",),
 }
-_NUMBERS = (
-    "start",
-    "duration",
-    "launch",
-    "launch_duration",
-    "process",
-    "thread",
-    "range",
-    "parent",
-)
+_NUMBERS = ("start", "duration", "launch", "launch_duration", "process", "thread", "range", "parent")
 
 THUNK = r"^(?:TSL:)?Thunk:#(?:.*,)?hlo_op=([^#,]+)"
 MODULE = r"^(?:TSL:)?XlaModule:#(?:.*,)?hlo_module=([^#,]+)"
@@ -115,14 +106,10 @@ def _ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
     if ranges.schema["name"] not in (pl.String, pl.Categorical, pl.Null):
         raise DamagedInput(path, f"holds names of type {ranges.schema['name']}; expected text")
     ranges = as_int64(ranges, _NUMBERS, path).with_columns(
-        pl.col("name").cast(pl.String),
-        pl.col("thread").fill_null(0),
-        pl.col("process").fill_null(0),
+        pl.col("name").cast(pl.String), pl.col("thread").fill_null(0), pl.col("process").fill_null(0)
     )
     # Rows without a range id are sums over whole threads, not ranges.
-    return ranges.filter(pl.col("range").is_not_null()).unique(
-        "range", keep="first", maintain_order=True
-    )
+    return ranges.filter(pl.col("range").is_not_null()).unique("range", keep="first", maintain_order=True)
 
 
 def _placed(named: pl.DataFrame, unreadable: int) -> Projection:
@@ -146,9 +133,7 @@ def _placed(named: pl.DataFrame, unreadable: int) -> Projection:
     leaves = named[thunks[leaf]].select("hlo", *columns)
     return Projection(
         thunks=leaves.with_columns(module=place.replace(NO_ROW, None)),
-        modules=named[used].select(
-            pl.col("module_name").alias("name"), "id", *columns, "launch", "launch_duration"
-        ),
+        modules=named[used].select(pl.col("module_name").alias("name"), "id", *columns, "launch", "launch_duration"),
         unreadable=unreadable,
     )
 

@@ -15,15 +15,7 @@ from thence.model.tables import HOST, THREADS, Device, Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.protobuf import unpacked
-from thence.readers.nsys_jax.archive import (
-    NAME,
-    TRACE,
-    Archive,
-    as_int64,
-    csv_frame,
-    parquet_frame,
-    renamed,
-)
+from thence.readers.nsys_jax.archive import NAME, TRACE, Archive, as_int64, csv_frame, parquet_frame, renamed
 from thence.readers.nsys_jax.compilation import compile_ranges
 from thence.readers.nsys_jax.programs import Launchers, device_tables, launchers
 from thence.readers.nsys_jax.projection import projection
@@ -45,10 +37,7 @@ _DUMP = re.compile(
     r"(?:\.[^/]*gpu)?_?after_optimizations\.hlo\.pb(?:\.xz)?)(?:/(?P<stem>[^/]+))?$"
 )
 _OWN_CLOCKS = "each rank has its own clock: align the ranks before you compare their times"
-_NO_HLO = (
-    "has no optimized HLO (dump/*after_optimizations.hlo.pb.xz): "
-    "no collectives, sources or op names"
-)
+_NO_HLO = "has no optimized HLO (dump/*after_optimizations.hlo.pb.xz): no collectives, sources or op names"
 _NO_STREAM = (
     "nsys-jax archives do not state the CUDA stream of a thunk, so the stream is always 0; "
     "one row is one thunk, not one kernel"
@@ -110,9 +99,7 @@ def _rank(archive: Archive, stem: str | None, modules: dict[int, HloModule]) -> 
     member = archive.of(TRACE, stem)
     if member is None:  # pragma: no cover - stems come from this very member
         raise DamagedInput(label, f"has no member {TRACE}")
-    projected = projection(
-        parquet_frame(archive.read(member), f"{archive.name}:{member}", archive.expansion), label
-    )
+    projected = projection(parquet_frame(archive.read(member), f"{archive.name}:{member}", archive.expansion), label)
     warnings: list[str] = []
     threads = _optional(archive, stem, _THREADS, warnings)
     device_metadata = _optional(archive, stem, _DEVICES, warnings)
@@ -139,9 +126,7 @@ def _rank(archive: Archive, stem: str | None, modules: dict[int, HloModule]) -> 
     )
 
 
-def _optional(
-    archive: Archive, stem: str | None, wanted: str, warnings: list[str]
-) -> pl.DataFrame | None:
+def _optional(archive: Archive, stem: str | None, wanted: str, warnings: list[str]) -> pl.DataFrame | None:
     member = archive.of(wanted, stem)
     if member is None:
         warnings.append(f"has no member {wanted}")
@@ -173,9 +158,7 @@ def _hlo(archive: Archive, stems: list[str | None]) -> dict[str | None, dict[int
     return modules
 
 
-def _host(
-    archive: Archive, stem: str | None, launching: Launchers, warnings: list[str]
-) -> pl.DataFrame:
+def _host(archive: Archive, stem: str | None, launching: Launchers, warnings: list[str]) -> pl.DataFrame:
     """Compile ranges as rows of HOST."""
     for wanted in _PUSHPOP:
         member = archive.of(wanted, stem)
@@ -184,11 +167,7 @@ def _host(
         where, data = f"{archive.name}:{member}", archive.read(member)
         is_parquet = wanted.endswith(".parquet")
         most = archive.expansion
-        frame = (
-            parquet_frame(data, where, most)
-            if is_parquet
-            else csv_frame(unpacked(data, where, most), where)
-        )
+        frame = parquet_frame(data, where, most) if is_parquet else csv_frame(unpacked(data, where, most), where)
         ranges = compile_ranges(frame, where)
         process = ranges["process"].fill_null(launching.process)
         columns: dict[str, Any] = {
@@ -207,9 +186,7 @@ def _devices(gpu: pl.DataFrame, launching: Launchers) -> tuple[Device, ...]:
     return tuple(launching.properties.get(device, Device(rank, device)) for rank, device in used)
 
 
-def _threads(
-    threads: pl.DataFrame | None, host: pl.DataFrame, rank: int, path: str
-) -> pl.DataFrame:
+def _threads(threads: pl.DataFrame | None, host: pl.DataFrame, rank: int, path: str) -> pl.DataFrame:
     """Names of the threads that have compile ranges, and of the launching threads."""
     if threads is None or not {"Name", "PID", "TID"} <= set(threads.columns):
         return THREADS.empty()
@@ -221,6 +198,4 @@ def _threads(
     )
     ours = pl.col("thread").is_in(host["thread"].unique().implode())
     kept = names.filter(ours | pl.col("name").str.starts_with("XlaLauncher"))
-    return THREADS.frame(
-        {"rank": pl.repeat(rank, kept.height, dtype=pl.Int32, eager=True), **kept.to_dict()}
-    )
+    return THREADS.frame({"rank": pl.repeat(rank, kept.height, dtype=pl.Int32, eager=True), **kept.to_dict()})

@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["activities"]
 
 # CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind of cupti_activity.h, in their order.
-_DIRECTIONS = (
-    *("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
-)
-_MEMORIES = (
-    *("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed"),
-    *("Device Static", "Managed Static"),
-)
+_DIRECTIONS = (*("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),)
+_MEMORIES = (*("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed"), *("Device Static", "Managed Static"))
 _UNENDED = "without an end, because the recording ended first"
 _UNTIMED = (
     "without start and end, because CUPTI could not record the times; this happens to work in conditional nodes of "
@@ -30,9 +25,7 @@ _UNTIMED = (
 )
 
 
-def activities(
-    folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int
-) -> tuple[pl.DataFrame, pl.Series]:
+def activities(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> tuple[pl.DataFrame, pl.Series]:
     """Rows of `GPU`, sorted by device and start, and when the host queued each (Unix ns; 0 or null: unknown).
 
     Args:
@@ -44,9 +37,7 @@ def activities(
     parts = [_kernels(folder, names), _copies(folder), _sets(folder)]
     shaped = [_as_gpu_rows(part, zero_ns, rank) for part in parts]
     whole = pl.concat(shaped)
-    has_times = (
-        pl.col("start").is_not_null() & (pl.col("duration") >= 0) & pl.col("device").is_not_null()
-    )
+    has_times = pl.col("start").is_not_null() & (pl.col("duration") >= 0) & pl.col("device").is_not_null()
     timed, rest = whole.filter(has_times), whole.filter(~has_times.fill_null(value=False))
     # cupti_activity.h: 0 for both means that timestamp information could not be collected.
     untimed = rest.filter(pl.col("start").is_null() & (pl.col("duration") == 0)).height
@@ -64,13 +55,9 @@ def _lose(folder: Folder, count: int, why: str) -> None:
 
 def _kernels(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:
     frame = folder.table("kernels")
-    named = frame.select(pl.col("name").alias("number")).join(
-        names, on="number", how="left", maintain_order="left"
-    )
+    named = frame.select(pl.col("name").alias("number")).join(names, on="number", how="left", maintain_order="left")
     return frame.with_columns(
-        named.select(
-            pl.col("text").fill_null(pl.lit(UNNAMED).cast(pl.Categorical())).alias("name")
-        ).to_series(),
+        named.select(pl.col("text").fill_null(pl.lit(UNNAMED).cast(pl.Categorical())).alias("name")).to_series(),
         _sizes("grid").alias("grid"),
         _sizes("block").alias("block"),
         kind=pl.lit("kernel"),
@@ -99,9 +86,7 @@ def _sets(folder: Folder) -> pl.DataFrame:
 
 
 def _enum_text(column: str, words: tuple[str, ...]) -> pl.Expr:
-    return pl.col(column).replace_strict(
-        dict(enumerate(words)), default="Unknown", return_dtype=pl.String
-    )
+    return pl.col(column).replace_strict(dict(enumerate(words)), default="Unknown", return_dtype=pl.String)
 
 
 def _as_gpu_rows(frame: pl.DataFrame, zero_ns: int, rank: int) -> pl.DataFrame:
@@ -117,11 +102,7 @@ def _as_gpu_rows(frame: pl.DataFrame, zero_ns: int, rank: int) -> pl.DataFrame:
         "correlation",
         pl.when(inside).then(pl.col("graph")).alias("graph"),
         pl.when(inside).then(pl.col("node")).alias("node"),
-        *(
-            c
-            for c in ("grid", "block", "registers", "shared_memory", "bytes", "queued")
-            if c in frame.columns
-        ),
+        *(c for c in ("grid", "block", "registers", "shared_memory", "bytes", "queued") if c in frame.columns),
     )
     return frame.select(
         pl.col(c).cast(dtype, strict=False) if c in frame.columns else pl.lit(None, dtype).alias(c)

@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = [
-    "Boundaries",
-    "boundaries_of",
-    "counted_launches",
-    "numbers_of",
-    "outside_of_ranges",
-]
+__all__ = ["Boundaries", "boundaries_of", "counted_launches", "numbers_of", "outside_of_ranges"]
 
 _WORD = 1 << 32
 _NO_THREAD = 0
@@ -135,9 +129,7 @@ def numbers_of(raw: Int64, first: int) -> Int64:
     return first + np.cumsum(np.mod(steps + _WORD // 2, _WORD) - _WORD // 2)
 
 
-def counted_launches(
-    gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, boundaries: Boundaries
-) -> pl.DataFrame:
+def counted_launches(gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, boundaries: Boundaries) -> pl.DataFrame:
     """The launches of activities whose call was not recorded.
 
     Args:
@@ -162,9 +154,7 @@ def counted_launches(
         why=pl.Series(why),
         thread=pl.Series(np.where(certain, np.append(boundaries.thread, 0)[at], _NO_THREAD)),
         earliest=pl.Series(np.where(certain, times[at], reached[interval])),
-        latest=pl.Series(
-            np.where(certain, times[np.append(boundaries.following, 0)[at]] - 1, _NEVER)
-        ),
+        latest=pl.Series(np.where(certain, times[np.append(boundaries.following, 0)[at]] - 1, _NEVER)),
     )
     # A launch precedes the start of its first activity.
     last = pl.min_horizontal("latest", pl.max_horizontal("first", "earliest"))
@@ -174,8 +164,7 @@ def counted_launches(
     known = pl.coalesce("exact", "earliest").cum_max().over("thread")
     until = pl.col("exact").fill_null(_NEVER).cum_min(reverse=True).over("thread")
     frame = frame.with_columns(
-        start=pl.coalesce("exact", pl.max_horizontal(known, "earliest")),
-        until=pl.min_horizontal("latest", until),
+        start=pl.coalesce("exact", pl.max_horizontal(known, "earliest")), until=pl.min_horizontal("latest", until)
     )
     return frame.select(
         "correlation",
@@ -227,9 +216,7 @@ def _names(why: Int64, graphs: npt.NDArray[np.bool_]) -> pl.Series:
     return names.gather(2 * why + graphs)
 
 
-def _distinct(
-    gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, boundaries: Boundaries
-) -> pl.DataFrame:
+def _distinct(gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, boundaries: Boundaries) -> pl.DataFrame:
     """One row for each launch: correlation, number, queued (0: unknown), graphs, and first (the earliest start)."""
     in_graph = pl.col("graph").is_not_null()
     rows = gpu.select("correlation", "start", graphs=in_graph, queued=queued.fill_null(0))
@@ -239,17 +226,10 @@ def _distinct(
         rows = rows.filter(~pl.col("correlation").is_in(recorded.implode()))
     number = numbers_of(rows["correlation"].to_numpy() % _WORD, boundaries.first)
     # For kernels in graphs, CUPTI repeats an old queued time.
-    rows = rows.with_columns(
-        pl.when("graphs").then(0).otherwise("queued").alias("queued"), number=pl.Series(number)
-    )
+    rows = rows.with_columns(pl.when("graphs").then(0).otherwise("queued").alias("queued"), number=pl.Series(number))
     return (
         rows.group_by("number")
-        .agg(
-            pl.col("correlation").first(),
-            pl.col("queued").max(),
-            pl.col("graphs").any(),
-            first=pl.col("start").min(),
-        )
+        .agg(pl.col("correlation").first(), pl.col("queued").max(), pl.col("graphs").any(), first=pl.col("start").min())
         .sort("number")
     )
 

@@ -118,26 +118,19 @@ def _of_callers(noted: Noted, calls: EngineCalls) -> tuple[Int64, Int64, Int64]:
     until = noted.until(np.iinfo(np.int64).max)
     for caller in np.unique(calls.thread).tolist():
         own, of_it = noted.thread == caller, calls.thread == caller
-        row, _, begin, end = _shared(
-            (noted.time[own], until[own]), (calls.begin[of_it], calls.end[of_it])
-        )
+        row, _, begin, end = _shared((noted.time[own], until[own]), (calls.begin[of_it], calls.end[of_it]))
         parts.append((begin, end, noted.place[own][row]))
     begin, end, place = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(begin, kind="stable")
     return begin[order], end[order], place[order]
 
 
-def _shared(
-    first: tuple[Int64, Int64], second: tuple[Int64, Int64]
-) -> tuple[Int64, Int64, Int64, Int64]:
+def _shared(first: tuple[Int64, Int64], second: tuple[Int64, Int64]) -> tuple[Int64, Int64, Int64, Int64]:
     """Intersections of two sets of intervals, each without overlaps: row in the first, in the second, begin, end."""
     (begins, ends), (other_begins, other_ends) = first, second
     low = np.searchsorted(ends, other_begins, side="right")
     count = np.maximum(np.searchsorted(begins, other_ends, side="left") - low, 0)
     other = np.repeat(np.arange(len(count)), count)
     one = np.arange(len(other)) + np.repeat(low - (np.cumsum(count) - count), count)
-    begin, end = (
-        np.maximum(begins[one], other_begins[other]),
-        np.minimum(ends[one], other_ends[other]),
-    )
+    begin, end = (np.maximum(begins[one], other_begins[other]), np.minimum(ends[one], other_ends[other]))
     return one, other, begin, end

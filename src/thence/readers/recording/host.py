@@ -30,12 +30,7 @@ from thence.model.tables import COLLECTIVES, HOST, HOST_CATEGORIES
 from thence.readers.categories import category_of
 from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.nsight.ranges import LIBRARIES, NCCL
-from thence.readers.recording.counted import (
-    boundaries_of,
-    counted_launches,
-    numbers_of,
-    outside_of_ranges,
-)
+from thence.readers.recording.counted import boundaries_of, counted_launches, numbers_of, outside_of_ranges
 from thence.readers.recording.place_ranges import place_ranges
 from thence.readers.recording.samples import cells_of
 from thence.readers.recording.xla import compile_phases
@@ -107,12 +102,7 @@ class HostRanges:
 
 
 def host_ranges(
-    folder: Folder,
-    names: pl.DataFrame,
-    gpu: pl.DataFrame,
-    queued: pl.Series,
-    zero_ns: int,
-    rank: int,
+    folder: Folder, names: pl.DataFrame, gpu: pl.DataFrame, queued: pl.Series, zero_ns: int, rank: int
 ) -> HostRanges:
     """All host ranges of one process.
 
@@ -149,9 +139,7 @@ def host_ranges(
     whole = pl.concat(_with_all_columns(part) for part in parts)
     timed = whole.filter(_TIMED)
     if timed.height < whole.height:
-        folder.warnings.append(
-            f"left out: {several(whole.height - timed.height, 'host range')} without a time"
-        )
+        folder.warnings.append(f"left out: {several(whole.height - timed.height, 'host range')} without a time")
     frame, domain, serial, described = _nested(timed, folder.description.pid, zero_ns, rank)
     return HostRanges(frame, domain, serial, described, facts.collectives)
 
@@ -177,9 +165,7 @@ def _at_boundaries(marks: pl.DataFrame, boundaries: Boundaries) -> pl.DataFrame:
 
 def _places(table: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     """Places with name and detail as text."""
-    return table.with_columns(
-        _text(table, "name", names).alias("name"), _text(table, "detail", names).alias("detail")
-    )
+    return table.with_columns(_text(table, "name", names).alias("name"), _text(table, "detail", names).alias("detail"))
 
 
 def _counted(launches: pl.DataFrame) -> pl.DataFrame:
@@ -236,26 +222,20 @@ def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _marks(
-    folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, facts: _Facts, last: int
-) -> pl.DataFrame:
+def _marks(folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, facts: _Facts, last: int) -> pl.DataFrame:
     """Marks as ranges; nodes of the backward pass as ops that refer to the mark of their forward op."""
     opened = marks.filter(pl.col("what").is_in([OPENED, BACKWARD_OPENED]))
     closed = marks.filter(pl.col("what") == CLOSED).select("serial", end="time")
     frame = opened.join(closed.unique("serial"), on="serial", how="left", maintain_order="left")
     still_open = frame["end"].null_count()
     if still_open:
-        folder.warnings.append(
-            f"{several(still_open, 'mark')} still open when the recording ended; shown until then"
-        )
+        folder.warnings.append(f"{several(still_open, 'mark')} still open when the recording ended; shown until then")
     backward = pl.col("what") == BACKWARD_OPENED
     name = _text(frame, "name", names).fill_null(UNNAMED).alias("name")
     # Collectives are marks too, named as PyTorch names its own ranges for them: nccl:allreduce.
     categories = {text: category_of("range", text) for text in name.unique()}
     frame = frame.with_columns(
-        name,
-        _names_of_numbers(frame, "lane", names).alias("lane"),
-        *facts.columns(_text(frame, "metadata", names)),
+        name, _names_of_numbers(frame, "lane", names).alias("lane"), *facts.columns(_text(frame, "metadata", names))
     )
     return frame.with_columns(
         pl.col("end").fill_null(last),
@@ -299,9 +279,7 @@ def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) 
     ended = ranges.filter((flags & _END) != 0).select("id", end="time").unique("id")
     frame = started.join(ended, on="id", how="left", maintain_order="left")
     domain = _text(frame, "domain", names)
-    frame = frame.with_columns(
-        end=pl.when(domain == NCCL).then(pl.coalesce("end", "time")).otherwise("end")
-    )
+    frame = frame.with_columns(end=pl.when(domain == NCCL).then(pl.coalesce("end", "time")).otherwise("end"))
     still_open = frame["end"].null_count()
     if still_open:
         folder.warnings.append(
@@ -329,16 +307,13 @@ def _overheads(folder: Folder) -> pl.DataFrame:
     return frame.with_columns(
         thread=pl.when(pl.col("object_kind") == _THREAD).then("thread").otherwise(0),
         category=pl.lit("overhead"),
-        name=pl.col("overhead_kind").replace_strict(
-            _OVERHEADS, default="Overhead", return_dtype=pl.String
-        ),
+        name=pl.col("overhead_kind").replace_strict(_OVERHEADS, default="Overhead", return_dtype=pl.String),
     )
 
 
 def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.select(
-        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
-        for c, dtype in _COLUMNS.items()
+        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c) for c, dtype in _COLUMNS.items()
     )
 
 
@@ -353,9 +328,9 @@ def _nested(
     frame = frame[order]
     parent = host_parents(*(column[order] for column in columns))
     rows = frame.select("serial").with_row_index("forward").drop_nulls().unique("serial")
-    forward = frame.select(pl.col("of").alias("serial")).join(
-        rows, on="serial", how="left", maintain_order="left"
-    )["forward"]
+    forward = frame.select(pl.col("of").alias("serial")).join(rows, on="serial", how="left", maintain_order="left")[
+        "forward"
+    ]
     more = frame["domain"], frame["serial"], frame["described"]
     frame = frame.select(
         "thread", "category", "name", "correlation", "lane", "metadata",
@@ -375,9 +350,7 @@ def _nested(
     return shaped, *more
 
 
-def described_collectives(
-    host: HostRanges, table: pl.DataFrame, names: pl.DataFrame
-) -> pl.DataFrame:
+def described_collectives(host: HostRanges, table: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     """Rows of `COLLECTIVES` whose device activity is still null.
 
     Args:
@@ -388,9 +361,7 @@ def described_collectives(
     marks = pl.DataFrame({"serial": host.serial, "described": host.described})
     marks = marks.with_row_index("host").drop_nulls("serial")
     calls = marks.join(table.drop_nulls("serial").unique("serial"), on="serial", how="left")
-    return pl.concat(
-        [_collectives_from_table(calls, names), _collectives_from_metadata(calls, host)]
-    ).sort("host")
+    return pl.concat([_collectives_from_table(calls, names), _collectives_from_metadata(calls, host)]).sort("host")
 
 
 def _collectives_from_table(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
@@ -411,6 +382,6 @@ def _collectives_from_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.Data
 
 def _names_of_numbers(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
     """The names for a column of numbers, null where there is none; `names` has the columns number and text."""
-    return frame.select(pl.col(column).alias("number")).join(
-        names, on="number", how="left", maintain_order="left"
-    )["text"]
+    return frame.select(pl.col(column).alias("number")).join(names, on="number", how="left", maintain_order="left")[
+        "text"
+    ]

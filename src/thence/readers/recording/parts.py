@@ -15,15 +15,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.column_file import DamagedPart, decode, decoded_bytes
-from thence.model.formats import (
-    DESCRIPTION,
-    LACKING,
-    OLD_PART_ENDING,
-    PART,
-    RECORDING,
-    RECORDING_VERSION,
-    TABLES,
-)
+from thence.model.formats import DESCRIPTION, LACKING, OLD_PART_ENDING, PART, RECORDING, RECORDING_VERSION, TABLES
 from thence.model.json_fields import Count, Int64, NotAsWritten, Rank, decoded
 from thence.model.losses import Loss
 from thence.readers.expansion import DEFAULT, Expansion
@@ -48,8 +40,7 @@ _LISTED = 5
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
-    table: {name: getattr(pl, dtype)() for name, dtype in columns.items()}
-    for table, columns in TABLES.items()
+    table: {name: getattr(pl, dtype)() for name, dtype in columns.items()} for table, columns in TABLES.items()
 }
 
 
@@ -59,9 +50,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 def _frame(columns: Mapping[str, npt.NDArray[Any] | list[str | None]]) -> pl.DataFrame:
     return pl.DataFrame(
         [
-            pl.Series(name, values)
-            if isinstance(values, np.ndarray)
-            else pl.Series(name, values, pl.String)
+            pl.Series(name, values) if isinstance(values, np.ndarray) else pl.Series(name, values, pl.String)
             for name, values in columns.items()
         ]
     )
@@ -156,9 +145,7 @@ class Folder:
         """Size of all parts."""
         size = 0
         for file in (file for parts in self._parts.values() for file in parts.values()):
-            with suppress(
-                FileNotFoundError
-            ):  # deleted meanwhile: `_part` finds that it cannot be read
+            with suppress(FileNotFoundError):  # deleted meanwhile: `_part` finds that it cannot be read
                 size += file.stat().st_size
         return size
 
@@ -178,9 +165,7 @@ class Folder:
         lacking = LACKING.get(table, frozenset())
         try:
             frame = self._arrow(file) if file.suffix == OLD_PART_ENDING else self._columns(file)
-            frame = frame.with_columns(
-                pl.lit(None).alias(name) for name in sorted(lacking - set(frame.columns))
-            )
+            frame = frame.with_columns(pl.lit(None).alias(name) for name in sorted(lacking - set(frame.columns)))
             return frame.select(pl.col(c).cast(dtype, strict=False) for c, dtype in schema.items())
         except (OSError, DamagedPart, pl.exceptions.PolarsError, pl.exceptions.PanicException):
             return None
@@ -215,18 +200,14 @@ class Folder:
         frames = {number: self._part(parts[number], name) for number in sorted(parts)}
         whole = [frame for frame in frames.values() if frame is not None]
         table = pl.concat(whole) if whole else pl.DataFrame(schema=schema)
-        self._check(
-            name, [number for number, frame in frames.items() if frame is None], table.height
-        )
+        self._check(name, [number for number, frame in frames.items() if frame is None], table.height)
         return table
 
     def _check(self, name: str, damaged: list[int], rows: int) -> None:
         """Notes a loss if parts of a table are damaged or missing, with the number of rows lost."""
         numbers = self._parts.get(name, {})
         written = max(self.description.parts.get(name, 0), max(numbers, default=0))
-        missing = (
-            [] if written > _MOST_PARTS else [n for n in range(1, written + 1) if n not in numbers]
-        )
+        missing = [] if written > _MOST_PARTS else [n for n in range(1, written + 1) if n not in numbers]
         if not damaged and not missing:
             return
         lost = self.description.counts.get(name, 0) - rows
@@ -245,9 +226,7 @@ class Folder:
             content = (self.path / DESCRIPTION).read_bytes()
             description = decoded(content, Description)
         except (OSError, NotAsWritten) as error:
-            self.warnings.append(
-                f"{DESCRIPTION} cannot be read ({error}): rank and facts are unknown"
-            )
+            self.warnings.append(f"{DESCRIPTION} cannot be read ({error}): rank and facts are unknown")
             return Description()
         if description.format != RECORDING or description.version not in _VERSIONS:
             self.warnings.append(

@@ -50,11 +50,7 @@ _WITH_STATE = pl.DataFrame(schema={"state": pl.Int64()})
 
 
 def place_ranges(
-    boundaries: Boundaries,
-    places: pl.DataFrame,
-    fixed: pl.DataFrame,
-    last: int,
-    cells: Cells = NO_CELLS,
+    boundaries: Boundaries, places: pl.DataFrame, fixed: pl.DataFrame, last: int, cells: Cells = NO_CELLS
 ) -> pl.DataFrame:
     """Ranges of all places of one process.
 
@@ -87,9 +83,7 @@ def place_ranges(
         ranges = _cut(_ranges_of_kind(noted, tree, kind, last), around)
         parts.append(ranges.with_columns(category=pl.lit(_CATEGORY[kind])))
         around = pl.concat([around, ranges.select(*_RANGE)])
-    parts += [
-        part.with_columns(category=pl.lit("sample")) for part in _sampled(cells, tree, around, last)
-    ]
+    parts += [part.with_columns(category=pl.lit("sample")) for part in _sampled(cells, tree, around, last)]
     whole = pl.concat([_WITH_STATE, *parts], how="diagonal_relaxed")
     shown = tree.shown.gather(whole["place"])
     function_only = (whole["category"] == "python") & (tree.line.gather(whole["place"]) == 0)
@@ -113,19 +107,11 @@ def _sampled(cells: Cells, tree: _Tree, around: pl.DataFrame, last: int) -> list
     outer = _cut(_ranges_of_kind(noted, tree, FRAME, last), around)
     known = np.flatnonzero(frame)
     leaves = pl.DataFrame(
-        {
-            "place": known,
-            "thread": cells.thread[known],
-            "start": cells.start[known],
-            "end": cells.end[known],
-        }
+        {"place": known, "thread": cells.thread[known], "start": cells.start[known], "end": cells.end[known]}
     )
     leaves = _cut(leaves, around)
     row = leaves["place"].to_numpy()
-    return [
-        outer,
-        leaves.with_columns(place=pl.Series(frame[row]), state=pl.Series(cells.state[row])),
-    ]
+    return [outer, leaves.with_columns(place=pl.Series(frame[row]), state=pl.Series(cells.state[row]))]
 
 
 class _Tree:
@@ -220,15 +206,9 @@ def _ranges_of_kind(noted: Noted, tree: _Tree, kind: int, last: int) -> pl.DataF
         ends = np.append(time, last)[following]
         ends[np.append(new_thread, True)[following]] = last
         wanted = here[begin] > 0
-        found.append(
-            (here[begin][wanted], thread[begin][wanted], time[begin][wanted], ends[wanted])
-        )
+        found.append((here[begin][wanted], thread[begin][wanted], time[begin][wanted], ends[wanted]))
     found.reverse()  # of equal ranges the first one contains the others: outer places come first
-    columns = (
-        [np.concatenate(parts) for parts in zip(*found, strict=True)]
-        if found
-        else [np.empty(0, np.int64)] * 4
-    )
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)] if found else [np.empty(0, np.int64)] * 4
     frame = pl.DataFrame(dict(zip(("place", *_RANGE), columns, strict=True)))
     return frame.with_columns(pl.max_horizontal("end", pl.col("start") + 1).alias("end"))
 
@@ -259,10 +239,7 @@ def _cut(ranges: pl.DataFrame, fixed: pl.DataFrame) -> pl.DataFrame:
         further = crosses | ~strictly
         row, inside, beyond = parent[row[further]], inside[further], beyond[further]
     at = pl.DataFrame(
-        {
-            "row": np.concatenate([rows for rows, _ in cuts]),
-            "start": np.concatenate([times for _, times in cuts]),
-        }
+        {"row": np.concatenate([rows for rows, _ in cuts]), "start": np.concatenate([times for _, times in cuts])}
     ).unique()
     if at.is_empty():
         return ranges
@@ -275,9 +252,7 @@ def _cut(ranges: pl.DataFrame, fixed: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _innermost(
-    thread: Int64, start: Int64, end: Int64, point_thread: Int64, points: Int64
-) -> tuple[Int64, Int64]:
+def _innermost(thread: Int64, start: Int64, end: Int64, point_thread: Int64, points: Int64) -> tuple[Int64, Int64]:
     """The innermost range around each point, and around each range; `NO_ROW` for none."""
     count = len(start)
     threads = np.concatenate([thread, point_thread])

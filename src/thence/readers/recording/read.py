@@ -52,9 +52,7 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
     useful = [part for part in parts if part.gpu.height or part.host.height]
     if not useful:
         reasons = "; ".join(dict.fromkeys(w for part in parts for w in part.meta.warnings))
-        raise DamagedInput(
-            name, f"nothing of the recording can be read: {reasons or 'it is empty'}"
-        )
+        raise DamagedInput(name, f"nothing of the recording can be read: {reasons or 'it is empty'}")
     useful.sort(key=lambda part: part.ranks[0])
     return concat(useful).with_warnings(_disjoint_runs_warning(name, useful))
 
@@ -86,13 +84,8 @@ def _tables(folder: Folder) -> Tables:
         formats=(NAME,),
         epoch_ns=zero,
         facts=(_facts(folder),),
-        devices=tuple(
-            Device(rank=rank, **msgspec.structs.asdict(device)) for device in about.devices
-        ),
-        warnings=tuple(
-            f"{folder.path.name}: {text}"
-            for text in (*folder.warnings, *_recorder_warnings(folder))
-        ),
+        devices=tuple(Device(rank=rank, **msgspec.structs.asdict(device)) for device in about.devices),
+        warnings=tuple(f"{folder.path.name}: {text}" for text in (*folder.warnings, *_recorder_warnings(folder))),
         losses=tuple(folder.losses),
         ranks_stated=about.rank is not None,
     )
@@ -156,9 +149,7 @@ def _recorder_losses(folder: Folder, gpu: pl.DataFrame) -> None:
             f"the recorder dropped {several(about.dropped, 'record')}: they came faster than it could write them",
         )
     for table, rows in about.lost.items():
-        folder.lose(
-            "dropped", rows, f"{several(rows, 'row')} of the table {table} could not be written"
-        )
+        folder.lose("dropped", rows, f"{several(rows, 'row')} of the table {table} could not be written")
 
 
 def _recorder_warnings(folder: Folder) -> list[str]:
@@ -203,8 +194,6 @@ def _disjoint_runs_warning(name: str, parts: list[Tables]) -> list[str]:
     until = spans[0][1] if spans else 0
     for start, end in spans:
         if start > until:
-            return [
-                f"{name}: holds recordings of different times, perhaps of several runs of a program"
-            ]
+            return [f"{name}: holds recordings of different times, perhaps of several runs of a program"]
         until = max(until, end)
     return []

@@ -101,9 +101,7 @@ def _gaps(thread: Int64, time: Int64, calls: pl.DataFrame) -> tuple[Int64, Int64
     return begin, end
 
 
-def _merged(
-    columns: dict[str, Int64], left: Int64, right: Int64, alike: npt.NDArray[np.bool_]
-) -> Cells:
+def _merged(columns: dict[str, Int64], left: Int64, right: Int64, alike: npt.NDArray[np.bool_]) -> Cells:
     """The cells, of which adjacent ones that show the same are one."""
     first = np.append(True, ~alike)[: len(left)]
     last = np.append(first[1:], True)[: len(left)]

@@ -186,9 +186,7 @@ def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
     yield from identities.iter_rows()
 
 
-def _numbers_by_compilation(
-    compiled: Sequence[_ModuleFile], passes: pl.DataFrame
-) -> dict[int, int]:
+def _numbers_by_compilation(compiled: Sequence[_ModuleFile], passes: pl.DataFrame) -> dict[int, int]:
     """XLA's number of each module whose compilation was recorded, by the position of the module."""
     passes_of: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for thread, name, number, end in passes.select("thread", "name", "number", "end").iter_rows():
@@ -196,9 +194,7 @@ def _numbers_by_compilation(
     numbers = {}
     last: dict[tuple[int, str], int] = {}
     timed = [
-        (module_file.ended_ns, place)
-        for place, module_file in enumerate(compiled)
-        if module_file.ended_ns is not None
+        (module_file.ended_ns, place) for place, module_file in enumerate(compiled) if module_file.ended_ns is not None
     ]
     for ended, place in sorted(timed):
         module_file = compiled[place]
@@ -241,11 +237,7 @@ def _number_by_order(
             missing.setdefault(name, []).append(number)
     doubtful = []
     for name, programs in missing.items():
-        places = [
-            p
-            for p, module_file in enumerate(compiled)
-            if module_file.name == name and p not in numbers
-        ]
+        places = [p for p, module_file in enumerate(compiled) if module_file.name == name and p not in numbers]
         timed = [p for p in places if compiled[p].ended_ns is not None]
         if len(places) == len(programs) == 1:
             numbers[places[0]] = programs[0]

@@ -81,22 +81,18 @@ def _placed(flame: Flame) -> pl.DataFrame:
 
     Among siblings larger frames come first and idle ones last, as in `Flame.stacks`.
     """
-    nodes = flame.nodes.select(
-        "node", "parent", "depth", "name", "full_name", "kind", "total_ns", "count", "idle"
-    )
+    nodes = flame.nodes.select("node", "parent", "depth", "name", "full_name", "kind", "total_ns", "count", "idle")
     # Cut before layout: a frame is never wider than the one around it.
     scale = (_WIDTH - 2 * _MARGIN) / max(flame.total_ns, 1)
     kept = nodes.filter(
-        (pl.col("total_ns") * scale >= _LEAST_WIDTH) | pl.col("parent").is_null(),
-        pl.col("depth") < _MOST_ROWS,
+        (pl.col("total_ns") * scale >= _LEAST_WIDTH) | pl.col("parent").is_null(), pl.col("depth") < _MOST_ROWS
     )
     ordered = kept.sort("idle", "total_ns", "node", descending=[False, True, False])
-    ordered = ordered.with_columns(
-        offset=(pl.col("total_ns").cum_sum() - pl.col("total_ns")).over("parent")
-    ).sort("depth", maintain_order=True)
+    ordered = ordered.with_columns(offset=(pl.col("total_ns").cum_sum() - pl.col("total_ns")).over("parent")).sort(
+        "depth", maintain_order=True
+    )
     return ordered.with_columns(
-        x=_MARGIN + _starts(ordered, flame.nodes.height) * scale,
-        width=pl.col("total_ns") * scale,
+        x=_MARGIN + _starts(ordered, flame.nodes.height) * scale, width=pl.col("total_ns") * scale
     )
 
 

@@ -47,9 +47,7 @@ class Axis:
         number = self._places[value] if self.kind == "category" else value
         if self.kind == "log":
             number = math.log10(number)
-        return self.begin + (number - self.low) / (self.high - self.low or 1) * (
-            self.end - self.begin
-        )
+        return self.begin + (number - self.low) / (self.high - self.low or 1) * (self.end - self.begin)
 
     @property
     def step(self) -> float:
@@ -71,9 +69,7 @@ class Axis:
             return [(self.at(value), _short(value)) for value in shown]
         step = _round_step(abs(self.high - self.low) / _TICKS)
         first, last = math.ceil(self.low / step), math.floor(self.high / step + 1e-9)
-        return [
-            (self.at(number * step), _short(number * step)) for number in range(first, last + 1)
-        ]
+        return [(self.at(number * step), _short(number * step)) for number in range(first, last + 1)]
 
 
 def axis_of(layout: Mapping[str, Any], values: Iterable[Any], pixels: tuple[float, float]) -> Axis:
@@ -92,15 +88,11 @@ def axis_of(layout: Mapping[str, Any], values: Iterable[Any], pixels: tuple[floa
         low, high = layout.get("range") or (-0.5, max(len(names), 1) - 0.5)
         if layout.get("autorange") == "reversed":
             low, high = high, low
-        return Axis(
-            "category", low, high, begin, end, names, title, {n: i for i, n in enumerate(names)}
-        )
+        return Axis("category", low, high, begin, end, names, title, {n: i for i, n in enumerate(names)})
     if layout.get("type") == "log":
         low, high = layout.get("range") or _spread([math.log10(v) for v in given if v > 0])
         return Axis("log", low, high, begin, end, title=title)
-    low, high = layout.get("range") or _spread(
-        [*given, 0] if layout.get("rangemode") == "tozero" else given
-    )
+    low, high = layout.get("range") or _spread([*given, 0] if layout.get("rangemode") == "tozero" else given)
     if layout.get("rangemode") == "tozero" and low < 0 <= min(given, default=0):
         low = 0
     return Axis("linear", low, high, begin, end, title=title)
@@ -117,9 +109,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
 def _round_step(least: float) -> float:
     """The smallest number not below ``least`` that is 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    return next(
-        factor * power for factor in (1, 2, 5, _DECADE) if factor * power >= least * (1 - 1e-9)
-    )
+    return next(factor * power for factor in (1, 2, 5, _DECADE) if factor * power >= least * (1 - 1e-9))
 
 
 def _short(value: float) -> str:

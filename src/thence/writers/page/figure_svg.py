@@ -120,12 +120,7 @@ def _plotted(traces: Sequence[Trace], layout: Mapping[str, Any], height: int) ->
     reached: dict[Any, float] = defaultdict(float)
     for number, trace in enumerate(traces):
         draw = _DRAWN[trace["type"]]
-        yield from draw(
-            trace,
-            (across, down),
-            _colour(trace, number),
-            reached if stacked else defaultdict(float),
-        )
+        yield from draw(trace, (across, down), _colour(trace, number), reached if stacked else defaultdict(float))
 
 
 def _axes(traces: Sequence[Trace], layout: Mapping[str, Any], height: int) -> tuple[Axis, Axis]:
@@ -144,17 +139,12 @@ def _values(trace: Trace, axis: str) -> list[Any]:
     return [] if values is None else list(values)
 
 
-def _extent(
-    trace: Trace, axis: str, traces: Sequence[Trace], layout: Mapping[str, Any]
-) -> list[Any]:
+def _extent(trace: Trace, axis: str, traces: Sequence[Trace], layout: Mapping[str, Any]) -> list[Any]:
     """Values of a trace that an axis must cover: for bars their ends, for stacked bars the ends of the stacks."""
     if trace["type"] == "box" and axis == "y":
         return [trace["lowerfence"][0], trace["upperfence"][0]]
     if trace["type"] == "heatmap" and axis == "x":
-        return [
-            trace["x0"] - trace["dx"] / 2,
-            trace["x0"] + trace["dx"] * (len(trace["z"][0]) - 0.5),
-        ]
+        return [trace["x0"] - trace["dx"] / 2, trace["x0"] + trace["dx"] * (len(trace["z"][0]) - 0.5)]
     values = _values(trace, axis)
     if trace["type"] != "bar" or (axis == "x") != (trace.get("orientation") == "h"):
         return values
@@ -165,10 +155,7 @@ def _extent(
                 for place, value in _bars(other):
                     sums[place] += value
         return [0, *sums.values()]
-    return [
-        0,
-        *(b + v for b, v in zip(trace.get("base") or [0] * len(values), values, strict=True)),
-    ]
+    return [0, *(b + v for b, v in zip(trace.get("base") or [0] * len(values), values, strict=True))]
 
 
 def _bars(trace: Trace) -> list[tuple[Any, float]]:
@@ -192,17 +179,13 @@ def _grid(across: Axis, down: Axis) -> Iterator[str]:
             yield f'<path d="M{across.begin} {y:.1f}H{across.end}" stroke="{_GRID}"/>'
         yield _text(across.begin - 6, y + 4, _clipped(label, _LONGEST_LABEL), "end")
     if across.title:
-        yield _text(
-            (across.begin + across.end) / 2, down.begin + 36, _plain(across.title), "middle"
-        )
+        yield _text((across.begin + across.end) / 2, down.begin + 36, _plain(across.title), "middle")
     if down.title:
         middle = (down.begin + down.end) / 2
         yield f'<g transform="rotate(-90 14 {middle:.0f})">{_text(14, middle, _plain(down.title), "middle")}</g>'
 
 
-def _bar(
-    trace: Trace, axes: tuple[Axis, Axis], colour: str, reached: dict[Any, float]
-) -> Iterator[str]:
+def _bar(trace: Trace, axes: tuple[Axis, Axis], colour: str, reached: dict[Any, float]) -> Iterator[str]:
     flat = trace.get("orientation") == "h"
     along, beside = axes if flat else axes[::-1]
     thick = beside.step * float(trace.get("width") or 0.7)
@@ -258,18 +241,13 @@ def _heatmap(trace: Trace, axes: tuple[Axis, Axis], _colour: str, _reached: Any)
     low, high = trace.get("zmin", 0), trace.get("zmax", 1)
     for name, row in zip(trace["y"], trace["z"], strict=True):
         top = down.at(name) - thick / 2
-        colours = [
-            None if z is None else _scaled(trace["colorscale"], (z - low) / (high - low))
-            for z in row
-        ]
+        colours = [None if z is None else _scaled(trace["colorscale"], (z - low) / (high - low)) for z in row]
         begin = 0
         for end in range(1, len(colours) + 1):
             if end < len(colours) and colours[end] == colours[begin]:
                 continue
             if (colour := colours[begin]) is not None:
-                left, right = (
-                    across.at(trace["x0"] + trace["dx"] * (edge - 0.5)) for edge in (begin, end)
-                )
+                left, right = (across.at(trace["x0"] + trace["dx"] * (edge - 0.5)) for edge in (begin, end))
                 yield _box(left, top, right - left, thick, colour)
             begin = end
 
@@ -306,20 +284,11 @@ def _icicle(trace: Trace) -> tuple[list[str], int]:
         deepest = max(deepest, depth)
         title = f"{_plain(trace['labels'][node])}: {_plain(trace['text'][node])}"
         parts.append(
-            _box(
-                left,
-                depth * _FRAME_ROW,
-                width - 0.6,
-                _FRAME_ROW - 1,
-                trace["marker"]["colors"][node],
-                title,
-            )
+            _box(left, depth * _FRAME_ROW, width - 0.6, _FRAME_ROW - 1, trace["marker"]["colors"][node], title)
         )
         letters = int(width / _CHARACTER) - 1
         if letters >= _LEAST_WITH_TEXT:
-            parts.append(
-                _text(left + 4, depth * _FRAME_ROW + 14, _clipped(trace["labels"][node], letters))
-            )
+            parts.append(_text(left + 4, depth * _FRAME_ROW + 14, _clipped(trace["labels"][node], letters)))
         for child in children[trace["ids"][node]]:
             part = width * values[child] / (values[node] or 1)
             waiting.append((child, left, part, depth + 1))

@@ -50,10 +50,7 @@ def _data(flame: Flame, inputs: str) -> dict[str, Any]:
         "title": flame.title,
         "inputs": inputs,
         "facts": _facts(flame),
-        "notes": [
-            *flame.notes,
-            *(f"warning: {printable(text)}" for text in merged(flame.meta.warnings)),
-        ],
+        "notes": [*flame.notes, *(f"warning: {printable(text)}" for text in merged(flame.meta.warnings))],
         "files": flame.of_files,
         "strings": list(strings),
         "kinds": kinds,

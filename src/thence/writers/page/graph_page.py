@@ -59,10 +59,7 @@ def _data(graph: ReplayedGraph, meta: Meta, title: str, inputs: str) -> dict[str
         "title": title,
         "inputs": inputs,
         "facts": _facts(graph),
-        "notes": [
-            *graph.sentences[1:],
-            *(f"warning: {printable(text)}" for text in merged(meta.warnings)),
-        ],
+        "notes": [*graph.sentences[1:], *(f"warning: {printable(text)}" for text in merged(meta.warnings))],
         "strings": list(strings),
         **columns,
         "number": nodes["number"].to_list(),
@@ -81,12 +78,6 @@ def _facts(graph: ReplayedGraph) -> list[tuple[str, str]]:
         ("edges", format_count(len(graph.edges))),
         ("replays", format_count(graph.replays)),
         ("mean replay", format_ns(graph.replay_ns)),
-        (
-            "GPU busy",
-            f"{format_ns(graph.busy_ns)} ({format_share(graph.busy_ns, graph.replay_ns)})",
-        ),
-        (
-            "critical path",
-            f"{format_ns(graph.path_ns)} ({format_share(graph.path_ns, graph.replay_ns)})",
-        ),
+        ("GPU busy", f"{format_ns(graph.busy_ns)} ({format_share(graph.busy_ns, graph.replay_ns)})"),
+        ("critical path", f"{format_ns(graph.path_ns)} ({format_share(graph.path_ns, graph.replay_ns)})"),
     ]

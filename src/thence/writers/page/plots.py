@@ -62,10 +62,7 @@ def by_figure(summary: Summary, top: int = 15) -> go.Figure:
     figure = new_figure(height=70 + ROW_PX * (rows.height + 1))
     parts = [("GPU time", rows["total_ns"] - rows["backward_ns"], PALETTE[0])]
     if rows["backward_ns"].max():
-        parts = [
-            ("forward and other", parts[0][1], PALETTE[0]),
-            ("backward", rows["backward_ns"], PALETTE[7]),
-        ]
+        parts = [("forward and other", parts[0][1], PALETTE[0]), ("backward", rows["backward_ns"], PALETTE[7])]
     for number, (name, values, colour) in enumerate(parts):
         figure.add_bar(
             orientation="h", name=name, y=names, x=(values / _MS).to_list(), marker_color=colour,
@@ -135,11 +132,7 @@ def bandwidth_figure(collectives: Collectives) -> go.Figure:
     the axis states which it is.
     """
     transfers = _transfers_known(collectives)
-    column, middle = (
-        ("transfer_bus_gbps", "transfer_bus_gbps_median")
-        if transfers
-        else ("bus_gbps", "bus_gbps_mean")
-    )
+    column, middle = ("transfer_bus_gbps", "transfer_bus_gbps_median") if transfers else ("bus_gbps", "bus_gbps_mean")
     dots = collectives.instances if transfers else collectives.rows.filter("described")
     figure = new_figure(height=380)
     points = dots.filter(pl.col("bytes") > 0, pl.col(column) > 0)
@@ -148,9 +141,7 @@ def bandwidth_figure(collectives: Collectives) -> go.Figure:
     for number, (key, rows) in enumerate(sizes.group_by(keys, maintain_order=True)):
         colour = PALETTE[number % len(PALETTE)]
         name = shown(f"{key[0]} of {key[1]}" if key[1] else str(key[0]))
-        same = pl.all_horizontal(
-            pl.col(k).eq_missing(pl.lit(v)) for k, v in zip(keys, key, strict=True)
-        )
+        same = pl.all_horizontal(pl.col(k).eq_missing(pl.lit(v)) for k, v in zip(keys, key, strict=True))
         chosen = points.filter(same)
         if points.height <= _MOST_POINTS:
             figure.add_scatter(
@@ -206,9 +197,7 @@ def last_arrivals_figure(collectives: Collectives) -> go.Figure:
         y=(rows["waited_ns"] / _MS).to_list(),
         marker_color=PALETTE[1],
         hovertext=[
-            f"{format_count(last)} collectives"
-            if all_ is None
-            else f"arrived last in {last} of {all_} collectives"
+            f"{format_count(last)} collectives" if all_ is None else f"arrived last in {last} of {all_} collectives"
             for last, all_ in rows.select("last", "instances").rows()
         ],
         hovertemplate="%{x}<br>%{y:.4~g} ms<br>%{hovertext}<extra></extra>",
@@ -225,8 +214,7 @@ def spread_figure(spread: pl.DataFrame, title: str = "") -> go.Figure:
     rows = rows.sort("total", descending=True).head(_MOST_POINTS)
     largest = max([*rows["total"].head(1), 1.0])
     texts = [
-        f"<b>{shown(name, 80)}</b><br>{format_count(n)} times"
-        for name, n in rows.select("operation", "count").rows()
+        f"<b>{shown(name, 80)}</b><br>{format_count(n)} times" for name, n in rows.select("operation", "count").rows()
     ]
     figure = new_figure(height=380)
     figure.add_scatter(
@@ -300,17 +288,12 @@ def groups_figure(streams: Streams) -> go.Figure:
             y=[names[key] for key in group_rows.select("rank", "device", "stream").rows()],
             x=(group_rows["total_ns"] / _MS).to_list(),
             marker_color=_GROUP_COLOURS.get(group, PALETTE[number % len(PALETTE)]),
-            hovertemplate="%{y}<br>%{x:.4~g} ms<extra>"
-            + shown(group).replace("%{", "% {")
-            + "</extra>",
+            hovertemplate="%{y}<br>%{x:.4~g} ms<extra>" + shown(group).replace("%{", "% {") + "</extra>",
         )
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title_text="ms by group of kernels, sum of durations")
     figure.update_yaxes(
-        type="category",
-        autorange="reversed",
-        categoryorder="array",
-        categoryarray=list(names.values()),
+        type="category", autorange="reversed", categoryorder="array", categoryarray=list(names.values())
     )
     return figure
 

@@ -17,14 +17,7 @@ import polars as pl
 
 from thence.analysis.ranks.folded import opened, step_columns
 from thence.writers.text.printable import printable
-from thence.writers.text.ranks import (
-    GROUPS,
-    LINKS,
-    STAGES,
-    not_caused,
-    reason_rows,
-    straggler_lines,
-)
+from thence.writers.text.ranks import GROUPS, LINKS, STAGES, not_caused, reason_rows, straggler_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,11 +60,7 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
     columns, labels = step_columns(job, MOST_CELLS)
     maps = _maps(job, columns, len(labels))
     binned = len(labels) < len(job.keys)
-    said = (
-        [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"]
-        if binned
-        else []
-    )
+    said = [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"] if binned else []
     return {
         "inputs": inputs,
         "statement": printable(job.statement),
@@ -112,33 +101,23 @@ def _reasons(job: Job) -> list[dict[str, Any]]:
                 "rank": row["rank"],
                 "device": row["device"],
                 "text": printable(sentence),
-                "rows": [
-                    [c, ns, share, printable(where)] for c, ns, share, where in lines.iter_rows()
-                ],
+                "rows": [[c, ns, share, printable(where)] for c, ns, share, where in lines.iter_rows()],
             }
         )
     return found
 
 
-def _maps(
-    job: Job, columns: npt.NDArray[np.int64], count: int
-) -> dict[str, npt.NDArray[np.float32]]:
+def _maps(job: Job, columns: npt.NDArray[np.int64], count: int) -> dict[str, npt.NDArray[np.float32]]:
     """For each map the mean by device (in the order of `Job.ranks`) and column, flat; NaN where there is no step."""
     places = job.ranks.select("rank", "device", at=pl.int_range(pl.len()))
-    steps = pl.DataFrame(
-        {"key": list(job.keys), "column": columns}, schema={"key": pl.String, "column": pl.Int64}
-    )
+    steps = pl.DataFrame({"key": list(job.keys), "column": columns}, schema={"key": pl.String, "column": pl.Int64})
     cells = job.cells.join(places, on=["rank", "device"]).join(steps, on="key")
     at = cells["at"].to_numpy() * count + cells["column"].to_numpy()
     many = np.bincount(at, minlength=places.height * count)
     found = {}
     for name in _MAPS:
-        sums = np.bincount(
-            at, cells[name].to_numpy().astype(np.float64), minlength=places.height * count
-        )
-        found[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(
-            np.float32
-        )
+        sums = np.bincount(at, cells[name].to_numpy().astype(np.float64), minlength=places.height * count)
+        found[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(np.float32)
     return found
 
 

@@ -131,8 +131,7 @@ def _strip(report: Report) -> str:
         cards.append(_communication_card(report))
     kinds = sorted(report.summary.attributed_ns.items(), key=lambda item: -item[1])
     lines = "".join(
-        f"<span>{escape(kind)} <b>{format_share(ns, report.summary.sum_ns)}</b></span>"
-        for kind, ns in kinds
+        f"<span>{escape(kind)} <b>{format_share(ns, report.summary.sum_ns)}</b></span>" for kind, ns in kinds
     )
     attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines}</div></div>'
     said = [line for line in (headline.rest, headline.plain_text, headline.late) if line]

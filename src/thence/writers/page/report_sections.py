@@ -55,9 +55,7 @@ _MAX_TREE = 20_000
 
 
 def _timeline(report: Report) -> Section:
-    return Section(
-        "timeline", "Timeline", '<div id="timeline-place"></div>' + notes(report.timeline.notes)
-    )
+    return Section("timeline", "Timeline", '<div id="timeline-place"></div>' + notes(report.timeline.notes))
 
 
 def _time(report: Report) -> Section:
@@ -104,11 +102,7 @@ def _tables_of(summary: Summary) -> dict[str, dict[str, Any]]:
     if not folded["layers"].count():
         return {"": summary_data(summary), **tree}
     rows = format_count(summary.rows.height)
-    return {
-        "": folded_data(summary, folded),
-        **tree,
-        f"Every layer: {rows} rows": summary_data(summary),
-    }
+    return {"": folded_data(summary, folded), **tree, f"Every layer: {rows} rows": summary_data(summary)}
 
 
 def _tab_title(summary: Summary) -> str:
@@ -147,17 +141,11 @@ def _streams(report: Report) -> Section:
     charts = chart("groups", "Bars: time of each stream by group of kernels", "By group of kernels")
     if any(device.busy_streams_ns for device in report.streams.concurrency):
         figures["concurrency"] = plots.concurrency_figure(report.streams)
-        charts += chart(
-            "concurrency",
-            "Bars: how long one, two, or more streams were busy",
-            "Streams busy at once",
-        )
+        charts += chart("concurrency", "Bars: how long one, two, or more streams were busy", "Streams busy at once")
     return Section(
         "streams",
         "Streams and concurrency",
-        f'<div class="pair">{charts}</div>'
-        + table("streams", "streams")
-        + notes(report.streams.notes),
+        f'<div class="pair">{charts}</div>' + table("streams", "streams") + notes(report.streams.notes),
         figures,
         {"streams": frame_data(report.streams.streams, STREAM_FIELDS)},
     )
@@ -177,9 +165,7 @@ def _collectives(report: Report) -> Section:
             "last-arrivals": plots.last_arrivals_figure(collectives),
         }
         last = "Last arrivals"
-        says = (
-            "Bars: how long the others waited when a device arrived last; the table has the numbers"
-        )
+        says = "Bars: how long the others waited when a device arrived last; the table has the numbers"
         charts += chart("last-arrivals", says, last)
         charts += f'<div class="figure"><h3>By device</h3>{table("last-arrivals", last)}</div>'
         for name, title in (
@@ -204,9 +190,7 @@ def _collectives(report: Report) -> Section:
         figures,
         {
             "sizes": frame_data(collectives.by_size, SIZE_FIELDS),
-            "last-arrivals": frame_data(
-                with_device_names(collectives.last_arrivals), LAST_ARRIVAL_FIELDS
-            ),
+            "last-arrivals": frame_data(with_device_names(collectives.last_arrivals), LAST_ARRIVAL_FIELDS),
         },
     )
 
@@ -255,9 +239,7 @@ def _missing(name: str, title: str, reason: str, report: Report) -> Section:
     return Section(name, title, absent(reason, report.summary.meta.inputs))
 
 
-def _chart_and_table(
-    name: str, title: str, says: str, figure: go.Figure, data: dict[str, Any]
-) -> Section:
+def _chart_and_table(name: str, title: str, says: str, figure: go.Figure, data: dict[str, Any]) -> Section:
     """A section of one figure and one table, which have the section's name.
 
     Args:
@@ -274,9 +256,7 @@ def _chart_and_table(
 def _spread_data(spread: pl.DataFrame) -> dict[str, Any]:
     """The table of computations that ran more than once, with short names, by decreasing total time."""
     repeated = spread.filter(spread["count"] > 1)
-    rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(
-        MOST_ROWS + 1
-    )
+    rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(MOST_ROWS + 1)
     names = rows["operation"].to_list()
     short = short_names(name for name in names if name is not None)
     shown = rows.with_columns(rows["operation"].replace(short))
@@ -312,9 +292,7 @@ def _attribution(report: Report) -> Section:
         shown.append(f"{format_count(len(warnings) - MOST_WARNINGS)} more warnings")
     listed = notes(shown, "warnings") or '<p class="absent">No warnings.</p>'
     return Section(
-        "attribution",
-        "Attribution and warnings",
-        f"{html}{notes(merged(summary.notes))}<h3>Warnings</h3>{listed}",
+        "attribution", "Attribution and warnings", f"{html}{notes(merged(summary.notes))}<h3>Warnings</h3>{listed}"
     )
 
 

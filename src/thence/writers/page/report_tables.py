@@ -167,10 +167,7 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> 
         notes.append(f"{format_count(hidden)} more rows are not in this page")
     return {
         "columns": [{"title": f.title, "kind": f.kind, "bar": f.bar} for f in fields],
-        "rows": [
-            list(row)
-            for row in zip(*(_values(shown[f.column], f.kind) for f in fields), strict=True)
-        ],
+        "rows": [list(row) for row in zip(*(_values(shown[f.column], f.kind) for f in fields), strict=True)],
         "note": "; ".join(notes),
     }
 
@@ -189,9 +186,7 @@ def summary_data(summary: Summary) -> dict[str, Any]:
     )
     left = summary.rows.slice(MOST_ROWS)
     rest = int(left["total_ns"].sum())
-    notes = [f"the rest takes {format_ns(rest)} ({format_share(rest, summary.sum_ns)})"] * bool(
-        rest
-    )
+    notes = [f"the rest takes {format_ns(rest)} ({format_share(rest, summary.sum_ns)})"] * bool(rest)
     if summary.overlapped_ns:
         notes.append(f"{OVERLAPPED}: {format_ns(summary.overlapped_ns)} of the busy time")
     if summary.idle_inside_ns is not None:
@@ -245,9 +240,7 @@ def folded_data(summary: Summary, folded: pl.DataFrame) -> dict[str, Any]:
 def tree_data(summary: Summary) -> dict[str, Any]:
     """The parts of a model as a tree, as a table of the page; names are indented by their level."""
     nodes = summary.tree()
-    indented = pl.concat_str(
-        pl.lit("\u2003").repeat_by(pl.col("depth") - 1).list.join(""), pl.col("part")
-    )
+    indented = pl.concat_str(pl.lit("\u2003").repeat_by(pl.col("depth") - 1).list.join(""), pl.col("part"))
     fields = (
         Field("part", summary.heading, "text"),
         Field("layers", "layers", "count"),
@@ -259,10 +252,7 @@ def tree_data(summary: Summary) -> dict[str, Any]:
     )
     data = frame_data(nodes.with_columns(part=indented), fields)
     shown = nodes.head(MOST_ROWS)
-    return data | {
-        "full": _values(shown["name"], "text"),
-        "muted": [not held for held in shown["attributed"]],
-    }
+    return data | {"full": _values(shown["name"], "text"), "muted": [not held for held in shown["attributed"]]}
 
 
 def _values(column: pl.Series, kind: str) -> list[Any]:

@@ -65,9 +65,7 @@ def table(name: str, title: str) -> str:
 
 def scrolled(html: str, title: str) -> str:
     """An HTML table in an element that scrolls if the table is too wide."""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{html}</div>'
-    )
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{html}</div>'
 
 
 def notes(texts: Iterable[str], kind: str = "") -> str:

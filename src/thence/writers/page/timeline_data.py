@@ -55,24 +55,13 @@ def timeline_data(timeline: ActivityTimeline) -> tuple[str, ActivityTimeline]:
 
 def _bytes(timeline: ActivityTimeline) -> bytes:
     columns = {"rows": _row_columns(timeline), "gaps": _gap_columns(timeline)}
-    columns["parts"] = {
-        "cause": _or_none(timeline.parts["cause"]),
-        "ns": timeline.parts["ns"].to_numpy(),
-    }
-    encoded = [
-        (table, name, *_planes(values))
-        for table, of in columns.items()
-        for name, values in of.items()
-    ]
+    columns["parts"] = {"cause": _or_none(timeline.parts["cause"]), "ns": timeline.parts["ns"].to_numpy()}
+    encoded = [(table, name, *_planes(values)) for table, of in columns.items() for name, values in of.items()]
     head = _texts(timeline) | {
-        "columns": [
-            (table, name, len(columns[table][name]), size) for table, name, size, _ in encoded
-        ]
+        "columns": [(table, name, len(columns[table][name]), size) for table, name, size, _ in encoded]
     }
     document = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join(
-        (len(document).to_bytes(4, "little"), document, *(planes for *_, planes in encoded))
-    )
+    return b"".join((len(document).to_bytes(4, "little"), document, *(planes for *_, planes in encoded)))
 
 
 def _row_columns(timeline: ActivityTimeline) -> dict[str, Int64]:
@@ -140,18 +129,12 @@ def _texts(timeline: ActivityTimeline) -> dict[str, Any]:
         "lanes": _lanes(timeline),
         "devices": _devices(timeline),
         "classes": CLASSES,
-        "names": [
-            [printable(short), None if full is None else printable(full)]
-            for short, full in details.names
-        ],
+        "names": [[printable(short), None if full is None else printable(full)] for short, full in details.names],
         "kinds": details.kinds,
         "places": places,
         "steps": [printable(text) for text in details.steps],
         "calls": [printable(text) for text in details.calls],
-        "causes": [
-            [cause, by, None if name is None else printable(name)]
-            for cause, by, name in timeline.causes
-        ],
+        "causes": [[cause, by, None if name is None else printable(name)] for cause, by, name in timeline.causes],
         "meanings": MEANINGS,
         "texts": list(texts),
     }

@@ -21,10 +21,7 @@ __all__ = ["CLASS_COLOURS", "CLASS_SCALE", "lane_names", "timeline_figure", "tim
 
 CLASS_COLOURS = dict(zip(CLASSES, PALETTE, strict=False))
 CLASS_SCALE = [
-    [
-        (number + part) / len(CLASSES),
-        "rgba({}, {}, {}, {})".format(*bytes.fromhex(colour[1:]), alpha),
-    ]
+    [(number + part) / len(CLASSES), "rgba({}, {}, {}, {})".format(*bytes.fromhex(colour[1:]), alpha)]
     for number, colour in enumerate(CLASS_COLOURS.values())
     for part, alpha in ((0, 0.3), (1, 1))
 ]
@@ -52,15 +49,9 @@ def timeline_frame(overview: Overview) -> go.Figure:
     figure = new_figure(height=96 + ROW_PX * max(overview.lanes.height, 3))
     for name in CLASSES:  # the legend has all classes, even those that do not occur
         marker = {"color": CLASS_COLOURS[name], "symbol": "square", "size": 10}
-        figure.add_scatter(
-            x=[None], y=[lanes[0]], mode="markers", name=name, marker=marker, hoverinfo="skip"
-        )
+        figure.add_scatter(x=[None], y=[lanes[0]], mode="markers", name=name, marker=marker, hoverinfo="skip")
     figure.update_layout(
-        barmode="overlay",
-        bargap=0,
-        showlegend=True,
-        legend_itemclick=False,
-        legend_itemdoubleclick=False,
+        barmode="overlay", bargap=0, showlegend=True, legend_itemclick=False, legend_itemdoubleclick=False
     )
     figure.update_xaxes(title_text="ms since the first activity", range=[0, overview.span_ns / _MS])
     figure.update_yaxes(
@@ -83,8 +74,7 @@ def _add_slices(figure: go.Figure, overview: Overview, lanes: Sequence[str]) -> 
     for number, name in enumerate(CLASSES):
         part = overview.slices.filter(pl.col("class") == number)
         texts = [
-            f"<b>{names[kernel]}</b><br>{format_ns(ns)}"
-            + (f"<br>{names[label]}" if label is not None else "")
+            f"<b>{names[kernel]}</b><br>{format_ns(ns)}" + (f"<br>{names[label]}" if label is not None else "")
             for kernel, label, ns in part.select("name", "label", "duration").iter_rows()
         ]
         figure.add_bar(
@@ -100,9 +90,7 @@ def _add_bins(figure: go.Figure, overview: Overview, lanes: Sequence[str]) -> No
     count = overview.bin_count
     values: list[list[float | None]] = [[None] * count for _ in lanes]
     texts = [[""] * count for _ in lanes]
-    for lane, number, busy, kind, name in overview.bins.select(
-        "lane", "bin", "busy_ns", "class", "name"
-    ).iter_rows():
+    for lane, number, busy, kind, name in overview.bins.select("lane", "bin", "busy_ns", "class", "name").iter_rows():
         share = busy / overview.bin_ns
         values[lane][number] = round(kind + 0.02 + 0.96 * share, 3)
         texts[lane][number] = f"{100 * share:.0f} % busy, most of it<br>{names[name]}"

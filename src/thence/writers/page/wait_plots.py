@@ -46,9 +46,7 @@ def wait_sizes_figure(collectives: Collectives) -> go.Figure:
     means = collectives.by_size.filter(pl.col("bytes") > 0, pl.col("wait_ns_mean") > 0)
     figure = new_figure(height=380)
     keys = ("collective", "group_size")
-    for number, (key, rows) in enumerate(
-        means.sort(*keys, "bytes").group_by(keys, maintain_order=True)
-    ):
+    for number, (key, rows) in enumerate(means.sort(*keys, "bytes").group_by(keys, maintain_order=True)):
         colour = PALETTE[number % len(PALETTE)]
         name = shown(f"{key[0]} of {key[1]}" if key[1] else str(key[0]))
         same = (pl.col(k).eq_missing(pl.lit(v)) for k, v in zip(keys, key, strict=True))

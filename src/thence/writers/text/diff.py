@@ -28,8 +28,7 @@ _MOST_SHARE = 10
 """An interval that reaches this multiple of the time before is shown in time units instead of percent."""
 _SIGNS = {"slower": "🔺", "faster": "🔻", "new": "🆕", "gone": "🗑", "unknown": "❔", "same": "✓"}
 _SPECIAL = str.maketrans(
-    {c: f"\\{c}" for c in "\\`*_{}[]()#+!|~$"}
-    | {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;"}
+    {c: f"\\{c}" for c in "\\`*_{}[]()#+!|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;"}
 )
 
 
@@ -47,8 +46,7 @@ def shown_rows(diff: Diff, depth: int | None = None, *, each: bool = False) -> p
     if depth is not None:
         rows = diff.tree(depth, each=each)
     cells = [
-        (_name(row), _change(row), _interval(row), _calls(row), _verdict(row))
-        for row in rows.iter_rows(named=True)
+        (_name(row), _change(row), _interval(row), _calls(row), _verdict(row)) for row in rows.iter_rows(named=True)
     ]
     schema = dict.fromkeys(("row", *CELLS, "shown"), pl.String)
     texts = pl.DataFrame(cells, schema=schema, orient="row")
@@ -91,12 +89,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
     return row["verdict"] if more is None else f"{row['verdict']}, {more:,}+ more runs"
 
 
-def markdown(
-    diff: Diff,
-    gates: Sequence[Gate] = (),
-    top: int | None = None,
-    rows: pl.DataFrame | None = None,
-) -> str:
+def markdown(diff: Diff, gates: Sequence[Gate] = (), top: int | None = None, rows: pl.DataFrame | None = None) -> str:
     """A comparison as Markdown for a comment on a pull request.
 
     Names are escaped, so that nothing in them is a link or HTML.
@@ -110,8 +103,7 @@ def markdown(
     first, *others = diff.explanation
     lines = [f"### {_escaped(first)}", ""]
     lines += [
-        f"> **Not comparable ({refusal.code}), compared anyway:** {_escaped(refusal.text)}"
-        for refusal in diff.refusals
+        f"> **Not comparable ({refusal.code}), compared anyway:** {_escaped(refusal.text)}" for refusal in diff.refusals
     ]
     lines += [""] if diff.refusals else []
     lines += [
@@ -140,10 +132,7 @@ def _table(rows: pl.DataFrame, top: int | None) -> list[str]:
     # A comment on a pull request lists what changed and counts the rest.
     quiet = rows.filter(pl.col("by").is_in([*_WHOLE]) | (rows["code"] != "same"))
     shown = quiet if top is None else quiet.head(top)
-    lines = [
-        "| | by | name | before | after | change | 95 % interval | verdict |",
-        "|---|---|---|--:|--:|--:|---|---|",
-    ]
+    lines = ["| | by | name | before | after | change | 95 % interval | verdict |", "|---|---|---|--:|--:|--:|---|---|"]
     for row, verdict in zip(shown.iter_rows(named=True), shown["verdict"], strict=True):
         sign = _SIGNS[verdict.partition(",")[0]]
         name = _escaped(clip(row["row"], _NAME))
@@ -153,10 +142,7 @@ def _table(rows: pl.DataFrame, top: int | None) -> list[str]:
         )
     hidden = rows.height - shown.height
     if hidden:
-        lines += [
-            "",
-            f"{format_count(hidden)} more rows, the same or of smaller differences, are not shown.",
-        ]
+        lines += ["", f"{format_count(hidden)} more rows, the same or of smaller differences, are not shown."]
     return lines
 
 

@@ -12,14 +12,7 @@ from rich.text import Text
 from thence.units import several
 from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
-from thence.writers.text.summary import (
-    activity_counts,
-    attribution_table,
-    flowed,
-    row_table,
-    title,
-    totals_line,
-)
+from thence.writers.text.summary import activity_counts, attribution_table, flowed, row_table, title, totals_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -59,9 +59,7 @@ def frame_table(
     needed = {column: max(map(len, [headings[column], *cells[column]])) for column in by_rank}
     numeric = {column for column in headings if frame.schema[column].is_numeric()}
     words = {
-        column: max(
-            len(word) for text in ("", headings[column], *texts) for word in text.split(" ")
-        )
+        column: max(len(word) for text in ("", headings[column], *texts) for word in text.split(" "))
         for column, texts in cells.items()
     }
     widths = _widths(needed, numeric, words, width)
@@ -82,9 +80,7 @@ def frame_table(
     return Group(table, Text(not_shown(hidden), "dim")) if hidden else table
 
 
-def _widths(
-    needed: Mapping[str, int], numeric: set[str], words: Mapping[str, int], width: int
-) -> dict[str, int]:
+def _widths(needed: Mapping[str, int], numeric: set[str], words: Mapping[str, int], width: int) -> dict[str, int]:
     """The columns that are shown, with the width of each.
 
     Columns of numbers keep their full width or are left out. If the columns are too wide, the widest text
@@ -99,10 +95,7 @@ def _widths(
     """
     if sum(columns + _GAP for columns in needed.values()) <= width:
         return dict(needed)
-    wanted = {
-        column: columns if column in numeric else min(columns, _TEXT_WIDTH)
-        for column, columns in needed.items()
-    }
+    wanted = {column: columns if column in numeric else min(columns, _TEXT_WIDTH) for column, columns in needed.items()}
     while True:
         long = {c: _LEAST_TEXT for c in wanted if c not in numeric and needed[c] > _SHORT_TEXT}
         short = {c: max(_MIN_TEXT, words[c]) for c in wanted if c not in numeric and c not in long}

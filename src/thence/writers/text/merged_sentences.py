@@ -23,6 +23,4 @@ def merged(texts: Iterable[str]) -> list[str]:
         name, colon, said = text.partition(": ")
         key = (colon, said) if colon else (colon, text)
         names.setdefault(key, []).append(name)
-    return [
-        f"{named_inputs(of)}{colon}{said}" if colon else said for (colon, said), of in names.items()
-    ]
+    return [f"{named_inputs(of)}{colon}{said}" if colon else said for (colon, said), of in names.items()]

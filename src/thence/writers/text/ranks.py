@@ -60,21 +60,14 @@ STAGES = {
     "bubble_share": "share",
 }
 """Columns of `Job.stages` that are shown, with their headings."""
-LINKS = {
-    "members": "slow link: ranks",
-    "extra_ns": "longer by (per step)",
-    "low_ns": "at least",
-    "since_step": "since",
-}
+LINKS = {"members": "slow link: ranks", "extra_ns": "longer by (per step)", "low_ns": "at least", "since_step": "since"}
 """Columns of `Job.links` that are shown, with their headings."""
 
 
 def with_device_names(rows: pl.DataFrame) -> pl.DataFrame:
     """Adds who: the rank and GPU of each row, or if it has none, why no rank is known to have caused its waits."""
     device = pl.format("rank {} GPU {}", "rank", "device")
-    return rows.with_columns(
-        who=pl.coalesce(pl.col("code").replace_strict(NOT_CAUSED, default=None), device)
-    )
+    return rows.with_columns(who=pl.coalesce(pl.col("code").replace_strict(NOT_CAUSED, default=None), device))
 
 
 def not_caused(job: Job) -> tuple[pl.DataFrame, dict[str, str]]:
@@ -84,11 +77,7 @@ def not_caused(job: Job) -> tuple[pl.DataFrame, dict[str, str]]:
         per_step_ns=pl.col("wait_ns") / max(len(job.counted), 1),
         share="share",
     )
-    headings = {
-        "why": "waits that no rank caused",
-        "per_step_ns": job.per,
-        "share": f"of {job.unit}",
-    }
+    headings = {"why": "waits that no rank caused", "per_step_ns": job.per, "share": f"of {job.unit}"}
     return rows, headings
 
 
@@ -98,9 +87,7 @@ def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
     If there is no straggler, the row of the device that caused the most waiting.
     """
     for why in job.reasons:
-        row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(
-            0, named=True
-        )
+        row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(0, named=True)
         yield row, _sentence(job, row, why)
 
 
@@ -132,12 +119,7 @@ def reason_rows(why: Reasons) -> pl.DataFrame:
         where = [_place(by, name) for by, name in places.select("by", "name").iter_rows()]
         text = "; ".join(text for text in (detail, *where) if text)
         lines.append((cause_name(cause), per_step, share, text))
-    schema = {
-        "cause": pl.String,
-        "per_step_ns": pl.Float64,
-        "share": pl.Float64,
-        "where": pl.String,
-    }
+    schema = {"cause": pl.String, "per_step_ns": pl.Float64, "share": pl.Float64, "where": pl.String}
     return pl.DataFrame(lines, schema=schema, orient="row")
 
 

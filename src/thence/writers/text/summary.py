@@ -36,15 +36,7 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary, Totals
     from thence.model.tables import Device
 
-__all__ = [
-    "activity_counts",
-    "attribution_table",
-    "details_table",
-    "flowed",
-    "row_table",
-    "title",
-    "totals_line",
-]
+__all__ = ["activity_counts", "attribution_table", "details_table", "flowed", "row_table", "title", "totals_line"]
 
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
 _MOST_REASONS = 10
@@ -77,11 +69,7 @@ def title(summary: Summary, whole: Totals | None = None) -> RenderableType:
     where = f"{several(totals.ranks, 'rank')}, {several(totals.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
         Text.assemble((printable(text), "bold"), (f"   {formats}", "dim"), overflow="fold"),
-        *(
-            [Text(printable(f"selected: {summary.selection}"), "yellow")]
-            if summary.selection and whole is None
-            else []
-        ),
+        *([Text(printable(f"selected: {summary.selection}"), "yellow")] if summary.selection and whole is None else []),
         Text(f"{where}, {several(totals.streams, 'stream')}"),
     )
 
@@ -109,19 +97,13 @@ def totals_line(totals: Totals | Summary, summary: Summary) -> Text:
 def activity_counts(summary: Totals | Summary) -> str:
     """Number and total time of the kernels, memcpys and memsets: ``576 kernels 97.1 ms, 2 memcpys 3.1 us``."""
     return ", ".join(
-        f"{several(n, kind, f'{kind}s')} {format_ns(summary.kind_ns[kind])}"
-        for kind, n in summary.counts.items()
-        if n
+        f"{several(n, kind, f'{kind}s')} {format_ns(summary.kind_ns[kind])}" for kind, n in summary.counts.items() if n
     )
 
 
 def details_table(summary: Summary, width: int) -> RenderableType:
     """Why single CUDA graphs could not be matched, one line per reason."""
-    headings = {
-        "text": "CUDA graphs that could not be matched",
-        "count": "activities",
-        "total_ns": "total",
-    }
+    headings = {"text": "CUDA graphs that could not be matched", "count": "activities", "total_ns": "total"}
     return frame_table(summary.details, headings, width)
 
 
@@ -175,16 +157,10 @@ def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int) 
         f"* stands for the number of a layer; --each lists all {format_count(summary.rows.height)} "
         "rows, --depth 3 makes a tree"
     )
-    return Group(
-        _fitting_table(summary, names, columns, width),
-        *_more(folded, top, summary),
-        Text(said, "dim"),
-    )
+    return Group(_fitting_table(summary, names, columns, width), *_more(folded, top, summary), Text(said, "dim"))
 
 
-def _tree_table(
-    summary: Summary, top: int, width: int, depth: int, *, each: bool
-) -> RenderableType:
+def _tree_table(summary: Summary, top: int, width: int, depth: int, *, each: bool) -> RenderableType:
     """The parts of a model, each indented below the part around it, with the time of everything inside."""
     nodes = summary.tree(depth, each=each).with_row_index("number")
     # A part is not smaller than those inside of it and comes before them, so the largest make a tree, too.
@@ -241,9 +217,7 @@ class _Names(NamedTuple):
     indents: Sequence[int] = ()
 
 
-def _fitting_table(
-    summary: Summary, names: _Names, columns: Sequence[_Column], width: int
-) -> RenderableType:
+def _fitting_table(summary: Summary, names: _Names, columns: Sequence[_Column], width: int) -> RenderableType:
     """A table of names and columns; names are shortened to `_LEAST_FOLDED` before a column is left out."""
     indents = names.indents or [0] * len(names.texts)
     lengths = [indent + len(text) for indent, text in zip(indents, names.texts, strict=True)]
@@ -349,11 +323,7 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
             "": Text(_bar(row["share"] / largest), "cyan"),
         }
         # A row without a place has a reason for its name, a sentence that is not shortened.
-        name = (
-            Text(printable(row["short_name"]), "dim italic")
-            if row["reason"]
-            else Text(printable(fitting))
-        )
+        name = Text(printable(row["short_name"]), "dim italic") if row["reason"] else Text(printable(fitting))
         said = [Text(printable(clip(row[c] or "-", 2 * w)), "dim") for c, w in beside.items()]
         table.add_row(name, *(values[column] for column in shown), *said)
     if summary.overlapped_ns and "exposed" in shown:
@@ -459,8 +429,7 @@ def attribution_table(summary: Summary, width: int) -> RenderableType:
     """
     recorded = " of the work that was recorded" if summary.soundness.work_missing else ""
     shares = [
-        f"{kind} {format_share(attributed, summary.sum_ns)}"
-        for kind, attributed in summary.attributed_ns.items()
+        f"{kind} {format_share(attributed, summary.sum_ns)}" for kind, attributed in summary.attributed_ns.items()
     ]
     title = f"attributed GPU time{recorded}"
     parts: list[RenderableType] = [Text(title, "bold"), Text(flowed(shares, width))]

@@ -16,11 +16,7 @@ import polars as pl
 
 from thence.model.places import GRAPH_LABELS, STATED
 from thence.writers.timelines.chrome_inside import inside_lines
-from thence.writers.timelines.label_arguments import (
-    annotations_of,
-    collective_arguments,
-    graph_arguments,
-)
+from thence.writers.timelines.label_arguments import annotations_of, collective_arguments, graph_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,12 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["write_chrome"]
 
 _CHUNK_ROWS = 100_000
-_GPU_CATEGORIES = {
-    "kernel": "kernel",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-    "thunk": "kernel",
-}
+_GPU_CATEGORIES = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "thunk": "kernel"}
 _HOST_CATEGORIES = {
     "step": "user_annotation",
     "phase": "user_annotation",
@@ -61,20 +52,14 @@ _GPU_NUMBERS = {
     "graph": "graph id",
     "node": "graph node id",
 }
-_HOST_NUMBERS = {
-    "external": "External id",
-    "correlation": "correlation",
-    "sequence": "Sequence number",
-}
+_HOST_NUMBERS = {"external": "External id", "correlation": "correlation", "sequence": "Sequence number"}
 _PLACES = (*(kind for kind in STATED if kind in GRAPH_LABELS), "lane")
 _FIRST_DEVICE_SORT_INDEX = 5_000_000  # Kineto's, so that devices come after processes
 _IN_GROUPS = ("backend", "world_size", "nccl_version")
 
 
 def write_chrome(
-    timeline: Timeline,
-    stream: IO[bytes],
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    timeline: Timeline, stream: IO[bytes], progress: Callable[[int, int], None] = lambda _done, _all: None
 ) -> None:
     """Writes a timeline as Chrome JSON.
 
@@ -172,8 +157,7 @@ def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
     arguments = graph_arguments(timeline.trace, collectives=False)
     joined = rows.join(arguments, on="row", how="left", maintain_order="left")
     return joined.rename({"text": "joined"}).with_columns(
-        pl.when(pl.col("joined").is_null()).then(pl.col(place)).alias(place)
-        for place in (*_PLACES, "metadata")
+        pl.when(pl.col("joined").is_null()).then(pl.col(place)).alias(place) for place in (*_PLACES, "metadata")
     )
 
 
@@ -183,9 +167,7 @@ def _described(timeline: Timeline, table: str) -> pl.DataFrame:
     if table == "gpu":  # collectives that a host op describes are written with that op
         chosen = timeline.trace.collectives.filter(pl.col("host").is_null())
     once = chosen.unique(table, keep="first", maintain_order=True)
-    return once.select(
-        pl.col(table).cast(pl.UInt32).alias("row"), collective_arguments(once).alias("described")
-    )
+    return once.select(pl.col(table).cast(pl.UInt32).alias("row"), collective_arguments(once).alias("described"))
 
 
 def _quoted(values: pl.Series) -> pl.Series:
@@ -193,9 +175,7 @@ def _quoted(values: pl.Series) -> pl.Series:
     texts = values.cast(pl.String)
     distinct = texts.drop_nulls().unique()
     encoded = [msgspec.json.encode(text).decode() for text in distinct.to_list()]
-    return texts.replace_strict(
-        distinct, pl.Series(encoded, dtype=pl.String), default=None, return_dtype=pl.String
-    )
+    return texts.replace_strict(distinct, pl.Series(encoded, dtype=pl.String), default=None, return_dtype=pl.String)
 
 
 def _json_text(column: pl.Expr, key: str) -> pl.Expr:
@@ -209,9 +189,7 @@ def _number(column: str, key: str) -> pl.Expr:
 
 def _triple(column: str) -> pl.Expr:
     values = (pl.col(column).arr.get(i).cast(pl.String) for i in range(3))
-    return pl.concat_str(
-        pl.lit(f', "{column}": ['), pl.concat_str(*values, separator=", "), pl.lit("]")
-    )
+    return pl.concat_str(pl.lit(f', "{column}": ['), pl.concat_str(*values, separator=", "), pl.lit("]"))
 
 
 def _microseconds(ns: pl.Expr) -> pl.Expr:
@@ -229,14 +207,10 @@ def _pid(timeline: Timeline, process: pl.Expr, rank: str = "rank") -> pl.Expr:
         return process.cast(pl.String)
     digits = len(str(max(ranks)))
     number = pl.col(rank).cast(pl.String).str.zfill(digits)
-    return pl.concat_str(
-        pl.lit('"[rank '), number, pl.lit("] "), process.cast(pl.String), pl.lit('"')
-    )
+    return pl.concat_str(pl.lit('"[rank '), number, pl.lit("] "), process.cast(pl.String), pl.lit('"'))
 
 
-def _complete(
-    category: pl.Expr, name: pl.Expr, pid: pl.Expr, tid: pl.Expr, args: list[pl.Expr]
-) -> pl.Expr:
+def _complete(category: pl.Expr, name: pl.Expr, pid: pl.Expr, tid: pl.Expr, args: list[pl.Expr]) -> pl.Expr:
     """A complete event (phase X) for each row."""
     duration = _microseconds(pl.col("duration"))
     arguments = pl.concat_str(*args, ignore_nulls=True).str.slice(2)
@@ -305,9 +279,7 @@ def _arrows(timeline: Timeline) -> pl.Series:
     begun = np.unique(calls)
     on_thread = (_pid(timeline, pl.col("process")), pl.col("thread"))
     on_stream = (_pid(timeline, pl.col("device")), pl.col("stream").fill_null(0))
-    backward = np.flatnonzero(
-        (host["forward"].is_not_null() & host["sequence"].is_not_null()).to_numpy()
-    )
+    backward = np.flatnonzero((host["forward"].is_not_null() & host["sequence"].is_not_null()).to_numpy())
     forward = host["forward"][backward].cast(pl.Int64).to_numpy()
     # Flow ids: the row of the launch; for ops, the row of the backward op plus the number of rows.
     after = host.height
@@ -320,9 +292,7 @@ def _arrows(timeline: Timeline) -> pl.Series:
     return pl.concat(parts)
 
 
-def _flow(
-    phase: str, category: str, frame: pl.DataFrame, lane: tuple[pl.Expr, pl.Expr]
-) -> pl.Series:
+def _flow(phase: str, category: str, frame: pl.DataFrame, lane: tuple[pl.Expr, pl.Expr]) -> pl.Series:
     pid, tid = lane
     fixed = f'{{"ph": "{phase}", "cat": "{category}", "name": "{category}", "bp": "e", "id": '
     line = pl.concat_str(
@@ -350,9 +320,7 @@ def _named_lanes(timeline: Timeline) -> pl.Series:
         events += _named_process(pid, label, label, _FIRST_DEVICE_SORT_INDEX + device)
     for rank, process, thread, name in trace.threads.rows():
         if (rank, process) in pids["process"]:
-            events.append(
-                _named("thread_name", pids["process"][rank, process], thread, {"name": name})
-            )
+            events.append(_named("thread_name", pids["process"][rank, process], thread, {"name": name}))
     streams = trace.gpu.select("rank", "device", pl.col("stream").fill_null(0)).unique()
     for rank, device, stream in streams.sort(pl.all()).rows():
         pid = pids["device"][rank, device]
@@ -371,6 +339,4 @@ def _named_process(pid: str, name: str, label: str, place: int) -> list[str]:
 
 def _named(what: str, pid: str, tid: int, args: Mapping[str, Any]) -> str:
     text = msgspec.json.encode(args).decode()
-    return (
-        f'{{"ph": "M", "name": "{what}", "ts": 0.000, "pid": {pid}, "tid": {tid}, "args": {text}}}'
-    )
+    return f'{{"ph": "M", "name": "{what}", "ts": 0.000, "pid": {pid}, "tid": {tid}, "args": {text}}}'

@@ -21,10 +21,7 @@ _CHUNK_ROWS = 100_000
 
 
 def inside_lines(
-    phases: Phases,
-    number: int,
-    quoted: Callable[[pl.Series], pl.Series],
-    microseconds: Callable[[pl.Expr], pl.Expr],
+    phases: Phases, number: int, quoted: Callable[[pl.Series], pl.Series], microseconds: Callable[[pl.Expr], pl.Expr]
 ) -> Iterator[tuple[int, pl.Series]]:
     """Yields the number of rows done and lines of JSON.
 
@@ -39,8 +36,7 @@ def inside_lines(
     per_block = _per_block(phases)
     arguments = {"SM": "sm", "block": "block", "index": "index", "net ns": "net_ns"}
     written = [
-        pl.concat_str(pl.lit(f', "{key}": '), pl.col(column).cast(pl.String))
-        for key, column in arguments.items()
+        pl.concat_str(pl.lit(f', "{key}": '), pl.col(column).cast(pl.String)) for key, column in arguments.items()
     ]
     state = pl.when(~pl.col("closed")).then(pl.lit(', "state": "entered, never left"'))
     line = pl.concat_str(

@@ -48,18 +48,10 @@ def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
     )  # fmt: skip
     rules = joined.select(rule.alias("label_rule")).to_series()
     confidence = joined.select(
-        pl.concat_str(
-            pl.lit(', "label_confidence": '), pl.col("confidence").round(4).cast(pl.String)
-        )
+        pl.concat_str(pl.lit(', "label_confidence": '), pl.col("confidence").round(4).cast(pl.String))
     ).to_series()
     details = _member(joined["detail"], "label_detail")
-    members = [
-        *texts,
-        _member(rules, "label_rule"),
-        details,
-        confidence,
-        annotations_of(whole["metadata"]),
-    ]
+    members = [*texts, _member(rules, "label_rule"), details, confidence, annotations_of(whole["metadata"])]
     if collectives:
         members.append(collective_arguments(joined.unnest("collective")))
     columns = [values.alias(f"m{i}") for i, values in enumerate(members)]
@@ -75,9 +67,7 @@ def _member(values: pl.Series, key: str) -> pl.Series:
 
 def annotations_of(metadata: pl.Series) -> pl.Series:
     """``, "annotations": {...}`` for the metadata of each activity, as in `Attributed.places`."""
-    return pl.select(
-        pl.concat_str(pl.lit(', "annotations": '), metadata.cast(pl.String))
-    ).to_series()
+    return pl.select(pl.concat_str(pl.lit(', "annotations": '), metadata.cast(pl.String))).to_series()
 
 
 def collective_arguments(described: pl.DataFrame) -> pl.Series:

@@ -52,9 +52,7 @@ def ending_of(path: str | os.PathLike[str]) -> str:
 
 
 def write_timeline(
-    timeline: Timeline,
-    path: str | os.PathLike[str],
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    timeline: Timeline, path: str | os.PathLike[str], progress: Callable[[int, int], None] = lambda _done, _all: None
 ) -> None:
     """Writes a timeline in the format of the path's ending.
 
@@ -86,10 +84,7 @@ def write_timeline(
 
 
 def write_timeline_to(
-    timeline: Timeline,
-    stream: IO[bytes],
-    ending: str,
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    timeline: Timeline, stream: IO[bytes], ending: str, progress: Callable[[int, int], None] = lambda _done, _all: None
 ) -> None:
     """Writes a timeline to a stream.
 

@@ -136,14 +136,10 @@ def programs() -> dict[str, object]:  # noqa: C901, PLR0915 - programs, one afte
 
         mesh = jax.sharding.Mesh(devices(2), ("d",))
         spec = jax.sharding.PartitionSpec
-        mapped = jax.shard_map(
-            body, mesh=mesh, in_specs=(spec("d"), spec()), out_specs=spec("d"), check_vma=False
-        )
+        mapped = jax.shard_map(body, mesh=mesh, in_specs=(spec("d"), spec()), out_specs=spec("d"), check_vma=False)
         return mapped(x, p)
 
-    return {
-        name: f for name, f in locals().items() if callable(f) and name not in ("some", "branch")
-    }
+    return {name: f for name, f in locals().items() if callable(f) and name not in ("some", "branch")}
 
 
 @cache
@@ -152,9 +148,7 @@ def devices(count: int):
     from jax.experimental import topologies
 
     described = (HERE.parent / "h200.txtpb").read_text()
-    topology = topologies.get_topology_desc(
-        f"h200x{count}", "cuda", target_config=described, topology=f"1x1x{count}"
-    )
+    topology = topologies.get_topology_desc(f"h200x{count}", "cuda", target_config=described, topology=f"1x1x{count}")
     return topology.devices
 
 
@@ -189,12 +183,7 @@ def main(out: Path, names: list[str]) -> None:
                 f"--xla_dump_to={dump} --xla_dump_hlo_module_re=.*prog.* --xla_gpu_autotune_level=0 "
                 "--xla_dump_hlo_as_proto --xla_dump_hlo_as_text"
             )
-            env = {
-                **os.environ,
-                "XLA_FLAGS": flags,
-                "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-                "JAX_PLATFORMS": "cpu",
-            }
+            env = {**os.environ, "XLA_FLAGS": flags, "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "JAX_PLATFORMS": "cpu"}
             done = subprocess.run(
                 [sys.executable, str(HERE), "--one", name],
                 env=env, capture_output=True, text=True, check=False,
@@ -216,16 +205,7 @@ if __name__ == "__main__":
         compile_one(sys.argv[2])
     else:
         wanted = sys.argv[2:] or [
-            *(
-                "straight",
-                "cond",
-                "switch",
-                "nested_cond",
-                "empty_branch",
-                "multi_steps",
-                "scan_carry",
-                "scan_xs",
-            ),
+            *("straight", "cond", "switch", "nested_cond", "empty_branch", "multi_steps", "scan_carry", "scan_xs"),
             *("scan_ys", "scan_cond", "sort", "permutation", "copies", "collectives_in_loop"),
         ]
         main(Path(sys.argv[1]), wanted)

@@ -91,9 +91,7 @@ def recorded() -> list[dict[str, Any]]:
     model, x = Model(), torch.randn(2, 4, 16)
     with torch.no_grad():
         model(x)
-        with profile(
-            activities=[ProfilerActivity.CPU], with_stack=True, with_modules=True
-        ) as found:
+        with profile(activities=[ProfilerActivity.CPU], with_stack=True, with_modules=True) as found:
             model(x)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -114,8 +112,7 @@ def main(path: str) -> None:
     free = 0.0
     slow = [m for m in modules if m["name"] == f"nn.Module: DecoderLayer_{SLOW}"]
     last = max(
-        (e for e in timed if e["name"] == "aten::addmm" and any(_inside(e, m) for m in slow)),
-        key=lambda e: e["ts"],
+        (e for e in timed if e["name"] == "aten::addmm" and any(_inside(e, m) for m in slow)), key=lambda e: e["ts"]
     )
     for number, e in enumerate(timed, 1):
         at = round(e["ts"] - first + 0.3 * e["dur"], 3)

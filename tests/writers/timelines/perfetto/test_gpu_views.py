@@ -71,18 +71,14 @@ def test_every_activity_is_there_once(paths: list[Path]) -> None:
 def test_a_context_is_of_the_process_that_the_host_threads_are_of(tmp_path: Path) -> None:
     found = packets(opened(tmp_path, PAIR))
     (context,) = interned(found, "graphics_contexts").values()
-    (process,) = {
-        p.track_descriptor.thread.pid for p in found if p.track_descriptor.HasField("thread")
-    }
+    (process,) = {p.track_descriptor.thread.pid for p in found if p.track_descriptor.HasField("thread")}
     assert context.pid == process
     assert context.api == protos.InternedGraphicsContext.CUDA
     assert {p.gpu_render_stage_event.context for p in events(found)} == {context.iid}
 
 
 def test_a_copy_has_no_grid_and_short_names_are_shown(tmp_path: Path) -> None:
-    copy = kernel(
-        2, 30, 5, cat="gpu_memcpy", name="Memcpy HtoD", args={"bytes": 8, "stream": 7, "device": 0}
-    )
+    copy = kernel(2, 30, 5, cat="gpu_memcpy", name="Memcpy HtoD", args={"bytes": 8, "stream": 7, "device": 0})
     long = "void at::native::fill<4, float>(int)"
     found = packets(opened(tmp_path, [kernel(1, 10, 5, name=long), copy]))
     stages = interned(found, "gpu_specifications")

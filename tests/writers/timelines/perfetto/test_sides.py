@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 def test_equal_steps_begin_together_and_durations_stay(tmp_path: Path) -> None:
     slow = changed(STEP, "sm90_gemm_64x64_nn", us=900)
-    paths = [
-        trace_file(tmp_path / f"{n}.json", n, work, steps=5) for n, work in enumerate((STEP, slow))
-    ]
+    paths = [trace_file(tmp_path / f"{n}.json", n, work, steps=5) for n, work in enumerate((STEP, slow))]
     traces = [thence.open(path) for path in paths]
     aligned = aligned_steps(*(trace.attributed for trace in traces))
     stream = io.BytesIO()
@@ -33,10 +31,6 @@ def test_equal_steps_begin_together_and_durations_stay(tmp_path: Path) -> None:
         gpu = trace.select(steps="1:").gpu.sort("start")  # recording begins in the first step
         assert [s.end - s.start for s in slices] == gpu["duration"].to_list()
         assert [s.name for s in slices] == gpu["name"].cast(str).to_list()
-        assert {s.arguments["label"] for s in slices} == {
-            "forward/attention",
-            "forward/mlp",
-            "optimizer",
-        }
+        assert {s.arguments["label"] for s in slices} == {"forward/attention", "forward/mlp", "optimizer"}
     later = [b.start for a, b in zip(steps[1], steps[1][1:], strict=False)]
     assert all(start >= step.end for step, start in zip(steps[1], later, strict=False))

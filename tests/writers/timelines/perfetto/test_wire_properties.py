@@ -65,9 +65,7 @@ def test_any_number_of_bytes_per_row(rows: list[tuple[bytes, int, bytes]]) -> No
     parts = [column, wire.ragged(content, length), wire.constant(b"xy", len(rows))]
     expected = b"".join(wire.varint(number) + extra + b"xy" for extra, number, _ in rows)
     assert wire.joined(parts).tobytes() == expected
-    framed = b"".join(
-        wire.bytes_field(7, wire.varint(number) + extra + b"xy") for extra, number, _ in rows
-    )
+    framed = b"".join(wire.bytes_field(7, wire.varint(number) + extra + b"xy") for extra, number, _ in rows)
     assert wire.joined(wire.delimited(7, parts)).tobytes() == framed
 
 

@@ -47,10 +47,7 @@ def test_causes_of_idle_time_and_the_critical_path_are_tracks(path: Path) -> Non
 
 def test_kernels_are_on_their_stream_with_their_times(tmp_path: Path) -> None:
     result = of(opened(tmp_path, PAIR))
-    assert times(result, f"{ONE_GPU} > stream 7") == [
-        ("gemm", 40_250, 5_125),
-        ("gemm", 60_000, 5_000),
-    ]
+    assert times(result, f"{ONE_GPU} > stream 7") == [("gemm", 40_250, 5_125), ("gemm", 60_000, 5_000)]
     assert times(result, "process 1 > thread 2") == [
         ("train", 1_500, 99_000), ("aten::mm", 10_000, 20_000),
         ("cudaLaunchKernel", 12_001, 1_000), ("cudaLaunchKernel", 50_000, 1_000),
@@ -72,16 +69,9 @@ def test_every_row_of_a_recording_is_there_once(path: Path) -> None:
         if result.path(s.track).endswith(f" > stream {s.arguments.get('stream')}")
     ]
     assert Counter(on_streams) == Counter(gpu.rows())
-    host = trace.host.select(
-        pl.col("name").cast(pl.String),
-        "start",
-        END,
-        pl.col("category").cast(pl.String),
-    )
+    host = trace.host.select(pl.col("name").cast(pl.String), "start", END, pl.col("category").cast(pl.String))
     kinds = {"kernel", "memcpy", "memset"}
-    on_host = [
-        (s.name, s.start, s.end, s.category) for s in result.slices if s.category not in kinds
-    ]
+    on_host = [(s.name, s.start, s.end, s.category) for s in result.slices if s.category not in kinds]
     assert Counter(on_host) == Counter(host.rows())
 
 
@@ -158,9 +148,7 @@ def test_host_ranges_that_cross_get_a_row_below_their_thread(tmp_path: Path) -> 
 
 
 def test_slices_without_length_begin_and_end_at_once(tmp_path: Path) -> None:
-    result = of(
-        opened(tmp_path, [kernel(1, 10, 0), kernel(2, 10, 5), kernel(3, 15, 0), kernel(4, 15, 0)])
-    )
+    result = of(opened(tmp_path, [kernel(1, 10, 0), kernel(2, 10, 5), kernel(3, 15, 0), kernel(4, 15, 0)]))
     assert [(s.start, s.end) for s in result.slices] == [
         (10_000, 15_000),
         (10_000, 10_000),
@@ -175,9 +163,7 @@ def test_arguments_are_typed_and_interned(tmp_path: Path) -> None:
         "External id": 5, "grid": [132, 2, 1], "block": [128, 1, 1], "registers per thread": 40,
         "shared memory": 4096, "graph id": 1, "graph node id": (1 << 32) + 7,
     }  # fmt: skip
-    result = of(
-        opened(tmp_path, [LABEL, OP, launch(1, 12), kernel(1, 40, args=args), kernel(2, 60)])
-    )
+    result = of(opened(tmp_path, [LABEL, OP, launch(1, 12), kernel(1, 40, args=args), kernel(2, 60)]))
     first, second = result.on(f"{ONE_GPU} > stream 7")
     expected = {
         "stream": ("int_value", 7), "correlation": ("int_value", 1), "external id": ("int_value", 5),
@@ -189,12 +175,7 @@ def test_arguments_are_typed_and_interned(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {k: (first.types[k], v) for k, v in first.arguments.items()} == expected
     assert second.arguments == {"stream": 7, "correlation": 2}
-    assert set(result.interned["names"].values()) == {
-        "train",
-        "aten::mm",
-        "cudaLaunchKernel",
-        "gemm",
-    }
+    assert set(result.interned["names"].values()) == {"train", "aten::mm", "cudaLaunchKernel", "gemm"}
     for texts in result.interned.values():
         assert len(set(texts.values())) == len(texts)
 
@@ -203,10 +184,7 @@ def test_lanes_show_kernels_again_beside_the_streams(tmp_path: Path) -> None:
     both = [*PAIR, event("user_annotation", "other", 200, 50), launch(3, 210), kernel(3, 45, 40)]
     result = of(opened(tmp_path, both), "label")
     assert len(result.on(f"{ONE_GPU} > stream 7")) == 3
-    assert times(result, f"{ONE_GPU} > labels > train") == [
-        ("gemm", 40_250, 5_125),
-        ("gemm", 60_000, 5_000),
-    ]
+    assert times(result, f"{ONE_GPU} > labels > train") == [("gemm", 40_250, 5_125), ("gemm", 60_000, 5_000)]
     assert times(result, f"{ONE_GPU} > labels > other") == [("gemm", 45_000, 40_000)]
     (again,) = result.on(f"{ONE_GPU} > labels > other")
     assert again.arguments["correlation"] == 3
@@ -216,14 +194,8 @@ def test_lanes_show_kernels_again_beside_the_streams(tmp_path: Path) -> None:
 def test_lanes_by_collective_and_process_group() -> None:
     trace = shared(FSDP[0])
     result = of(trace, "collective", "process-group")
-    device = next(
-        result.path(u) for u, t in result.tracks.items() if "GPU 0" in t.process.process_name
-    )
-    sent = [
-        s
-        for s in result.slices
-        if result.path(s.track) == f"{device} > process groups > 0 (default_pg)"
-    ]
+    device = next(result.path(u) for u, t in result.tracks.items() if "GPU 0" in t.process.process_name)
+    sent = [s for s in result.slices if result.path(s.track) == f"{device} > process groups > 0 (default_pg)"]
     assert len(sent) == trace.collectives.height == 28
     gathers = result.on(f"{device} > collectives > all-gather")
     scatters = result.on(f"{device} > collectives > reduce-scatter")
@@ -252,9 +224,7 @@ def test_bus_bandwidth_of_an_all_reduce(tmp_path: Path) -> None:
         "dtype": "Float",
     }
     result = of(opened(tmp_path, [kernel(1, 10, 2, args=args)]))
-    (values,) = [
-        v for u, v in result.counters.items() if result.title(u) == "collective bus bandwidth"
-    ]
+    (values,) = [v for u, v in result.counters.items() if result.title(u) == "collective bus bandwidth"]
     # 4000 bytes in 2000 ns are 2 GB/s; 2 (4 - 1) / 4 = 1.5 times that is the bus bandwidth.
     assert values == [(10_000, 3.0), (12_000, 0.0)]
 
@@ -264,19 +234,11 @@ def test_ranks_share_one_clock_and_it_is_said() -> None:
     corrections = dict(trace.alignment.corrections.select("rank", "correction_ns").rows())
     result = of(trace)
     for rank, correction in corrections.items():
-        device = next(
-            t
-            for t in result.tracks.values()
-            if t.process.process_name.startswith(f"rank {rank}: GPU")
-        )
-        starts = sorted(
-            s.start for s in result.slices if result.tracks[s.track].parent_uuid == device.uuid
-        )
+        device = next(t for t in result.tracks.values() if t.process.process_name.startswith(f"rank {rank}: GPU"))
+        starts = sorted(s.start for s in result.slices if result.tracks[s.track].parent_uuid == device.uuid)
         expected = trace.gpu.filter(pl.col("rank") == rank)["start"] - correction
         assert starts == expected.sort().to_list()
-        assert (f"clock moved by {-correction:+,} ns" in device.process.process_labels) == bool(
-            correction
-        )
+        assert (f"clock moved by {-correction:+,} ns" in device.process.process_labels) == bool(correction)
     facts = {a.key: a for p in result.trace.packet for a in p.trace_attributes.attribute}
     for rank, correction in corrections.items():
         if correction:
@@ -288,11 +250,7 @@ def test_clocks_as_recorded_move_nothing() -> None:
     result = of(trace, clocks="recorded")
     starts = sorted(s.start for s in result.slices if s.category in ("kernel", "memcpy", "memset"))
     assert starts == trace.gpu["start"].sort().to_list()
-    assert not any(
-        "clock_correction" in a.key
-        for p in result.trace.packet
-        for a in p.trace_attributes.attribute
-    )
+    assert not any("clock_correction" in a.key for p in result.trace.packet for a in p.trace_attributes.attribute)
 
 
 def test_ranks_with_the_same_process_id_stay_apart(tmp_path: Path) -> None:

@@ -46,18 +46,8 @@ _COLLECTIVE = {
     "source_rank": "source rank",
     "destination_rank": "destination rank",
 }
-_HOST = {
-    "correlation": "correlation",
-    "external": "external id",
-    "sequence": "sequence number",
-    "state": "state",
-}
-_INSIDE = {
-    "net_ns": "net ns",
-    "block": "block",
-    "index": "index in block",
-    "sm": "SM",
-}
+_HOST = {"correlation": "correlation", "external": "external id", "sequence": "sequence number", "state": "state"}
+_INSIDE = {"net_ns": "net ns", "block": "block", "index": "index in block", "sm": "SM"}
 
 
 def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
@@ -66,9 +56,7 @@ def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...
     rows = pl.DataFrame({"gpu": pl.int_range(gpu.height, dtype=pl.Int32, eager=True)})
     described = timeline.trace.collectives.unique("gpu", keep="first", maintain_order=True)
     arguments = (*columns_as_arguments(gpu, _GPU, interned),)
-    arguments += columns_as_arguments(
-        timeline.trace.places, dict(zip(PLACES, PLACES, strict=True)), interned
-    )
+    arguments += columns_as_arguments(timeline.trace.places, dict(zip(PLACES, PLACES, strict=True)), interned)
     if described.height:
         of_gpu = rows.join(described, on="gpu", how="left", maintain_order="left")
         arguments += columns_as_arguments(of_gpu, _COLLECTIVE, interned)
@@ -98,9 +86,7 @@ def inside_arguments(ranges: pl.DataFrame, interned: Interned) -> tuple[Argument
     return columns_as_arguments(marked, {**_INSIDE, "state": "state"}, interned)
 
 
-def columns_as_arguments(
-    frame: pl.DataFrame, names: Mapping[str, str], interned: Interned
-) -> tuple[Argument, ...]:
+def columns_as_arguments(frame: pl.DataFrame, names: Mapping[str, str], interned: Interned) -> tuple[Argument, ...]:
     """The named columns of a frame as arguments of its rows; missing columns and columns of nulls are left out.
 
     Args:

@@ -89,9 +89,7 @@ def gpu_views(timeline: Timeline, made: Layout) -> GpuViews:
     gpu = timeline.trace.gpu
     device, devices = _numbered(gpu.select("rank", "device"))
     queue, queues = _numbered(gpu.select("rank", "device", "stream"))
-    stage, stages = _numbered(
-        gpu.select(pl.col("kind").cast(pl.String), pl.col("name").cast(pl.String))
-    )
+    stage, stages = _numbered(gpu.select(pl.col("kind").cast(pl.String), pl.col("name").cast(pl.String)))
     start = gpu["start"].to_numpy() - made.origin_ns
     rows = {
         "event": np.arange(1, gpu.height + 1),
@@ -116,10 +114,7 @@ def gpu_views(timeline: Timeline, made: Layout) -> GpuViews:
     ]  # fmt: skip
     interned = [
         *contexts,
-        *(
-            bytes_field(_SPECIFICATIONS, uint_field(1, i) + text)
-            for i, text in enumerate(specifications, 1)
-        ),
+        *(bytes_field(_SPECIFICATIONS, uint_field(1, i) + text) for i, text in enumerate(specifications, 1)),
     ]
     info = bytes_field(_GPU_INFO, b"".join(bytes_field(1, text_field(1, name)) for name in names))
     return GpuViews(interned, info, rows, launches)
@@ -129,11 +124,7 @@ def _numbered(frame: pl.DataFrame) -> tuple[Int64, list[tuple[object, ...]]]:
     """A number from 0 for each row's combination of values, and the distinct combinations in that order."""
     distinct = frame.unique(maintain_order=True).sort(frame.columns, nulls_last=True)
     numbers = frame.join(
-        distinct.with_row_index("number"),
-        on=frame.columns,
-        how="left",
-        nulls_equal=True,
-        maintain_order="left",
+        distinct.with_row_index("number"), on=frame.columns, how="left", nulls_equal=True, maintain_order="left"
     )
     return numbers["number"].cast(pl.Int64).to_numpy(), distinct.rows()
 
@@ -158,11 +149,7 @@ def _queues(keys: Sequence[tuple[object, ...]]) -> Iterator[bytes]:
     """Yields specifications of queues, one for each stream of each device."""
     for rank, device, stream in keys:
         name = "no stream" if stream is None else f"stream {stream}"
-        yield (
-            text_field(2, name)
-            + text_field(3, f"rank {rank} GPU {device}")
-            + uint_field(4, _COMPUTE)
-        )
+        yield (text_field(2, name) + text_field(3, f"rank {rank} GPU {device}") + uint_field(4, _COMPUTE))
 
 
 def _stages(keys: Sequence[tuple[object, ...]]) -> Iterator[bytes]:
@@ -211,10 +198,7 @@ def _launch(launches: Mapping[str, Int64]) -> list[Part]:
         inside = [
             part
             for axis in range(3)
-            for part in (
-                constant(field_tag(axis + 1, VARINT), len(sizes)),
-                varint_column(sizes[:, axis]),
-            )
+            for part in (constant(field_tag(axis + 1, VARINT), len(sizes)), varint_column(sizes[:, axis]))
         ]
         parts += only_where(delimited(number, inside), np.asarray(sizes.any(axis=1)))
     for name in ("device", "stream"):

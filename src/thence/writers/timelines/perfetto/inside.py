@@ -43,11 +43,7 @@ def device_groups(tracks: Tracks, devices: dict[tuple[int, int], int]) -> GroupO
 
 
 def add_inside(
-    tracks: Tracks,
-    interned: Interned,
-    inside: Sequence[Phases],
-    group_of: GroupOf,
-    origin_ns: int,
+    tracks: Tracks, interned: Interned, inside: Sequence[Phases], group_of: GroupOf, origin_ns: int
 ) -> list[Slices]:
     """Adds the tracks of all launches.
 
@@ -64,9 +60,7 @@ def add_inside(
     return [_launch(tracks, interned, phases, group_of(phases), origin_ns) for phases in inside]
 
 
-def _launch(
-    tracks: Tracks, interned: Interned, phases: Phases, device: int, origin_ns: int
-) -> Slices:
+def _launch(tracks: Tracks, interned: Interned, phases: Phases, device: int, origin_ns: int) -> Slices:
     ranges = phases.ranges
     keys = ranges.select("sm", "block", "index")
     distinct = keys.unique().sort("sm", "block", "index", nulls_last=True)
@@ -93,9 +87,7 @@ def _launch(
     )
 
 
-def _tracks(
-    tracks: Tracks, phases: Phases, device: int, keys: Sequence[tuple[Any, ...]], lanes: Int64
-) -> Int64:
+def _tracks(tracks: Tracks, phases: Phases, device: int, keys: Sequence[tuple[Any, ...]], lanes: Int64) -> Int64:
     """Adds the tracks of the traces under the tracks of their SMs and blocks; returns the uuids of all lanes."""
     root = tracks.add(f"inside {phases.title}", device)
     uuids: list[int] = []

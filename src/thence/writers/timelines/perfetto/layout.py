@@ -169,11 +169,7 @@ def _flat(uuids: Iterable[Iterable[int]]) -> Int64:
 
 
 def _add_devices(
-    made: Layout,
-    timeline: Timeline,
-    rank: int,
-    track: Int64,
-    devices: dict[tuple[int, int], int],
+    made: Layout, timeline: Timeline, rank: int, track: Int64, devices: dict[tuple[int, int], int]
 ) -> None:
     """Adds groups and streams for the devices of a rank; writes the track of each activity to ``track``."""
     rows = np.flatnonzero((timeline.trace.gpu["rank"] == rank).to_numpy())
@@ -264,8 +260,7 @@ def _add_programs(made: Layout, timeline: Timeline, devices: dict[tuple[int, int
     lane = split_lanes(number, programs["start"].to_numpy(), _ends(programs))
     lanes = _lanes_of(number, lane, len(keys))
     uuids = [
-        made.tracks.lanes("XLA programs", devices.get(key, 0), count)
-        for key, count in zip(keys, lanes, strict=True)
+        made.tracks.lanes("XLA programs", devices.get(key, 0), count) for key, count in zip(keys, lanes, strict=True)
     ]
     track = _flat(uuids)[_first(lanes)[number] + lane]
     start, end = programs["start"].to_numpy() - made.origin_ns, _ends(programs) - made.origin_ns
@@ -276,11 +271,7 @@ def _add_programs(made: Layout, timeline: Timeline, devices: dict[tuple[int, int
 
 
 def _add_lanes(
-    made: Layout,
-    timeline: Timeline,
-    gpu: Slices,
-    by: tuple[str, pl.Series],
-    devices: dict[tuple[int, int], int],
+    made: Layout, timeline: Timeline, gpu: Slices, by: tuple[str, pl.Series], devices: dict[tuple[int, int], int]
 ) -> None:
     """Adds a group to each device with a row for each lane, and the activities a second time on these rows."""
     kind, names = by
@@ -310,16 +301,12 @@ def _add_spans(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], 
     if frame is None or frame.is_empty():
         return
     number, keys = _numbered(frame, ["rank", "device", "track"])
-    uuids = [
-        made.tracks.lanes(name, devices.get((rank, device), 0), 1)[0] for rank, device, name in keys
-    ]
+    uuids = [made.tracks.lanes(name, devices.get((rank, device), 0), 1)[0] for rank, device, name in keys]
     track = np.array(uuids, np.int64)[number]
     start, end = frame["start"].to_numpy() - made.origin_ns, _ends(frame) - made.origin_ns
     names = made.interned.names.column(frame["name"].cast(pl.Categorical()))
     category = np.full(len(track), made.interned.categories.of("span"))
-    made.slices.append(
-        Slices(track, start, end, names, category, nested_sequence(track, start, end))
-    )
+    made.slices.append(Slices(track, start, end, names, category, nested_sequence(track, start, end)))
 
 
 def _add_counters(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], int]) -> None:
@@ -331,10 +318,7 @@ def _add_counters(made: Layout, timeline: Timeline, devices: dict[tuple[int, int
     number = frame.select(pl.struct(key).rle_id().cast(pl.Int64)).to_series().to_numpy()
     keys = frame[np.flatnonzero(np.diff(number, prepend=-1))].select(key).rows()
     uuids = np.array(
-        [
-            made.tracks.add(counter, devices[rank, device], unit=COUNTERS[counter])
-            for rank, device, counter in keys
-        ],
+        [made.tracks.add(counter, devices[rank, device], unit=COUNTERS[counter]) for rank, device, counter in keys],
         np.int64,
     )
     time = frame["time"].to_numpy() - made.origin_ns

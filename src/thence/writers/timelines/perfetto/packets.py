@@ -91,10 +91,7 @@ class Argument:
 
     def _value(self, before: bytes, values: Numbers) -> list[Part]:
         if self.type == "double":
-            return [
-                constant(before + field_tag(_DOUBLE_VALUE, FIXED64), len(values)),
-                double_column(values),
-            ]
+            return [constant(before + field_tag(_DOUBLE_VALUE, FIXED64), len(values)), double_column(values)]
         tag = field_tag(_FIELD_OF_TYPE[self.type], VARINT)
         return [constant(before + tag, len(values)), varint_column(values)]
 

@@ -94,22 +94,17 @@ def _steps(aligned: AlignedSteps, tracks: Tracks, interned: Interned) -> Slices:
 def _devices(aligned: AlignedSteps, tracks: Tracks, interned: Interned) -> Iterable[Slices]:
     """Yields slices; the tracks are a group for each GPU, with a row for each stream and side."""
     for (rank, device), rows in sorted(
-        aligned.activities.group_by("rank", "device", maintain_order=True),
-        key=lambda part: part[0],
+        aligned.activities.group_by("rank", "device", maintain_order=True), key=lambda part: part[0]
     ):
         name = f"rank {rank}: GPU {device}"
         group = tracks.add(name, of=Process(tracks.free_pid(), name))
-        for (stream,), of_stream in sorted(
-            rows.group_by("stream", maintain_order=True), key=lambda part: str(part[0])
-        ):
+        for (stream,), of_stream in sorted(rows.group_by("stream", maintain_order=True), key=lambda part: str(part[0])):
             for side, title in enumerate(SIDES):
                 ours = of_stream.filter(pl.col("side") == side).sort("start", maintain_order=True)
                 yield _stream(ours, f"stream {stream}, {title}", (tracks, group), interned)
 
 
-def _stream(
-    rows: pl.DataFrame, title: str, place: tuple[Tracks, int], interned: Interned
-) -> Slices:
+def _stream(rows: pl.DataFrame, title: str, place: tuple[Tracks, int], interned: Interned) -> Slices:
     """The slices of one side of a stream; slices that overlap without nesting are on several lanes of the row."""
     tracks, group = place
     start = rows["start"].to_numpy()
@@ -118,9 +113,7 @@ def _stream(
     return _slices(rows, uuids[lane], interned, _OF_ACTIVITIES)
 
 
-def _slices(
-    frame: pl.DataFrame, track: Int64, interned: Interned, arguments: dict[str, str]
-) -> Slices:
+def _slices(frame: pl.DataFrame, track: Int64, interned: Interned, arguments: dict[str, str]) -> Slices:
     start = frame["start"].to_numpy()
     end = start + frame["duration"].to_numpy()
     return Slices(

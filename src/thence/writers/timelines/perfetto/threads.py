@@ -65,15 +65,8 @@ def host_processes(host: pl.DataFrame, names: pl.DataFrame) -> list[HostProcess]
     category = pl.col("category").cast(pl.String)
     threads = (
         host.group_by("rank", "process", "thread")
-        .agg(
-            profiler=(category == _PROFILER).all(),
-            calls=category.is_in(API_CALLS).all(),
-        )
-        .join(
-            names.unique(["rank", "process", "thread"], keep="first"),
-            on=["rank", "process", "thread"],
-            how="left",
-        )
+        .agg(profiler=(category == _PROFILER).all(), calls=category.is_in(API_CALLS).all())
+        .join(names.unique(["rank", "process", "thread"], keep="first"), on=["rank", "process", "thread"], how="left")
         .with_columns(main=pl.col("process") == pl.col("thread"))
         .sort("rank", "process", "profiler", ~pl.col("main"), "calls", "thread")
     )

@@ -93,14 +93,7 @@ class Tracks:
     all: list[Track] = field(default_factory=list)
     _pids: set[int] = field(default_factory=set)
 
-    def add(
-        self,
-        name: str,
-        parent: int = 0,
-        *,
-        of: Process | Thread | None = None,
-        unit: str | None = None,
-    ) -> int:
+    def add(self, name: str, parent: int = 0, *, of: Process | Thread | None = None, unit: str | None = None) -> int:
         """Adds a track after its siblings and returns its uuid."""
         place = len(self.all)
         self.all.append(Track(place + 1, name, parent, place, of, unit=unit))

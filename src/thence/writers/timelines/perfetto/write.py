@@ -28,9 +28,7 @@ _REALTIME, _BOOTTIME = 1, 6
 
 
 def write_perfetto(
-    timeline: Timeline,
-    stream: IO[bytes],
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    timeline: Timeline, stream: IO[bytes], progress: Callable[[int, int], None] = lambda _done, _all: None
 ) -> None:
     """Writes a timeline as a Perfetto trace.
 
@@ -94,9 +92,7 @@ def _facts(timeline: Timeline, made: Layout) -> bytes:
         **{f"thence.clocks.{number}": note for number, note in enumerate(timeline.notes)},
         **{f"thence.warning.{number}": text for number, text in enumerate(meta.warnings)},
     }
-    numbers = {
-        f"thence.clock_correction_ns.rank.{rank}": ns for rank, ns in timeline.corrections.items()
-    }
+    numbers = {f"thence.clock_correction_ns.rank.{rank}": ns for rank, ns in timeline.corrections.items()}
     if made.origin_ns:
         numbers["thence.origin_ns"] = made.origin_ns
     if meta.epoch_ns is not None:
