@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-__all__ = ["documented_parser", "folder_argument"]
-
 
 def documented_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser without arguments yet, which shows a script's docstring as it is written."""

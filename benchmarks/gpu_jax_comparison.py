@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ENOUGH", "compare"]
-
 ENOUGH = 0.97
 """Share of a program's time that shall have an HLO op."""
 _SHOWN = 14

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["check"]
-
 TOGETHER_US = 100.0
 """Ends of one collective are at most so far apart, also where two groups share the GPUs."""
 TOLERANCE_US = 1.0

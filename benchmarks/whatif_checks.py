@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
     Said = dict[tuple[str, str], Row]
 
-__all__ = ["check"]
-
 COLUMNS = (
     "predicted", "measured", "error", "beyond", "spread", "low", "high", "worst", "covers", "pace",
 )  # fmt: skip

@@ -14,8 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ONE", "RECORDED", "TWO", "Model", "Pair", "Planned", "Program", "changed"]
-
 ITEM_WAITS, ITEM_COPIES = 2.0, 1.0
 """Values of the part item: the step ends with item(), or with the same copy that nobody waits for; 0: neither."""
 _WIDTH, _TOKENS = 768, 512

@@ -42,8 +42,6 @@ from thence.cli.manual import verbs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["HELP", "PAGES", "Report", "check"]
-
 PAGES = ("README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")))
 HELP = "--help"
 """Stands for the examples of every verb's help, as one page."""

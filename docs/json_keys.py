@@ -10,8 +10,6 @@ import re
 
 from thence.analysis.idle.rules import CAUSES
 
-__all__ = ["ANYWHERE", "BY_VERB", "MAPS", "meaning"]
-
 MAPS = {
     "report": ("counts", "kind_ns", "attributed_ns", "unattributed_ns", "steps.left_out"),
     "streams": (

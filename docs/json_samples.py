@@ -21,8 +21,6 @@ from thence.cli.verbs import commands
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["Keys", "keys_of", "verbs_with_json"]
-
 DATA = Path(__file__).parents[1] / "tests" / "data"
 _FSDP = "torch/torch_fsdp_rank[01].json.gz"
 STORE = "job.store"

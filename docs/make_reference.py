@@ -25,8 +25,6 @@ from thence.model.attributed import SHARES
 from thence.model.places import KINDS
 from thence.model.schema import Table
 
-__all__ = ["names", "pages", "undescribed"]
-
 VERBS = "reference/verbs"
 
 

@@ -11,8 +11,6 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["clone", "stage"]
-
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 EAGER = ROOT / "src" / "thence" / "data" / "torch_eager_stack_rank0.json.gz"

@@ -15,8 +15,6 @@ from thence.memory_limits import check_memory
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["reading_ahead", "run"]
-
 _READING = (
     "report", "convert", "flame", "programs", "collectives", "ranks", "streams", "compile", "idle", "steps",
     "whatif", "check", "sql",

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "atomic_folder",
-    "atomic_open",
-    "atomic_open_text",
-    "atomic_write",
-    "not_written",
-    "os_error",
-    "temporary_path",
-]
-
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 

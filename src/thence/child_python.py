@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["command", "environment", "safe_path"]
-
 _SAFE_PATH = "PYTHONSAFEPATH"
 # With os.path: pathlib would delay the start of decoding processes.
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120

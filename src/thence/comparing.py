@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = ["Comparing"]
-
 
 class Comparing:
     """Methods that compare a run with others."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["without_credentials"]
-
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
 """User and password before the host. They end at the last ``@``, because a password may contain ``@``."""
 _SECRET = re.compile(r"([?&][^=&\s]*(?:credential|key|passw|secret|sig|token)[^=&\s]*=)[^&#\s'\")]+", re.IGNORECASE)

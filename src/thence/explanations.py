@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.places import By
 
-__all__ = ["Explanations"]
-
 
 class Explanations(ABC):
     """The overview of a trace, idle time, late ranks, steps, the gain of changes, and the critical path."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from thence.model.timeline import Timeline
     from thence.trace import Trace
 
-__all__ = ["folded_timeline", "has_many_ranks"]
-
 _MOST_IN_FULL = 8
 """Most ranks that are all shown in full if no ranks are selected."""
 

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = [
-    "JAX_ON_CUDA",
-    "before_import",
-    "forget_own",
-    "import_is_complete",
-    "jax_uses_cuda",
-    "own_imports",
-    "own_path",
-    "python_options",
-    "torch_is_being_imported",
-    "when_imported",
-]
-
 JAX_ON_CUDA = frozenset({"jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"})
 """Modules that JAX imports when it looks for GPUs."""
 _LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120 - pathlib would delay every start of Python

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["check_memory", "free_bytes"]
-
 MAX_RATIO = 5
 """Bytes of memory for each decompressed byte of an input, at most: the promise of docs/security.md. An address space
 that is smaller than that is refused, because Polars aborts where it ends."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-__all__ = ["MOST_ROWS", "Form", "Shown", "table_html"]
-
 MOST_ROWS = 20
 """Rows of a result that a notebook shows."""
 

@@ -16,8 +16,6 @@ from thence.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["open_runs", "open_trace"]
-
 
 def open_trace(
     *inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

@@ -10,8 +10,6 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["MIN_ROWS", "both", "in_threads"]
-
 _MOST = 4
 """Most threads at once: each needs memory of its own, and more threads gain little."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thence.analysis.timelines.overview import Overview
     from thence.model.places import By, FlameBy
 
-__all__ = ["Pictures"]
-
 
 class Pictures(ABC):
     """Methods that draw the results of the analyses of a trace.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from thence.inside.description import Description
 
-__all__ = ["Inside", "open_inside"]
-
 
 @dataclass(frozen=True)
 class Inside:

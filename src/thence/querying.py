@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["Querying"]
-
 
 class Querying(ABC):
     """Queries over the tables of a trace."""

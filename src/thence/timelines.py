@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.timeline import Timeline
 
-__all__ = ["Timelines"]
-
 
 class Timelines(ABC):
     """Timelines of all ranks, on one clock if the clocks of the ranks can be aligned."""

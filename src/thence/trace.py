@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from thence.model.places import By, FlameBy
     from thence.model.tables import Meta, Tables
 
-__all__ = ["Trace"]
-
 
 @dataclass(frozen=True)
 class Trace(Querying, Comparing, Explanations, Timelines, Pictures):

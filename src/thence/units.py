@@ -11,21 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Bytes",
-    "Ns",
-    "format_bytes",
-    "format_cell",
-    "format_count",
-    "format_ns",
-    "format_range_ns",
-    "format_ranges",
-    "format_share",
-    "listed",
-    "several",
-    "signed_share",
-]
-
 Ns = int
 """A time or duration in nanoseconds."""
 Bytes = int

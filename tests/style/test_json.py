@@ -13,7 +13,8 @@ import msgspec.inspect
 import pytest
 
 import thence
-from thence.model.json_fields import Count, Int64, NotAsWritten, Rank, decoded, field
+from thence.model.arrays import Int64
+from thence.model.json_fields import Count, NotAsWritten, Rank, decoded, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

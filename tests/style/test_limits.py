@@ -71,14 +71,12 @@ def test_everything_public_is_documented() -> None:
     assert undocumented == []
 
 
-def test_what_a_module_offers_is_listed_and_there() -> None:
-    for path in MODULES:
-        lists = [
-            ast.literal_eval(node.value)
-            for node in tree(path).body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        ]
-        defined = {node.name for node in public(tree(path))}
-        if defined:
-            assert lists, f"{name(path)}: no __all__"
-            assert defined <= set(lists[0]), name(path)
+def test_only_what_users_import_lists_its_names() -> None:
+    """A leading underscore says of all other modules what is private, so a second list would say it again."""
+    listing = {
+        name(path)
+        for path in MODULES
+        for node in tree(path).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    }
+    assert listing == {"__init__.py", "errors.py", "inside/__init__.py", "jax.py", "marks/__init__.py", "torch.py"}

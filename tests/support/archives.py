@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["pack"]
-
 
 def pack(files: dict[str, bytes], out: Path) -> None:
     """Writes files by name into a .tar.xz archive, without times or owners."""

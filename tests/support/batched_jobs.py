@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["KERNEL", "RANGE", "batch", "event", "job"]
-
 KERNEL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 RANGE = "nccl:coalesced"
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Kernel", "trace_file"]
-
 Kernel = tuple[str, int, float, float]
 """Name, stream, and start and end in us after the begin of the step."""
 

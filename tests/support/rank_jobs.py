@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Float = npt.NDArray[np.float64]
 
-__all__ = ["PLANTS", "Plant", "RankJob", "RealStep", "real_step"]
-
 RECORDING = Path(__file__).parents[1] / "data" / "torch" / "torch_fsdp_rank3.json.gz"
 """The rank that hardly waited: its stretches are its own."""
 PLANTS = ("backward", "kernel", "slow_gpu", "loader", "batch", "link")

@@ -12,8 +12,6 @@ from thence.model.json_fields import decoded
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["ANNOTATED", "annotation_table"]
-
 _ACTIVITY = ("rank", "device", "stream", "name", "start", "duration")
 _PLACES = ("label", "lane")
 ANNOTATED = ("gpu", *_ACTIVITY, *_PLACES)

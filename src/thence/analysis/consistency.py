@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.model.attributed import Attributed
 
-__all__ = [
-    "consistent_flame",
-    "consistent_references",
-    "consistent_streams",
-    "consistent_summary",
-    "must",
-    "row_references",
-]
-
 
 def row_references(trace: Attributed) -> tuple[tuple[str, pl.Series, int], ...]:
     """The columns of row numbers: what they refer to, in words; the column; the number of rows there are."""

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = [
-    "consistent_collectives",
-    "consistent_compilation",
-    "consistent_diff",
-    "consistent_idle",
-    "consistent_path",
-    "consistent_programs",
-    "consistent_steps",
-    "consistent_what_if",
-]
-
 _ROUNDING = 1e-6
 """Relative error that sums of floating-point times may have."""
 _PARTS = ("exposed_ns", "hidden_ns", "overlapped_ns")

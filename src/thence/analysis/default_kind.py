@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["default_kind"]
-
 _WELL_COVERED = 2 / 3
 
 

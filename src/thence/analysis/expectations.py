@@ -21,8 +21,6 @@ from thence.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Check", "judge", "parse_expectation"]
-
 _COUNTED: dict[str, Callable[[int, int], bool]] = {">=": operator.ge, "==": operator.eq, "<=": operator.le}
 _FORM = re.compile(r"\s*([^=<>!]+?)\s*(>=|==|<=|!=)\s*([^=<>!]+?)\s*")
 

@@ -18,14 +18,10 @@ from thence.model.intervals import levels, unions
 from thence.model.one_timeline import OneTimeline, numbered
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["exposed_time"]
 
 _OTHER, _OPEN = 1 << 52, 1 << 36
 """Weights of open intervals: of work that is not selected, and of a row of the table, in addition to its number."""

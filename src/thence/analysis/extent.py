@@ -28,14 +28,9 @@ from thence.model.intervals import covered_lengths, unions
 from thence.model.one_timeline import OneTimeline, numbered
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
     from thence.units import Ns
-
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["covered", "cut", "extent", "in_parts", "paused", "span_and_busy"]
 
 
 def extent(trace: Attributed) -> pl.DataFrame:

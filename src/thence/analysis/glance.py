@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["Glance", "glance"]
-
 _MOST_CAUSES = 4
 _MOST_PLACES = 3
 _PLACE = 44

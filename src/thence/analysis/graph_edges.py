@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from thence.model.graph_labels import CapturedGraph, GraphLabels
 
-__all__ = ["WAY_OUT", "graph_edges"]
-
 WAY_OUT = (
     "edges are in recordings of thence record (PyTorch), in labels of thence.save_labels(), and in files of "
     "torch.cuda.export_graph_data (torch 2.15), which --labels takes"

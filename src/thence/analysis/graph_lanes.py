@@ -19,8 +19,6 @@ from thence.units import several
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline
 
-__all__ = ["GraphLanes", "graph_lanes"]
-
 NO_LANE = "(no label)"
 
 

@@ -30,15 +30,9 @@ from thence.model.tables import API_CALLS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import CapturedGraph, GraphLabels
-
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["GraphNodes", "GraphRuns", "called_rows", "graph_nodes", "graph_runs"]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from thence.model.places import BY, KINDS
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["apart_from_steady", "general_heading", "heading_of", "split_by_weight", "time_by_place"]
-
 _KIND = {kind.name: kind for kind in KINDS}
 _SOURCES = {Position.FUNCTION: "function", Position.LINE: "source line"}
 _NUMBERED = {

@@ -51,19 +51,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = [
-    "MAX_HOST_RANGES",
-    "PARTS",
-    "Headline",
-    "RunPart",
-    "StepFigures",
-    "around",
-    "headline",
-    "headline_of_summaries",
-    "sampled_idle",
-    "step_figures",
-]
-
 PARTS = ("start_up", "steps", *RULES, "between", "unrecorded", "after")
 """Parts of a recording, in the order in which they are listed."""
 _PART_WORDS = {

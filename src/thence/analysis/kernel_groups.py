@@ -32,19 +32,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.hlo import HloModule
 
-__all__ = [
-    "COMMUNICATION",
-    "GROUPS",
-    "KERNEL_PATTERNS",
-    "NO_PATTERNS",
-    "OPCODE_PATTERNS",
-    "Patterns",
-    "communicates",
-    "computes",
-    "groups_of_names",
-    "kernel_groups",
-]
-
 COMMUNICATION, COPY, _OTHER = "communication", "copy", "other"
 GROUPS = ("GEMM", "attention", COMMUNICATION, "elementwise", "reduction", COPY, _OTHER)
 """The built-in groups."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from thence.units import Ns
 
-__all__ = ["TREE", "folded_frames", "folded_rows", "prefixes", "tree_rows"]
-
 _SPREAD = ("layer_min_ns", "layer_median_ns", "layer_max_ns", "differs", "differs_ns", "differs_share")
 _SEPARATOR = re.compile(r"[/.](?=[^/.])")
 _INDEX = re.compile(r"[/.]?\[?[\d*]+\]?(?=$|[/.])")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.model.attributed import Attributed
 
-__all__ = ["MAX_REPLAYED", "MAX_SHOWN", "NextStep", "advice", "next_steps"]
-
 MAX_SHOWN = 3
 """Most commands that are proposed."""
 MAX_REPLAYED = 150_000

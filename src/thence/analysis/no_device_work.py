@@ -12,8 +12,6 @@ from thence.model.reasons import advice
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["no_device_work"]
-
 
 def no_device_work(trace: Attributed) -> MissingData:
     """The error for a trace without device work: what the trace is, and what to do."""

@@ -10,8 +10,6 @@ from thence.errors import MissingData
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Part", "part"]
-
 _Result = TypeVar("_Result")
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["Proof", "proof"]
-
 
 @dataclass(frozen=True)
 class Proof(Shown):

@@ -17,8 +17,6 @@ from thence.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TABLES", "answer", "check_query", "named"]
-
 TABLES = (
     "gpu",
     "host",

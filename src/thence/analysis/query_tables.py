@@ -16,8 +16,6 @@ from thence.model.tables import COLLECTIVES, EVENTS, GPU, HOST, PROGRAMS, STEP_T
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ACTIVITIES", "ANNOTATIONS", "DESCRIBED_TABLES", "PLACES_TABLE", "described"]
-
 _MEANING = {kind.name: kind.meaning for kind in KINDS}
 _TEXT = pl.Categorical()
 _FROM_PLACES = ("program", "hlo")

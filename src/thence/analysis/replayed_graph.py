@@ -28,13 +28,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.graph_nodes import GraphRuns
+    from thence.model.arrays import Float64, Int64
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
 
-    Int64 = npt.NDArray[np.int64]
-    Float64 = npt.NDArray[np.float64]
-
-__all__ = ["ReplayedGraph", "replayed_graph"]
 
 _MAX_LISTED = 8  # graphs that a sentence names
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from thence.analysis.timelines.activity_timeline import ActivityTimeline
     from thence.units import Ns
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True)
 class Report:

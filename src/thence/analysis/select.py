@@ -21,14 +21,10 @@ from thence.model.selection import APART, MAIN, TYPICAL
 from thence.units import format_count, format_ns
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Mask
     from thence.model.attributed import Attributed
     from thence.model.selection import Selection, StepChoice
 
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["in_time", "main_programs", "select"]
 
 MAIN_SHARE = 0.9
 """The main programs are the fewest that take this share of the time of XLA programs in the typical steps."""

@@ -12,8 +12,6 @@ from thence.analysis.programs.warmup import Phases, WarmUp, phases
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["compute_spread"]
-
 
 def compute_spread(trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTIC) -> pl.DataFrame:
     """How much the durations of the same computation vary, to find noise and uneven ranks.

@@ -29,15 +29,11 @@ from thence.units import several
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
     from thence.model.tables import Meta
     from thence.units import Ns
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["Concurrency", "Streams", "streams"]
 
 IN_GRAPHS = (
     "{:,} activities ran inside CUDA graphs: their streams are those to which the driver assigned the "

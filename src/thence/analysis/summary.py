@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = ["IDLE_INSIDE", "OVERLAPPED", "Summary", "Totals", "finished_rows", "summarize", "totals_of"]
-
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` next to a table."""
 OVERLAPPED = "several rows at once"

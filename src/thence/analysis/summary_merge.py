@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from thence.model.selection import Selection
     from thence.model.tables import Meta
 
-__all__ = ["MERGED_BY", "TABLES", "folded", "merged_summary", "summary_tables"]
-
 Frames = dict[str, pl.DataFrame]
 
 MERGED_BY = frozenset(BY) - {"hlo"}

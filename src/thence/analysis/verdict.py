@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.soundness.findings import Soundness
 
-__all__ = ["CODES", "GROUPS", "Late", "Measured", "Verdict", "verdict"]
-
 MIN_IDLE = 0.10
 """From this share of a step on, idle time decides the verdict."""
 MIN_EXPOSED = 0.20

@@ -25,8 +25,6 @@ from thence.model.tables import Tables
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["attribute"]
-
 _FROM_HLO = tuple(kind.name for kind in HLO if kind.origin == "hlo")
 
 

@@ -24,11 +24,9 @@ from thence.model.tables import COLLECTIVES
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from thence.model.arrays import Int64
     from thence.model.tables import Tables
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["BATCH", "batched_kernels", "batched_parts"]
 
 BATCH = "send-recv"
 """Name of a batch in the column ``collective``."""

@@ -21,8 +21,6 @@ from thence.model.tables import COLLECTIVES
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
-__all__ = ["complete_collectives"]
-
 
 def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The `collectives` table with a device activity in every row, and the parts of batched transfers.

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from thence.model.flight_records import FlightRecord
     from thence.model.tables import Meta, Tables
 
-__all__ = ["with_flight_records"]
-
 _FACTS = tuple(
     name for name in DESCRIBED if name not in ("in_splits", "out_splits", "source_rank", "destination_rank", "sequence")
 )

@@ -18,13 +18,9 @@ from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
     from thence.attribution.sources import Frames
+    from thence.model.arrays import Int64, Mask
     from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
-
-__all__ = ["HostRows", "Mask", "Rows", "gathered", "host_rows", "row_numbers", "values_at"]
-
-Rows = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -42,9 +38,9 @@ class HostRows:
     tables: Tables
     own: OwnCode
     category: npt.NDArray[np.uint8]
-    parent: Rows
-    forward: Rows
-    launch: Rows
+    parent: Int64
+    forward: Int64
+    launch: Int64
     _masks: dict[tuple[str, ...], Mask] = field(default_factory=dict)
     _names_of: dict[tuple[str, ...], pl.Series] = field(default_factory=dict)
 
@@ -54,12 +50,12 @@ class HostRows:
         return self.tables.host["name"]
 
     @cached_property
-    def backward_op(self) -> Rows:
+    def backward_op(self) -> Int64:
         """The nearest op around each launch that has a forward op, `NO_ROW` for none."""
         return self.climb(self.launch, self.forward != NO_ROW)
 
     @cached_property
-    def forward_op(self) -> Rows:
+    def forward_op(self) -> Int64:
         """The forward op of each `backward_op`, `NO_ROW` for none."""
         return values_at(self.forward, self.backward_op, NO_ROW)
 
@@ -127,7 +123,7 @@ class HostRows:
         none.flags.writeable = False
         return none
 
-    def climb(self, rows: Rows, wanted: Mask) -> Rows:
+    def climb(self, rows: Int64, wanted: Mask) -> Int64:
         """The nearest wanted host row among each row and its ancestors, `NO_ROW` for none."""
         return chain_to(self.parent, rows, wanted)
 
@@ -186,7 +182,7 @@ class HostRows:
         return self.names.to_physical().fill_null(np.iinfo(np.uint32).max).to_numpy() + np.uint32(1)
 
 
-def host_rows(tables: Tables, launch: Rows, own: OwnCode) -> HostRows:
+def host_rows(tables: Tables, launch: Int64, own: OwnCode) -> HostRows:
     """The host table of a trace as arrays.
 
     Args:
@@ -199,12 +195,12 @@ def host_rows(tables: Tables, launch: Rows, own: OwnCode) -> HostRows:
     return HostRows(tables, own, category, parent, forward, launch)
 
 
-def row_numbers(references: pl.Series) -> Rows:
+def row_numbers(references: pl.Series) -> Int64:
     """Row numbers as an array, `NO_ROW` for null."""
     return references.fill_null(NO_ROW).cast(pl.Int64).to_numpy()
 
 
-def values_at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray[Any]:
+def values_at(values: npt.NDArray[Any], rows: Int64, missing: int) -> npt.NDArray[Any]:
     """The value at each row, ``missing`` at `NO_ROW`; ``values`` may be empty if all rows are `NO_ROW`."""
     result = np.full(len(rows), missing, values.dtype)
     valid = rows != NO_ROW
@@ -212,6 +208,6 @@ def values_at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray
     return result
 
 
-def gathered(values: pl.Series, row: Rows) -> pl.Series:
+def gathered(values: pl.Series, row: Int64) -> pl.Series:
     """The value at each row, null at `NO_ROW`."""
     return values.gather(pl.Series(row).replace(NO_ROW, None).cast(pl.UInt32))

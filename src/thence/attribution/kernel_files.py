@@ -19,8 +19,6 @@ from thence.model.json_fields import decoded, field
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["kernel_places"]
-
 _LARGEST = 4 << 20
 """Bytes of the largest file that is searched; Inductor's kernels have a few kB."""
 FOUND, ABSENT = "kernel_file", "kernel_file_absent"

@@ -44,11 +44,9 @@ from thence.model.phases import Phase
 from thence.model.reasons import CODES
 
 if TYPE_CHECKING:
-    from thence.attribution.host_rows import HostRows, Mask
+    from thence.attribution.host_rows import HostRows
+    from thence.model.arrays import Int64, Mask
 
-    Codes = npt.NDArray[np.int64]
-
-__all__ = ["launch_phases", "launch_serving"]
 
 _ENGINE = r"^autograd::engine::evaluate_function"
 _LIBRARY_FORWARD = (
@@ -68,7 +66,7 @@ _PHASES = (None, *(phase.value for phase in Phase))
 _NUMBER = {phase: _PHASES.index(phase.value) for phase in Phase}
 
 
-def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
+def launch_phases(host: HostRows) -> tuple[pl.Series, Int64]:
     """The phase of each device activity, null where it is unknown, and the code of the rule or ``no_backward``."""
     told, ways = _phases_of_rows(host)
     way = values_at(told, host.climb(host.launch, told > 0), 0)

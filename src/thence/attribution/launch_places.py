@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.cuda_graphs.captured_stacks import with_sources
@@ -33,6 +32,7 @@ from thence.attribution.metadata import merge_metadata, merged_metadata
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
 from thence.attribution.server_passes import server_passes
 from thence.attribution.xla.iterations import iterations
+from thence.model.arrays import Int64
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW
 from thence.model.phases import Position
@@ -42,13 +42,10 @@ from thence.model.reasons import CODES, RULES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.attribution.host_rows import Mask, Rows
+    from thence.model.arrays import Int64, Mask
     from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
 
-__all__ = ["launch_places", "paths_of", "places_of_rows"]
-
-Codes = npt.NDArray[np.int64]
 """Positions in `CODES`."""
 
 _KIND = {kind.name: kind for kind in LAUNCH}
@@ -96,7 +93,7 @@ def _without_launching_operator(host: HostRows, columns: dict[str, pl.Series]) -
     return {"op": operator.zip_with(~around, nothing), "op_rule": columns["op_rule"].zip_with(~around, reason)}
 
 
-def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tuple[PathTree, Rows]:
+def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tuple[PathTree, Int64]:
     """The path of each activity as a node of a prefix tree of names; names may contain the separator.
 
     Args:
@@ -119,7 +116,7 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tupl
     return path_tree(host.parent, names, row, wanted, dotted=kind == _DOTTED)
 
 
-def places_of_rows(tables: Tables, rows: Rows, own: OwnCode, kinds: Sequence[str]) -> dict[str, pl.Series]:
+def places_of_rows(tables: Tables, rows: Int64, own: OwnCode, kinds: Sequence[str]) -> dict[str, pl.Series]:
     """The places of host rows: those that `launch_places` finds for activities that these rows launch.
 
     Args:
@@ -189,7 +186,7 @@ def _below_launch(around: pl.Series, around_rule: pl.Series, label: pl.Series, r
     return joined["path"].zip_with(below, label)
 
 
-def _own_or_forward(host: HostRows, wanted: Mask) -> tuple[Rows, Codes]:
+def _own_or_forward(host: HostRows, wanted: Mask) -> tuple[Int64, Int64]:
     """The nearest wanted row of each activity, and the number of the rule that found it.
 
     The order of precedence is: ranges inside the backward op, ranges around its forward op, ranges
@@ -210,7 +207,7 @@ def _own_or_forward(host: HostRows, wanted: Mask) -> tuple[Rows, Codes]:
 def _enclosing_ranges(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """The host ranges of the kind that were open at the launch: all of them, or the innermost."""
     wanted = host.of(*kind.categories)
-    rule: Codes | int
+    rule: Int64 | int
     if kind.follows_forward:
         row, rule = _own_or_forward(host, wanted)
     else:
@@ -221,7 +218,7 @@ def _enclosing_ranges(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     return _column(host, kind, gathered(host.names, row), rule)
 
 
-def _column(host: HostRows, kind: Kind, place: pl.Series, rule: Codes | int) -> dict[str, pl.Series]:
+def _column(host: HostRows, kind: Kind, place: pl.Series, rule: Int64 | int) -> dict[str, pl.Series]:
     """The columns of a place and its rule; where the place is null, the rule column has the reason."""
     recorded = bool(host.of(*kind.categories).any())
     # What a server computes is told by the time of the launch, also for activities in a graph.
@@ -239,7 +236,7 @@ def _number(code: str) -> int:
     return CODES.index(code)
 
 
-def _coded(codes: Codes | int, count: int) -> pl.Series:
+def _coded(codes: Int64 | int, count: int) -> pl.Series:
     """Codes from their numbers, as a rule column."""
     every = pl.Series(CODES, dtype=RULE)
     if isinstance(codes, int):
@@ -296,7 +293,7 @@ def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     return _column(host, kind, place, rule) | {"position": position.zip_with(place.is_not_null(), nowhere)}
 
 
-def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Codes]:
+def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Int64]:
     """The files of activities that are Triton kernels, null for all others; and the number of the rule of each."""
     nothing = np.zeros(len(wanted), np.int64)
     table = host.tables.host

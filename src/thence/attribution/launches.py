@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["launch_rows"]
-
 _LINKED = pl.col("category").is_in(["op", "range", "framework"])
 
 

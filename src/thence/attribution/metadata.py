@@ -21,8 +21,6 @@ from thence.model.json_fields import decoded
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["MOST_CHARACTERS", "MOST_MEMBERS", "merge_metadata", "merged_metadata"]
-
 MOST_MEMBERS = 64
 MOST_CHARACTERS = 4096
 

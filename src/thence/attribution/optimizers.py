@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["OPTIMIZER_RANGES", "is_optimizer_file", "is_optimizer_scope"]
-
 OPTIMIZER_RANGES = r"^Optimizer\.(?:step|zero_grad)#"
 """Regular expression of the ranges that torch.optim opens, ``Optimizer.step#AdamW.step``."""
 

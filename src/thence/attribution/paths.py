@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["KEPT_LEVELS", "MOST_LEVELS", "SEPARATOR", "Form", "PathTree", "left_out", "path_names", "path_tree"]
-
 SEPARATOR = "/"
 MOST_LEVELS = 256
 """Levels of the deepest path that is written in full; stacks of Python programs stay below."""

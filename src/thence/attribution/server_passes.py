@@ -16,14 +16,8 @@ from thence.model.intervals import NO_ROW, chain_to
 from thence.model.server_steps import server_step
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.server_steps import ServerStep
-
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["server_passes"]
 
 
 def server_passes(host: pl.DataFrame, parent: Int64) -> tuple[Mask, dict[int, ServerStep]]:

@@ -10,8 +10,6 @@ import re
 from thence.model.phases import Serving
 from thence.model.server_steps import server_step
 
-__all__ = ["serving_of"]
-
 _USERS = re.compile(r"(prefill|decode)(?:[\s:#_]*\d+|\s*[(\[].*)?", re.IGNORECASE)
 
 

@@ -22,14 +22,9 @@ import polars as pl
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.own_code import OwnCode
 
-    Mask = npt.NDArray[np.bool_]
-    Rows = npt.NDArray[np.int64]
-
-__all__ = ["Frames", "file_of_frame", "parse_frames"]
 
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d*)\): (?P<function>.*)", re.DOTALL)
 _CALLS_FORWARD = re.compile(r"(?:^|/)torch/nn/modules/module\.py$")
@@ -95,7 +90,7 @@ def _function(match: re.Match[str], of_class: str | None) -> str:
     return f"{match['file']}{line} {function}"
 
 
-def _classes(host: pl.DataFrame, code: Rows, is_frame: Mask, frames: dict[int, re.Match[str]]) -> dict[int, str]:
+def _classes(host: pl.DataFrame, code: Int64, is_frame: Mask, frames: dict[int, re.Match[str]]) -> dict[int, str]:
     """The class of each ``forward`` whose class is certain, by the code of the frame's name."""
     forwards = [c for c, match in frames.items() if match["function"] == _FORWARD]
     callers = [c for c, match in frames.items() if _CALLS_FORWARD.search(match["file"])]

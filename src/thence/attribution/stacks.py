@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["Stacks", "stacks_of"]
-
 
 @dataclass(frozen=True)
 class Stacks:

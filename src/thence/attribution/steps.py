@@ -46,15 +46,10 @@ from thence.model.tables import STEPS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy.typing as npt
-
     from thence.attribution.host_rows import HostRows
+    from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["found_steps"]
 
 MIN_REPEATS = 3
 """Steps that are found by repetition repeat at least this often: two equal calls may be chance."""

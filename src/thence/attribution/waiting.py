@@ -25,14 +25,9 @@ from thence.model.tables import EVENTS, WAITS
 from thence.model.waiting import waiting_tables
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.tables import Tables
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["completed_waiting", "event_edges", "launches_by_stream"]
 
 _THREAD = ["rank", "process", "thread"]
 _STREAM = ["rank", "device", "stream"]

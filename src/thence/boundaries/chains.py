@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Columns = dict[str, np.ndarray[Any, Any]]
 
-__all__ = ["ENGINE", "FIRST_OWN", "GENERATED", "MODULE_CALL", "WATCHED", "Chains"]
-
 WATCHED, MODULE_CALL, ENGINE, GENERATED, FIRST_OWN = range(1, 6)
 """Kinds of code objects in the probe (_stack.h): code whose events are passed on to Python, the call of a module, the
 call of autograd's engine, code that a compiler generated; each number from `FIRST_OWN` on is one user function."""

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
             """As `Chains.observe`."""
 
 
-__all__ = ["BEGINS", "COLUMNS", "ENDS", "READ", "BoundaryLog", "NativeBoundaryLog"]
-
 BEGINS = 1
 """The thread launched nothing since the boundary before this one: it was idle or waited for another thread."""
 ENDS = 2

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
             """Rows of ``_MOMENT`` and texts since the last call."""
 
 
-__all__ = ["COLUMNS", "NOTHING", "CallingThread", "Moments", "NativeMoments", "Texts"]
-
 NOTHING = -1
 """Value of ``forward`` for no mark."""
 Texts = tuple[str, "str | None", "Mapping[str, object] | None"]

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from thence.model.arrays import UInt32
 
-    Numbers = npt.NDArray[np.uint32]
-
-__all__ = ["LEAF", "MOST_ROWS", "MOST_THREADS", "NodePlaces"]
 
 LEAF = (1 << 64) - 1
 """The number that all nodes share which accumulate gradients into leaves."""
@@ -43,7 +40,7 @@ class NodePlaces:
         self._latest: dict[int, Any] = {}
         self._called: deque[tuple[int, int]] = deque(maxlen=_MOST_CALLS)
 
-    def add(self, makers: Any, begins: Any, ends: Any, modules: Numbers, lines: Numbers) -> None:
+    def add(self, makers: Any, begins: Any, ends: Any, modules: UInt32, lines: UInt32) -> None:
         """Add ranges of nodes: thread that made them, first number, end (excluded), module, line; all shapes (n,)."""
         for maker in sorted(set(makers.tolist())):
             mine = makers == maker
@@ -55,7 +52,7 @@ class NodePlaces:
         while len(self._of) > MOST_THREADS:
             del self._of[next(iter(self._of))]
 
-    def find(self, makers: Any, numbers: Any) -> tuple[Numbers, Numbers]:
+    def find(self, makers: Any, numbers: Any) -> tuple[UInt32, UInt32]:
         """Places of the modules and of the lines of nodes; shapes (n,)."""
         modules, lines = np.zeros((2, len(makers)), np.uint32)
         for maker in sorted(set(makers.tolist())):
@@ -70,7 +67,7 @@ class NodePlaces:
             lines[mine[known]] = rows["line"][at[known]]
         return modules, lines
 
-    def around(self, rows: Any, order: Any) -> tuple[Numbers, Numbers]:
+    def around(self, rows: Any, order: Any) -> tuple[UInt32, UInt32]:
         """Places of module and line in which the node that runs at each row was made; 0 outside of nodes.
 
         A leaf's node gets the places of the node that ran before it on the thread. Where the line is not known, it is
@@ -104,7 +101,7 @@ class NodePlaces:
         """Note which line has called the engine that runs from a time (Unix ns) on; 0: none or several have."""
         self._called.append((time, line))
 
-    def _calling(self, times: Any) -> Numbers:
+    def _calling(self, times: Any) -> UInt32:
         if not self._called:
             return np.zeros(len(times), np.uint32)
         called = list(self._called)

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FRAME", "KINDS", "LINE", "MODEL_CALL", "MODULE", "PHASE", "STEP", "Place", "Places"]
-
 MODULE, LINE, PHASE, STEP, FRAME = range(1, 6)
 KINDS = {MODULE: "module", LINE: "line", PHASE: "phase", STEP: "step", FRAME: "frame"}
 """Codes of kinds, as recordings hold them."""

@@ -29,8 +29,6 @@ from thence.boundaries.log import BoundaryLog, NativeBoundaryLog
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["Calls", "Followed", "NativeProbe", "Probe", "PythonProbe", "choose_probe"]
-
 Calls = dict[str, np.ndarray[Any, Any]]
 _CALL = np.dtype(
     [("begin", "<i8"), ("end", "<i8")] + [(name, "<u4") for name in ("domain", "function", "thread", "number")]

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from thence.boundaries.places import Places
 
-__all__ = ["COUNTS", "SAMPLE", "ChainNames", "Function", "HostSamples", "SampleLayout", "why_not_sampled"]
-
 SAMPLE = np.dtype(
     [(name, "<i8") for name in ("time", "until")]
     + [(name, "<u4") for name in ("thread", "chain", "position", "count", "state", "call")]

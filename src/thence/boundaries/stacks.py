@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType, ModuleType
 
-__all__ = ["LAYOUTS", "VARIABLE", "Layout", "why_unreadable"]
-
 VARIABLE = "THENCE_LINES"
 """Environment variable: ``events`` follows every line by an event, as if stacks could not be read."""
 

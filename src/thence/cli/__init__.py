@@ -13,8 +13,6 @@ from thence.cli.standard_streams import ReaderGone, Unwritable, checked_streams
 from thence.cli.verbs import group
 from thence.errors import ThenceError
 
-__all__ = ["main"]
-
 _NO_THREAD = ("can't start new thread", 'kind: WouldBlock, message: "Resource temporarily unavailable"')
 """What Python, and Polars in a panic of its thread pool, say if the system refuses a thread."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["bounded_answer"]
-
 _QUERY, _RESULT, _ENDING, _PLAN = "query", "result", ".arrow", ".plan"
 _REFUSED = 3  # exit code: the file for the result holds a message instead
 _TOO_LARGE = 4

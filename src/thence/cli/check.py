@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.soundness.findings import Finding, Soundness
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence check trace.json.gz

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.communication import Collectives
     from thence.trace import Trace
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence collectives traces/                      every rank of a torch.profiler job

@@ -14,8 +14,6 @@ from thence.units import format_ns, several
 if TYPE_CHECKING:
     from thence.analysis.programs.compilation import Compilation
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence compile rank0.zip

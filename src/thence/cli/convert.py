@@ -19,8 +19,6 @@ from thence.model.places import LANES
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline
 
-__all__ = ["command"]
-
 _TO_STDOUT = {"pftrace": ".pftrace", "json": ".json", "json.gz": ".json.gz"}
 
 _EXAMPLES = """\b

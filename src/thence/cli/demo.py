@@ -9,8 +9,6 @@ import click
 from thence.cli.inputs import Inputs
 from thence.cli.output import console, print_table, top_rows
 
-__all__ = ["RECORDING", "command"]
-
 RECORDING = "torch_eager_stack_rank0.json.gz"
 """Two training steps of a small GPT on one H200, with Python stacks (torch 2.11)."""
 

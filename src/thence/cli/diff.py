@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from thence.analysis.diff.gate import Bound, Gate
     from thence.analysis.diff.sample import Sample
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence diff before.json.gz after.json.gz

@@ -7,8 +7,6 @@ import click
 from thence.cli.messages import say
 from thence.cli.output import console, print_json, print_table
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence doctor

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.flame.flame import Flame
 
-__all__ = ["command"]
-
 _FORMATS = {
     ".html": "html",
     ".htm": "html",

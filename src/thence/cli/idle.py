@@ -22,8 +22,6 @@ from thence.model.questions import IDLE_BY
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence idle trace.json.gz

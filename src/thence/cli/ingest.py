@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.store.ingest import Ingested
     from thence.store.workers import Workers
 
-__all__ = ["command"]
-
 _EXAMPLES = """Every rank is read once, by a process of its own; a store then answers without reading it again:
 report --by rank and ranks from summaries alone, report and sql rank by rank, other verbs
 from the tables of the ranks that --rank chooses.

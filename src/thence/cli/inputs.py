@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from thence.trace import Trace
 
-__all__ = ["SELECTING", "Inputs", "check_inputs", "names_inputs", "trace_options", "warm_up_option"]
-
 Option = Literal["rank", "device", "steps", "window", "program", "only", "warm-up", "own", "hlo"]
 
 SELECTING: tuple[Option, ...] = (*("rank", "device", "steps", "window", "program"), *("only", "warm-up"))

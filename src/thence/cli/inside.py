@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thence.inside.decoding import Decoded
     from thence.model.timeline import Timeline
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence inside gemm.npz                                    time by range

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["json_pieces"]
-
 _ROWS = 1000
 """Rows that are converted to text at a time."""
 _LEAST = 1 << 20

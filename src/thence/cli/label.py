@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from thence.analysis.replayed_graph import ReplayedGraph
     from thence.trace import Trace
 
-__all__ = ["command"]
-
 _ENDINGS = (".json", ".json.gz", ".pftrace", ".perfetto-trace")
 
 _EXAMPLES = """\b

@@ -20,8 +20,6 @@ from thence.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["EXIT_CODES", "Block", "Option", "Verb", "man_pages", "program", "verbs"]
-
 EXIT_CODES = {
     0: "success; also if the reader of the output closes the pipe",
     1: "a check failed: an unsound trace, a violated expectation or limit, or a missing feature",

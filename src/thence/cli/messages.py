@@ -8,8 +8,6 @@ from pathlib import Path
 from thence.credentials import without_credentials
 from thence.units import format_bytes
 
-__all__ = ["put", "say", "unexpected", "wrote"]
-
 _MOST_CHARACTERS = 200
 """Characters of an unexpected error's own message that are printed."""
 

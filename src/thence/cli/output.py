@@ -23,27 +23,6 @@ if TYPE_CHECKING:
 
     from thence.trace import Trace
 
-__all__ = [
-    "SCHEMAS",
-    "Result",
-    "check_output",
-    "choice_option",
-    "console",
-    "document_of",
-    "error_console",
-    "flat_cells",
-    "force_option",
-    "format_option",
-    "notes_of",
-    "output_option",
-    "print_command",
-    "print_json",
-    "print_notes",
-    "print_table",
-    "result_options",
-    "top_rows",
-]
-
 SCHEMAS: Mapping[str, int] = {
     "report": 2,
     "programs": 1,

@@ -10,8 +10,6 @@ from thence.cli.inputs import Inputs, trace_options, warm_up_option
 from thence.cli.output import Result, document_of, notes_of, result_options
 from thence.units import several
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence programs profile_dir/

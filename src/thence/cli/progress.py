@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-__all__ = ["bytes_read", "rows_written", "working"]
-
 _QUIET_S = 1.0
 """Time before a display appears, in seconds."""
 

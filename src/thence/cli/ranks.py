@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.reasons import Reasons
     from thence.trace import Trace
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence ranks traces/                       all ranks of a job

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from thence.launcher.content import Content
 
-__all__ = ["command"]
-
 _INCOMPLETE = 2
 """Exit code with ``--strict``."""
 _NO_PROCESS = (

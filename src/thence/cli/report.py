@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thence.model.places import By
     from thence.trace import Trace
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence report trace.json.gz                      or thence trace.json.gz

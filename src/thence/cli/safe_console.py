@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType
 
-__all__ = ["SafeConsole"]
-
 
 class SafeConsole(Console):
     """Replaces control characters in whatever is printed, just before colours are added.

@@ -14,8 +14,6 @@ from thence.errors import UsageError
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["command"]
-
 _MOST_ROWS = 1_000_000
 """Most rows of an answer as a table or JSON, whose values are Python objects in memory."""
 _LONGEST_S = 1e6

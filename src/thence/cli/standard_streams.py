@@ -20,8 +20,6 @@ from thence.errors import ThenceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ReaderGone", "Unwritable", "checked_streams"]
-
 _STANDARD = (0, 1, 2)
 """Descriptors of standard input, output and error."""
 

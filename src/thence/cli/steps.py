@@ -8,8 +8,6 @@ from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, console, document_of, notes_of, print_notes, print_table, result_options
 from thence.units import format_ns, several
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence steps traces/                       every rank of a job

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thence.analysis.expectations import Check
     from thence.analysis.streams import Concurrency, Streams
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence streams trace.json.gz

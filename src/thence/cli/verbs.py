@@ -11,8 +11,6 @@ from typing import cast
 import click
 from click.shell_completion import CompletionItem
 
-__all__ = ["VERBS", "commands", "group"]
-
 VERBS = {
     "report": "Show where GPU time went and why the GPU was idle.",
     "convert": "Convert a trace to Perfetto, Chrome JSON or Parquet.",

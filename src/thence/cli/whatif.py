@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 Examples:
   thence whatif traces/                                the ten changes with the largest gain

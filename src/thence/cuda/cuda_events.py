@@ -12,8 +12,6 @@ from typing import Any
 
 from thence.errors import MissingRequirement, UsageError
 
-__all__ = ["Event", "call", "elapsed_ms", "load_driver", "served_cuda"]
-
 _DRIVER = "libcuda.so.1"
 _WITH_TIME = 0
 """CU_EVENT_DEFAULT"""

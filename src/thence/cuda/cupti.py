@@ -21,18 +21,6 @@ from thence.errors import MissingRequirement
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "DRIVER_API",
-    "MOST_CALLBACK_IDS",
-    "RUNTIME_API",
-    "TAKEN",
-    "BufferCompleted",
-    "BufferRequested",
-    "Cupti",
-    "CuptiError",
-    "load",
-]
-
 DRIVER_API = 1
 """CUPTI_CB_DOMAIN_DRIVER_API"""
 RUNTIME_API = 2

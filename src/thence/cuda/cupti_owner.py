@@ -8,8 +8,6 @@ from pathlib import Path
 
 from thence.cuda.libraries import mapped_files
 
-__all__ = ["holder", "taken"]
-
 _LIBRARIES = (
     # part of the file name, the tool that loads the library, the advice
     ("libToolsInjection", "Nsight Systems (nsys)", "run the program without nsys"),

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from thence.cuda.cuda_events import call, load_driver
 from thence.errors import MissingRequirement
 
-__all__ = ["Driver", "GraphDriver", "KernelNode", "load"]
-
 _ACTIVE = 1
 """CU_STREAM_CAPTURE_STATUS_ACTIVE"""
 

@@ -13,21 +13,6 @@ from dataclasses import dataclass, field
 
 from thence.errors import MissingRequirement
 
-__all__ = [
-    "CALLS",
-    "DRIVER",
-    "KERNEL",
-    "LAYOUTS",
-    "MARKER",
-    "MEMCPY",
-    "MEMCPY2",
-    "MEMSET",
-    "OVERHEAD",
-    "RUNTIME",
-    "Layout",
-    "require_known",
-]
-
 MEMCPY = 1
 MEMSET = 2
 DRIVER = 4

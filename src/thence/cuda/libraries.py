@@ -12,8 +12,6 @@ from pathlib import Path
 from thence.cuda.cuda_events import served_cuda
 from thence.errors import MissingRequirement
 
-__all__ = ["find_libcudart", "find_libcupti", "mapped_copies", "mapped_files"]
-
 _WHEEL_PATTERNS = (
     "nvidia/cu*/lib/libcupti.so.*",  # nvidia-cuda-cupti, CUDA 13 and later
     "nvidia/cuda_cupti/lib/libcupti.so.*",  # nvidia-cuda-cupti-cu11 and -cu12

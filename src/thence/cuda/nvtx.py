@@ -13,8 +13,6 @@ from pathlib import Path
 from thence.cuda.libraries import find_libcupti
 from thence.errors import ThenceError
 
-__all__ = ["VARIABLE", "collect_nvtx", "leave_nvtx"]
-
 VARIABLE = "NVTX_INJECTION64_PATH"
 """Environment variable: the library that NVTX (``nvtxInit.h``) loads."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from thence.cuda.cuda_events import load_driver, served_cuda
 from thence.errors import MissingRequirement
 
-__all__ = ["devices", "driver_version", "synchronize"]
-
 _MULTIPROCESSORS = 16
 _MAJOR, _MINOR = 75, 76
 """CUdevice_attribute"""

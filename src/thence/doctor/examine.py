@@ -29,8 +29,6 @@ from thence.doctor.versions import (
     why_no_stacks,
 )
 
-__all__ = ["CHECKS", "Capability", "examine"]
-
 _PROC = PROC
 _PROFILING_CAPABILITIES = (1 << 21) | (1 << 38)  # CAP_SYS_ADMIN, CAP_PERFMON
 _WITH = {"driver": "an NVIDIA GPU", "libcupti": "libcupti"}

@@ -29,8 +29,6 @@ from thence.timing.spin_kernel import KERNEL_NAME, HeadStart, capability
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["STEPS", "Finding", "main", "probe"]
-
 Finding = dict[str, Any]
 """Results of a step, or {"error": a sentence}."""
 

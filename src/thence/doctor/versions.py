@@ -16,19 +16,6 @@ from thence.version import __version__
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = [
-    "AS_ASKED",
-    "COMPILED",
-    "IN_PYTHON",
-    "PROC",
-    "driver_release",
-    "installed_version",
-    "probe_kind",
-    "versions",
-    "why_no_samples",
-    "why_no_stacks",
-]
-
 _LIBRARIES = ("polars", "numpy", "plotly", "torch", "jax", "triton")
 _CUPTI = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-cu12", "nvidia-cuda-cupti-cu11")
 PROC = Path("/proc/driver/nvidia")

@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thence.errors import UsageError
-from thence.inside.columns import several
-from thence.units import format_ns, format_share
+from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.inside.columns import Columns, Int64
+    from thence.inside.columns import Columns
+    from thence.model.arrays import Float64, Int64
 
-    Float64 = npt.NDArray[np.float64]
-
-__all__ = ["MAX_GHZ", "SOURCES", "Clocks", "clocks_at", "clocks_of", "precision_of", "rate_in_slice", "unwrapped"]
 
 SOURCES = ("timer", "measured", "given", "neighbours", "estimated", "launch", "unknown")
 """Where the rate of a trace's clock comes from. timer: its events are in ns already. measured: from

@@ -13,35 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.errors import DamagedInput
-from thence.units import several
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-    UInt8 = npt.NDArray[np.uint8]
-    Words = npt.NDArray[np.uint32]
+    from thence.model.arrays import Int64, Mask, UInt8, UInt32
 
-__all__ = [
-    "COMPLETE",
-    "DAMAGED",
-    "ENTER",
-    "EXIT",
-    "IGNORED",
-    "INSTANT",
-    "OVERFLOW",
-    "STATES",
-    "UNFINISHED",
-    "UNKNOWN",
-    "Columns",
-    "as_words",
-    "counted_from_start",
-    "pairs_of",
-    "runs_backwards",
-    "several",
-    "starts_of",
-]
 
 ENTER, EXIT, INSTANT, IGNORED = 0, 1, 2, 3
 """Kinds of events. `IGNORED`: an invalid kind, which no layout writes."""
@@ -134,7 +111,7 @@ def starts_of(count: Int64) -> Int64:
     return first
 
 
-def as_words(buffer: Any, path: str) -> Words:
+def as_words(buffer: Any, path: str) -> UInt32:
     """A buffer as 32-bit words.
 
     Args:
@@ -154,7 +131,7 @@ def as_words(buffer: Any, path: str) -> Words:
     return values.astype(values.dtype.newbyteorder("<"), copy=False).view("<u4")
 
 
-def pairs_of(table: Words, count: Int64) -> tuple[Words, Words]:
+def pairs_of(table: UInt32, count: Int64) -> tuple[UInt32, UInt32]:
     """First words and second words of the first pairs of each row, row after row.
 
     Args:
@@ -171,7 +148,7 @@ def pairs_of(table: Words, count: Int64) -> tuple[Words, Words]:
     return np.ascontiguousarray(halves[:, 0]), np.ascontiguousarray(halves[:, 1])
 
 
-def counted_from_start(low: Words, first: Words, count: Int64, total: Int64) -> Int64:
+def counted_from_start(low: UInt32, first: UInt32, count: Int64, total: Int64) -> Int64:
     """Counters of all events since the start of their traces, from low words that may have wrapped.
 
     A trace whose total is known and below 2^32 has no wraps. In any other trace, the counter wrapped

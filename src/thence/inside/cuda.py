@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from thence.inside.launches import Launch
 
-__all__ = ["HEADER", "SCOPES", "Profile", "event_overhead", "names_in"]
-
 HEADER = Path(__file__).with_name("thence_inside.cuh")
 """Path of the header, for compilers that take an include folder."""
 

@@ -11,22 +11,18 @@ import numpy as np
 import polars as pl
 
 from thence.inside.clocks import SOURCES, Clocks, clocks_at, clocks_of, precision_of, rate_in_slice
-from thence.inside.columns import IGNORED, STATES, UNKNOWN, Columns, as_words, several
+from thence.inside.columns import IGNORED, STATES, UNKNOWN, Columns, as_words
 from thence.inside.formats import flashinfer, mosaic, proton, thence
 from thence.inside.ranges import Labels, enum_series, known_series, ranges_of
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy.typing as npt
-
-    from thence.inside.columns import Int64, Words
     from thence.inside.description import Description
+    from thence.model.arrays import Int64, UInt32
 
-    Reader = Callable[[Words, Description, str], Columns]
-    Float64 = npt.NDArray[np.float64]
-
-__all__ = ["Decoded", "decode"]
+    Reader = Callable[[UInt32, Description, str], Columns]
 
 _EVENT_KINDS = ("enter", "exit", "instant")
 """Kinds of events in `Decoded.events`; the kinds in `Decoded.ranges` are range and instant."""

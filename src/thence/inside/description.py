@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from thence.errors import DamagedInput, UsageError
-from thence.model.json_fields import Int64, NotAsWritten, decoded
+from thence.model.json_fields import JsonInt64, NotAsWritten, decoded
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FLAVOURS", "HEADER_WORDS", "Description", "Limits"]
 
 _FORMAT = "thence.inside"
 _VERSION = 1
@@ -250,7 +249,7 @@ class _Fields(msgspec.Struct):
     """The fields of the JSON that are read; other fields are ignored."""
 
     format: str
-    version: Int64
+    version: JsonInt64
     flavour: str
     names: list[str] = []
     grid: _Counts = (1, 1, 1)

@@ -26,9 +26,7 @@ from thence.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from thence.inside.columns import Words
-
-__all__ = ["found", "load", "save", "save_each"]
+    from thence.model.arrays import UInt32
 
 _PATTERNS = ("*.npz", "*.npy")
 _MOST_DESCRIPTION_BYTES = 16 << 20
@@ -86,7 +84,7 @@ def save_each(path: str | os.PathLike[str], parts: Iterable[tuple[Any, Descripti
     return paths
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:
+def load(path: str | os.PathLike[str]) -> tuple[UInt32, Description]:
     """A buffer and its description.
 
     Args:
@@ -133,7 +131,7 @@ def found(inputs: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return [file for file in files if file.suffix != ".npy" or str(file) in names or file.with_suffix(".json").exists()]
 
 
-def _from_npz(file: Path) -> tuple[Words, Description]:
+def _from_npz(file: Path) -> tuple[UInt32, Description]:
     name = str(file)
     with zipfile.ZipFile(file) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
@@ -158,7 +156,7 @@ def _from_npz(file: Path) -> tuple[Words, Description]:
         return as_words(arrays["buffer"], name), description
 
 
-def _from_npy(file: Path) -> tuple[Words, Description]:
+def _from_npy(file: Path) -> tuple[UInt32, Description]:
     beside = file.with_suffix(".json")
     if not beside.exists():
         raise InputError(str(file), f"has no description next to it: {beside.name} with names, grid and block")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from thence.inside.decoding import Decoded
     from thence.inside.description import Description
 
-__all__ = ["Arrays", "Launch", "Launches", "Triple", "arrays_of", "launch_facts", "three"]
-
 Triple = tuple[int, int, int]
 
 

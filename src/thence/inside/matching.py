@@ -12,11 +12,8 @@ from thence.inside.columns import ENTER, EXIT, starts_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.inside.columns import Int64, Mask, UInt8
+    from thence.model.arrays import Array, Int64, Mask, UInt8
 
-    Numbers = npt.NDArray[Any]
-
-__all__ = ["Matches", "match"]
 
 _LEVELS_ONE_BY_ONE = 32
 """Nesting depth up to which each level is matched separately; deeper events are sorted by level."""
@@ -42,7 +39,7 @@ class Matches:
     level: npt.NDArray[np.int32]
 
 
-def match(kind: UInt8, name: Numbers, count: Int64) -> Matches:
+def match(kind: UInt8, name: Array, count: Int64) -> Matches:
     """The ranges of all traces.
 
     Enters and exits are paired like nested brackets. If this leaves an exit alone or pairs it with another
@@ -134,7 +131,7 @@ def _events_of_traces(events: Int64, count: Int64) -> Int64:
     return offset + np.arange(int(sizes.sum()))
 
 
-def _by_name(kind: UInt8, name: Numbers, count: Int64, rows: Int64, partner: Int64, stray: Mask) -> None:
+def _by_name(kind: UInt8, name: Array, count: Int64, rows: Int64, partner: Int64, stray: Mask) -> None:
     """Matches the events ``rows`` again, separately for each trace and name."""
     trace = np.searchsorted(starts_of(count), rows, side="right") - 1
     order = np.lexsort((name[rows], trace))

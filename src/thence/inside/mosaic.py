@@ -40,8 +40,6 @@ from thence.inside.launches import launch_facts, three
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["OnDeviceProfiler", "ProfilerSpec"]
-
 _SCOPES = {"warpgroup": (2, 128), "warp": (3, 32)}  # number in the records, threads
 _MAGIC = 0x7E4CE001
 _ENTER, _EXIT = 0, 1 << 30

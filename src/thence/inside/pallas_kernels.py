@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from thence.inside.decoding import Decoded
 
-__all__ = ["Execution", "PallasProfile", "describe_mosaic", "pallas"]
-
 _HEADER_WORDS = 3  # of JAX's traces: globaltimer, %smid, words used
 _SCOPE_THREADS = {"WARP": 32, "WARPGROUP": 128}
 _COUNT_WITHOUT_HEADER = (0, 8, 0)

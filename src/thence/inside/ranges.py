@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.inside.columns import INSTANT, UNKNOWN, Columns, several
+from thence.inside.columns import INSTANT, UNKNOWN, Columns
 from thence.inside.matching import match
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.inside.clocks import Clocks
-    from thence.inside.columns import Int64
-
-__all__ = ["Labels", "enum_series", "known_series", "ranges_of"]
+    from thence.model.arrays import Int64
 
 _RANGE_KINDS = ("range", "instant")
 

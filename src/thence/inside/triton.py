@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 
     from thence.inside.launches import Launch
 
-__all__ = ["Profile", "begin", "end", "enter", "event_overhead", "exit", "exit_after", "instant"]
-
 # Constants of a record; see thence_inside.cuh. Signed, because the buffer is int32 in Triton.
 _HEADER = tl.constexpr(16)
 _MAGIC = tl.constexpr(0x7E4CE001)

@@ -13,8 +13,6 @@ from thence.recording.notes import BEGUN, UNSEEN, notes
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Content", "content"]
-
 
 @dataclass(frozen=True, slots=True)
 class Content:

@@ -30,8 +30,6 @@ from thence.recording.notes import REFUSED, UNSEEN, leave_note
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["SETTINGS", "install", "why_unseen"]
-
 SETTINGS = "THENCE_RECORD"
 """Environment variable: JSON of directory and options."""
 

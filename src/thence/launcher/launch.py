@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from thence.recorder.options import RecordOptions
 
-__all__ = ["Outcome", "claimed_directory", "run"]
-
 _SIGNALLED = 128
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 

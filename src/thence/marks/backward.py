@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from thence.marks.captures import Captures
     from thence.marks.watching import Frame, Watch
 
-__all__ = ["BackwardMarks", "patch_autograd"]
-
 _NEVER = (1 << 64) - 1
 """The sequence number that all nodes share which accumulate gradients into leaves."""
 _MADE_BY_BACKWARD = "thence.made_by_backward"

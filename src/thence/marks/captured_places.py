@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.boundaries.places import Place
     from thence.marks.launch_facts import Part
 
-__all__ = ["Launch", "Noted", "module_of_part", "node_places", "phase_of_part"]
-
 Launch = tuple[Run, LineFacts]
 """The call of generated code, and the facts of its launches until the next note."""
 Noted = int | Launch | None

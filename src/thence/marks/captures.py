@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from thence.marks.graph_nodes import CapturedGraph, NodeIds
     from thence.marks.watching import Frame, Watch
 
-__all__ = ["Captures", "Streams", "TorchStreams", "patch_torch"]
-
 
 @dataclass
 class _Capture:

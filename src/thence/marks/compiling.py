@@ -25,8 +25,6 @@ from thence.marks.watching import watch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ends", "follow_inductor", "notice_imports", "opens"]
-
 _FOLLOWED = tuple(f"torch._inductor.{name}" for name in ("codecache", "compile_fx", "scheduler"))
 """Modules of Inductor in which functions are wrapped."""
 

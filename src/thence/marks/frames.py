@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 from thence.marks.graph_labels import Label, metadata_text
 from thence.marks.watching import Frame, watch
 
-__all__ = ["LOG_LIMIT", "Backward", "Log", "label_of", "numbers", "reopened", "task", "thread", "top"]
-
 LOG_LIMIT = 1 << 16
 """The least number of entries of a thread's log that is kept: enough for the marks of many forward passes."""
 

@@ -25,8 +25,6 @@ from thence.marks.launch_facts import COMMENT, Part, frames_of, module_of, parts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["LineFacts", "Module", "facts_of_launches", "is_generated", "read_module"]
-
 _ID = re.compile(r"#\s*AOT ID:\s*\[?'?\w*?_?(forward|backward|inference)\b")
 _HEAD = 3  # first lines of a module, which contain the id
 _COMMENT = re.compile(r"^\s*#.*Source Nodes: \[(?P<nodes>[^\]]*)\], Original ATen: \[(?P<aten>[^\]]*)\]")

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from thence.marks.generated import LineFacts, Module
 
-__all__ = ["Around", "GeneratedLines", "Nowhere", "Run", "generated"]
-
 _TOOL_IDS = (4, 3)
 """Tool ids of sys.monitoring that are not reserved."""
 _KEPT_FORWARDS = 1 << 14

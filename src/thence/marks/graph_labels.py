@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from thence.cuda.driver import GraphDriver
     from thence.marks.graph_nodes import NodeIds
 
-__all__ = ["CapturedNodes", "Label", "LabelledGraphs", "NodePlace", "as_text", "metadata_text", "write_whole"]
-
 _Named = TypeVar("_Named")
 
 _ACTIVITIES = ("kernel", "memcpy", "memset")

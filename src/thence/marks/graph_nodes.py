@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from thence.cuda.driver import GraphDriver
 
-__all__ = ["CapturedGraph", "KernelNames", "Named", "NodeIds", "Nodes", "read_graph"]
-
 _NUMBER = 0xFFFFFFFF
 _LONGEST_DEMANGLED = 1024
 """Kineto shows longer names as they are (libkineto/src/Demangle.cpp, kMaxSymbolSize)."""

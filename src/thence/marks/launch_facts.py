@@ -21,20 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "COMMENT",
-    "MARKS",
-    "Part",
-    "comment_of",
-    "frames_of",
-    "main_marks",
-    "main_part",
-    "marks_of",
-    "module_of",
-    "parts_of_nodes",
-    "parts_of_text",
-]
-
 COMMENT = "thence:"
 """The text before the parts in a comment of generated code."""
 MARKS = "thence"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from thence.marks.watching import Frame
 
-__all__ = ["LibraryMark", "mark"]
-
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _modules = sys.modules
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     Opened = Callable[[int, str, str | None, Mapping[str, object]], None]
     Closed = Callable[[int], None]
 
-__all__ = ["Frame", "Listener", "Watch", "watch"]
-
 Frame = tuple[Any, int, Any, Any]
 """An open mark: see `thence.marks.frames`."""
 

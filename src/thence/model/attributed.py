@@ -15,8 +15,6 @@ from thence.model.tables import COLLECTIVES, Tables
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["RULE", "SHARES", "Attributed", "concat_attributed"]
-
 RULE = pl.Enum(CODES)
 """Type of every ``<kind>_rule`` column."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from thence.model.collectives import Collective
 
-__all__ = ["described", "described_structs"]
-
 _INT32 = ("group_size", "source_rank", "destination_rank")
 _MOST_ELEMENTS = 1 << 50
 _UNKNOWN = -1

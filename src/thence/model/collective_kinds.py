@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["can_launch", "kernels_of_nccl", "kind_of", "kind_of_kernel"]
-
 _KINDS = (  # the first match decides; names are in lower case, with only letters and digits
     ("ragged-all-to-all", "ragged"),
     ("reduce-scatter", "reducescatter"),

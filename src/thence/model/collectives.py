@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KINETO_KEYS", "NUMBERS", "TEXTS", "CallFacts", "Collective", "split"]
-
 KINETO_KEYS: Mapping[str, str] = MappingProxyType(
     {
         "collective": "Collective name",

@@ -25,19 +25,16 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
+    from thence.model.arrays import Array
 
-    Integers = npt.NDArray[Any]
-    Column = Integers | Sequence[str | None]
-
-__all__ = ["MOST_ROWS", "DamagedPart", "decode", "decoded_bytes", "encode", "rows_of"]
+    Column = Array | Sequence[str | None]
 
 MOST_ROWS = 1 << 19
 """Most rows of one part. It bounds the number of rows that a small file can claim to hold."""
@@ -66,7 +63,7 @@ def encode(columns: Mapping[str, Column]) -> bytes:
     """
     stored: dict[str, str] = {}
     first: dict[str, int] = {}
-    arrays: dict[str, Integers] = {}
+    arrays: dict[str, Array] = {}
     rows = 0
     for name, values in columns.items():
         rows = len(values)
@@ -92,7 +89,7 @@ def encode(columns: Mapping[str, Column]) -> bytes:
     return content.getvalue()
 
 
-def _packed(values: Integers, start: Column | None) -> tuple[str, Integers | None]:
+def _packed(values: Array, start: Column | None) -> tuple[str, Array | None]:
     """How integers are stored, and the array to store; None for no array."""
     if len(values) and bool((values == values[0]).all()):
         return "same", None
@@ -109,7 +106,7 @@ def _packed(values: Integers, start: Column | None) -> tuple[str, Integers | Non
     return "plain", plain
 
 
-def _narrow(values: Integers) -> Integers:
+def _narrow(values: Array) -> Array:
     """The same integers in the narrowest signed type that holds them."""
     least, most = int(values.min()), int(values.max())
     for dtype in (np.int8, np.int16, np.int32):
@@ -119,14 +116,14 @@ def _narrow(values: Integers) -> Integers:
     return values
 
 
-def _packed_text(values: Sequence[str | None]) -> tuple[Integers, Integers]:
+def _packed_text(values: Sequence[str | None]) -> tuple[Array, Array]:
     encoded = [None if text is None else text.encode("utf-8", "replace") for text in values]
     lengths = np.array([-1 if text is None else len(text) for text in encoded], np.int64)
     joined = b"".join(text for text in encoded if text)
     return np.frombuffer(joined, np.uint8), lengths
 
 
-def _npy(array: Integers) -> bytes:
+def _npy(array: Array) -> bytes:
     content = io.BytesIO()
     np.lib.format.write_array(content, array, allow_pickle=False)
     return content.getvalue()
@@ -154,7 +151,7 @@ def decoded_bytes(content: bytes) -> int:
         return 8 * index.rows * len(index.columns) + texts
 
 
-def decode(content: bytes) -> dict[str, Integers | list[str | None]]:
+def decode(content: bytes) -> dict[str, Array | list[str | None]]:
     """The columns of a part: int64 arrays, and lists of text.
 
     Raises:
@@ -162,7 +159,7 @@ def decode(content: bytes) -> dict[str, Integers | list[str | None]]:
     """
     with _opened(content) as archive:
         index = _index(archive)
-        columns: dict[str, Integers | list[str | None]] = {}
+        columns: dict[str, Array | list[str | None]] = {}
         # Decode start first, because end may be stored relative to it.
         for name in sorted(index.columns, key=lambda name: name != "start"):
             if index.columns[name] == "text":
@@ -219,7 +216,7 @@ def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
     return content
 
 
-def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Integers:
+def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Array:
     """The integers of a ``.npy`` member. A header with any other type, such as objects, is refused."""
     content = _member(archive, f"{name}.npy", most_values * 8 + 4096)
     file = io.BytesIO(content)
@@ -236,7 +233,7 @@ def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Integers:
     return np.frombuffer(values, dtype)
 
 
-def _integers(archive: zipfile.ZipFile, name: str, index: _Index, start: object) -> Integers:
+def _integers(archive: zipfile.ZipFile, name: str, index: _Index, start: object) -> Array:
     rows, how = index.rows, index.columns[name]
     first = np.array([index.first.get(name, 0) & _ALL_BITS], np.uint64).view(np.int64)
     if how in ("same", "difference") and name not in index.first:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["affordable", "fitted", "narrowed"]
-
 _WORDS = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
 _LONGEST = 4096
 """Characters of a name that are examined."""

@@ -12,8 +12,6 @@ from thence.model.collectives import NUMBERS, TEXTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CALLS", "FlightRecord"]
-
 CALLS: Mapping[str, pl.DataType] = {
     "record": pl.Int64(),
     "backend": pl.String(),

@@ -19,8 +19,6 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ancestors", "depths", "numbered", "subtree_minima", "subtree_sums", "trie"]
-
 Int64: TypeAlias = npt.NDArray[np.int64]
 UInt64: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]

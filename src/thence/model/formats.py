@@ -37,31 +37,6 @@ from thence.model.phases import HOST_STATES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ACTIVITIES",
-    "BACKWARD_OPENED",
-    "CLOSED",
-    "COMPILED",
-    "COMPILED_INDEX",
-    "DESCRIPTION",
-    "GRAPH_LABELS",
-    "GRAPH_LABELS_VERSION",
-    "HLO_ENDING",
-    "HLO_FOLDER",
-    "LABELS_FILE",
-    "LACKING",
-    "OLD_PART_ENDING",
-    "OPENED",
-    "PART",
-    "PART_ENDING",
-    "RECORDING",
-    "RECORDING_VERSION",
-    "SAMPLE_STATES",
-    "STEP",
-    "TABLES",
-    "part_name",
-]
-
 RECORDING = "thence.recording"
 RECORDING_VERSION = 4
 """How earlier versions differ. 1: the description of a collective was JSON, the metadata of its mark. 2: parts were

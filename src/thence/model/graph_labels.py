@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     from thence.model.collectives import Collective
 
-__all__ = [
-    "FRAME_SEPARATOR",
-    "MODULE_KEYS",
-    "NODES",
-    "CapturedGraph",
-    "CapturedPlace",
-    "GraphLabels",
-    "Kernel",
-    "Label",
-    "Process",
-]
-
 NODES: Mapping[str, Any] = MappingProxyType(
     {
         "number": pl.Int64(),

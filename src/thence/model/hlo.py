@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import polars as pl
 
-__all__ = ["COMPUTATIONS", "FRAMES", "INSTRUCTIONS", "LOOPS", "Frame", "HloModule"]
-
 INSTRUCTIONS = {
     "computation": pl.Int64(),  # id of the computation it is part of
     "name": pl.String(),  # unique in the module; what traces call hlo_op

@@ -7,33 +7,16 @@ other modules use these functions, so that they treat empty and touching interva
 from __future__ import annotations
 
 import itertools
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from thence.parallel import in_threads
 
-__all__ = [
-    "NEVER",
-    "NO_ROW",
-    "chain_to",
-    "covered_lengths",
-    "enclosing",
-    "gaps",
-    "innermost",
-    "last_begun",
-    "levels",
-    "longest_begun",
-    "reached_before",
-    "shared_length",
-    "union",
-    "union_lengths",
-    "unions",
-]
+if TYPE_CHECKING:
+    from thence.model.arrays import Int64, Mask
 
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Weight = TypeVar("Weight", np.int64, np.float64)
 
 NO_ROW = -1

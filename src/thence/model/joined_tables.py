@@ -15,8 +15,6 @@ from thence.model.tables import Meta, Tables
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["concat", "moved", "renumbered", "row_offsets"]
-
 _Tables = TypeVar("_Tables", bound=Tables)
 _NO_CLOCK = (
     "some inputs do not state the Unix time at which their clock starts, so times of different inputs cannot be"

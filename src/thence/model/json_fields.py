@@ -14,15 +14,13 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Count", "Index", "Int64", "NotAsWritten", "Rank", "UInt32", "decoded", "field"]
-
 _Kind = TypeVar("_Kind")
 
-Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+JsonInt64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """What a column of Int64 holds: times, ids, numbers of any kind."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """A number of things, a size or a Unix time."""
-UInt32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+JsonUInt32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 """What CUDA numbers with 32 bits: graphs and their nodes."""
 Index = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 """A position in a list; -1 is none."""

@@ -28,8 +28,6 @@ from thence.model.mangled_names import function_of, without_suffix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["clip", "demangle", "function_name", "short_names"]
-
 _PARSED = 32_768  # characters of a name that are parsed; the rest only enters its hash
 _MOST_SHORTENED = 20_000  # names of one trace: each takes 0.1 ms, and a file may hold a million
 _FOLDED = 60  # operations that make a short name longer than this are left out

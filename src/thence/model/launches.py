@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["CALLS", "COUNTED", "IDENTIFIED", "UNCERTAIN", "launch_correlations", "matched_rows"]
-
 COUNTED = ("launch, by its number", "GraphLaunch, by its number")
 """Names of launches that were identified by their CUPTI number alone, because the API call itself was not recorded
 (`thence.readers.recording.counted`): of a kernel, memcpy or memset, and of a CUDA graph."""

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["MIN_INNER", "MIN_LAYERS", "folded_names"]
-
 MIN_LAYERS = 4
 """Values of an index from which it is folded. Parts of one layer are numbered, too, but in the models of PyTorch and
 JAX there are at most three of them: fc1 and fc2, w1 to w3, conv1 to conv3, norm1 to norm3."""

@@ -15,8 +15,6 @@ from thence.credentials import without_credentials
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LOSSES", "Loss", "says_lost"]
-
 LOSSES: Mapping[str, str] = MappingProxyType(
     {
         "cut": "the input ends early: later records are missing",

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["function_of", "without_suffix"]
-
 _SUFFIX = re.compile(r"(?:\.kd| \[clone \.kd\])$")
 _LENGTH = re.compile(r"L?([1-9][0-9]{0,3})")
 _QUALIFIERS = re.compile(r"N[rVK]{0,3}[RO]?")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["UNNAMED", "matching"]
-
 UNNAMED = "(unnamed)"
 """Name of activities and host ranges for which the producer gave none: every row has a name."""
 

@@ -16,11 +16,7 @@ import polars as pl
 from thence.model.intervals import reached_before
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["OneTimeline", "numbered", "rows_of_groups"]
+    from thence.model.arrays import Int64
 
 
 @dataclass(frozen=True)

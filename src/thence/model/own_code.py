@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["PACKAGES", "SOURCE_PLACE", "OwnCode", "packages_shown", "short_places"]
-
 _IN_SITE_PACKAGES = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+)")
 _ELSEWHERE = re.compile(
     r"(?:^|/)(?:site|dist)-packages/|(?:^|/)lib(?:64)?/python[\d.]+/|/python\d+\.zip/|"

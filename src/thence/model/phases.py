@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["HOST_STATES", "POSITIONS", "HostState", "Phase", "Position", "Serving"]
-
 
 class Phase(StrEnum):
     """Which part of a training step, or of a program around it, an activity belongs to."""

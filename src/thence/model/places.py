@@ -10,31 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "BY",
-    "COMPARED",
-    "FLAMES",
-    "FLAME_KINDS",
-    "GRAPH_LABELS",
-    "HLO",
-    "KINDS",
-    "LANES",
-    "LAUNCH",
-    "LAYERED",
-    "PLACES",
-    "SEARCHED",
-    "STATED",
-    "STATED_XLA",
-    "STEP_KIND",
-    "TABLE_KINDS",
-    "TABLE_KINDS_XLA",
-    "TREE_KINDS",
-    "By",
-    "FlameBy",
-    "Kind",
-    "page_kinds",
-]
-
 By = Literal[
     "kernel", "program", "hlo", "opcode", "op_name", "label", "module", "op", "ops", "source", "stack", "phase",
     "serving", "step-kind", "step", "iteration", "collective", "kind", "rank", "device", "stream",

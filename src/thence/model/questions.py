@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from thence.model.places import PLACES
 
-__all__ = ["FREE_BY", "IDLE_BY"]
-
 IDLE_BY = (
     *("place", "line", "module", "op"),
     *("label", "step", "call", "kernel"),

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["ADVICE", "APART", "CODES", "OF_ACCELERATOR", "REASONS", "RULES", "Reason", "advice", "reason_of", "text_of"]
-
 RULES: Mapping[str, str] = MappingProxyType(
     {
         # Host ranges around the launch.

@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["rows_by_number"]
-
 
 def rows_by_number(numbers: npt.NDArray[np.integer[Any]]) -> list[tuple[int, npt.NDArray[np.int64]]]:
     """The rows of each number, with one sort for all of them; numbers and rows are ascending."""

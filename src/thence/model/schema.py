@@ -10,8 +10,6 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Column", "Table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Column:

@@ -16,10 +16,6 @@ from thence.units import format_ns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "APART", "MAIN", "TYPICAL", "WARM_UP", "Selection", "StepChoice", "parse_steps", "parse_window",
-]  # fmt: skip
-
 WARM_UP = ("keep", "heuristic", "first-compiled")
 """Which executions of XLA programs are left out: see `thence.analysis.programs.warmup.WarmUp`."""
 APART = "apart"

@@ -14,8 +14,6 @@ from functools import cache
 
 from thence.model.phases import Serving
 
-__all__ = ["FORMATS", "Format", "ServerStep", "server_step"]
-
 
 @dataclass(frozen=True, slots=True)
 class ServerStep:

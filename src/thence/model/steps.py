@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ENDLESS", "NO_STEPS", "STEP_KINDS"]
-
 STEP_KINDS: Mapping[str, str] = MappingProxyType(
     {
         "step": "marked by the program or its profiler",

@@ -26,32 +26,6 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.losses import Loss
 
-__all__ = [
-    "API_CALLS",
-    "COLLECTIVES",
-    "DESCRIBED",
-    "EVENTS",
-    "EVENT_KINDS",
-    "GPU",
-    "GRAPH_PLACES",
-    "HOST",
-    "HOST_CATEGORIES",
-    "KINDS",
-    "KNOWN",
-    "PROGRAMS",
-    "STEPS",
-    "STEP_TIMES",
-    "THREADS",
-    "WAITS",
-    "WAIT_KINDS",
-    "Column",
-    "Device",
-    "Meta",
-    "Table",
-    "Tables",
-    "named_inputs",
-]
-
 
 KINDS = ("kernel", "memcpy", "memset", "thunk")
 """Kinds of device activities. thunk: the work of one XLA thunk, from producers that do not list its kernels."""

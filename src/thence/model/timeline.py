@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["JobRows", "Phases", "Timeline"]
-
 
 @dataclass(frozen=True)
 class Phases:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LATEST_NS", "LONGEST_NS"]
-
 LATEST_NS = 4 * 10**18
 """Furthest time from the zero of a clock, in either direction, ns. With the epoch 1970 it is in the year 2096."""
 LONGEST_NS = 100 * 86_400 * 10**9

@@ -19,10 +19,6 @@ from thence.model.tables import API_CALLS, EVENTS, HOST_CATEGORIES, WAITS
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
-__all__ = [
-    "SAID", "Calls", "kind_of_call", "names_of_calls", "said_of_calls", "waiting_tables", "with_waiting",
-]  # fmt: skip
-
 _CALLS = (
     ("record", r"(?:cuda|cu|hip)EventRecord(?:WithFlags)?"),
     ("wait", r"(?:cuda|cu|hip)StreamWaitEvent"),

@@ -19,8 +19,6 @@ from thence.model.server_steps import server_step
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["category_of", "positions_of_functions", "ranges_among_ops", "shown_name"]
-
 _STEP = re.compile(r"ProfilerStep(?:\*|#\d+)")
 # Ranges that torch itself opens: torch/optim/optimizer.py, torch/utils/data/dataloader.py,
 # torch/distributed (fsdp, c10d, DDP), torch/_inductor and torch/_dynamo (phases of the compiler).

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["DEFAULT", "Expansion", "TooLarge", "decoded_bytes"]
-
 _ALWAYS: Bytes = 64 << 20
 """Decompressed bytes that are accepted whatever the ratio."""
 

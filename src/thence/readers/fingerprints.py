@@ -12,8 +12,6 @@ from thence.readers.remote import is_url, state_of
 if TYPE_CHECKING:
     from thence.units import Bytes
 
-__all__ = ["fingerprint"]
-
 
 def fingerprint(name: str) -> tuple[Bytes, str, int]:
     """Size in bytes, modification time of the newest file, and number of files.

@@ -35,8 +35,6 @@ from thence.readers.source import STANDARD_INPUT, Source
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["NAME", "PATTERNS", "is_record", "read", "read_record", "sniff", "with_records_beside"]
-
 NAME = "collective calls of PyTorch's flight recorder"
 PATTERNS: tuple[str, ...] = ()
 """None: in a directory, the files are found by name, for the trace of their rank."""

@@ -24,7 +24,7 @@ from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.model.collectives import split
 from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
 from thence.model.graph_labels import NODES, CapturedGraph, CapturedPlace, GraphLabels, Kernel, Label, Process
-from thence.model.json_fields import Count, Index, Int64, NotAsWritten, Rank, UInt32, decoded
+from thence.model.json_fields import Count, Index, JsonInt64, JsonUInt32, NotAsWritten, Rank, decoded
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
 from thence.readers.expansion import DEFAULT, Expansion
@@ -33,7 +33,6 @@ from thence.readers.source import STANDARD_INPUT, Source
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
-__all__ = ["NAME", "PATTERNS", "read", "read_labels", "sniff", "with_annotations_beside", "with_labels_beside"]
 
 _MOST_FILES = 1000  # label files that are added to one set of tables
 NAME = "labels of CUDA graphs (thence.save_labels)"
@@ -45,7 +44,7 @@ _MOST_NODES = 20_000_000
 _FEW_OBJECTS = 100_000
 _LEAST_BYTES = 20  # that a file must have for each object beyond _FEW_OBJECTS
 _HOW = "call thence.save_labels() at the end of the program to write the file again"
-_Triple = tuple[UInt32, UInt32, UInt32]
+_Triple = tuple[JsonUInt32, JsonUInt32, JsonUInt32]
 _Parent = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 32)]  # the number of a node; -1: none
 _Share = Annotated[float, msgspec.Meta(ge=0, lt=1.001)]  # rounded
 
@@ -109,7 +108,7 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
 
 class _Head(msgspec.Struct):
     format: str = ""
-    version: Int64 = 0
+    version: JsonInt64 = 0
 
 
 def _not_labels(what: str) -> str:
@@ -125,7 +124,7 @@ class _Process(msgspec.Struct):
 
 class _File(msgspec.Struct):
     format: str
-    version: Int64
+    version: JsonInt64
     process: _Process = msgspec.field(default_factory=_Process)
     labels: tuple[_Label, ...] = ()
     places: tuple[_Place, ...] = ()
@@ -137,7 +136,7 @@ class _File(msgspec.Struct):
 class _Label(msgspec.Struct):
     path: tuple[str, ...]
     phase: str | None = None
-    lane: str | Int64 | None = None
+    lane: str | JsonInt64 | None = None
     metadata: dict[str, Any] = {}
 
 
@@ -155,22 +154,22 @@ class _Kernel(msgspec.Struct):
 
 
 class _Graph(msgspec.Struct):
-    id: UInt32
+    id: JsonUInt32
     nodes: _Nodes
-    executables: tuple[UInt32, ...] = ()
+    executables: tuple[JsonUInt32, ...] = ()
     device: Rank | None = None
-    edges: list[tuple[UInt32, UInt32]] | None = None
+    edges: list[tuple[JsonUInt32, JsonUInt32]] | None = None
 
 
 class _Nodes(msgspec.Struct):
-    number: list[UInt32]
+    number: list[JsonUInt32]
     type: list[str]
     label: list[Index]
     place: list[Index] | None = None
     kernel: list[Index] | None = None
     grid: list[_Triple | None] | None = None
     block: list[_Triple | None] | None = None
-    shared_memory: list[UInt32 | None] | None = None
+    shared_memory: list[JsonUInt32 | None] | None = None
     parent: list[_Parent] | None = None
 
 

@@ -21,12 +21,12 @@ from thence.model.tables import API_CALLS, HOST_CATEGORIES
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Int64 = npt.NDArray[np.int64]
+    from thence.model.arrays import Int64
+
     Column = npt.NDArray[np.generic]
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
-__all__ = ["IS_API_CALL", "host_order", "host_parents", "in_order", "parent_column"]
 
 IS_API_CALL = np.array([category in API_CALLS for category in HOST_CATEGORIES])
 """Whether a category is one of `API_CALLS`, by its index in HOST_CATEGORIES."""

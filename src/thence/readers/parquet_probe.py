@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["ARROW_ENDING", "MAX_ROWS", "first_unreadable", "probing", "unreadable"]
-
 MAX_ROWS = 50_000_000
 """Maximum rows of one table: a few bytes of Parquet can claim billions of equal rows."""
 

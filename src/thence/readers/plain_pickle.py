@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_WRITTEN", "PickleRefused", "load_plain"]
-
 MAX_BYTES = 256 << 20
 MAX_BITS = 64  # of one integer: node ids have them
 MAX_DEPTH = 100  # of containers in containers: readers may recurse

@@ -18,8 +18,6 @@ from thence.units import several
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
-__all__ = ["plausible"]
-
 _Tables = TypeVar("_Tables", bound="Tables")
 _MOST_TOTAL_NS = 1 << 62
 MAX_TEXT, MAX_TEXT_PER_ROW = 16_000_000, 1000

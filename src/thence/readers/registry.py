@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["ArchiveFormat", "ArchiveReader", "FileFormat", "FileReader", "files_of", "holds_labels", "read"]
-
 _FILES = {
     "thence.readers.kineto.sniffing": "thence.readers.kineto.read",
     "thence.readers.flight_recorder": "thence.readers.flight_recorder",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["fetched", "is_folder", "is_url", "matching_urls", "open_url", "state_of", "urls_within"]
-
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 _BLOCK_BYTES = 8 << 20

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
     from thence.units import Ns
 
-__all__ = ["Read", "in_newest_run", "in_run", "one_job"]
-
 _STAMP = re.compile(r"\d{4}_\d{2}_\d{2}_\d{2}_\d{2}_\d{2}.*")
 """Names of runs of jax.profiler, which sort by time."""
 _CYCLE = re.compile(r"(?P<worker>.+)\.(?P<time>\d{10,20})\.pt\.trace\.json(?:\.gz)?")

@@ -22,8 +22,6 @@ from thence.readers.remote import is_folder, is_url, matching_urls, open_url, ur
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["STANDARD_INPUT", "Source", "changes_in", "check_regular", "expand", "matching", "unchanged"]
-
 STANDARD_INPUT = "-"
 _HEAD_BYTES = 1 << 16
 _GZIP_MAGIC = b"\x1f\x8b"

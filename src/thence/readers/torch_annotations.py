@@ -26,7 +26,7 @@ import polars as pl
 from thence.errors import DamagedInput, UnknownFormat
 from thence.model.collectives import KINETO_KEYS, split
 from thence.model.graph_labels import NODES, CapturedGraph, CapturedPlace, GraphLabels, Kernel, Label, Process
-from thence.model.json_fields import NotAsWritten, UInt32, decoded
+from thence.model.json_fields import JsonUInt32, NotAsWritten, decoded
 from thence.readers.plain_pickle import PickleRefused, load_plain
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["annotation_files", "is_annotation_name", "is_pickle", "label_of", "read_annotations", "sniff"]
 
 _MOST_NODES = 20_000_000
 _MEMORY_SNAPSHOT = {"segments", "device_traces"}
@@ -127,25 +126,25 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
 class _GraphNode(msgspec.Struct):
     """A node in the files of ``export_graph_data``; its other fields are not needed."""
 
-    node_id: UInt32
+    node_id: JsonUInt32
     node_type: str
     kernel_name: str | None = None
-    grid_dim: tuple[UInt32, UInt32, UInt32] | None = None
-    block_dim: tuple[UInt32, UInt32, UInt32] | None = None
-    shared_mem_bytes: UInt32 | None = None
+    grid_dim: tuple[JsonUInt32, JsonUInt32, JsonUInt32] | None = None
+    block_dim: tuple[JsonUInt32, JsonUInt32, JsonUInt32] | None = None
+    shared_mem_bytes: JsonUInt32 | None = None
 
 
 class _GraphEdge(msgspec.Struct, rename={"source": "from", "target": "to"}):
     """An edge in the files of ``export_graph_data``: positions of two nodes in the list of nodes."""
 
-    source: UInt32
-    target: UInt32
+    source: JsonUInt32
+    target: JsonUInt32
 
 
 class _GraphData(msgspec.Struct):
     """What ``export_graph_data`` pickles."""
 
-    exec_graph_id: UInt32
+    exec_graph_id: JsonUInt32
     nodes: list[_GraphNode]
     edges: list[_GraphEdge]
 

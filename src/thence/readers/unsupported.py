@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["described"]
-
 _DECOMPRESS = "; decompress it first ({}): thence reads gzip and no other compression"
 _CONTENTS = {
     rb"\xfd7zXZ\x00": "is compressed with xz" + _DECOMPRESS.format("xz -dk"),

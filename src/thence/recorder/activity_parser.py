@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from thence.cuda.cupti import Cupti
 
-__all__ = ["ActivityParser", "Columns"]
-
 Columns = dict[str, np.ndarray[Any, Any]]
 """Records of one kind: an array for each field of `layouts.LAYOUTS`."""
 

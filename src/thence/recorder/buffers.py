@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["BUFFER_BYTES", "Buffers", "Filled"]
-
 BUFFER_BYTES = 4 << 20
 """Size of one buffer: about 19,000 kernels."""
 _STOCK = 4

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from thence.boundaries.log import BoundaryLog
     from thence.cuda.cupti import Cupti
 
-__all__ = ["Counting"]
-
 _TELLING = ("cudaDriverGetVersion", "cuDriverGetVersion")
 """Functions whose calls show the value of the counter: they do nearly nothing and take a pointer to an int."""
 

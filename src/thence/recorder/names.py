@@ -9,8 +9,6 @@ import numpy as np
 
 from thence.model.kernel_names import demangle
 
-__all__ = ["Names", "demangled"]
-
 
 class Names:
     """Numbers for strings, in the order of their first appearance.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from thence.cuda import layouts
 from thence.errors import UsageError
 
-__all__ = ["RecordOptions", "Schedule"]
-
 _LAUNCHES = re.compile(r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)")
 _OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
 """Functions of the runtime API that launch a kernel by calling a function of the driver API (CUDA runtime API,

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     Column = np.ndarray[Any, Any] | Sequence[str | None]
     Columns = Mapping[str, Column]
 
-__all__ = ["Parts"]
-
 _MOST_WAITING_ROWS = 400_000
 """Most rows of other tables that wait for the first activity; if there are more, they count as lost."""
 _HINTS = {

@@ -16,8 +16,6 @@ from thence.cuda.synchronization import devices, driver_version
 from thence.recorder.process_identity import first_number, process_identity, rank_of_launcher, rank_of_process_group
 from thence.version import __version__
 
-__all__ = ["folder_name", "process_facts", "rank_of_environment", "rank_of_framework"]
-
 _FURTHER_RANKS = ("PMIX_RANK", "JAX_PROCESS_ID", "JAX_PROCESS_INDEX")
 _FRAMEWORKS = ("torch", "jax", "jaxlib", "triton", "cupy", "numba", "numpy", "tensorflow")
 

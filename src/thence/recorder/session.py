@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from thence.recorder.options import RecordOptions
 
-__all__ = ["Recorder", "running"]
-
 _LOG = logging.getLogger("thence.recorder")
 _MOST_WAITING_BYTES = 16 << 20
 """Size of waiting columns at which they are written at once. About 200,000 kernels."""

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-__all__ = ["Endings"]
-
 _SIGNAL_SECONDS = 5.0
 """Time after which SIGTERM ends the process although the recording is not finished. Pool and torchrun wait longer
 before they send SIGKILL (30 s in torchrun)."""

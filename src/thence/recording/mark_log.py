@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from thence.recorder.names import Names
 
-__all__ = ["MarkLog"]
-
 _SEQUENCE = KINETO_KEYS["sequence"]
 _FIRST_BACKWARD = 1 << 62
 """First serial of backward nodes; the serials of marks are smaller."""

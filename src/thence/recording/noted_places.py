@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from thence.boundaries.samples import HostSamples
     from thence.recorder.names import Names
 
-__all__ = ["NotedPlaces"]
-
 _THREADS = "/proc/self/task"
 
 

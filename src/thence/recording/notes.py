@@ -14,8 +14,6 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
-__all__ = ["BEGUN", "REFUSED", "UNSEEN", "Note", "OpenNote", "leave_note", "notes"]
-
 BEGUN, REFUSED, UNSEEN = "", ".refused", ".unseen"
 """Kinds of notes: endings of their names."""
 _NAME = ".begun-"

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from thence.recorder.names import Names
     from thence.trace import Trace
 
-__all__ = ["Recording", "record"]
-
 _EVERYTHING = RecordOptions()
 _LOG = logging.getLogger("thence.recorder")
 _COMPLETE_SECONDS = 4.0

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from thence.recorder.options import Schedule
 
-__all__ = ["PLAIN_STEPS", "TOLD", "StepTimes", "Switch", "plain_windows"]
-
 TOLD = "told"
 """The kind of steps that the program announces."""
 PLAIN_STEPS = 6

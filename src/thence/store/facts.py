@@ -9,16 +9,14 @@ import msgspec
 
 from thence.analysis.soundness.findings import MISSING_RANKS, Finding, NotChecked, Soundness
 from thence.errors import DamagedInput
-from thence.model.json_fields import Count, Int64, NotAsWritten, Rank, decoded
+from thence.model.json_fields import Count, JsonInt64, NotAsWritten, Rank, decoded
 from thence.model.losses import Loss
 from thence.model.tables import Device, Meta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Facts", "decode_facts", "encode_facts", "merged_meta", "merged_soundness"]
-
-_Value = str | Int64 | float | bool | None
+_Value = str | JsonInt64 | float | bool | None
 _Fact = _Value | dict[str, _Value] | list[_Value]
 _RULES_OF_SEVERAL_RANKS = frozenset({"windows_apart", MISSING_RANKS})
 """Rules and notes about several ranks, which therefore cannot be judged from a single rank."""
@@ -59,7 +57,7 @@ class _Loss(msgspec.Struct):
 class _Meta(msgspec.Struct):
     inputs: tuple[str, ...]
     formats: tuple[str, ...]
-    epoch_ns: Int64 | None
+    epoch_ns: JsonInt64 | None
     facts: tuple[dict[str, _Fact], ...]
     devices: tuple[_Device, ...]
     process_groups: tuple[dict[str, _Fact], ...]
@@ -74,7 +72,7 @@ class _Finding(msgspec.Struct):
     rank: Rank | None
     device: Rank | None
     count: Count
-    span_ns: Int64
+    span_ns: JsonInt64
     span_share: float
     text: str
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["content_of", "is_there", "reading", "rows_within", "tables_within", "write_table"]
-
-
 _MOST_NESTED = 3
 """Most levels of lists within lists in a column; with hundreds of levels, each takes a megabyte to read."""
 

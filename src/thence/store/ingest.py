@@ -44,8 +44,6 @@ from thence.store.workers import LocalWorkers, Workers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Ingested", "Sources", "ingest", "sources_of"]
-
 
 @dataclass(frozen=True)
 class Ingested:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from thence.store.layout import Entry, Manifest
 
-__all__ = ["join_summaries", "read_summary", "summary_folders"]
-
 _AT_ONCE = 256
 """Parts whose summaries go to one file; they are in memory together while it is written."""
 

@@ -27,38 +27,12 @@ import msgspec
 from thence.atomic_files import atomic_write
 from thence.credentials import without_credentials
 from thence.errors import DamagedInput, InputError
-from thence.model.json_fields import Count, Int64, NotAsWritten, Rank, decoded
+from thence.model.json_fields import Count, JsonInt64, NotAsWritten, Rank, decoded
 from thence.store.files import content_of, is_there
 
 if TYPE_CHECKING:
     import os
 
-__all__ = [
-    "BAD",
-    "FACTS",
-    "FORMAT",
-    "LOCK",
-    "MANIFEST",
-    "MOST_RANKS",
-    "PART",
-    "RANKS",
-    "SUMMARIES",
-    "VERSION",
-    "WHY_LEFT",
-    "Entry",
-    "Fingerprint",
-    "Left",
-    "Manifest",
-    "Part",
-    "Settings",
-    "folder_name",
-    "is_store",
-    "key_of",
-    "read_manifest",
-    "read_part",
-    "summary_file",
-    "write_json",
-]
 
 FORMAT, VERSION = "thence.store", 1
 MANIFEST, PART, FACTS = "manifest.json", "part.json", "facts.json"
@@ -133,7 +107,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     ranks: tuple[Rank, ...]
     stated: bool
-    window: tuple[Int64, Int64] | None
+    window: tuple[JsonInt64, JsonInt64] | None
     rows: dict[str, Count]
     memory_bytes: Count
     cpu_seconds: float = 0.0

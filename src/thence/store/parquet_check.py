@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["check_parquet", "parquet_files", "remember"]
-
 _FILE = "tried-tables"
 """File in the user's cache: one line for each folder and state of its files."""
 _MOST: Bytes = 1 << 22

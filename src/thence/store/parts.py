@@ -42,17 +42,6 @@ if TYPE_CHECKING:
 
     from thence.store.facts import Facts
 
-__all__ = [
-    "ACTIVITIES",
-    "GPU_COLUMNS",
-    "memory_of",
-    "read_facts",
-    "read_table",
-    "rows_of",
-    "with_numbers",
-    "write_tables",
-]
-
 ACTIVITIES = "activities"
 _RENAMED = {"program": "program_row", "hlo": "hlo_recorded", "iteration": "repetition"}
 GPU_COLUMNS = {name: _RENAMED.get(name, name) for name in GPU.schema}

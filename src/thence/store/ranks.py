@@ -10,8 +10,6 @@ from thence.store.layout import MOST_RANKS, Entry, Left, Part
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Found", "Numbered", "numbered"]
-
 _LISTED = 10
 """Most missing ranks that a warning lists."""
 

@@ -10,8 +10,6 @@ from thence.readers.label_files import PATTERNS
 from thence.readers.remote import is_url
 from thence.store.layout import Fingerprint
 
-__all__ = ["SourceStates"]
-
 _ANNOTATIONS = "kernel_annotations_rank*"
 """PyTorch's annotation files, which are in the folder of a trace or in its parent."""
 

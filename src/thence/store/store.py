@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.store.layout import Entry
 
-__all__ = ["Store", "open_store"]
-
 _MOST_OF_MEMORY = 0.5
 """Largest fraction of the free memory that the tables of all ranks may take: analyses need as much again."""
 _LATER = ("host_ns", "job_ranks")

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.store.store import Store
 
-__all__ = ["StoredTrace"]
-
 _FOLDED_AFTER = 32
 """Number of parts whose tables are collected before they are merged, which bounds the memory."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = ["FACTS_TABLE", "LATENESS", "REPORT", "SUMMARISED_BY", "TABLES", "WINDOWS", "Frames", "summaries_of"]
-
 Frames = dict[str, pl.DataFrame]
 
 SUMMARISED_BY = ("kernel", "rank")

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.tables import Tables
 
-__all__ = ["Job", "Outcome", "ingest_one"]
-
 
 class Job(msgspec.Struct, frozen=True):
     """An input to be read.

@@ -24,8 +24,6 @@ from thence.store.task import Job, Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["LocalWorkers", "RayWorkers", "Workers"]
-
 Task = "Callable[[Job], Outcome]"
 
 _RETRIES = 2

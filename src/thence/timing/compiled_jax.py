@@ -14,8 +14,6 @@ from thence.errors import MissingRequirement, WrongArgument
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Arguments", "Compiled", "check_gpu", "check_one_gpu", "check_usable"]
-
 _GPUS = {"gpu", "cuda"}
 
 

@@ -29,8 +29,6 @@ from thence.timing.spin_kernel import HeadStart
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["EventTimer"]
-
 _HEAD_START_NS = 1_000_000
 """Time in ns in which the host launches some hundred kernels, or a few CUDA graphs of any size."""
 _PLATFORM = "CUDA"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import functools
     from collections.abc import Iterable
 
-__all__ = ["check_cuda", "devices_of", "time_calls", "wait"]
-
 _EAGER_HEAD_START_NS = 50_000
 """Time in ns in which the host launches one operation or one CUDA graph.
 

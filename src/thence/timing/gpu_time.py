@@ -11,8 +11,6 @@ from thence.units import format_ns
 if TYPE_CHECKING:
     from thence.timing.kernel_times import Activities
 
-__all__ = ["GpuTime"]
-
 _NS = 1e6  # ns of a millisecond
 
 

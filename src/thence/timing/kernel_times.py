@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
+    from thence.model.arrays import Int64
     from thence.recorder.buffers import Filled
 
-    Int64 = np.ndarray[Any, np.dtype[np.int64]]
-
-__all__ = ["Activities", "KernelTimes"]
 
 _KINDS = (KERNEL, MEMCPY, MEMCPY2, MEMSET)
 _FIELDS = ("name", "start", "end")

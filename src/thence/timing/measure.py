@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from thence.timing.kernel_times import Activities
 
-__all__ = ["measure"]
-
 _MODES = ("cupti", "events")
 _MOST_VALUES = 100_000  # most values that `_values` visits to find the framework or the devices
 

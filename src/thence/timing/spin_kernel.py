@@ -15,8 +15,6 @@ from typing import Any
 
 from thence.cuda.cuda_events import call
 
-__all__ = ["KERNEL_NAME", "HeadStart", "capability"]
-
 KERNEL_NAME = "thence_head_start"
 _PTX = """
 .version {version}

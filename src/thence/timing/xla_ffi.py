@@ -21,20 +21,6 @@ from thence.errors import ThenceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "EXECUTE",
-    "METADATA",
-    "Api",
-    "CallFrame",
-    "ErrorCreate",
-    "Handler",
-    "Metadata",
-    "MetadataExtension",
-    "StreamGet",
-    "Version",
-    "handler",
-]
-
 METADATA = 1
 """XLA_FFI_Extension_Metadata"""
 EXECUTE = 3

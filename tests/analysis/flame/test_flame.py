@@ -16,7 +16,8 @@ import thence
 from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, recording
 from programs_data import trace as programs_trace
 from thence.analysis.default_kind import default_kind
-from thence.analysis.flame.flame import IDLE, Flame, Idle, Split, flame
+from thence.analysis.flame.flame import Flame, Idle, Split, flame
+from thence.analysis.flame.idle import IDLE
 from thence.analysis.flame.tree import PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.idle.gaps import idle_gaps
 from thence.analysis.idle.rules import CAUSES

@@ -9,7 +9,8 @@ import pytest
 
 from helpers import DATA, recording, run_thence, shared
 from programs_data import trace
-from thence.analysis.flame.flame import IDLE, Idle, Split, flame
+from thence.analysis.flame.flame import Idle, Split, flame
+from thence.analysis.flame.idle import IDLE
 from thence.model.places import BY
 from thence.model.reasons import text_of
 from thence.trace import Trace

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["NO_PEERS", "pieces", "whole_kernels"]
-
 NO_PEERS = pl.DataFrame(
     schema={
         "instance": pl.Int64,

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
+    from thence.model.arrays import Int64, Mask
 
-__all__ = ["Calls", "Pairs", "pair_calls"]
 
 _ABOUT_AS_WELL = 3.0
 """A run fits about as well as the best if its residual is at most this many times the least, plus `_RESOLUTION_NS`."""

@@ -34,12 +34,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from thence.model.arrays import Float64, Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Float64 = npt.NDArray[np.float64]
-
-__all__ = ["Alignment", "align_clocks", "aligned", "quantiles"]
 
 _PASSES = 1000
 """Upper bound on the passes of the median iteration."""

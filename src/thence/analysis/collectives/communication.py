@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.job import Job
     from thence.model.attributed import Attributed
 
-__all__ = ["Collectives", "collectives"]
-
 _KEYS = ("collective", "bytes", "group_size", "described", "kernel")
 
 

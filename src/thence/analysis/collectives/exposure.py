@@ -26,8 +26,6 @@ from thence.model.one_timeline import OneTimeline, numbered
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["Exposure", "exposure"]
-
 _DEVICES = {"rank": pl.Int32(), "device": pl.Int32(), "communication_ns": pl.Int64(), "exposed_ns": pl.Int64()}
 
 

@@ -29,8 +29,6 @@ from thence.units import format_ns
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["NONE", "FirstCalls", "first_calls", "first_calls_of_ranks"]
-
 _TIMES = 10
 _MAKING_NS = 10_000_000
 _OPS = r"^(?:c10d::|record_param_comms$)"

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["UNMATCHED", "Instances", "attached", "collective_instances", "together", "unmatched_reasons"]
-
 UNMATCHED = {
     "ambiguous": "steps repeat, and several ways of pairing them fit equally well",
     "no_partner": "no other rank has the same call: its profile began later or ended earlier, or lost calls",

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["FROM_ROOT", "JOINT", "MESSAGES", "PEERS", "TO_ROOT", "bandwidths"]
-
 JOINT = (*("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"), "barrier")
 """Every participant needs data from every other, so none can end before the last has begun, and they
 end together."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.tables import Tables
 
-__all__ = ["JobRanks", "job_ranks", "job_size", "ranks_of_job", "undescribed_kernels", "why_no_collectives"]
-
 _OTHER = "thence record and torch.profiler describe them"
 _MAX_RANKS = 1 << 20
 """Ranks. A larger number is not believed, because it would be ten times that of the largest jobs that are known, and

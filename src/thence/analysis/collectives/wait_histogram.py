@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["wait_histogram"]
-
 _STEPS = (1, 2, 5)
 _LEAST_NS = 1_000
 _DECADES = 8  # up to 1000 s

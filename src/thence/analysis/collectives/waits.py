@@ -37,8 +37,6 @@ from thence.analysis.collectives.kinds import FROM_ROOT, JOINT, MESSAGES, PEERS,
 if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
 
-__all__ = ["NOT_CAUSED", "instance_times", "last_arrivals", "participants"]
-
 _KEY = ("instance", "rank", "device")
 NOT_CAUSED = {
     "launched_ahead": "no rank: hosts had launched ahead",

@@ -17,13 +17,9 @@ from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["MOST_STEPS", "SIDES", "AlignedSteps", "aligned_steps"]
 
 SIDES = ("before", "after")
 MOST_STEPS = 20

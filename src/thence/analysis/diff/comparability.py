@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from thence.analysis.diff.conditions import Conditions
     from thence.analysis.diff.sample import Sample
 
-__all__ = ["NotChecked", "Refusal", "not_checked", "refusals"]
-
 _MOST_GRIDS = 0.5
 """Inputs have other shapes if grids differ in more than this share of the common kernels' time."""
 _FEW_GRIDS = 0.05

@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from thence.analysis.diff.matching import Match
     from thence.analysis.diff.moved_streams import MovedWork
     from thence.analysis.diff.sample import Sample
+    from thence.model.arrays import Mask
 
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["ONE_RUN_IDLE", "ONE_RUN_STEP", "ONE_RUN_WORK", "ROWS", "SAME_SHARE", "VERDICTS", "Diff", "Row", "compare"]
 
 VERDICTS = ("slower", "faster", "new", "gone", "unknown", "same")
 LEVEL = 0.05

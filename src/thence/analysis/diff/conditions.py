@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = ["PROFILER_OPTIONS", "Conditions", "conditions"]
-
 PROFILER_OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops", "xla_flags")
 """Facts of an input that record options of its profiler or compiler."""
 _VERSIONS = (

@@ -36,11 +36,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.diff.sample import Sample
+    from thence.model.arrays import Float64, Mask
 
-    Float = npt.NDArray[np.float64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["MOST_RUNS", "Estimates", "RunMeans", "discoveries", "estimates", "more_runs", "run_means"]
 
 MOST_RUNS = 1000
 """The most runs a side that `more_runs` considers."""
@@ -69,12 +66,12 @@ class RunMeans:
     """
 
     keys: list[tuple[str, str]]
-    mean: Float
-    least: Float
-    error: Float
-    freedom: Float
-    count: Float
-    share: Float
+    mean: Float64
+    least: Float64
+    error: Float64
+    freedom: Float64
+    count: Float64
+    share: Float64
     steps: npt.NDArray[np.int64]
 
 
@@ -91,13 +88,13 @@ class Estimates:
         between: whether the noise is that between runs.
     """
 
-    before: Float
-    after: Float
-    low: Float
-    high: Float
-    p: Float
-    deviation: Float
-    freedom: Float
+    before: Float64
+    after: Float64
+    low: Float64
+    high: Float64
+    p: Float64
+    deviation: Float64
+    freedom: Float64
     between: bool
 
 
@@ -145,7 +142,7 @@ def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
     row = sums.join(keys, on=["by", "name"], maintain_order="left")["row"].to_numpy()
     run = sums["run"].to_numpy()
 
-    def matrix(column: str) -> Float:
+    def matrix(column: str) -> Float64:
         values = np.zeros((keys.height, len(steps)))
         values[row, run] = sums[column].to_numpy()
         return values
@@ -209,7 +206,9 @@ def estimates(means: RunMeans, before: Sequence[int], after: Sequence[int], boun
     return Estimates(centres[0], centres[1], low, high, p, deviation, freedom, between=between)
 
 
-def _between(sides: Sequence[Float], errors: Sequence[Float], scales: Sequence[float]) -> tuple[Float, Float, Float]:
+def _between(
+    sides: Sequence[Float64], errors: Sequence[Float64], scales: Sequence[float]
+) -> tuple[Float64, Float64, Float64]:
     """The variance of the difference, its degrees of freedom, and the standard deviation of one run."""
     counts = [values.shape[1] for values in sides]
     within = [np.nan_to_num(np.nanmean(_filled(e), axis=1)) for e in errors]
@@ -227,12 +226,12 @@ def _between(sides: Sequence[Float], errors: Sequence[Float], scales: Sequence[f
     return parts[0] + parts[1], np.full(len(own[0]), sum(counts) - 2.0), deviation
 
 
-def _filled(errors: Float) -> Float:
+def _filled(errors: Float64) -> Float64:
     """The errors, with 0 in rows that are all nan, so that `np.nanmean` does not warn."""
     return np.where(np.isnan(errors).all(axis=1, keepdims=True), 0.0, errors)
 
 
-def _satterthwaite(parts: Sequence[Float], degrees: Sequence[Float]) -> tuple[Float, Float]:
+def _satterthwaite(parts: Sequence[Float64], degrees: Sequence[Float64]) -> tuple[Float64, Float64]:
     """The sum of two variances, and its degrees of freedom."""
     variance = parts[0] + parts[1]
     spread = sum(np.square(v) / np.maximum(n, 1e-9) for v, n in zip(parts, degrees, strict=True))
@@ -241,7 +240,7 @@ def _satterthwaite(parts: Sequence[Float], degrees: Sequence[Float]) -> tuple[Fl
     return variance, np.where(np.minimum(*degrees) > 0, freedom, 0.0)
 
 
-def discoveries(p: Float, level: float = 0.05) -> Mask:
+def discoveries(p: Float64, level: float = 0.05) -> Mask:
     """The rows that differ at a false discovery rate, after Benjamini and Hochberg (1995).
 
     If no row differs in truth, the probability that any row is reported as different is at most the level.
@@ -255,7 +254,7 @@ def discoveries(p: Float, level: float = 0.05) -> Mask:
     return found
 
 
-def more_runs(wanted: Float, deviation: Float, runs: int, level: float) -> npt.NDArray[np.int64]:
+def more_runs(wanted: Float64, deviation: Float64, runs: int, level: float) -> npt.NDArray[np.int64]:
     """How many more runs a side are needed to detect a difference with a power of 80 %.
 
     Args:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.diff.signs import Sign
 
-__all__ = ["explain", "signed_ns"]
-
 _TOLD = ("slower", "faster", "new", "gone")
 _NAMED_CAUSE, _IDLE_CAUSE = "cause", "idle cause"
 _ORDER = (

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.diff.sample import Sample
 
-__all__ = ["Match", "family", "kernels_of", "matched_names", "moved_time"]
-
 _TYPES = r"(?:b?f(?:8|16|32|64))+"
 _CHANGING = (
     (re.compile(r"_[0-9]+d[0-9de]+$"), ""),  # Triton's old signature: which arguments are divisible by 16

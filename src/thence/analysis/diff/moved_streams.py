@@ -44,16 +44,10 @@ from thence.units import format_ns, signed_share
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
-
     from thence.analysis.diff.sample import Sample
     from thence.analysis.diff.streams import Streams
+    from thence.model.arrays import Float64, Int64, Mask
 
-    Float = npt.NDArray[np.float64]
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["PARTS", "MovedWork", "moved_work"]
 
 PARTS = ("streams", "overlapped", "any", "other", "idle")
 """Times of a step: the sum of all T(s), overlapped time, T, other work alone, idle."""
@@ -284,7 +278,7 @@ def _classes(runs: Sequence[Streams], keys: Sequence[Int64], count: int) -> list
             name = int(str(stream))
             streams.append((number, name, rows, times, together.get(name, set())))
     streams.sort(key=lambda entry: -float(entry[3].sum()))
-    classes: list[Float] = []
+    classes: list[Float64] = []
     members: list[dict[int, set[int]]] = []
     for number, name, rows, times, conflicts in streams:
         whole = times.sum()

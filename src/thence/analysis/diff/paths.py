@@ -11,8 +11,6 @@ from thence.analysis.layers import prefixes
 from thence.model.layers import folded_names
 from thence.model.places import LAYERED
 
-__all__ = ["PARTS", "folds", "tree", "whole_paths"]
-
 PARTS = "/..."
 """Suffix of the name of a row that sums a path and all paths that begin with it."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = ["ALL", "BUSY", "COMMUNICATION", "EXPOSED", "IDLE", "PLACED", "STEP", "UNATTRIBUTED", "Sample", "sample"]
-
 STEP, BUSY, IDLE, COMMUNICATION = "step", "busy", "idle", "communication"
 """Values of ``by`` in addition to the kinds of place: the whole step, and parts of it."""
 ALL, EXPOSED = "all", "exposed"

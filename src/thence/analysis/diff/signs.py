@@ -13,8 +13,6 @@ from thence.analysis.kernel_groups import groups_of_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Sign", "signs"]
-
 _INDUCTOR = re.compile(r"^triton_\w*fused_|^triton_(?:tem|for)_")
 _PRECISIONS = (
     ("FP8", re.compile(r"(?i)e4m3|e5m2|fp8")),

@@ -20,13 +20,9 @@ from thence.model.intervals import NO_ROW, last_begun, union_lengths
 from thence.model.one_timeline import numbered
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["IDLE_CAUSE", "WHOLE_TRACE", "RunSteps", "run_steps"]
 
 WHOLE_TRACE = "the whole trace"
 """`RunSteps.what` of a trace without steps."""

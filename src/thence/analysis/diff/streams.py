@@ -17,13 +17,9 @@ from thence.model.intervals import NO_ROW, last_begun, levels, unions
 from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["SHAPE", "Streams", "streams_of"]
 
 SHAPE = ("x", "y", "z", "bytes")
 """Columns that tell launches of one kernel apart: the grid, and the bytes of copies."""

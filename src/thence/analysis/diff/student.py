@@ -10,13 +10,12 @@ from __future__ import annotations
 from functools import lru_cache
 from math import lgamma
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["beta_share", "highest_share", "quantile", "two_sided"]
-
-Float = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    from thence.model.arrays import Float64
 
 _ROUNDS = 300
 """Upper bound on the terms of the continued fraction."""
@@ -30,7 +29,7 @@ last, between it and the normal distribution at 1 / df = 0."""
 _LEAST = 1e-300
 
 
-def two_sided(t: Float, df: Float) -> Float:
+def two_sided(t: Float64, df: Float64) -> Float64:
     """The probability that |T| is at least |t|.
 
     Args:
@@ -43,7 +42,7 @@ def two_sided(t: Float, df: Float) -> Float:
     return np.where(np.isfinite(t), found, 0.0)
 
 
-def quantile(probability: float, df: Float) -> Float:
+def quantile(probability: float, df: Float64) -> Float64:
     """The t that T exceeds in absolute value with a probability: 0.05 gives the bounds of a 95 % interval.
 
     Args:
@@ -51,12 +50,12 @@ def quantile(probability: float, df: Float) -> Float:
         df: degrees of freedom, any shape; below 1 counts as 1.
     """
     inverse, logarithms = _quantiles(probability)
-    found: Float = np.exp(np.interp(1 / np.maximum(df, 1.0), inverse, logarithms))
+    found: Float64 = np.exp(np.interp(1 / np.maximum(df, 1.0), inverse, logarithms))
     return found
 
 
 @lru_cache(maxsize=64)
-def _quantiles(probability: float) -> tuple[Float, Float]:
+def _quantiles(probability: float) -> tuple[Float64, Float64]:
     """1 / df, ascending from 0, and the logarithm of t there, by Newton's method."""
     normal = NormalDist().inv_cdf(1 - probability / 2)
     # Bounds: the normal quantile is the least, that of one degree of freedom (the Cauchy distribution) the largest.
@@ -80,7 +79,7 @@ def _quantiles(probability: float) -> tuple[Float, Float]:
     return inverse, np.concatenate([[np.log(normal)], found[::-1]])
 
 
-def beta_share(x: Float, a: Float, b: Float) -> Float:
+def beta_share(x: Float64, a: Float64, b: Float64) -> Float64:
     """The regularized incomplete beta function I_x(a, b), for arrays of one shape.
 
     Args:
@@ -97,14 +96,14 @@ def beta_share(x: Float, a: Float, b: Float) -> Float:
     return np.clip(np.where(swapped, 1 - part, part), 0.0, 1.0)
 
 
-def _log_beta(a: Float, b: Float) -> Float:
+def _log_beta(a: Float64, b: Float64) -> Float64:
     """The logarithm of B(a, b), computed once for equal pairs."""
     pairs, place = np.unique(np.stack([a.ravel(), b.ravel()]), axis=1, return_inverse=True)
     logs = [lgamma(p) + lgamma(q) - lgamma(p + q) for p, q in pairs.T]
     return np.array(logs)[place.ravel()].reshape(a.shape)
 
 
-def _fraction(x: Float, a: Float, b: Float) -> Float:
+def _fraction(x: Float64, a: Float64, b: Float64) -> Float64:
     """The continued fraction 1 + d1/(1 + d2/(1 + ...)) by the method of Lentz."""
     value = np.ones(x.shape)
     above, below = value.copy(), np.zeros(x.shape)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.flame.idle import IDLE, idle_frames, idle_sums
-from thence.analysis.flame.tree import COLUMNS, FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
+from thence.analysis.flame.idle import idle_frames, idle_sums
+from thence.analysis.flame.tree import FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.group_by import heading_of, split_by_weight
 from thence.analysis.idle.table import idle_time, why_no_causes
 from thence.analysis.kernel_groups import communicates
@@ -41,13 +41,10 @@ if TYPE_CHECKING:
 
     from thence.analysis.idle.table import IdleTime
     from thence.attribution.stacks import Stacks
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
     from thence.model.tables import Meta
     from thence.units import Ns
-
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["COLUMNS", "IDLE", "Flame", "Idle", "Split", "flame"]
 
 
 class Split(enum.Enum):

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.analysis.idle.table import IdleTime
     from thence.model.attributed import Attributed
 
-__all__ = ["IDLE", "idle_frames", "idle_sums"]
-
 IDLE = "GPU idle"
 """Name of the frame of all idle time."""
 

@@ -17,8 +17,6 @@ from thence.model.phases import Phase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLUMNS", "FRAMES", "PHASE_SUMS", "Entry", "Groups", "build_tree", "keep_largest"]
-
 Int64: TypeAlias = npt.NDArray[np.int64]
 Entry: TypeAlias = tuple[str, str, str | None]
 """Name, kind and full name of a frame: children of a frame with equal entries are the same frame."""

@@ -50,13 +50,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from thence.model.arrays import Int64, Mask, UInt8
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-    Codes = npt.NDArray[np.uint8]
-
-__all__ = ["IDLE", "REASONS", "idle_causes"]
 
 _LONG_CALL_NS = 200_000  # a launch that loads its kernel takes longer; others take 2 to 30 us
 _LONG_OPERATOR_NS = 1_000_000  # without any call, until it launches a kernel of a new name
@@ -155,7 +151,7 @@ class _Facts:
     trace: Attributed
     start: Int64
     end: Int64
-    cause: Codes
+    cause: UInt8
     thread: Int64
     hosts: HostTime
     launch: Int64
@@ -294,7 +290,7 @@ def _in_threads(facts: _Facts, of: Gaps, until: Int64, waiting: Int64) -> Pieces
     return together(found)
 
 
-def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
+def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> UInt8:
     """The cause of each piece by its host row, and by the activity that was launched at its end."""
     if not len(facts.cause):
         return np.full(len(gpu), _UNKNOWN, np.uint8)

@@ -18,14 +18,10 @@ from thence.analysis.extent import cut, extent, in_parts
 from thence.model.intervals import NO_ROW, gaps, last_begun, longest_begun
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["idle_gaps", "idle_inside_programs"]
 
 _SCHEMA = {
     "rank": pl.Int32,

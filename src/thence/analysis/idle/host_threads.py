@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import polars as pl
 
-    Int64 = npt.NDArray[np.int64]
-    Rows = npt.NDArray[np.int32] | Int64
-    Mask = npt.NDArray[np.bool_]
+    from thence.model.arrays import Int64, Mask
 
-__all__ = ["NOWHERE", "Leaves", "Pieces", "leaves_of_threads", "merged", "thread_numbers", "together"]
+    Rows = npt.NDArray[np.int32] | Int64
 
 _LATEST = int(np.iinfo(np.int64).max)
 

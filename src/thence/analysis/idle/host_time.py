@@ -21,12 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.idle.host_threads import Leaves
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
-
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["HostTime"]
 
 
 def _categories(*names: str) -> Mask:

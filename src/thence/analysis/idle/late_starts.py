@@ -38,21 +38,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from thence.model.arrays import Int64
     from thence.model.tables import Tables
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = [
-    "LATENCY_NS",
-    "MAX_UNEXPLAINED",
-    "QUEUED_NS",
-    "AllGaps",
-    "Gaps",
-    "Parts",
-    "Starts",
-    "device_gaps",
-    "held_until",
-]
 
 QUEUED_NS = 5_000
 """Maximum time between two activities of a stream that were both launched long before."""

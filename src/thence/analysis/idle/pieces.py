@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    Int64 = npt.NDArray[np.int64]
-    Rows = npt.NDArray[np.int32] | Int64
-    Codes = npt.NDArray[np.uint8]
+    from thence.model.arrays import Int64, UInt8
 
-__all__ = ["IDLE", "NO_REASON", "IdlePieces", "Joined", "idle_frame"]
+    Rows = npt.NDArray[np.int32] | Int64
 
 IDLE = {
     "rank": pl.Int32(),
@@ -46,15 +44,15 @@ class IdlePieces:
     """
 
     def __init__(self) -> None:
-        self.columns: list[tuple[Rows, Int64, Int64, Codes, Codes, Rows]] = []
+        self.columns: list[tuple[Rows, Int64, Int64, UInt8, UInt8, Rows]] = []
 
     def add(
         self,
         gap: Int64,
         times: tuple[Int64, Int64],
-        cause: Codes | int,
+        cause: UInt8 | int,
         row: Rows | int,
-        reason: Codes | int = NO_REASON,
+        reason: UInt8 | int = NO_REASON,
     ) -> None:
         """Adds the intervals (starts, ends) that are not empty; cause, row and reason: one for all, or one for each."""
         start, end = times
@@ -104,8 +102,8 @@ class Joined(NamedTuple):
 
     start: Int64
     duration: Int64
-    cause: Codes
-    reason: Codes
+    cause: UInt8
+    reason: UInt8
     host: Rows
     gpu: Rows
     wait: Rows

@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
     Numbers = npt.NDArray[np.int32] | Int64
-
-__all__ = ["Contexts", "HostPlaces", "PieceNames", "kinds_of", "names_of_contexts", "piece_names"]
 
 _KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
 _PREFERRED = ("line", "label", "module", "op")

@@ -39,13 +39,8 @@ from thence.model.waiting import names_of_calls
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import numpy.typing as npt
+    from thence.model.arrays import Int64, Mask, UInt8
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-    Codes = npt.NDArray[np.uint8]
-
-__all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "REASON_TITLES", "host_causes"]
 
 MEANINGS = {
     "launch": "from the beginning of the launch to the beginning of its kernel, or another launch before it",
@@ -152,7 +147,7 @@ _OWN = ("sync", "allocation", "first_use", "compile", "gc")
 """Causes of a row that are not overridden by rows around it."""
 
 
-def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> Codes:
+def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> UInt8:
     """The number of the cause of each host row.
 
     Args:
@@ -179,7 +174,7 @@ def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> Codes:
     return np.where((inherited != 255) & ~keeps, inherited, own).astype(np.uint8)
 
 
-def _with_traced_frames(own: Codes, traced: Mask, parent: Int64, duration: Int64) -> Codes:
+def _with_traced_frames(own: UInt8, traced: Mask, parent: Int64, duration: Int64) -> UInt8:
     """The causes by what traced frames show: a frame that is innermost, or innermost but for a range, was running.
 
     Args:
@@ -253,7 +248,7 @@ def _cause_of_frame(name: str, otherwise: str) -> str:
     return next((cause for pattern, cause in _BUILT_IN_CAUSES if pattern.fullmatch(name)), "host")
 
 
-def _from_around(given: Codes, parent: Int64) -> Codes:
+def _from_around(given: UInt8, parent: Int64) -> UInt8:
     """The code in ``given`` of each row or else of the nearest row around it that has one; 255 for none.
 
     By pointer jumping: each round looks twice as far up.

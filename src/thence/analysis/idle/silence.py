@@ -18,13 +18,9 @@ import numpy as np
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["RECORDING", "program_runs", "program_threads", "says_what_runs"]
 
 _KINETO, RECORDING = "torch.profiler (Kineto JSON)", "thence recording"
 """Names of formats."""

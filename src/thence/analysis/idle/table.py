@@ -11,9 +11,9 @@ import polars as pl
 
 from thence.analysis.collectives.waits import participants
 from thence.analysis.extent import cut, extent
-from thence.analysis.idle.causes import REASONS, idle_causes
+from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
-from thence.analysis.idle.rules import CAUSES, MEANINGS, REASON_TITLES
+from thence.analysis.idle.rules import CAUSES, MEANINGS, REASON_TITLES, REASONS
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.steps.plain import plain_step, unrecorded_steps
 from thence.errors import UsageError
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.instances import Instances
     from thence.model.attributed import Attributed
     from thence.units import Ns
-
-__all__ = ["AddedIdle", "IdleTime", "idle_time", "idle_tracks", "in_words", "waited_in_collectives", "why_no_causes"]
 
 _OF_WAITS = ("source", "label", "op")
 _ROWS = {

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from thence.inside.decoding import Decoded
     from thence.model.timeline import Timeline
 
-__all__ = ["KernelLaunches", "knows_device", "positive_or_none"]
-
 
 class KernelLaunches:
     """The kernel launches of a trace, looked up by kernel name and cached for all buffers.

@@ -29,17 +29,13 @@ from thence.units import format_ns, format_share, several
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
     import polars as pl
 
     from thence.inside.decoding import Decoded
+    from thence.model.arrays import Int64, Mask
     from thence.model.timeline import Timeline
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
     Parts = Sequence[tuple[str, Decoded]]
-
-__all__ = ["find_launches", "span", "with_rates"]
 
 _MOST_SHIFT_NS = 60_000_000_000
 """A larger offset between timer and trace means that they were recorded at different times."""

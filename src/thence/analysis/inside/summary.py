@@ -14,8 +14,6 @@ from thence.model.intervals import levels, union_lengths
 if TYPE_CHECKING:
     from thence.inside.decoding import Decoded
 
-__all__ = ["InsideSummary", "summarize"]
-
 _QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Parts = Sequence[tuple[str, Decoded]]
 
-__all__ = ["merged", "standalone"]
-
 _UNIX_TIMES_NS = 1_500_000_000_000_000_000
 """A timer with smaller values does not count from 1970."""
 

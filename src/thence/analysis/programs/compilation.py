@@ -26,12 +26,9 @@ from thence.units import format_ns, several
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["LIBRARY_LOADING", "Autotuning", "Compilation", "compilation"]
 
 LIBRARY_LOADING = "first XlaCompile: library loading"
 """Phase to which the self time of a process's first compilation is counted: it loads cuBLAS, cuDNN and others."""

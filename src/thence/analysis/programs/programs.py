@@ -25,8 +25,6 @@ from thence.units import several
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["SHOWN_SHARE", "By", "Programs", "programs"]
-
 SHOWN_SHARE = 0.01
 """Smallest share of the time of all programs with which a program is shown in a row of its own by default."""
 

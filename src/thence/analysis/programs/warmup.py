@@ -21,8 +21,6 @@ from thence.units import format_count, format_ns
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["Phases", "WarmUp", "compiled_modules", "module_keys", "phases", "set_apart"]
-
 _PHASES = ("init", "steady", "only", "incomplete", "autotuning")
 """Phases of executions. init: warm-up. only: warm-up by the rule, but the program has no steady execution.
 incomplete: recording seems to have ended while it ran. autotuning: run by XLA's autotuner to time a kernel

@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.collectives.instances import Instances
+    from thence.model.arrays import Float64, Int64
 
-    Int64 = npt.NDArray[np.int64]
-    Float64 = npt.NDArray[np.float64]
-
-__all__ = ["Clocks", "clocks_of"]
 
 _RESOLUTION_NS = 1000
 _FEWEST = 8

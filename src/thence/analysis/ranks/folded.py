@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.ranks.job import Job
 
-__all__ = ["MOST_CELLS", "STATES", "job_rows", "opened", "step_columns"]
-
 MOST_CELLS = 1_000_000
 """Maximum number of spans of all ranks together; to stay below it, consecutive steps are merged into one span."""
 STATES = ("makes others wait", "waits most of the step", "waits", "in time")

@@ -23,8 +23,6 @@ from thence.analysis.ranks.stragglers import late_since
 if TYPE_CHECKING:
     from thence.analysis.ranks.joined import Joined
 
-__all__ = ["KINDS", "group_rows", "slow_links"]
-
 KINDS = ("data", "tensor", "pipeline", "expert", "context", "all", "unknown")
 """Kinds of process groups, by the parallelism that they serve; all: a group of all ranks."""
 _NAMES = (  # first match decides

@@ -11,13 +11,8 @@ from thence.model.intervals import covered_lengths
 from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["host_work"]
 
 _SLOW = 20
 """A launch that takes more than this many times the median launch waited for room in the device's queue, ..."""

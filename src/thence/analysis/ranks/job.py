@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.missing import JobRanks
     from thence.analysis.ranks.clocks import Clocks
 
-__all__ = ["Job", "job_of"]
-
 _PLACE = ["rank", "device"]
 _EXPLAINED = 8
 """Maximum number of stragglers that are explained: those that caused the longest waits."""

@@ -24,8 +24,6 @@ from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES, HOST, PROGRAMS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Joined", "joined", "table_of"]
-
 _INSTANCE = ["instance", "rank", "device"]
 _DESCRIBED = (*("collective", "bytes", "element_type", "group_size", "sequence"), *("source_rank", "destination_rank"))
 

@@ -49,8 +49,6 @@ from thence.analysis.collectives.kinds import JOINT, MESSAGES
 if TYPE_CHECKING:
     from thence.analysis.ranks.joined import Joined
 
-__all__ = ["PARTS", "Lateness", "lateness", "step_keys"]
-
 PARTS = ("compute", "copy", "idle", "transfer")
 """What a late rank can have spent its extra time on."""
 _PLACE = ("rank", "device")

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["stage_causes", "stages"]
-
 _PLACE = ("rank", "device")
 _OWN = ("compute", "copy", "idle")
 

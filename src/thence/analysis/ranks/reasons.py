@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     Summaries = Mapping[str, pl.DataFrame | pl.LazyFrame]
 
-__all__ = ["REASON", "Reasons", "reasons_of"]
-
 REASON = {
     "cause": pl.String(),
     "by": pl.String(),

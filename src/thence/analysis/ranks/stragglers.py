@@ -32,10 +32,8 @@ from thence.analysis.diff.student import quantile
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Float = npt.NDArray[np.float64]
-    Int64 = npt.NDArray[np.int64]
+    from thence.model.arrays import Float64, Int64
 
-__all__ = ["CONFIDENCE", "FEWEST_STEPS", "LEAST_SHARE", "SURE", "late_since"]
 
 LEAST_SHARE = 0.02
 """A straggler makes the others wait for more than this share of a step's time."""
@@ -51,7 +49,7 @@ _TRIMMED = 5
 """The trimmed mean leaves out 1 of this many samples at either end."""
 
 
-def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
+def late_since(caused: Float64, step_ns: float) -> pl.DataFrame:
     """Finds which devices are stragglers.
 
     Args:
@@ -72,7 +70,7 @@ def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
         known = late
 
 
-def _late_since(caused: Float, step_ns: float, known: npt.NDArray[np.bool_]) -> pl.DataFrame:
+def _late_since(caused: Float64, step_ns: float, known: npt.NDArray[np.bool_]) -> pl.DataFrame:
     """`late_since`, if it is known that some devices are stragglers."""
     devices, steps = caused.shape
     counted = caused * ~known[:, None]
@@ -102,7 +100,7 @@ def _late_since(caused: Float, step_ns: float, known: npt.NDArray[np.bool_]) -> 
     )
 
 
-def _divides_best(values: Float) -> Int64:
+def _divides_best(values: Float64) -> Int64:
     """For each row, the first column of the second part in the division into two parts whose means fit best."""
     devices, steps = values.shape
     if steps < FEWEST_STEPS + 1:
@@ -117,12 +115,12 @@ def _divides_best(values: Float) -> Int64:
     return result
 
 
-def _candidates(caused: Float, begin: Int64, step_ns: float) -> Int64:
+def _candidates(caused: Float64, begin: Int64, step_ns: float) -> Int64:
     """The first step of the later part, if the device is late there and not in the earlier part; else 0."""
     return np.where(_in_time(caused, begin, step_ns), begin, 0)
 
 
-def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool_]:
+def _in_time(caused: Float64, begin: Int64, step_ns: float) -> npt.NDArray[np.bool_]:
     """Whether a device caused more than twice as much since a step, and was in time or half as late before it."""
     after = np.arange(caused.shape[1]) >= begin[:, None]
     count = np.maximum(after.sum(axis=1), 1)
@@ -139,7 +137,7 @@ def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool
     return result
 
 
-def _bounds(sample: Float, caused: Float, begin: Int64, tests: int) -> tuple[Float, Float, Float]:
+def _bounds(sample: Float64, caused: Float64, begin: Int64, tests: int) -> tuple[Float64, Float64, Float64]:
     """Mean wait caused since a step, and lower bounds of the mean sample with `CONFIDENCE` and with `SURE`.
 
     The larger bound of the plain and the trimmed mean counts. Bounds are NaN if there are too few steps.
@@ -155,7 +153,7 @@ def _bounds(sample: Float, caused: Float, begin: Int64, tests: int) -> tuple[Flo
     return (caused * counted).sum(axis=1) / np.maximum(count, 1), low, sure
 
 
-def _bounds_of_mean(sample: Float, begin: Int64, cut: Int64, tests: int) -> tuple[Float, Float]:
+def _bounds_of_mean(sample: Float64, begin: Int64, cut: Int64, tests: int) -> tuple[Float64, Float64]:
     """Lower bounds of each row's mean since a step, with ``cut`` values left out at either end."""
     steps = sample.shape[1]
     counted = np.arange(steps) >= begin[:, None]

@@ -31,13 +31,9 @@ from thence.model.selection import Selection
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["concatenated", "summarise_rank", "summarise_ranks"]
 
 _MAX_ROWS = 200_000  # activities and host ranges of ranks that are summarised together
 _MAX_RANKS = 256

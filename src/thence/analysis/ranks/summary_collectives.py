@@ -21,14 +21,10 @@ from thence.model.intervals import covered_lengths, reached_before, union
 from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
     Intervals = tuple[Int64, Int64]
-
-__all__ = ["Coverage", "collective_tables"]
 
 _GROUP = {"name": "group_name", "description": "group_description", "members": "group_ranks"}
 _EVER = int(np.iinfo(np.int64).max)

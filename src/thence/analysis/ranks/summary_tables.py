@@ -12,8 +12,6 @@ import polars as pl
 from thence.analysis.idle.rules import CAUSES
 from thence.model.schema import Column, Table
 
-__all__ = ["MOST_ROWS", "SUMMARY"]
-
 MOST_ROWS = 150
 """Maximum number of rows with a name for one step, device and kind of place: those with the most time. The others are
 merged into rows without a name."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.evidence import Judgement
     from thence.model.tables import Tables
 
-__all__ = ["check"]
-
 _LATE = "started_late"
 _RULES: tuple[Callable[[Evidence], Judgement], ...] = (
     launch_without_work,

@@ -23,10 +23,8 @@ from thence.model.waiting import waiting_tables
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:
-    from thence.analysis.soundness.evidence import Int64, Mask
+    from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
-
-__all__ = ["clocks"]
 
 _NOTED_NS = 10_000  # clocks of host and device that differ by more are reported as a note
 _MAX_APART_NS = 50_000  # clocks of host and device that differ by more are reported as a finding

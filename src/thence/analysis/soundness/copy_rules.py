@@ -15,9 +15,7 @@ from thence.model.row_groups import rows_by_number
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:
-    from thence.analysis.soundness.evidence import Int64
-
-__all__ = ["listed_twice"]
+    from thence.model.arrays import Int64
 
 _SAME = ("rank", "device", "stream", "start", "kind", "name", "duration", "correlation", "node")
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from thence.model.intervals import NO_ROW
@@ -21,13 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thence.analysis.soundness.findings import Finding, NotChecked
+    from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
     from thence.units import Ns
 
-__all__ = ["Evidence", "Judgement", "Launches", "Window", "called"]
-
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _KERNEL_LAUNCH = r"^(?:cuda|cu|hip)\w*Launch\w*Kernel"
 _GRAPH_LAUNCH = r"^(?:cuda|cu|hip)GraphLaunch"

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
 
     from thence.units import Ns
 
-__all__ = [
-    "CLOCKS",
-    "MISSING",
-    "MISSING_RANKS",
-    "MISSING_WORK",
-    "OVERHEAD",
-    "RULES",
-    "UNKNOWN_LAUNCHES",
-    "WINDOWS",
-    "Finding",
-    "NotChecked",
-    "Soundness",
-]
-
 RULES: Mapping[str, str] = MappingProxyType(
     {
         "launch_without_work": "every launch of a kernel or CUDA graph has its device work",

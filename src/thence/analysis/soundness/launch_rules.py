@@ -27,9 +27,7 @@ from thence.model.row_groups import rows_by_number
 from thence.units import listed
 
 if TYPE_CHECKING:
-    from thence.analysis.soundness.evidence import Int64, Mask
-
-__all__ = ["launch_without_work", "only_captured", "work_without_launch"]
+    from thence.model.arrays import Int64, Mask
 
 _BEGIN, _END = r"StreamBeginCapture", r"StreamEndCapture"
 _ONLY_LAUNCHES = r"Launch|Memcpy|Memset|Synchronize|StreamWaitEvent"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from thence.model.losses import Loss
 
-__all__ = ["damaged_input", "lost_records", "profiler_overhead"]
-
 _MOST_OVERHEAD = 0.5  # share of the span in which the device was idle while the profiler worked
 _DAMAGE = ("cut", "unreadable", "no_times", "repaired")
 _LOST = ("dropped", "recorder_error")

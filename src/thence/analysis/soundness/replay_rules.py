@@ -27,9 +27,7 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.analysis.soundness.evidence import Int64, Mask
-
-__all__ = ["partial_replay"]
+    from thence.model.arrays import Int64, Mask
 
 _MAX_SHAPES = 100  # launches with more different sets of activities are not compared
 _MAX_ACTIVITIES = 20_000  # if a launch has more activities, launches are not compared

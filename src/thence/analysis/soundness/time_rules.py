@@ -16,9 +16,7 @@ from thence.model.row_groups import rows_by_number
 from thence.units import format_ns
 
 if TYPE_CHECKING:
-    from thence.analysis.soundness.evidence import Int64, Mask
-
-__all__ = ["broken_order", "impossible_time", "outlier"]
+    from thence.model.arrays import Int64, Mask
 
 _TIMES_THE_MEDIAN = 1000
 _FEWEST = 10  # minimum number of executions of a kernel for which a median is used

@@ -16,9 +16,7 @@ from thence.units import format_ns
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.missing import JobRanks
-    from thence.analysis.soundness.evidence import Int64, Mask
-
-__all__ = ["empty_steps", "missing_ranks", "missing_ranks_note", "no_device_work", "windows_apart"]
+    from thence.model.arrays import Int64, Mask
 
 _WORKING = ("step", "module", "op", "runtime", "driver")
 _COMPARABLE = 0.5  # share of the median number of host ranges of the steps with device work

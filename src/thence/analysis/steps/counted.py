@@ -28,10 +28,8 @@ import polars as pl
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Float = npt.NDArray[np.float64]
-    Mask = npt.NDArray[np.bool_]
+    from thence.model.arrays import Float64, Mask
 
-__all__ = ["FIRST", "LAST", "OUTLIER", "RULES", "WARM_UP", "left_out", "left_out_of_windows", "without_end"]
 
 FIRST, LAST, WARM_UP, OUTLIER = "first", "last", "warm_up", "outlier"
 RULES = {
@@ -50,7 +48,7 @@ _MIN_COMPUTE = 0.5
 _FEWEST_BESIDE_LAST, _FEWEST_FOR_WARM_UP, _FEWEST_FOR_OUTLIERS = 3, 4, 8
 
 
-def left_out(total: Float, last: Mask, *, outliers: bool = False) -> list[str | None]:
+def left_out(total: Float64, last: Mask, *, outliers: bool = False) -> list[str | None]:
     """For each step of a run, the key of `RULES` by which it is left out; None if it counts.
 
     Args:
@@ -77,7 +75,7 @@ def left_out(total: Float, last: Mask, *, outliers: bool = False) -> list[str | 
     return codes
 
 
-def without_end(compute: Float, *, endless: bool) -> Mask:
+def without_end(compute: Float64, *, endless: bool) -> Mask:
     """Whether each step of a run is the last one and has no end of its own.
 
     Args:
@@ -127,7 +125,7 @@ def _leave_out(codes: list[str | None], counted: Mask, rows: npt.NDArray[np.int6
         codes[row] = code
 
 
-def _ordinary(total: Float) -> tuple[float, float]:
+def _ordinary(total: Float64) -> tuple[float, float]:
     """The shortest and the longest ordinary step."""
     if not len(total):
         return 0.0, float("inf")

@@ -19,8 +19,6 @@ from thence.units import several
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["StepKinds", "step_kinds"]
-
 _LAYERS = ("module", "label", "op")
 """Kinds of places that name the layer: the first one that is known counts."""
 

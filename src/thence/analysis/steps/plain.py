@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
     from thence.units import Ns
 
-__all__ = [
-    "MIN_STEPS",
-    "PlainStep",
-    "Typical",
-    "median_interval",
-    "of_some_steps",
-    "plain_step",
-    "unrecorded_steps",
-    "why_no_plain_step",
-]
-
 PROBABILITY = 0.95
 """Of the intervals of medians."""
 BETWEEN_PROCESSES = 0.005

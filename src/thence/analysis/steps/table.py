@@ -19,15 +19,11 @@ from thence.units import format_ns, several
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy.typing as npt
-
     from thence.analysis.steps.plain import PlainStep
     from thence.analysis.steps.windows import Steps
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["StepTable", "step_table"]
 
 _MAD_TO_STD = 1.4826  # of a normal distribution
 _DEVIATIONS = 4

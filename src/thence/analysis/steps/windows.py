@@ -41,17 +41,10 @@ from thence.model.steps import ENDLESS, NO_STEPS, STEP_KINDS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
     from thence.model.selection import StepChoice
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = [
-    "STEP", "Steps", "basis_of", "selected_steps", "selected_windows", "steps", "words_of",
-]  # fmt: skip
 
 STEP = {
     "rank": pl.Int32(),

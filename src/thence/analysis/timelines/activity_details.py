@@ -20,8 +20,6 @@ from thence.model.reasons import text_of
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["LONGEST_TEXT", "MOST_TEXTS", "Details", "activity_details"]
-
 MOST_TEXTS = 5_000
 """How many different names, places or calls are kept."""
 LONGEST_TEXT = 600

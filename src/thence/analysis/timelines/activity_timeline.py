@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.causes import REASONS
+from thence.analysis.idle.rules import REASONS
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.timelines.activity_details import LONGEST_TEXT, MOST_TEXTS, activity_details
 from thence.analysis.timelines.overview import clipped, clock_notes, numbered_lanes, shown_activities
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from thence.analysis.timelines.activity_details import Details
     from thence.model.attributed import Attributed
     from thence.units import Ns
-
-__all__ = ["ActivityTimeline", "activity_timeline"]
 
 _MOST_PARTS = 3
 """How many causes of one gap have a part of their own; the rest of the gap is one more part."""

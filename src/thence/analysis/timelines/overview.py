@@ -22,25 +22,10 @@ from thence.model.kernel_names import short_names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy.typing as npt
-
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = [
-    "CLASSES",
-    "MOST_BINS",
-    "MOST_SLICES",
-    "Overview",
-    "clipped",
-    "clock_notes",
-    "numbered_lanes",
-    "overview",
-    "shown_activities",
-]
 
 CLASSES = ("computation", "communication", "memcpys and memsets")
 """Classes of slices and bins; a bin has the class of the activity that took most of it."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.model.attributed import Attributed
 
-__all__ = ["COUNTERS", "counters", "timeline"]
-
 COUNTERS = {"busy streams": "streams", "bytes in flight": "bytes", "collective bus bandwidth": "GB/s"}
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
 flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of

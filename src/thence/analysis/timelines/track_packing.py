@@ -19,13 +19,9 @@ from thence.model.intervals import chain_to, enclosing, reached_before
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy.typing as npt
+    from thence.model.arrays import Int64, Mask
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
     Stacks = tuple[tuple[int, ...], ...]
-
-__all__ = ["Steps", "nested_sequence", "split_lanes"]
 
 _MOST_STEPS = 200_000
 """Budget of placements, over all slices, for the backtracking search for fewer lanes than the greedy choice."""

@@ -19,20 +19,15 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import numpy.typing as npt
-
     from thence.analysis.whatif.changes import Change
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.health import Health
     from thence.analysis.whatif.host_pace import PlainPace
     from thence.analysis.whatif.replay import Graph
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
     Row = tuple[Any, ...]
-
-__all__ = ["Base", "largest_gains", "predicted"]
 
 _MOST_GRAPHED = 0.05
 """A change is refused if more than this share of the work that it changes is inside CUDA graphs without edges."""

@@ -32,13 +32,10 @@ if TYPE_CHECKING:
 
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.replay import Graph
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
     Intervals = dict[int, tuple[Int64, Int64]]
-
-__all__ = ["Change", "ChangeFacts", "activities_of", "changed", "parse_change"]
 
 Part = Literal["kernels", "with host work", "with waiting", "without waiting", ""]
 _OF_HOST = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}

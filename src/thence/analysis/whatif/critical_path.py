@@ -22,16 +22,11 @@ from thence.model.intervals import NEVER, NO_ROW
 from thence.model.row_groups import rows_by_number
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.analysis.idle.host_threads import Pieces
     from thence.analysis.whatif.graph import Program
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Codes = npt.NDArray[np.int64]
-
-__all__ = ["KINDS", "TILE", "critical_path", "path_summary", "path_track"]
 
 KINDS = ("gpu", "host", "launch", "gap", "event", "return", "handover")
 """Kinds of tiles. gpu: an activity runs. host: a thread works. launch: from the launch call to the activity. gap:
@@ -89,12 +84,12 @@ class _Tiles:
 
     start: Int64
     end: Int64
-    kind: Codes
+    kind: Int64
     gpu: Int64
     thread: Int64
 
 
-def _path(program: Program) -> tuple[Int64, Codes]:
+def _path(program: Program) -> tuple[Int64, Int64]:
     """Nodes of the path in order, and the kind of edge between each node and the next.
 
     The path is the last node with its ancestors. They are found by pointer doubling: each round doubles their number.

@@ -11,31 +11,11 @@ from thence.attribution.waiting import event_edges, launches_by_stream
 from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.analysis.collectives.instances import Instances
     from thence.analysis.graph_nodes import GraphNodes
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = [
-    "CALL",
-    "EDGES",
-    "END",
-    "START",
-    "STEP",
-    "Edges",
-    "Nodes",
-    "blocked_calls",
-    "collective_ends",
-    "edges_through_events",
-    "graph_edges",
-    "latencies",
-    "launch_edges",
-    "wait_edges",
-]
 
 EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks", "graph")
 """Kinds of edges; host and stream are also the kinds of the links along the chains of threads and of streams."""

@@ -59,13 +59,9 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.analysis.collectives.instances import Instances
     from thence.analysis.graph_nodes import GraphNodes
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
-
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["Program", "launched_at", "longer_host_work", "program_graph", "stream_weights"]
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,10 @@ from thence.model.row_groups import rows_by_number
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.analysis.whatif.edges import Edges, Nodes
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["handovers"]
 
 _REST_NS = 15_000  # a thread without work for this long may be given work by another thread
 _HANDED_NS = 2_000_000

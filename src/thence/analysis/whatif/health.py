@@ -32,26 +32,11 @@ from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.replay import Graph
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = [
-    "HOST_NOISE",
-    "LEAST_NOISE",
-    "PACE_NOISE",
-    "Health",
-    "at_pace",
-    "health",
-    "missing_calls",
-    "ranks_of_nodes",
-    "steps_took",
-]
 
 LEAST_NOISE = 0.04
 """Minimum half width of an interval, as a share of the step."""

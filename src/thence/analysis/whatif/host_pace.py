@@ -32,14 +32,10 @@ from thence.model.intervals import NO_ROW, covered_lengths
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy.typing as npt
-
     from thence.analysis.whatif.graph import Program
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["PlainPace", "at_plain_step", "host_pieces", "pace_spread", "without_pauses"]
 
 _FEW = 8
 """Minimum number of pieces of a kind for a median, and of a step for a pace."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from thence.analysis.whatif.health import Health
     from thence.model.attributed import Attributed
 
-__all__ = ["PROGRAMS", "WhatIf", "suggestions", "what_if"]
-
 PROGRAMS = (
     "the profiled program",
     "the recorded program (with what recording cost it: no plain step is known)",

@@ -25,12 +25,8 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
+    from thence.model.arrays import Int64, Mask
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["BEFORE_ALL", "TOGETHER", "Graph", "Order", "replayed", "replayed_together"]
 
 BEFORE_ALL = -(1 << 44)
 """A time before all others, in ns, which stands for no constraint. Times are less than 4 hours from 0."""

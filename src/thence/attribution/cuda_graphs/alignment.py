@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from thence.attribution.cuda_graphs.topology import Topology
 
-__all__ = ["CONTRADICTED", "FOREIGN", "TOLERANCE_NS", "UNDECIDED", "Aligned", "Pattern", "align"]
-
 TOLERANCE_NS = 1000
 """By how much consecutive activities may seem to overlap in a replay (clock of the device)."""
 UNDECIDED = -2

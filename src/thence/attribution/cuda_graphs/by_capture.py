@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.replays import Replays
     from thence.model.attributed import Attributed
 
-__all__ = ["matched_captures"]
-
 _UNNAMED = -1
 _Launch = tuple[str, int, str | None]
 """Kind of activity, number of the kernel's name (`_UNNAMED` where the trace has none), and innermost operator."""

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.tables import Tables
 
-__all__ = ["join_eager"]
-
 _MAX_WINDOWS = 32
 _TITLE = "the eager run"
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.replays import Replays
     from thence.model.graph_labels import Kernel
 
-__all__ = ["ByKernelName"]
-
 _RULE = "eager_kernel_name"
 _MIN_KNOWN = 0.5
 

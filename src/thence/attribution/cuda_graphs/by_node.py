@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.signatures import Names
     from thence.model.graph_labels import CapturedGraph, GraphLabels
 
-__all__ = ["Executed", "Match", "executed", "match"]
-
 _LOW = (1 << 32) - 1
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.signatures import Names
     from thence.model.graph_labels import CapturedGraph
 
-__all__ = ["MIN_SHARE", "Candidate", "Outcome", "aligned_group"]
-
 MIN_SHARE = 0.9
 """Share of the kernels of a replay and of its source that must match; with less they may be of different programs."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.replays import Replays
     from thence.attribution.cuda_graphs.sequences import Matched
 
-__all__ = ["UNKNOWN_ORDER", "BySequence", "Stretch", "repetition"]
-
 _MARGIN = 4
 """By how many kernels more than the most similar capture another may differ from a replay that fits none as a whole:
 what differs (a kernel too many, one lost) may hide which of the two it was."""

@@ -13,8 +13,6 @@ from thence.model.phases import Position
 if TYPE_CHECKING:
     from thence.model.own_code import OwnCode
 
-__all__ = ["with_sources"]
-
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["Captures", "captured_calls", "names_of_kinds"]
-
 _CALLS = {
     "kernel": r"^(?:cuda|cu|hip)\w*Launch\w*Kernel",
     "memcpy": r"^(?:cuda|cu|hip)Memcpy",

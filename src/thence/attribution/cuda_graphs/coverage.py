@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["Coverage", "coverage"]
-
 
 @dataclass(frozen=True)
 class Coverage(Shown):

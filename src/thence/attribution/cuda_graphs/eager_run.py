@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.signatures import Names
     from thence.model.attributed import Attributed
 
-__all__ = ["EagerRun"]
-
 _PLACES = (*GRAPH_LABELS, "position", "lane")
 
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-__all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
-
 _PLACES = (*GRAPH_LABELS, "position", "lane", "metadata")
 _PLACED = [pl.col(name).is_not_null() for name in (*GRAPH_LABELS, "lane", "metadata", "collective")]
 _MOST_LISTED = 3  # launches whose first difference is reported

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["KernelOperators", "Verdict"]
-
 
 class Verdict(Enum):
     """What is known of a kernel and the operator that would have launched it."""

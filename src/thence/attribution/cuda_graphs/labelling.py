@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-__all__ = ["LABELS_NOTE", "labelled", "labelled_from_eager", "with_labels"]
-
 LABELS_NOTE = "labels of CUDA graphs"
 """Begin of the note that names the label files that were joined."""
 _MOST_LISTED = 3

@@ -16,8 +16,6 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["collectives_of_rank"]
-
 _WHOLE = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")
 _UNNAMED = ("", "undefined")
 """Descriptions of groups that were made without one."""

@@ -13,8 +13,6 @@ from thence.model.places import GRAPH_LABELS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PlaceBook"]
-
 _FACT = "collective."
 """Begin of the names of columns that hold the facts of collectives one by one."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-__all__ = ["process_mismatch"]
-
 _CLOCKS_NS = 2_000_000_000  # by how much clocks of one machine may disagree about when a process began
 
 

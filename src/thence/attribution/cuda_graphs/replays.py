@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["Group", "Replays", "in_cuda_graph"]
-
 _NODE = np.uint64((1 << 32) - 1)  # bits of a node id that are its number
 
 

@@ -20,8 +20,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FITS", "POSSIBLE", "Matched", "match", "most_in_common"]
-
 FITS, POSSIBLE = 2, 1
 """Weights of pairs: launch and activity have the same kernel, or nothing contradicts that they have."""
 

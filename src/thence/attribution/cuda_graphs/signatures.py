@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from thence.model.graph_labels import CapturedGraph, Kernel
 
-__all__ = ["ACTIVITIES", "Names", "Signatures", "Variants", "short_name"]
-
 ACTIVITIES = ("kernel", "memcpy", "memset")
 """Types of nodes that leave an activity in a trace."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from thence.model.graph_labels import CapturedGraph
 
-__all__ = ["NotOrdered", "Topology", "edges_of"]
-
 _MOST_CELLS = 60_000_000  # of the table of ancestors: 240 MB
 
 

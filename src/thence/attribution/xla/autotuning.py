@@ -12,8 +12,6 @@ import polars as pl
 from thence.model.intervals import NEVER, longest_begun
 from thence.model.tables import Tables  # noqa: TC001 - named in a signature
 
-__all__ = ["autotuned"]
-
 _COMPILE = r"^XlaCompile(?::#|$)"
 _THREAD = ["rank", "process", "thread"]
 

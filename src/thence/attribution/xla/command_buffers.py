@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from thence.attribution.xla.schedules import Schedule
     from thence.model.tables import Tables
 
-__all__ = ["derived_instructions"]
-
 _GRAPH = ["rank", "device", "graph"]
 _REORDERS = re.compile(
     r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true", re.IGNORECASE

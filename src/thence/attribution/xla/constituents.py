@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = NDArray[np.int64]
 
-__all__ = ["constituents_by_cost", "constituents_by_place"]
-
 _CONSTITUENTS: dict[str, pl.DataType] = {"instruction": pl.UInt32(), "constituent": pl.UInt32(), "weight": pl.Float64()}
 """Schema of both functions: rows of HloModule.instructions, and a share from 0 to 1."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from thence.attribution.xla.schedules import Schedule
     from thence.model.tables import Tables
 
-__all__ = ["MODULE", "Creation", "creations"]
-
 _THUNK = r"^(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=([^#,]+)"
 MODULE = r"^(?:TSL:)?XlaModule:#"
 _GRAPH_THUNK = r"^command_buffer(?:_\d+)?$"

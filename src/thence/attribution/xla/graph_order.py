@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from thence.attribution.xla.schedules import Schedule
 
-__all__ = ["NODES", "placed_by_order"]
-
 _NAMED_FOR_EACH = 10
 """How many kernels that fit by their name outweigh one whose name no command of the program has."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.units import Bytes
 
-__all__ = ["collective_instructions"]
-
 _COLLECTIVE_INSTRUCTIONS = {
     "row": pl.UInt32(),  # of the instruction in HloModule.instructions
     "id": pl.Int64(),

@@ -31,8 +31,6 @@ from thence.model.phases import Phase
 if TYPE_CHECKING:
     from thence.model.hlo import HloModule
 
-__all__ = ["instruction_phases", "phases_of"]
-
 _REMATERIALIZED = "rematted_computation"
 _DIFFERENTIATING = ("jvp(", "linearize(")
 _LATENESS = {Phase.FORWARD.value: 1, Phase.RECOMPUTE.value: 2, Phase.BACKWARD.value: 3}

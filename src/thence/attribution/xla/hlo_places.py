@@ -41,18 +41,6 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
 
-__all__ = [
-    "PLACES",
-    "HloRows",
-    "ModuleFacts",
-    "frame_stacks",
-    "hlo_places",
-    "hlo_rows",
-    "instructions",
-    "source_shares",
-    "stack_shares",
-]
-
 PLACES = tuple(kind.name for kind in HLO if kind.name not in ("program", "hlo"))
 """Kinds of places that follow from the instruction; `hlo_places` has a column for each, and one for its rule."""
 

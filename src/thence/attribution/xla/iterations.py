@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["iterations"]
-
 _LOOP = r"^(?:(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=)?(while(?:\.\d+)*)(?:[,#]|$)"
 _ROUND = ("loop", "start", "iteration")
 

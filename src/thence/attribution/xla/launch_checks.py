@@ -15,8 +15,6 @@ import polars as pl
 if TYPE_CHECKING:
     from thence.attribution.xla.schedules import Schedule
 
-__all__ = ["LEVELS", "contradicted"]
-
 LEVELS = {"graph": pl.UInt64, "level": pl.Int64, "parent": pl.Int64, "conditional": pl.Int64, "loops": pl.Boolean}
 """One row for each level of each graph, as `thence.attribution.xla.node_numbers.Level` describes it."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from thence.attribution.xla.node_numbers import Slots
     from thence.attribution.xla.schedules import Schedule
 
-__all__ = ["AFTERWARDS", "LOW", "Nodes", "Verdict", "is_copy", "is_library", "library_of", "nodes_of", "verdicts"]
-
 LOW = 0xFFFF_FFFF
 """Mask of the node's number in a node's id; the upper half is the graph's id (CUPTI, graphNodeId)."""
 

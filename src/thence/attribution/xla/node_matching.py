@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from thence.attribution.xla.node_kernels import Nodes
     from thence.attribution.xla.schedules import Schedule
 
-__all__ = ["Match", "match"]
-
 _PROOFS_FOR_EACH = 10
 """How many activities that prove their slot outweigh one that contradicts its own."""
 _MOST_CELLS = 25_000_000

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from thence.attribution.xla.schedules import Schedule
 
-__all__ = ["Command", "Level", "Role", "Slots", "TooManyNodes", "planned", "slots_of"]
-
 _BRANCHES = 8  # the most among which one kernel chooses (kBranchBatchSize)
 _MOST_SLOTS = 100_000
 _DEEPEST = 50

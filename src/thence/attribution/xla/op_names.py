@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["is_traced", "labels", "parts_of", "scopes_of", "segments_of"]
-
 _WRAPPED = re.compile(r"(?P<transformation>[A-Za-z_][\w.-]*)\((?P<inner>.*)\)", re.DOTALL)
 _FUNCTIONS = frozenset(("jit", "pjit", "xla_call", "pmap", "xmap", "core_call", "closed_call"))
 """Written around the name of a function, which is not a scope that the user named."""

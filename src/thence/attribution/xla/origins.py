@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.own_code import OwnCode
 
-__all__ = ["origins"]
-
 _COLLECTIVES = """
 all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all
 collective-broadcast collective-permute collective-permute-done collective-permute-start

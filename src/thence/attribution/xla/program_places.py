@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
 
-__all__ = ["with_hlo"]
-
 _BOTH = tuple(kind.name for kind in HLO if kind.origin == "both")
 _FROM_HLO = tuple(kind.name for kind in HLO if kind.origin == "hlo")
 

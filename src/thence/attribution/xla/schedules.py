@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
 
-__all__ = ["Schedule", "schedule_of"]
-
 _SILENT = """
 add-dependency after-all bitcast constant domain get-tuple-element opt-barrier parameter tuple
 """.split()  # noqa: SIM905 - a list of words reads better

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from thence.attribution.xla.schedules import Schedule
     from thence.model.tables import Tables
 
-__all__ = ["COMMAND_BUFFER", "possible_slots", "thunk_numbers"]
-
 COMMAND_BUFFER = r"^(?:(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=)?command_buffer_(\d{1,9})(?:[,#]|$)"
 """Host range of the thunk that launches a graph; the group is the number of its first thunk."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.own_code import OwnCode
 
-__all__ = ["frame_places", "frames_in_optimizers", "frames_with_file", "source_frames"]
-
 
 def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
     """The source place of each stack of a module.

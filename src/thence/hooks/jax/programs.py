@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["XlaPrograms"]
-
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 """Event of jax.monitoring (jax/_src/dispatch.py) after a compilation, on the compiling thread."""
 _NOT_RECORDED = frozenset({"cpu"})

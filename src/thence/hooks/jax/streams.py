@@ -37,8 +37,6 @@ from thence.errors import MissingRequirement, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CustomCalls", "custom_calls", "on_stream", "stream_of"]
-
 _OLDEST = (0, 6)
 _START = re.compile(r" (?:call|async)-start\(")
 _ANNOTATION = re.compile(r'_xla_stream_annotation="([0-9]{1,9})"')

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from thence.hooks.torch.running_nodes import RunningNodes
     from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["BackwardCalls", "nodes_of"]
-
 
 class _Run:
     """One call of the engine.

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from thence.errors import MissingRequirement
-from thence.hooks.torch.events import event_ids
 from thence.marks.marking import LibraryMark
 from thence.marks.watching import watch
 from thence.model.collectives import KINETO_KEYS, CallFacts
@@ -33,7 +32,6 @@ from thence.model.collectives import KINETO_KEYS, CallFacts
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-__all__ = ["collective", "event_ids", "hold_labels", "label_collectives"]
 
 _KINETO_NAMES = {
     "allreduce_": "allreduce",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from thence.marks.generated_lines import Around, GeneratedLines, Run
     from thence.marks.launch_facts import Part
 
-__all__ = ["CompiledPlaces"]
-
 _KINDS = (MODULE, LINE, PHASE)
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 _OPERATORS_OF_TORCH = ("aten.", "prims.", "inductor.")

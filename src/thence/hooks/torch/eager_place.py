@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from thence.hooks.torch.own_files import OwnFiles
     from thence.hooks.torch.threads import Common, Threads
 
-__all__ = ["Here"]
-
 
 class Here:
     """The innermost places of the calling thread, a `thence.marks.generated_lines.Around`."""

@@ -17,8 +17,6 @@ from thence.errors import MissingRequirement
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["event_ids"]
-
 _CUDA_EVENT = 36
 """CUPTI_ACTIVITY_KIND_CUDA_EVENT"""
 

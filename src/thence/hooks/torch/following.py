@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from thence.hooks.torch.phases import PhasePlaces
     from thence.hooks.torch.threads import Thread
 
-__all__ = ["ByEvents", "ByStack", "Told", "Way", "outer_frames"]
-
 
 class Told(Protocol):
     """Receives calls of outermost modules, and errors."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from thence.hooks.torch.running_nodes import RunningNodes
     from thence.hooks.torch.threads import Thread
 
-__all__ = ["Hooks", "HooksOptions"]
-
 _LOG = logging.getLogger("thence.recorder")
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from thence.hooks.torch.own_files import OwnFiles
     from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["BLIND_RUNS", "CHANCE_SECONDS", "QUIET_CALLS", "QUIET_RUNS", "Activation", "Function", "Lines"]
-
 QUIET_RUNS = 32
 QUIET_CALLS = 10_000
 """Calls in a row without a launch after which a function is no longer watched."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.boundaries.places import Places
     from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["ModuleCalls", "ModulePaths", "class_name", "paths"]
-
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",

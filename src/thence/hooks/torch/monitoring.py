@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import CodeType
 
-__all__ = ["ALL_LINES", "CALLS", "EVENTS", "Handler", "Monitor", "free_id", "why_not"]
-
 _NAME = "thence"
 _IDS = (3, 4)
 """Tool ids that are not reserved: 0 is for debuggers, 1 for coverage, 2 for profilers, 5 for optimizers."""

@@ -10,8 +10,6 @@ from thence.model.own_code import OwnCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OwnFiles"]
-
 _OURS = str(Path(__file__).parents[2])
 
 

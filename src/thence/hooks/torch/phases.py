@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from thence.boundaries.places import Places
     from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["PhaseCalls", "PhasePlaces", "code_of", "inner_code", "phase_functions"]
-
 _OF_PHASE: dict[str, dict[str, tuple[str, ...]]] = {
     "gradient": {
         "torch.nn.utils.clip_grad": (

@@ -14,8 +14,6 @@ from thence.importing import torch_is_being_imported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ProfilerHandover"]
-
 _AUTOGRAD, _PREPARE = "torch.autograd.profiler", "_prepare_profiler"
 """The function that ``torch.autograd.profiler.profile`` and ``torch.profiler`` call first, since torch 1.8, with a
 configuration and the set of activities."""

@@ -16,8 +16,6 @@ from thence.importing import torch_is_being_imported, when_imported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CollectiveLabels"]
-
 _LOG = logging.getLogger("thence.recorder")
 
 

@@ -18,8 +18,6 @@ from thence.boundaries.node_places import LEAF, NodePlaces
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["VARIABLE", "RunningNodes", "library_function"]
-
 VARIABLE = "THENCE_BACKWARD"
 """Environment variable: with ``hooks``, hooks are always set."""
 _CURRENT = "_ZN5torch8autograd16get_current_nodeEv"

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from thence.hooks.torch.own_files import OwnFiles
     from thence.hooks.torch.threads import Thread, Threads
 
-__all__ = ["OwnFunctions", "StackCommon", "StackModules", "StackMonitor", "counter_of_nodes"]
-
 MOST_FUNCTIONS = 20_000
 """The most functions that are followed: a program can make any number of them, and they are kept alive."""
 _CALLS_WITHOUT_NODES = 2

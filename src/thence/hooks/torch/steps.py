@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from thence.boundaries.places import Places
     from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["PausedCalls", "Steps", "code_of_call", "tokens"]
-
 _NAME = "step"
 _MOST_MODELS = 1000
 _SUSPENDS = 0x20 | 0x80 | 0x200

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
 
-__all__ = ["Common", "ForwardLog", "Thread", "Threads"]
-
 _LOG_LIMIT = 1 << 17
 """The least number of entries of a forward log that is kept: enough for many forward passes."""
 _MOST_MAKERS = 64

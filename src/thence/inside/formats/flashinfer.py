@@ -21,21 +21,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thence.errors import DamagedInput
-from thence.inside.columns import COMPLETE, UNKNOWN, Columns, counted_from_start, several, starts_of
+from thence.inside.columns import COMPLETE, UNKNOWN, Columns, counted_from_start, starts_of
+from thence.units import several
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.inside.columns import Int64, Words
     from thence.inside.description import Description
-
-__all__ = ["read"]
+    from thence.model.arrays import Int64, UInt32
 
 _NAME_BITS = {"flashinfer": 0x3FF, "flashinfer-old": 0x3FF, "mirage": 0x1FF}
 _BLOCK_SHIFT, _BLOCK_BITS, _SM_SHIFT = 12, 0xFFF, 24
 
 
-def read(words: Words, description: Description, path: str) -> Columns:
+def read(words: UInt32, description: Description, path: str) -> Columns:
     """The columns of a buffer of FlashInfer's profiler.
 
     Raises:
@@ -79,7 +78,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
     return columns
 
 
-def _columns(tag: Words, low: Words, rows: Int64, count: Int64, groups: int) -> Columns:
+def _columns(tag: UInt32, low: UInt32, rows: Int64, count: Int64, groups: int) -> Columns:
     first = low[starts_of(count)[:-1]]
     unknown = np.full(len(rows), UNKNOWN, np.int64)
     return Columns(
@@ -103,7 +102,7 @@ def _columns(tag: Words, low: Words, rows: Int64, count: Int64, groups: int) -> 
     )
 
 
-def _multiprocessors(tag: Words, columns: Columns, blocks: int, flavour: str) -> tuple[Int64, list[str]]:
+def _multiprocessors(tag: UInt32, columns: Columns, blocks: int, flavour: str) -> tuple[Int64, list[str]]:
     """SM of each trace, and warnings about the SMs and tags."""
     if flavour != "flashinfer":
         return columns.sm, []

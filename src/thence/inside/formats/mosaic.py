@@ -17,23 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thence.errors import DamagedInput
-from thence.inside.columns import (
-    COMPLETE,
-    DAMAGED,
-    OVERFLOW,
-    UNKNOWN,
-    Columns,
-    counted_from_start,
-    pairs_of,
-    several,
-    starts_of,
-)
+from thence.inside.columns import COMPLETE, DAMAGED, OVERFLOW, UNKNOWN, Columns, counted_from_start, pairs_of, starts_of
+from thence.units import several
 
 if TYPE_CHECKING:
-    from thence.inside.columns import Int64, Words
     from thence.inside.description import Description
-
-__all__ = ["read"]
+    from thence.model.arrays import Int64, UInt32
 
 _HEADER = 3
 _SCOPES = {32: "warp", 128: "warpgroup"}
@@ -44,7 +33,7 @@ _CYCLES_OF_AN_EVENT = 12
 _LONG_GAP = 1 << 31
 
 
-def read(words: Words, description: Description, path: str) -> Columns:
+def read(words: UInt32, description: Description, path: str) -> Columns:
     """The columns of a buffer of JAX's profiler, of either generation.
 
     Raises:

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thence.errors import DamagedInput
-from thence.inside.columns import COMPLETE, DAMAGED, OVERFLOW, UNFINISHED, UNKNOWN, Columns, several, starts_of
+from thence.inside.columns import COMPLETE, DAMAGED, OVERFLOW, UNFINISHED, UNKNOWN, Columns, starts_of
+from thence.units import several
 
 if TYPE_CHECKING:
-    from thence.inside.columns import Int64, Words
     from thence.inside.description import Description
-
-__all__ = ["read"]
+    from thence.model.arrays import Int64, UInt32
 
 _VERSION = 1
 _HEADER = 10
@@ -39,7 +38,7 @@ _OVERHEAD_CYCLES = 7.0  # Proton's own constant for CUDA devices
 _MOST_NS = 1 << 42
 
 
-def read(words: Words, description: Description, path: str) -> Columns:
+def read(words: UInt32, description: Description, path: str) -> Columns:
     """The columns of a host buffer of Proton.
 
     Raises:
@@ -74,7 +73,7 @@ def read(words: Words, description: Description, path: str) -> Columns:
     return columns
 
 
-def _header(words: Words, path: str) -> tuple[int, int, int, list[int], Words]:
+def _header(words: UInt32, path: str) -> tuple[int, int, int, list[int], UInt32]:
     """Number of blocks, warps of a block, words of a block, indices of the traced warps, and the payload's words."""
     if len(words) < _HEADER or int(words[0]) != _VERSION:
         raise DamagedInput(
@@ -105,7 +104,7 @@ def _header(words: Words, path: str) -> tuple[int, int, int, list[int], Words]:
     return (blocks, units, block_bytes // 4, uids, words[first_word : first_word + blocks * block_bytes // 4])
 
 
-def _columns(table: Words, header: int, units: int, uids: list[int], ring: int) -> Columns:
+def _columns(table: UInt32, header: int, units: int, uids: list[int], ring: int) -> Columns:
     blocks, warps = len(table), len(uids)
     written = table[:, header : header + units].astype(np.int64)[:, uids].reshape(-1)
     count = np.minimum(written, ring) // 2

@@ -26,18 +26,16 @@ from thence.inside.columns import (
     counted_from_start,
     pairs_of,
     runs_backwards,
-    several,
     starts_of,
 )
 from thence.inside.description import HEADER_WORDS
+from thence.units import several
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.inside.columns import Int64, Mask, Words
     from thence.inside.description import Description
-
-__all__ = ["read"]
+    from thence.model.arrays import Int64, Mask, UInt32
 
 _MAGIC, _VERSION = 0x7E4CE000, 1
 _VERSION_BITS = 0xFFF
@@ -53,7 +51,7 @@ _MOST_NS, _MOST_CYCLES = 1 << 42, 1 << 44
 """Longest plausible duration of a trace: 73 minutes (ns), and 2.4 hours at 2 GHz (cycles)."""
 
 
-def read(words: Words, description: Description, path: str) -> Columns:
+def read(words: UInt32, description: Description, path: str) -> Columns:
     """The columns of a buffer in thence's own layout.
 
     Raises:
@@ -115,7 +113,7 @@ def _checked(header: Int64, description: Description, path: str, warnings: list[
     return good, int((~written).sum())
 
 
-def _columns(table: Words, header: Int64, rows: Int64) -> Columns:
+def _columns(table: UInt32, header: Int64, rows: Int64) -> Columns:
     capacity = (table.shape[1] - HEADER_WORDS) // 2
     stored = header[:, _COUNT]
     count = np.minimum(stored, capacity)

@@ -24,7 +24,6 @@ from thence.readers.jax.source_frames import FrameTable, shared_texts
 
 if TYPE_CHECKING:
     from collections.abc import Container
-__all__ = ["COMPUTATIONS", "INSTRUCTIONS", "LOOPS", "HloModule", "decode_hlo"]
 
 _STARTS = """
 all-gather-start all-reduce-start async-start collective-permute-start copy-start recv send

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
-__all__ = ["PATTERNS", "attach_hlo", "hlo_dump_modules"]
 
 PATTERNS = ("*.hlo.pb", "*.hlo.pb.xz")
 """Files of a directory that hold an HLO module. A dump folder holds each module before and after

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from thence.readers.jax.xspace import XSpace
 
-__all__ = ["host_table", "threads_table"]
-
 _FRAME = re.compile(r"\$(?P<file>[^ ]+):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 # Overhead records of CUPTI, which XLA writes to separate lines (cupti_collector.cc).
 _OVERHEAD = re.compile(r"BUFFER_FLUSH|<UNKNOWN>|CUPTI.*|RESOURCE|(?:DRIVER_)?COMPILER|INSTRUMENTATION")

@@ -20,17 +20,11 @@ from thence.readers.jax.protos.hlo_pb2 import ShapeProto
 from thence.readers.jax.shapes import MAX_INT64, MAX_RANK, elements, shape_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64
     from thence.readers.jax.instruction_table import Body, Distinct
-
-    Int64 = NDArray[np.int64]
-    from collections.abc import Iterable
-
     from thence.readers.jax.protos.hlo_pb2 import HloInstructionProto
-__all__ = ["BackendConfig", "backend_config", "work_columns"]
 
 _MOVING = """
 add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done all-to-all

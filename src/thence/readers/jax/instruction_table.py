@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from thence.model.arrays import Int64
     from thence.readers.jax.protos.hlo_pb2 import HloComputationProto, HloInstructionProto, HloModuleProto
 
-    Int64 = NDArray[np.int64]
-__all__ = ["Body", "Distinct", "IntegerLists"]
 
 _MAX_INT64 = np.iinfo(np.int64).max
 _MAX_VARINT = 10  # bytes

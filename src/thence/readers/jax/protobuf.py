@@ -13,8 +13,6 @@ from thence.readers.expansion import DEFAULT, Expansion
 if TYPE_CHECKING:
     from thence.units import Bytes
 
-__all__ = ["parse", "unpacked"]
-
 _MAX_UNPACKED: Bytes = 1 << 30
 """Largest content of an .xz file of any size that is unpacked; optimized HLO protos have some MB to 200 MB."""
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         ShapeProto,
     )
     from thence.units import Bytes
-__all__ = ["MAX_INT64", "MAX_RANK", "Groups", "elements", "memory_space", "replica_groups", "shape_bytes"]
 
 MAX_INT64 = (1 << 63) - 1
 MAX_RANK = 64

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["NAME", "PATTERNS", "sniff"]
-
 NAME = "jax.profiler (XSpace)"
 PATTERNS = ("*.xplane.pb", "*.xplane.pb.gz")
 """Files of a directory that may be XSpaces."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from thence.readers.jax.protos.hlo_pb2 import OpMetadata, StackFrameIndexProto
 
-__all__ = ["FRAMES", "Frame", "FrameTable", "shared_texts"]
 
 MAX_TEXT, MAX_TEXT_PER_FRAME = 4_000_000, 500
 """Characters of the files, or of the functions, of all frames of a module: of any number, and more for each frame."""

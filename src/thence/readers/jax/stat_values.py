@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Int64 = NDArray[np.int64]
-__all__ = ["DOUBLE", "INT64", "REFERENCE", "STRING", "UINT64", "Cursors", "Messages", "StatValues", "decoded_stats"]
+    from thence.model.arrays import Int64
+
 
 _PADDING = bytes(16)  # a cursor at the end may look ahead
 _MAX_VARINT = 10

@@ -22,7 +22,6 @@ from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, KINDS, PROGRAMS, Device, Meta, Tables
-from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.jax.host_ranges import host_table, threads_table
 from thence.readers.jax.sniffing import NAME, PATTERNS
 from thence.readers.jax.xplane_programs import RunPrograms
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from thence.readers.source import Source
 
-__all__ = ["hlo_dump_modules", "read"]
 
 _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
 """Host ranges that launch everything of one execution on one device (gpu_executable.cc)."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.readers.jax.xspace import XSpace
 
-__all__ = ["RunPrograms"]
-
 
 @dataclass(frozen=True)
 class RunPrograms:

@@ -44,17 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from thence.readers.jax.protos.xplane_pb2 import XPlane
-__all__ = [
-    "DETAILS",
-    "DEVICES",
-    "GPU_EVENTS",
-    "HOST_EVENTS",
-    "LINES",
-    "PROGRAMS",
-    "XSpace",
-    "decode_xspace",
-    "parsed_details",
-]
 
 _MOST_SAID, _MOST_SENTENCES = 500, 20
 """Most bytes of one message of the profiler, and most messages, that are passed on."""

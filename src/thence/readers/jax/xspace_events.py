@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from thence.readers.jax.protos.xplane_pb2 import XPlane, XStat
 
-__all__ = ["DETAIL_STATS", "GPU_STATS", "HOST_STATS", "Events", "Stat", "Strings", "named", "stat_value", "text"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stat:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from thence.readers.kineto.envelope import Envelope
     from thence.readers.kineto.events import Columns
 
-__all__ = ["Begun", "begin", "forget"]
-
 
 @dataclass(frozen=True, slots=True)
 class Begun:

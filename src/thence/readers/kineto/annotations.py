@@ -29,18 +29,16 @@ import polars as pl
 from thence.model.collective_columns import described_structs
 from thence.model.collectives import KINETO_KEYS
 from thence.model.graph_labels import MODULE_KEYS
-from thence.model.json_fields import Int64, NotAsWritten, decoded
+from thence.model.json_fields import JsonInt64, NotAsWritten, decoded
 from thence.model.tables import GRAPH_PLACES
 from thence.readers.torch_annotations import label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from thence.model.arrays import Array
     from thence.model.graph_labels import Label
 
-__all__ = ["Written", "annotated_places"]
-
-Array = np.ndarray[Any, Any]
 
 _LANE = "annotated_stream"
 _DEFAULT_LANES = (7, 8)
@@ -156,7 +154,7 @@ def _value(value: object) -> object:
         result = float(value)
     elif value[:1] == "[" and value[-1:] == "]":
         with suppress(NotAsWritten):
-            result = decoded(value, list[Int64])
+            result = decoded(value, list[JsonInt64])
     return result
 
 

@@ -11,13 +11,12 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["collected"]
+    from thence.model.arrays import Array
 
 _FIRST_ROWS = 1 << 14
 _LEAST_GROWTH, _MOST_GROWTH = 2, 300
 _SPARE = 1.1
 """Factor of extra capacity, for later pieces that hold more rows than the pieces so far."""
-Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 
 

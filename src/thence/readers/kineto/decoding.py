@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from thence.readers.kineto.events import Columns
 
-__all__ = ["decoded"]
-
 _MOST_AHEAD = 64
 """Maximum pieces of a plain file that are submitted before the caller takes the first; their columns take some 45 MB,
 at a time when the joined columns of the file are still small."""

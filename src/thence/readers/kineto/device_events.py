@@ -6,8 +6,6 @@ import msgspec
 
 from thence.readers.kineto.events import NO_TIME
 
-__all__ = ["DeviceArgs", "DeviceEvent"]
-
 
 class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
     """The arguments that identify a device activity."""

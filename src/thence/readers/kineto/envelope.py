@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.readers.source import Source
-__all__ = ["INLINE_ANNOTATED", "Boundaries", "Envelope", "Piece", "boundaries", "find_separator", "split_events"]
 
 _BETWEEN_EVENTS = re.compile(rb"(\s*)\}(\s*),(\s*)\{(\s*)(\"\w+\")")
 _EVENT_START = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:ph|cat|name|args|ts|dur|pid|tid|id|bp)\"\s*:)")

@@ -16,8 +16,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["coded", "given", "launch_facts", "triples"]
-
 _SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
 
 

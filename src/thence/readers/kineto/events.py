@@ -28,8 +28,6 @@ from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MISSING", "RECORDED_CATEGORIES", "Args", "Columns", "Event", "decode"]
-
 MISSING = int(np.iinfo(np.int64).min)
 """Value (int64) in integer columns for an event that lacks the field."""
 

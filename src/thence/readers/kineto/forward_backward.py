@@ -17,12 +17,10 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Rows = npt.NDArray[np.int64]
-
-__all__ = ["forward_rows"]
+    from thence.model.arrays import Int64
 
 
-def forward_rows(ops: dict[str, Any], flows: dict[str, Any], parent: npt.NDArray[Any]) -> Rows:
+def forward_rows(ops: dict[str, Any], flows: dict[str, Any], parent: npt.NDArray[Any]) -> Int64:
     """Host row of the forward op, for the rows of backward ops.
 
     Args:
@@ -53,7 +51,7 @@ def forward_rows(ops: dict[str, Any], flows: dict[str, Any], parent: npt.NDArray
     return forward
 
 
-def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
+def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Int64, Int64]:
     """The rows at which arrows begin, and the rows at which they end.
 
     Each end of an arrow is matched to the op that begins at the same time on the same thread, the
@@ -73,7 +71,7 @@ def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
     return begin_rows[begins], end_rows[ends]
 
 
-def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
+def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Int64, Int64]:
     """(track, time) as one number, for ops and flows; ascending for ops, which are sorted by track and start."""
     first = min(int(ops["start"].min()), int(flows["time"].min()))
     span = max(int(ops["start"].max()), int(flows["time"].max())) - first + 1
@@ -85,7 +83,7 @@ def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
     return ops["track"] * span + start, flows["track"] * span + time
 
 
-def _once(keys: Rows, rows: Rows) -> tuple[Rows, Rows]:
+def _once(keys: Int64, rows: Int64) -> tuple[Int64, Int64]:
     """Keys that occur exactly once, and their rows; other keys do not identify an arrow with certainty."""
     distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
     return distinct[counts == 1], rows[first[counts == 1]]

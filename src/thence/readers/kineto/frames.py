@@ -20,24 +20,14 @@ from thence.readers.kineto.forward_backward import forward_rows
 from thence.readers.nesting import IS_API_CALL, host_parents, parent_column
 
 if TYPE_CHECKING:
+    from thence.model.arrays import Array
     from thence.readers.kineto.ranks import Lanes
-
-__all__ = [
-    "collective_frame",
-    "gpu_frame",
-    "graph_places",
-    "host_frame",
-    "said_of_waiting",
-    "threads_frame",
-    "waiting_calls",
-]
 
 _SELDOM = ("kernel", "metadata")
 """Text columns that are empty in most files."""
 _LAST = np.iinfo(np.int64).max
 """Sorts after all rows."""
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
-Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from thence.readers.kineto.envelope import Envelope
 
-__all__ = ["losses"]
-
 _LOG_LEVELS = ("ERROR", "WARNING")
 """Keys of the metadata under which Kineto stores its log messages."""
 

@@ -6,13 +6,11 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from thence.model.json_fields import Count, Int64, Rank, field
+from thence.model.json_fields import Count, JsonInt64, Rank, field
 from thence.model.tables import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-__all__ = ["accelerator", "described_devices", "epoch_ns", "facts", "process_groups", "rank_of"]
 
 _FACTS = (
     "schemaVersion", "trace_id", "cupti_version", "cuda_runtime_version", "cuda_driver_version",
@@ -20,7 +18,7 @@ _FACTS = (
     "with_modules", "with_flops", "traceName",
 )  # fmt: skip
 _DISTRIBUTED_FACTS = ("backend", "world_size", "nccl_version")
-_Fact = str | Int64 | float | bool
+_Fact = str | JsonInt64 | float | bool
 _HIP_CALL = re.compile(r"hip[A-Z]\w*")
 _BY_CATEGORY = ("mtia", "xpu", "privateuse1", "cuda")
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
@@ -120,5 +118,5 @@ def process_groups(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
-    value = field(values, name, str | Int64)
+    value = field(values, name, str | JsonInt64)
     return "" if value is None else str(value)

@@ -6,14 +6,13 @@ runs in the decoding processes, which start without Polars.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-__all__ = ["annotations_of_piece"]
-
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from thence.model.arrays import Array
 
 # Arguments that Kineto, its Python exporter and the CUPTI exporter write themselves.
 _OF_KINETO = frozenset(

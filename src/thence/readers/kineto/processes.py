@@ -24,8 +24,6 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from io import BufferedReader, BufferedWriter
 
-__all__ = ["BYTES_BEFORE_PROCESSES", "PIECE_BYTES", "Processes", "fitting"]
-
 PIECE_BYTES = 4 << 20
 """Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the CPU's caches."""
 BYTES_BEFORE_PROCESSES = 48 << 20

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Lanes", "gpu_ranks", "lanes_of"]
-
 _TAGGED = re.compile(r"(?P<tag>.*?)(?P<number>-?\d*)\s*")
 
 

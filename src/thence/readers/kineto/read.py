@@ -40,10 +40,9 @@ from thence.units import several
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thence.model.arrays import Array
     from thence.readers.source import Source
-__all__ = ["read"]
 
-Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 
 

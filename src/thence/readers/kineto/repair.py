@@ -19,8 +19,6 @@ from thence.readers.kineto.envelope import split_events
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["decode_leniently"]
-
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 _UNSIGNED = ("graph", "node")

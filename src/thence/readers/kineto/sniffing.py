@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["NAME", "PATTERNS", "sniff"]
-
 NAME = "torch.profiler (Kineto JSON)"
 PATTERNS = ("*.json", "*.json.gz")
 """Globs of the files of a directory that may be Kineto traces."""

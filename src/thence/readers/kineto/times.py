@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["NO_TIME_NS", "nanoseconds", "possible"]
-
 _WIDEST = 19
 """Maximum characters of a number with a decimal point whose digits fit int64, whatever they are."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from thence.readers.nsight.store import Store, Timed
 
-__all__ = ["activities", "copy_name", "set_name"]
-
 _DIRECTIONS = {
     "Host-to-Device": "HtoD", "Device-to-Host": "DtoH", "Host-to-Array": "HtoA", "Array-to-Host": "AtoH",
     "Array-to-Array": "AtoA", "Array-to-Device": "AtoD", "Device-to-Array": "DtoA", "Device-to-Device": "DtoD",

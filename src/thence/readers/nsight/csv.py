@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from thence.readers.source import Source
 
-__all__ = ["NAME", "PATTERNS", "read", "sniff"]
-
 NAME = "Nsight Systems cuda_gpu_trace (CSV)"
 PATTERNS: tuple[str, ...] = ()
 """Empty: the export that a CSV was made from is usually in the same directory, and is read instead."""

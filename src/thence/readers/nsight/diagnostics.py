@@ -11,8 +11,6 @@ from thence.model.losses import Loss, says_lost
 if TYPE_CHECKING:
     from thence.readers.nsight.store import Store
 
-__all__ = ["diagnosed"]
-
 _TABLE = "DIAGNOSTIC_EVENT"
 _WARNING, _ERROR = 2, 3  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL
 _MOST = 20

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["NAME", "PATTERNS", "cache_file", "cache_folder", "read", "sniff_archive"]
-
 NAME = "Nsight Systems report (.nsys-rep)"
 PATTERNS = ("*.nsys-rep", "*.qdrep")
 """Globs of reports; if a directory also holds the export of a report, the export is read instead."""

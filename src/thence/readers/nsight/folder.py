@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["NAME", "PATTERNS", "Folder", "read", "sniff_archive"]
-
 NAME = f"{EXPORT} (parquetdir, arrowdir)"
 PATTERNS: tuple[str, ...] = ()
 """Empty: an export is a directory, not a file in one."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from thence.readers.nsight.store import Store
 
-__all__ = ["Described", "described"]
-
 COLLECTIVE_NAMES = {
     "ncclAllReduce": "all_reduce", "ncclAllGather": "all_gather", "ncclReduceScatter": "reduce_scatter",
     "ncclBroadcast": "broadcast", "ncclBcast": "broadcast", "ncclReduce": "reduce",

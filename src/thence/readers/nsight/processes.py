@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from thence.readers.nsight.store import Store
 
-__all__ = ["Ranks", "devices", "ranks", "threads"]
-
 
 @dataclass(frozen=True)
 class Ranks:

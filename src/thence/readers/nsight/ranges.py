@@ -30,7 +30,6 @@ from thence.units import several
 if TYPE_CHECKING:
     from thence.readers.nsight.processes import Ranks
     from thence.readers.nsight.store import Store, Timed
-__all__ = ["LIBRARIES", "NCCL", "XLA", "Nvtx", "host_ranges", "nvtx"]
 
 NCCL = "NCCL"
 XLA = "TSL"

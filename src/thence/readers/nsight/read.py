@@ -32,9 +32,8 @@ from thence.readers.nsight.xla import with_compilation, with_programs
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.model.tables import Table
+    from thence.model.schema import Table
     from thence.readers.nsight.store import Store
-__all__ = ["tables_of"]
 
 _MOST_CLONE_STEPS = 8  # from a clone to the first node; child graphs take two or three
 

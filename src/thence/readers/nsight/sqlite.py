@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
     from thence.readers.source import Source
-__all__ = ["MAGIC", "NAME", "PATTERNS", "Database", "opened", "read", "sniff"]
 
 NAME = f"{EXPORT} (SQLite)"
 PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")

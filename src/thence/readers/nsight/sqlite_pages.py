@@ -19,9 +19,6 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["MAGIC", "Damaged", "PageFile", "Pages", "Unusual"]
 
 MAGIC = b"SQLite format 3\0"
 """The first 16 bytes of every SQLite database."""

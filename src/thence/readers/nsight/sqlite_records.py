@@ -19,12 +19,9 @@ from thence.readers.nsight.store import distinct
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from thence.model.arrays import Int64, UInt64
     from thence.readers.nsight.sqlite_pages import Pages
 
-    Int64 = npt.NDArray[np.int64]
-    Uint64 = npt.NDArray[np.uint64]
-
-__all__ = ["Records"]
 
 _NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13
 _INTEGER_BYTES = np.array([0, 1, 2, 3, 4, 6, 8, -1, 0, 0, -1, -1], np.int64)
@@ -216,7 +213,7 @@ class Records:
             raise Unusual("header")
         return _Shapes(of.astype(np.intp), types, offsets)
 
-    def _header_words(self, header: Int64) -> list[Uint64]:
+    def _header_words(self, header: Int64) -> list[UInt64]:
         """The headers as 64-bit words; bytes beyond the end of a header are 0."""
         longest, shortest = int(header.max()), int(header.min())
         words = []

@@ -28,28 +28,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    Uint64 = npt.NDArray[np.uint64]
+    from thence.model.arrays import UInt32, UInt64
+
     Rows = npt.NDArray[np.intp]
-    Numbers = npt.NDArray[np.uint32]
-__all__ = [
-    "EXPORT",
-    "PAYLOADS",
-    "READABLE",
-    "Part",
-    "Store",
-    "Timed",
-    "bounded",
-    "distinct",
-    "distinct_values",
-    "gathered",
-    "lasting",
-    "left_out",
-    "names",
-    "numbered",
-    "process_of",
-    "thread_of",
-    "with_durations",
-]
 
 EXPORT = "Nsight Systems export"
 """Name of the format, for all file types of exports."""
@@ -164,7 +145,7 @@ def names(store: Store, *ids: pl.Series) -> pl.Series:
     return pl.select(pl.coalesce(*named, unnamed)).to_series().gather(number_of_row).alias("name")
 
 
-def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
+def distinct_values(*columns: pl.Series) -> tuple[Rows, UInt32]:
     """Distinct rows, as `distinct` returns them, of integer columns; null equals null.
 
     Args:
@@ -178,7 +159,7 @@ def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
     return distinct(words)
 
 
-def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
+def distinct(words: Sequence[UInt64]) -> tuple[Rows, UInt32]:
     """Row numbers of the distinct rows, and for every row the index of its distinct row.
 
     Rows are compared without sorting, which is fast if few of many rows are distinct. If more
@@ -209,7 +190,7 @@ def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
     return first[chosen], np.take(numbers, numbers_of_rows)
 
 
-def _distinct_in_block(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
+def _distinct_in_block(words: Sequence[UInt64]) -> tuple[Rows, UInt32]:
     """Distinct rows, as `distinct` returns them, of at most `_BLOCK_ROWS` rows.
 
     Rows are put into slots by a hash. One row represents each slot; rows that differ from it are hashed
@@ -244,7 +225,7 @@ def _distinct_in_block(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
     return np.concatenate(first_rows), numbers_of_rows
 
 
-def _hash_slots(words: Sequence[Uint64], number: int) -> Rows:
+def _hash_slots(words: Sequence[UInt64], number: int) -> Rows:
     mixed = words[0] * np.uint64(_HASH_MULTIPLIERS[number % len(_HASH_MULTIPLIERS)] + 2 * number)
     for word in words[1:]:
         mixed ^= mixed >> np.uint64(29)

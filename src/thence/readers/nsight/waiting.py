@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from thence.readers.nsight.processes import Ranks
     from thence.readers.nsight.store import Store
 
-__all__ = ["said_of_waiting"]
-
 _SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 _RECORDS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 _COLUMNS = ("globalPid", "correlationId", "deviceId", "streamId", "eventId", "eventSyncId")

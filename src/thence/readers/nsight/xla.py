@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["with_compilation", "with_programs"]
-
 _COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
 """HLO op of a thunk that launches a CUDA graph made by XLA (a command buffer); it is not an HLO instruction."""
 

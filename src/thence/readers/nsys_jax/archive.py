@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from thence.units import Bytes
-__all__ = ["NAME", "PATTERNS", "TRACE", "Archive", "as_int64", "csv_frame", "parquet_frame", "renamed", "sniff_archive"]
 
 NAME = "nsys-jax archive"
 PATTERNS = ("*.zip",)

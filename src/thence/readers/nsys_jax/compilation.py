@@ -22,8 +22,6 @@ from thence.readers.nsys_jax.projection import bounded_nesting
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["compile_ranges"]
-
 _COLUMNS = {
     "name": ("Name",),
     "start": ("Start (ns)", "Start"),

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.readers.nsys_jax.projection import Projection
-__all__ = ["Launchers", "device_tables", "launchers"]
 
 _PLACE = re.compile(
     r"#global=(?P<device>\d{1,9}),local=(?P<local>\d{1,9}),process=(?P<rank>\d{1,9})"

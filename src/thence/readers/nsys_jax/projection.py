@@ -23,8 +23,6 @@ from thence.readers.nsys_jax.archive import as_int64, renamed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["MODULE", "PROGRAM_ID", "THUNK", "Projection", "bounded_nesting", "projection"]
-
 _LEVELS_LOG2 = 10
 
 _CLASSIC = {

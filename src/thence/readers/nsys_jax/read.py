@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
 
-__all__ = ["read"]
-
 _PUSHPOP = ("report_nvtx_pushpop_trace.parquet", "report_nvtx_pushpop_trace.csv.xz")
 _THREADS = "thread-metadata.parquet"
 _DEVICES = "device-metadata.parquet"

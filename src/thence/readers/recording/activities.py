@@ -13,8 +13,6 @@ from thence.units import several
 if TYPE_CHECKING:
     from thence.readers.recording.parts import Folder
 
-__all__ = ["activities"]
-
 # CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind of cupti_activity.h, in their order.
 _DIRECTIONS = (*("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),)
 _MEMORIES = (*("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed"), *("Device Static", "Managed Static"))

@@ -29,9 +29,8 @@ from thence.model.launches import COUNTED, UNCERTAIN
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Int64 = npt.NDArray[np.int64]
+    from thence.model.arrays import Int64
 
-__all__ = ["Boundaries", "boundaries_of", "counted_launches", "numbers_of", "outside_of_ranges"]
 
 _WORD = 1 << 32
 _NO_THREAD = 0

@@ -16,13 +16,10 @@ import numpy as np
 from thence.model.intervals import reached_before
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import polars as pl
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
+    from thence.model.arrays import Int64, Mask
 
-__all__ = ["EngineCalls", "Noted", "engine_calls", "with_places_of_calls"]
 
 _BACKWARD, _OF_NODES = "backward", ("backward", "recompute")
 """The phase of a thread that calls autograd's engine, and the phases of the engine's own threads."""

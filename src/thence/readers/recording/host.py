@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from thence.readers.recording.counted import Boundaries
     from thence.readers.recording.parts import Folder
 
-__all__ = ["HostRanges", "described_collectives", "host_ranges"]
-
 _START, _END = 2, 4
 """CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
 _RUNTIME = 5

@@ -16,7 +16,7 @@ import polars as pl
 
 from thence.model.column_file import DamagedPart, decode, decoded_bytes
 from thence.model.formats import DESCRIPTION, LACKING, OLD_PART_ENDING, PART, RECORDING, RECORDING_VERSION, TABLES
-from thence.model.json_fields import Count, Int64, NotAsWritten, Rank, decoded
+from thence.model.json_fields import Count, JsonInt64, NotAsWritten, Rank, decoded
 from thence.model.losses import Loss
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.parquet_probe import unreadable
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.units import Bytes
-
-__all__ = ["SCHEMAS", "Description", "Folder"]
 
 _VERSIONS = range(1, RECORDING_VERSION + 1)
 _MOST_PARTS = 1_000_000
@@ -89,7 +87,7 @@ class Description(msgspec.Struct):
     """
 
     format: str = RECORDING
-    version: Int64 = RECORDING_VERSION
+    version: JsonInt64 = RECORDING_VERSION
     rank: Rank | None = None
     pid: Count = 0
     host: str | None = None

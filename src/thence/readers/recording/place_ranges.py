@@ -28,16 +28,11 @@ from thence.readers.recording.engine_places import Noted, engine_calls, with_pla
 from thence.readers.recording.samples import NO_CELLS, without_notes
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.readers.recording.counted import Boundaries
     from thence.readers.recording.engine_places import EngineCalls
     from thence.readers.recording.samples import Cells
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-
-__all__ = ["place_ranges"]
 
 _MIN_STEPS = 2
 """Steps that no call of a model began, from which on calls of models are parts of them: without an optimizer's step

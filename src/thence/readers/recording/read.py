@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from thence.model.graph_labels import GraphLabels
 
-__all__ = ["read"]
-
 
 def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of a recording: of one process, or of every process of a job.

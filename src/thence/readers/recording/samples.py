@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import polars as pl
 
-    Int64 = npt.NDArray[np.int64]
+    from thence.model.arrays import Int64
 
-__all__ = ["NO_CELLS", "Cells", "cells_of", "without_notes"]
 
 _REACH_NS = 10_000_000
 """The sampler may be late by its longest look while launches come (5 ms), and by work of the recorder's thread."""

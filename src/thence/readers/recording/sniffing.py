@@ -7,8 +7,6 @@ from pathlib import Path
 from thence.model.formats import DESCRIPTION
 from thence.readers.remote import is_url, urls_within
 
-__all__ = ["NAME", "PATTERNS", "process_folders", "sniff_archive"]
-
 NAME = "thence recording"
 PATTERNS: tuple[str, ...] = ()
 """Empty: a recording is a folder, not a file in one."""

@@ -25,7 +25,7 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.formats import COMPILED_INDEX, HLO_ENDING, HLO_FOLDER
 from thence.model.intervals import NO_ROW
-from thence.model.json_fields import Count, Int64, NotAsWritten, decoded
+from thence.model.json_fields import Count, JsonInt64, NotAsWritten, decoded
 from thence.model.launches import IDENTIFIED, matched_rows
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.hlo_dump import attach_hlo
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
-__all__ = ["compile_phases", "with_xla"]
 
 _COMPILING = r"[#,]module=([^#,]+),program_id=(\d{1,18})#?$"
 _NUMBERED = r"^(.+)\.(\d{1,18})$"
@@ -142,7 +141,7 @@ class _Index(msgspec.Struct):
 class _Listed(msgspec.Struct):
     file: str
     name: str
-    thread: Int64 | None = None
+    thread: JsonInt64 | None = None
     ended_ns: Count | None = None
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.flame.flame import Flame
 
-__all__ = ["folded_lines"]
-
 MAX_TEXT, MAX_TEXT_PER_STACK = 64_000_000, 5_000
 """Characters of a file, and more for each stack; those of real programs have some hundred frames of 40 characters."""
 _WIDTHS = (1000, 100, 40)

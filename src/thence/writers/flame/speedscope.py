@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thence.analysis.flame.flame import Flame
 
-__all__ = ["speedscope_document"]
-
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 

@@ -21,13 +21,9 @@ from thence.units import format_count, format_ns, format_share
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy.typing as npt
-
     from thence.analysis.flame.flame import Flame
+    from thence.model.arrays import Float64
 
-    Float64 = npt.NDArray[np.float64]
-
-__all__ = ["flame_svg"]
 
 _WIDTH, _ROW, _MARGIN, _HEADER = 1200, 17, 10, 44
 _LEAST_WIDTH = 0.25

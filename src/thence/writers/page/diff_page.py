@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from thence.analysis.diff.gate import Gate
     from thence.analysis.diff.sample import Sample
 
-__all__ = ["diff_html"]
-
 _MOST_ROWS = 300
 """Most rows of one kind; the largest differences come first."""
 _TITLES = {"busy": "Whole step", "idle": "Whole step", "communication": "Whole step"}

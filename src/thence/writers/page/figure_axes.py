@@ -11,8 +11,6 @@ from thence.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Axis", "axis_of"]
-
 _TICKS = 6
 _DECADE = 10
 _FEW_DECADES = 2.5

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-__all__ = ["figure_svg"]
-
 _WIDTH = 800
 _HEIGHT = 380
 _CHARACTER = 6.4  # average width in px of a letter at font size 12

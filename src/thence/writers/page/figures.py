@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-__all__ = ["PALETTE", "ROW_PX", "distinct", "new_figure", "shown", "stream_name"]
-
 PALETTE = (
     "#4878a8", "#d9833f", "#58a08a", "#b0697f", "#8a7fb5", "#c2a545", "#7d8a97", "#6fa8c9",
 )  # fmt: skip

@@ -19,8 +19,6 @@ from thence.writers.text.printable import printable
 if TYPE_CHECKING:
     from thence.analysis.flame.flame import Flame
 
-__all__ = ["MOST_NODES", "flame_html"]
-
 MOST_NODES = 20_000
 """Most frames of a page; smaller frames are merged, which a note on the page states."""
 

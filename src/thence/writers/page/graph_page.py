@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from thence.analysis.replayed_graph import ReplayedGraph
     from thence.model.tables import Meta
 
-__all__ = ["graph_html"]
-
 _MAX_NAME = 600
 """Characters of a kernel's full name: templates have thousands, of which the first tell what it is."""
 

@@ -11,8 +11,6 @@ from thence.writers.page.figure_svg import figure_svg
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = ["pictured"]
-
 _LIVE, _HTML, _STATIC = "application/vnd.plotly.v1+json", "text/html", "image/svg+xml"
 
 

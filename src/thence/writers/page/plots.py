@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
 
-__all__ = [
-    "bandwidth_figure",
-    "bandwidth_says",
-    "by_figure",
-    "compile_figure",
-    "concurrency_figure",
-    "flame_figure",
-    "groups_figure",
-    "last_arrivals_figure",
-    "programs_figure",
-    "spread_figure",
-    "waits_figure",
-]
-
 _MOST_POINTS = 1500
 _MOST_BARS = 24
 _US = 1e3

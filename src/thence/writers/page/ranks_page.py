@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.ranks.job import Job
 
-__all__ = ["MOST_CELLS", "ranks_html"]
-
 MOST_CELLS = 1_500_000
 """Most cells of the heat map. With more, a column is the mean of several consecutive steps, which a note states."""
 

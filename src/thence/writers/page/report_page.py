@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _Card = tuple[str, str, str, float | None]
 """Title, value, note and share of a card."""
 
-__all__ = ["report_html"]
-
 _FLAME_NODES = 4000
 
 

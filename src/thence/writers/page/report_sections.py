@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from thence.analysis.report import Report
     from thence.analysis.summary import Summary
 
-__all__ = ["MOST_WARNINGS", "SECTIONS"]
-
 MOST_WARNINGS = 50
 """Most warnings that a page lists; of further warnings it shows only the number."""
 

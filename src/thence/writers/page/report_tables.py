@@ -17,26 +17,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.summary import Summary
 
-__all__ = [
-    "COMPILE_FIELDS",
-    "IDLE_CAUSE_FIELDS",
-    "IDLE_FIELDS",
-    "IDLE_LATE_FIELDS",
-    "IDLE_WAIT_FIELDS",
-    "LAST_ARRIVAL_FIELDS",
-    "MOST_NAME",
-    "MOST_ROWS",
-    "PROGRAM_FIELDS",
-    "SIZE_FIELDS",
-    "SPREAD_FIELDS",
-    "STREAM_FIELDS",
-    "Field",
-    "folded_data",
-    "frame_data",
-    "summary_data",
-    "tree_data",
-]
-
 MOST_ROWS = 500
 """Most rows of one table; of further rows only the number is shown."""
 MOST_NAME = 400

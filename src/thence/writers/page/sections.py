@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-__all__ = ["Section", "absent", "chart", "notes", "scrolled", "table"]
-
 
 @dataclass(frozen=True)
 class Section:

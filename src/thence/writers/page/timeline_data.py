@@ -27,13 +27,9 @@ from thence.writers.page.figures import stream_name
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.analysis.timelines.activity_timeline import ActivityTimeline
+    from thence.model.arrays import Int64
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["MOST_BYTES", "MOST_ROWS", "timeline_data"]
 
 MOST_ROWS = 1_000_000
 """Most rows of activities, and most parts of gaps, in a page; with more, short neighbours are merged."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.timelines.overview import Overview
 
-__all__ = ["CLASS_COLOURS", "CLASS_SCALE", "lane_names", "timeline_figure", "timeline_frame"]
-
 CLASS_COLOURS = dict(zip(CLASSES, PALETTE, strict=False))
 CLASS_SCALE = [
     [(number + part) / len(CLASSES), "rgba({}, {}, {}, {})".format(*bytes.fromhex(colour[1:]), alpha)]

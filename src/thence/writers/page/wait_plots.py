@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.collectives.communication import Collectives
 
-__all__ = ["wait_histogram_figure", "wait_sizes_figure"]
-
 _MOST_POINTS = 1500
 _US = 1e3
 _UNITS = (("s", 10**9), ("ms", 10**6), ("us", 10**3))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thence.analysis.diff.compare import Diff
     from thence.analysis.diff.gate import Gate
 
-__all__ = ["CELLS", "markdown", "shown_rows"]
-
 CELLS = ("change", "interval", "calls")
 """Columns of text that `shown_rows` adds."""
 

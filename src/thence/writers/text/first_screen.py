@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.glance import Glance
 
-__all__ = ["first_screen", "heading", "next_lines"]
-
 
 def first_screen(
     glance: Glance, top: int, width: int, depth: int | None = None, *, each: bool = False

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import RenderableType
 
-__all__ = ["cells_of", "fits", "frame_table", "not_shown"]
-
 _TEXT_WIDTH = 40
 """Width in characters up to which a text column grows; longer texts continue on the next line."""
 

@@ -11,8 +11,6 @@ from thence.writers.text.printable import printable
 if TYPE_CHECKING:
     from thence.analysis.inside.summary import InsideSummary
 
-__all__ = ["headings_of", "inside_lines"]
-
 _HEADINGS = {
     "name": "range",
     "count": "count",

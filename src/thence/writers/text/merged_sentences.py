@@ -9,8 +9,6 @@ from thence.model.tables import named_inputs
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["merged"]
-
 
 def merged(texts: Iterable[str]) -> list[str]:
     """The texts in their order, each once; ``A: text`` and ``B: text`` become ``A, B: text``.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["printable", "printable_lines"]
-
 # The last two ranges are bidirectional controls: they reorder the text after them, so that one name could
 # look like another.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.job import Job
     from thence.analysis.ranks.reasons import Reasons
 
-__all__ = [
-    "GROUPS",
-    "LINKS",
-    "MEANINGS",
-    "STAGES",
-    "cause_name",
-    "not_caused",
-    "reason_rows",
-    "straggler_lines",
-    "with_device_names",
-]
-
 MEANINGS = {
     "slower_gpu": "slower GPU",
     "more_work": "more work",

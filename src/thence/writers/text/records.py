@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from thence.model.schema import Table as Shape
 
-__all__ = ["columns_of", "records"]
-
 
 def records(frame: pl.DataFrame) -> RenderableType:
     """The rows as lists, with one line for each column; long texts continue on the next line.

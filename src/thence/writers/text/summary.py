@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary, Totals
     from thence.model.tables import Device
 
-__all__ = ["activity_counts", "attribution_table", "details_table", "flowed", "row_table", "title", "totals_line"]
-
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
 _MOST_REASONS = 10
 _KINDS_WIDTH = 30

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from thence.model.timeline import Timeline
 
-__all__ = ["write_chrome"]
-
 _CHUNK_ROWS = 100_000
 _GPU_CATEGORIES = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "thunk": "kernel"}
 _HOST_CATEGORIES = {

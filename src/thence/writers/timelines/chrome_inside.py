@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from thence.model.timeline import Phases
 
-__all__ = ["inside_lines"]
-
 _FIRST_PID = 1_500_000_000
 """Larger than the ids of processes and devices."""
 _PIDS_OF_A_LAUNCH = 100_000

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["annotations_of", "collective_arguments", "graph_arguments"]
-
 _PLACES = (*GRAPH_LABELS, "lane")
 
 

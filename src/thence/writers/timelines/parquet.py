@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from thence.model.timeline import Timeline
 
-__all__ = ["FILES", "write_parquet"]
-
 _TABLES = (
     *("gpu", "host", "places", "collectives", "threads", "programs"),
     *("events", "waits", "steps", "step_times", "counters"),

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.readers.kineto.envelope import Piece
 
-__all__ = ["Unmatched", "can_relabel", "write_relabelled"]
-
 _KEY = ("device", "stream", "start", "duration", "correlation")
 _Waiting = defaultdict[tuple[int, ...], deque[bytes]]
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from thence.model.timeline import Timeline
 
-__all__ = ["PERFETTO", "ending_of", "gzipped", "write_timeline", "write_timeline_to"]
-
 PERFETTO = (".pftrace", ".perfetto-trace")
 """Endings of Perfetto traces."""
 _ENDINGS = (*PERFETTO, ".json", ".json.gz", ".parquet")

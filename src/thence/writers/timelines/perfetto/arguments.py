@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from thence.model.timeline import Timeline
     from thence.writers.timelines.perfetto.interning import Interned
 
-__all__ = ["columns_as_arguments", "gpu_arguments", "host_arguments", "inside_arguments"]
-
 _GPU = {
     "stream": "stream",
     "correlation": "correlation",

@@ -32,15 +32,11 @@ from thence.writers.timelines.perfetto.wire import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64, UInt8
     from thence.model.timeline import Timeline
     from thence.writers.timelines.perfetto.layout import Layout
-    from thence.writers.timelines.perfetto.wire import Bytes, Part
+    from thence.writers.timelines.perfetto.wire import Part
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["GpuViews", "gpu_views"]
 
 _CHUNK_ROWS = 8192
 _OTHER, _COMPUTE = 0, 2
@@ -70,7 +66,7 @@ class GpuViews:
     rows: Mapping[str, Int64]
     launches: Mapping[str, Int64]
 
-    def packets(self) -> Iterator[Bytes]:
+    def packets(self) -> Iterator[UInt8]:
         """Yields packets, one for each activity, in the order of the table."""
         for low in range(0, len(self.rows["start"]), _CHUNK_ROWS):
             chosen = slice(low, low + _CHUNK_ROWS)
@@ -173,7 +169,7 @@ def _api(timeline: Timeline) -> int:
     return _HIP if "rocm" in timeline.trace.meta.accelerators else _CUDA
 
 
-def _encoded(rows: Mapping[str, Int64], launches: Mapping[str, Int64]) -> Bytes:
+def _encoded(rows: Mapping[str, Int64], launches: Mapping[str, Int64]) -> UInt8:
     count = len(rows["start"])
     fields = {
         _EVENT_ID: "event", _DURATION: "duration", _GPU: "gpu", _CONTEXT: "context", _QUEUE: "queue", _STAGE: "stage",

@@ -15,16 +15,12 @@ from thence.writers.timelines.perfetto.tracks import Process
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.timeline import Phases
     from thence.writers.timelines.perfetto.interning import Interned
     from thence.writers.timelines.perfetto.tracks import Tracks
 
-    Int64 = npt.NDArray[np.int64]
     GroupOf = Callable[[Phases], int]
-
-__all__ = ["add_inside", "device_groups"]
 
 _CATEGORY = "in kernel"
 

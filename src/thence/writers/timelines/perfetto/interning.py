@@ -16,11 +16,7 @@ from thence.writers.timelines.perfetto.wire import bytes_field, text_field, uint
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy.typing as npt
-
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["Interned", "Texts"]
+    from thence.model.arrays import Int64
 
 
 @dataclass

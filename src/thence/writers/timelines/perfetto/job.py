@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from thence.writers.timelines.perfetto.interning import Interned
     from thence.writers.timelines.perfetto.tracks import Tracks
 
-__all__ = ["JobLayout"]
-
 _UNIT = "ms"
 _ARGUMENTS = {
     "step": "step",

@@ -26,13 +26,9 @@ from thence.writers.timelines.perfetto.tracks import Process, Thread, Tracks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.timeline import Timeline
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["Layout", "layout"]
 
 _GROUPS = {
     "label": "labels",

@@ -8,7 +8,7 @@ clear the incremental state and hold all interned data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,16 +31,10 @@ from thence.writers.timelines.perfetto.wire import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy.typing as npt
-
     from thence.analysis.timelines.track_packing import Steps
-    from thence.writers.timelines.perfetto.wire import Bytes, Part
+    from thence.model.arrays import Array, Int64, Mask, UInt8
+    from thence.writers.timelines.perfetto.wire import Part
 
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-    Numbers = npt.NDArray[Any]
-
-__all__ = ["Argument", "Arrows", "Counter", "Slices", "counter_packets", "packet", "slice_packets"]
 
 _CHUNK_ROWS = 8192
 """Rows encoded at a time, so few that their data stays in the CPU caches."""
@@ -71,7 +65,7 @@ class Argument:
 
     key: int
     type: str
-    values: Numbers
+    values: Array
     present: Mask
 
     def parts(self, rows: Int64, begins: Mask) -> list[Part]:
@@ -89,7 +83,7 @@ class Argument:
                 content += delimited(_ARRAY_VALUE, self._value(b"", column))
         return only_where(delimited(_ANNOTATION, content), present)
 
-    def _value(self, before: bytes, values: Numbers) -> list[Part]:
+    def _value(self, before: bytes, values: Array) -> list[Part]:
         if self.type == "double":
             return [constant(before + field_tag(_DOUBLE_VALUE, FIXED64), len(values)), double_column(values)]
         tag = field_tag(_FIELD_OF_TYPE[self.type], VARINT)
@@ -164,7 +158,7 @@ class Counter:
 
     track: Int64
     time: Int64
-    value: Numbers
+    value: Array
 
 
 def packet(content: bytes, *, clears_state: bool = False) -> bytes:
@@ -173,7 +167,7 @@ def packet(content: bytes, *, clears_state: bool = False) -> bytes:
     return bytes_field(1, _SEQUENCE + flags + content)
 
 
-def slice_packets(slices: Slices) -> Iterator[Bytes]:
+def slice_packets(slices: Slices) -> Iterator[UInt8]:
     """Yields the begin and end packets of the slices, in the order of their steps."""
     begins, ends = slices.steps.begins, slices.steps.ends
     for low in range(0, len(begins), _CHUNK_ROWS):
@@ -224,7 +218,7 @@ def _where(parts: list[Part], present: Mask) -> list[Part]:
     return [part if part.ragged is not None else only_where([part], present)[0] for part in parts]
 
 
-def counter_packets(track: Int64, time: Int64, value: Numbers) -> Iterator[Bytes]:
+def counter_packets(track: Int64, time: Int64, value: Array) -> Iterator[UInt8]:
     """Yields packets of counter values.
 
     Args:

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
-    import numpy.typing as npt
-
     from thence.analysis.diff.aligned_steps import AlignedSteps
+    from thence.model.arrays import Int64
 
-    Int64 = npt.NDArray[np.int64]
-
-__all__ = ["write_sides", "write_sides_file"]
 
 _BOOTTIME = 6
 _OF_ACTIVITIES = {"label": "label", "module": "module", "op": "op", "source": "source"}

@@ -19,8 +19,6 @@ from thence.model.tables import API_CALLS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["HostProcess", "HostThread", "host_processes"]
-
 _OF_KINETO = re.compile(r"thread -?\d+ \((.+)\)", re.DOTALL)
 _WITH_ID = re.compile(r"(.+)/-?\d+", re.DOTALL)
 _MOST_ID = 1 << 31

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from thence.writers.timelines.perfetto.wire import bytes_field, text_field, uint_field
 
-__all__ = ["Process", "Thread", "Track", "Tracks"]
-
 _EXPLICIT_CHILDREN = 3
 _MERGE_BY_KEY = 3
 _EXPLICIT = 1  # of process_ordering and thread_ordering

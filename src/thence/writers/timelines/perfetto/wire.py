@@ -7,24 +7,15 @@ each row, of which a row uses the first few. Every step is a NumPy operation ove
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy.typing as npt
+    from thence.model.arrays import Array, Int64, Mask, UInt8
 
-    Bytes = npt.NDArray[np.uint8]
-    Int64 = npt.NDArray[np.int64]
-    Mask = npt.NDArray[np.bool_]
-    Numbers = npt.NDArray[Any]
-
-__all__ = [
-    "FIXED64", "VARINT", "Part", "bytes_field", "constant", "delimited", "double_column", "field_tag",
-    "fixed64_column", "joined", "only_where", "ragged", "sizes", "text_field", "uint_field", "varint", "varint_column",
-]  # fmt: skip
 
 VARINT, FIXED64, _BYTES = 0, 1, 2
 """Wire types."""
@@ -72,9 +63,9 @@ class Part:
             other, ``length`` bytes for each row.
     """
 
-    data: Bytes
+    data: UInt8
     length: Int64
-    ragged: Bytes | None = None
+    ragged: UInt8 | None = None
 
 
 def constant(content: bytes, rows: int) -> Part:
@@ -83,7 +74,7 @@ def constant(content: bytes, rows: int) -> Part:
     return Part(data, np.full(rows, len(content), np.int64))
 
 
-def varint_column(values: Numbers) -> Part:
+def varint_column(values: Array) -> Part:
     """A varint per row.
 
     Args:
@@ -106,19 +97,19 @@ def varint_column(values: Numbers) -> Part:
     return Part(data, length)
 
 
-def fixed64_column(values: Numbers) -> Part:
+def fixed64_column(values: Array) -> Part:
     """A little-endian 64-bit integer per row."""
     data = values.astype("<u8").view(np.uint8).reshape(len(values), 8).T
     return Part(data, np.full(len(values), 8, np.int64))
 
 
-def double_column(values: Numbers) -> Part:
+def double_column(values: Array) -> Part:
     """A little-endian double per row."""
     data = values.astype("<f8").view(np.uint8).reshape(len(values), 8).T
     return Part(data, np.full(len(values), 8, np.int64))
 
 
-def ragged(content: Bytes, length: Int64) -> Part:
+def ragged(content: UInt8, length: Int64) -> Part:
     """Any number of bytes per row.
 
     Args:
@@ -145,7 +136,7 @@ def delimited(number: int, parts: Sequence[Part]) -> list[Part]:
     return [constant(field_tag(number, _BYTES), len(length)), varint_column(length), *parts]
 
 
-def joined(parts: Sequence[Part]) -> Bytes:
+def joined(parts: Sequence[Part]) -> UInt8:
     """The bytes of all rows, row after row; the bytes of a row are in the order of the parts."""
     rows = len(parts[0].length)
     width = sum(part.data.shape[0] for part in parts)
@@ -162,7 +153,7 @@ def joined(parts: Sequence[Part]) -> Bytes:
     return _with_ragged(regular, parts)
 
 
-def _with_ragged(regular: Bytes, parts: Sequence[Part]) -> Bytes:
+def _with_ragged(regular: UInt8, parts: Sequence[Part]) -> UInt8:
     """Inserts the bytes of the ragged part, if there is one, into the bytes of the other parts."""
     place = next((i for i, part in enumerate(parts) if part.ragged is not None), None)
     if place is None:

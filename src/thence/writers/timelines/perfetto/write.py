@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from thence.writers.timelines.perfetto.gpu_views import GpuViews
     from thence.writers.timelines.perfetto.layout import Layout
 
-__all__ = ["write_perfetto"]
-
 _REALTIME, _BOOTTIME = 1, 6
 
 
