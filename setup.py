@@ -2,7 +2,7 @@
 
 The probe is optional. It is built for the stable interface of CPython 3.11, so that one wheel serves all later
 versions. Where there is no compiler, or a Python without a GIL, a wheel without it results, tagged as pure Python:
-thence then does the same in Python (`thence.boundaries.probe`).
+thence then does the same in Python (`thence.capture.boundaries.probe`).
 
 Man pages are made from the command line's own help when a wheel is built (`thence.cli.manual`).
 
@@ -29,9 +29,9 @@ _SERVED = (
     sys.platform == "linux" and sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 )
 _PROBE = Extension(
-    "thence.boundaries._probe",
-    sorted(path.as_posix() for path in Path("src/thence/boundaries").glob("*.c")),
-    depends=["src/thence/boundaries/_stack.h"],
+    "thence.capture.boundaries._probe",
+    sorted(path.as_posix() for path in Path("src/thence/capture/boundaries").glob("*.c")),
+    depends=["src/thence/capture/boundaries/_stack.h"],
     define_macros=[("Py_LIMITED_API", _OLDEST)],
     extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
     extra_link_args=["-s"],  # no debug information, which names folders of the machine that builds

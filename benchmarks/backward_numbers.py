@@ -87,7 +87,7 @@ class Bench:
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        from thence.boundaries.probe import choose_probe
+        from thence.capture.boundaries.probe import choose_probe
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -126,8 +126,8 @@ class Bench:
 
     def steps(self, way: str) -> tuple[list[tuple[float, float, float]], float]:
         """Parts of some steps, and the time that writing the rows of one took."""
-        from thence.boundaries.places import Places
-        from thence.hooks.torch.hooks import Hooks
+        from thence.capture.boundaries.places import Places
+        from thence.capture.torch.hooks import Hooks
 
         self.operators.launch(OFF if way == "plain" else ON)
         if way in ALONE:

@@ -33,7 +33,7 @@ def record(directory: Path, kernels: int, boundaries: int) -> None:
 
     fake = fake_cupti.Fake(os.environ["THENCE_LIBCUPTI"])
     import thence
-    from thence.boundaries.places import LINE, MODULE, STEP, Place
+    from thence.capture.boundaries.places import LINE, MODULE, STEP, Place
 
     name = fake.text("_Z3addPfi")
     kernel = fake.record("CONCURRENT_KERNEL", name=name, deviceId=0, streamId=7, gridX=4, blockX=128)

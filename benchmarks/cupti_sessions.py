@@ -39,9 +39,9 @@ class Session:
         callbacks: bool = False,
         keep: bool = False,
     ) -> None:
-        from thence.cuda import cupti, layouts
-        from thence.recorder.buffers import Buffers
-        from thence.recorder.counting import Counting
+        from thence.capture.cuda import cupti, layouts
+        from thence.capture.recorder.buffers import Buffers
+        from thence.capture.recorder.counting import Counting
 
         os.environ["THENCE_PROBE"] = probe or "c"
         self.cupti, self.log = cupti.load(), None
@@ -78,8 +78,8 @@ class Session:
                     self.cupti.enable_callback(self.handle, domain, number, on=True)
 
     def _record_launches(self, domain: int) -> None:
-        from thence.cuda import cupti
-        from thence.recorder.options import RecordOptions
+        from thence.capture.cuda import cupti
+        from thence.capture.recorder.options import RecordOptions
 
         options = RecordOptions(launches=True)
         for number in range(1, cupti.MOST_CALLBACK_IDS):
@@ -102,8 +102,8 @@ class Session:
 
     def records(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Rows by table, of a session that kept its buffers and has ended."""
-        from thence.cuda import layouts
-        from thence.recorder.activity_parser import ActivityParser
+        from thence.capture.cuda import layouts
+        from thence.capture.recorder.activity_parser import ActivityParser
 
         assert self.buffers is not None
         parser, parts = ActivityParser(self.cupti), {}

@@ -48,8 +48,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from command_line import documented_parser
-from thence.boundaries.probe import choose_probe
-from thence.recorder.options import RecordOptions
+from thence.capture.boundaries.probe import choose_probe
+from thence.capture.recorder.options import RecordOptions
 
 if TYPE_CHECKING:
     import argparse
@@ -71,10 +71,10 @@ class Attachment:
     """CUPTI, attached and detached as a recorder would do it."""
 
     def __init__(self) -> None:
-        from thence.cuda.cupti import load
-        from thence.recorder.activity_parser import ActivityParser
-        from thence.recorder.buffers import Buffers
-        from thence.recorder.counting import Counting
+        from thence.capture.cuda.cupti import load
+        from thence.capture.recorder.activity_parser import ActivityParser
+        from thence.capture.recorder.buffers import Buffers
+        from thence.capture.recorder.counting import Counting
 
         self.cupti = load()
         self.counting, self.buffers = Counting(), Buffers(400 << 20)
@@ -88,8 +88,8 @@ class Attachment:
         self._ids: dict[int, list[int]] = {}
 
     def attach(self, kinds: tuple[int, ...] = KINDS, *, callbacks: bool = True) -> None:
-        from thence.boundaries.probe import Followed
-        from thence.cuda.cupti import CuptiError
+        from thence.capture.boundaries.probe import Followed
+        from thence.capture.cuda.cupti import CuptiError
 
         cupti = self.cupti
         if not self._attached:
@@ -129,8 +129,8 @@ class Attachment:
 
     def detach(self, way: str) -> int:
         """Returns what cuptiFinalize returned; 0 if it was not called."""
-        from thence.boundaries.probe import Followed
-        from thence.cuda.synchronization import synchronize
+        from thence.capture.boundaries.probe import Followed
+        from thence.capture.cuda.synchronization import synchronize
 
         self.counting.follow(Followed.NOTHING)
         synchronize(30)
@@ -753,7 +753,7 @@ def block(
 
 def kinds_child(name: str, way: str, rounds: int) -> dict[str, Any]:
     if way == "nvtx":
-        from thence.cuda.libraries import find_libcupti
+        from thence.capture.cuda.libraries import find_libcupti
 
         os.environ["NVTX_INJECTION64_PATH"] = find_libcupti()
     step = TIMED_PROGRAMS[name]()

@@ -41,7 +41,7 @@ def program(log: Any) -> None:
     """Kernels, copies, sets, graphs, on one device after the other; then two threads by turns, then at once."""
     import torch
 
-    from thence.boundaries.log import BEGINS, ENDS
+    from thence.capture.boundaries.log import BEGINS, ENDS
 
     number = [0]
     host = torch.ones(1 << 16, pin_memory=True)

@@ -64,7 +64,7 @@ def run(folder: Path, variant: str) -> None:
     fills = variant == "before-fill"
     if not fills:
         import thence
-        from thence.marks import captured_nodes
+        from thence.capture.marks import captured_nodes
     import torch
     from torch._dynamo.utils import counters
 

@@ -186,9 +186,9 @@ def forward_truth(model: Model, x: torch.Tensor) -> dict[int, str]:
     """Node number to label of the forward, from the sets of nodes before and after."""
     from cuda.bindings import runtime
 
-    import thence.cuda.cupti
+    import thence.capture.cuda.cupti
 
-    cupti = thence.cuda.cupti.load()
+    cupti = thence.capture.cuda.cupti.load()
     truth: dict[int, str] = {}
     path: list[str] = []
     live = False
@@ -349,7 +349,7 @@ def replays_us(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def graph_kernels(graph: torch.cuda.CUDAGraph) -> list[Any]:
-    from thence.cuda import cupti, driver
+    from thence.capture.cuda import cupti, driver
 
     d, c = driver.load(), cupti.load()
     nodes = sorted((c.graph_node_id(n), n) for n in d.nodes(graph.raw_cuda_graph()))
@@ -358,7 +358,7 @@ def graph_kernels(graph: torch.cuda.CUDAGraph) -> list[Any]:
 
 def reading_timed() -> list[float]:
     """Milliseconds that each capture's end spends on its nodes, as they come."""
-    from thence.marks.captures import Captures
+    from thence.capture.marks.captures import Captures
 
     spent: list[float] = []
     original = Captures.ending
@@ -406,10 +406,10 @@ def cost() -> None:
 def failure() -> None:
     """A capture that fails leaves no labels, and the next one works."""
     import thence
-    import thence.marks
+    import thence.capture.marks
 
     x = torch.randn(64, 64, device="cuda")
-    known = len(thence.marks._graphs)  # noqa: SLF001
+    known = len(thence.capture.marks._graphs)  # noqa: SLF001
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()), thence.mark("fails"):
             y = x @ x
@@ -417,10 +417,10 @@ def failure() -> None:
     except RuntimeError as error:
         print("failed as it should:", str(error).splitlines()[0])
     torch.cuda.synchronize()
-    print("graphs kept of the failed capture:", len(thence.marks._graphs) - known)  # noqa: SLF001
+    print("graphs kept of the failed capture:", len(thence.capture.marks._graphs) - known)  # noqa: SLF001
     with torch.cuda.graph(torch.cuda.CUDAGraph()), thence.mark("works"):
         y = x @ x
-    print("graphs kept of the next:", len(thence.marks._graphs) - known)  # noqa: SLF001
+    print("graphs kept of the next:", len(thence.capture.marks._graphs) - known)  # noqa: SLF001
 
 
 def collectives(out: Path) -> None:

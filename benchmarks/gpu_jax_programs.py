@@ -228,7 +228,7 @@ def _capturable() -> Any:
     """A handler for XLA that launches two kernels, and says that they may be captured into a CUDA graph."""
     import jax
 
-    from thence.cuda.cuda_events import load_driver
+    from thence.capture.cuda.cuda_events import load_driver
     from thence.timing import xla_ffi
     from thence.timing.spin_kernel import HeadStart
 

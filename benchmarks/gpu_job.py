@@ -242,8 +242,8 @@ def with_reference(names: list[str]) -> list[str]:
 
 def launch(directory: Path, command: list[str]) -> int:
     """What ``thence record -o DIRECTORY -- COMMAND`` does, where the packages of the command line are missing."""
-    from thence.launcher.launch import run
-    from thence.recorder.options import RecordOptions
+    from thence.capture.launcher.launch import run
+    from thence.capture.recorder.options import RecordOptions
 
     directory.mkdir(parents=True)
     return run(command, directory, RecordOptions()).code

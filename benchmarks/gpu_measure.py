@@ -22,10 +22,10 @@ import numpy as np
 
 import thence
 from command_line import documented_parser
-from thence.cuda import cupti
-from thence.cuda.layouts import KERNEL
-from thence.recorder.activity_parser import ActivityParser
-from thence.recorder.buffers import Buffers
+from thence.capture.cuda import cupti
+from thence.capture.cuda.layouts import KERNEL
+from thence.capture.recorder.activity_parser import ActivityParser
+from thence.capture.recorder.buffers import Buffers
 
 CALLS = 10
 

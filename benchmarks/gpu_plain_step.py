@@ -366,7 +366,7 @@ def import_packages() -> None:
     """Imports once what every child needs; nothing here uses the GPU."""
     names = (
         *("torch", "transformers.models.gpt2.modeling_gpt2", "torchvision", "pytorch_lightning"),
-        "thence.recording.record",
+        "thence.capture.session.record",
     )
     for name in names:
         try:

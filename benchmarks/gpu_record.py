@@ -36,7 +36,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import thence
-from thence.cuda import cupti, layouts
+from thence.capture.cuda import cupti, layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

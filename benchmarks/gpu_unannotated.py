@@ -251,7 +251,7 @@ def truth(out: Path) -> None:
 
 def programs(out: Path) -> None:
     """Record every program; those whose packages are missing say so."""
-    from thence.launcher.launch import run
+    from thence.capture.launcher.launch import run
 
     names = subprocess.run(
         [sys.executable, "-c", "import unannotated_programs as p; print(*p.PROGRAMS)"],

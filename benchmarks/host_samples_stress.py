@@ -160,7 +160,7 @@ def check(native: Any, sample: Any, programs: Programs, checks: Checks) -> int:
     """Checks all samples since the last call; returns their number."""
     import numpy as np
 
-    from thence.boundaries.samples import ChainNames
+    from thence.capture.boundaries.samples import ChainNames
 
     rows = np.frombuffer(native.take_samples(), sample)
     names = ChainNames(native)
@@ -211,8 +211,8 @@ def main() -> None:
     given = parser.parse_args()
     sys.path.insert(0, str(SUPPORT))
     from fake_cupti import library_path
-    from thence.boundaries.probe import Followed, choose_probe
-    from thence.boundaries.samples import COUNTS, SAMPLE, why_not_sampled
+    from thence.capture.boundaries.probe import Followed, choose_probe
+    from thence.capture.boundaries.samples import COUNTS, SAMPLE, why_not_sampled
 
     faulthandler.enable()
     warnings.simplefilter("ignore", DeprecationWarning)  # it forks, although it has threads

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import polars as pl
 
-from thence.cuda import cupti
-from thence.cuda.layouts import KERNEL
+from thence.capture.cuda import cupti
+from thence.capture.cuda.layouts import KERNEL
+from thence.capture.recorder.activity_parser import ActivityParser
 from thence.inside.decoding import decode
 from thence.inside.files import save
-from thence.recorder.activity_parser import ActivityParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,9 +28,9 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import thence
-from thence.marks import listen, unlisten
-from thence.recorder.names import Names
-from thence.recording.mark_log import MarkLog
+from thence.capture.marks import listen, unlisten
+from thence.capture.recorder.names import Names
+from thence.capture.session.mark_log import MarkLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

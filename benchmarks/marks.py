@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 import thence
 from command_line import documented_parser
-from thence.boundaries.probe import choose_probe
-from thence.marks import listen, unlisten
-from thence.recorder.names import Names
-from thence.recording.mark_log import MarkLog
+from thence.capture.boundaries.probe import choose_probe
+from thence.capture.marks import listen, unlisten
+from thence.capture.recorder.names import Names
+from thence.capture.session.mark_log import MarkLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

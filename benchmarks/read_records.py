@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from command_line import documented_parser
-from thence.cuda.layouts import DRIVER, KERNEL, LAYOUTS, RUNTIME
+from thence.capture.cuda.layouts import DRIVER, KERNEL, LAYOUTS, RUNTIME
+from thence.capture.recorder.activity_parser import ActivityParser
+from thence.capture.recorder.names import Names
 from thence.model.column_file import encode
-from thence.recorder.activity_parser import ActivityParser
-from thence.recorder.names import Names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -117,7 +117,7 @@ class Bench:
 
     def __init__(self, layers: int) -> None:
         from fake_cupti import library_path
-        from thence.boundaries.probe import choose_probe
+        from thence.capture.boundaries.probe import choose_probe
 
         self.probe = choose_probe()
         if self.probe.compiled is None:
@@ -139,8 +139,8 @@ class Bench:
 
     def hooks(self, way: str) -> Any:
         """Hooks that know of the library's modules as of PyTorch's."""
-        from thence.boundaries.places import Places
-        from thence.hooks.torch.hooks import Hooks
+        from thence.capture.boundaries.places import Places
+        from thence.capture.torch.hooks import Hooks
 
         self.log.stack_reader = self.probe.compiled if way in STACK else None
         options = SimpleNamespace(modules=True, lines=True, own=("!stack_reading",))

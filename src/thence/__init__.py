@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from thence import jax as jax
     from thence import torch as torch
     from thence.analysis.summary import Summary
-    from thence.marks import captured_nodes as captured_nodes
-    from thence.marks import mark as mark
-    from thence.marks import save_labels as save_labels
+    from thence.capture.marks import captured_nodes as captured_nodes
+    from thence.capture.marks import mark as mark
+    from thence.capture.marks import save_labels as save_labels
+    from thence.capture.recorder.options import RecordOptions as RecordOptions
+    from thence.capture.recorder.options import Schedule as Schedule
+    from thence.capture.session.record import record as record
     from thence.opening import open_trace as open
-    from thence.recorder.options import RecordOptions as RecordOptions
-    from thence.recorder.options import Schedule as Schedule
-    from thence.recording.record import record as record
     from thence.timing.measure import measure as measure
     from thence.trace import Trace
 
@@ -72,16 +72,16 @@ would then shadow the frameworks of the same names."""
 
 
 _LATER = {
-    "RecordOptions": ("thence.recorder.options", "RecordOptions"),
-    "Schedule": ("thence.recorder.options", "Schedule"),
+    "RecordOptions": ("thence.capture.recorder.options", "RecordOptions"),
+    "Schedule": ("thence.capture.recorder.options", "Schedule"),
     "Summary": ("thence.analysis.summary", "Summary"),
     "Trace": ("thence.trace", "Trace"),
-    "captured_nodes": ("thence.marks", "captured_nodes"),
-    "mark": ("thence.marks", "mark"),
+    "captured_nodes": ("thence.capture.marks", "captured_nodes"),
+    "mark": ("thence.capture.marks", "mark"),
     "measure": ("thence.timing.measure", "measure"),
     "open": ("thence.opening", "open_trace"),
-    "record": ("thence.recording.record", "record"),
-    "save_labels": ("thence.marks", "save_labels"),
+    "record": ("thence.capture.session.record", "record"),
+    "save_labels": ("thence.capture.marks", "save_labels"),
 }
 
 

@@ -116,8 +116,8 @@ ALLOWED = {
     "__main__.py": {"sys.stderr.write"},  # two numbers, where there is no memory to import the command line
     "cli/messages.py": {"sys.stderr.write", "sys.stdout.write"},
     "doctor/probe.py": {"sys.stdout.write"},  # answers of a child to its parent
-    "launcher/first_use.py": {"sys.stderr.write"},  # in a program that is recorded, of itself
-    "launcher/startup/sitecustomize.py": {"sys.stderr.write"},
+    "capture/launcher/first_use.py": {"sys.stderr.write"},  # in a program that is recorded, of itself
+    "capture/launcher/startup/sitecustomize.py": {"sys.stderr.write"},
     "cli/safe_console.py": {"Console"},
 }
 PRINTING = {

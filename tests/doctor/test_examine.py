@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cuda_fakes import FakeCupti, FakeDriver
+from thence.capture.cuda import cuda_events, cupti
 from thence.cli import main
 from thence.cli.doctor import command
-from thence.cuda import cuda_events, cupti
 from thence.doctor import examine as doctor
 from thence.doctor import probe as probing
 from thence.doctor.probe import STEPS, probe

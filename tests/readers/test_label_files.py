@@ -16,8 +16,8 @@ import pytest
 
 import thence
 from graph_data import Made, layers
+from thence.capture.marks.graph_labels import metadata_text
 from thence.errors import DamagedInput, InputError, UnknownFormat
-from thence.marks.graph_labels import metadata_text
 from thence.readers.label_files import read_labels
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def texts_of_modules() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("wanted", FORMATS)
 def test_names_of_formats_and_files_stand_in_one_module(wanted: str) -> None:
-    said = re.compile(rf"{re.escape(wanted)}(?![\w.])")  # not thence.recording.record, a module
+    said = re.compile(rf"{re.escape(wanted)}(?![\w.])")  # not thence.capture.session.record, a module
     holding = [
         module
         for module, found in texts_of_modules().items()

@@ -13,8 +13,7 @@ import msgspec.inspect
 import pytest
 
 import thence
-from thence.model.arrays import Int64
-from thence.model.json_fields import Count, NotAsWritten, Rank, decoded, field
+from thence.model.json_fields import Count, JsonInt64, NotAsWritten, Rank, decoded, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +27,10 @@ CHECKED_AS_COLUMNS = {
 """Modules whose Structs have integers of any size, and what checks them."""
 OTHERWISE = {
     "doctor/probe.py": "what a child process of thence's own prints",
-    "launcher/content.py": "what the recorder of this run wrote",
-    "launcher/first_use.py": "settings that thence passes to a child process",
-    "marks/graph_labels.py": "metadata of this process",
-    "marks/launch_facts.py": "comments in code that Inductor generated in this process",
+    "capture/launcher/content.py": "what the recorder of this run wrote",
+    "capture/launcher/first_use.py": "settings that thence passes to a child process",
+    "capture/marks/graph_labels.py": "metadata of this process",
+    "capture/marks/launch_facts.py": "comments in code that Inductor generated in this process",
     "model/column_file.py": "imported in the recorded process, which does not import msgspec",
     "readers/kineto/events.py": "decoders made once",
     "readers/kineto/piece_annotations.py": "the same",
@@ -119,6 +118,6 @@ def test_what_is_not_as_written_is_one_error(text: bytes) -> None:
 def test_a_damaged_field_leaves_the_others() -> None:
     values = {"rank": 1 << 64, "size": 3, "name": ["x"]}
     assert field(values, "rank", Rank) is None
-    assert field(values, "size", Int64) == 3
+    assert field(values, "size", JsonInt64) == 3
     assert field(values, "name", str) is None
     assert field(values, "missing", str) is None

@@ -25,10 +25,10 @@ LAYERS = (
         "units",
         "version",
     },
-    {"cuda", "model"},
-    {"boundaries", "readers", "recorder"},
-    {"marks"},
-    {"attribution", "hooks", "inside"},
+    {"capture.__init__", "capture.cuda", "model"},
+    {"capture.boundaries", "capture.recorder", "readers"},
+    {"capture.marks"},
+    {"attribution", "capture.jax", "capture.torch", "inside"},
     {"analysis"},
     {"writers"},
     {"comparing", "explanations", "pictures", "querying", "timelines"},
@@ -36,8 +36,8 @@ LAYERS = (
     {"store"},
     {"folding", "opening"},
     {"timing"},
-    {"doctor", "recording"},
-    {"launcher"},
+    {"capture.session", "doctor"},
+    {"capture.launcher"},
     # The packages that users import give names of all layers, and nothing below imports them.
     {"cli", "__init__", "__main__", "inside.__init__", "jax", "torch"},
 )
@@ -51,7 +51,7 @@ MODULES = {
 def layer(module: str) -> int:
     """Height of the layer that a module belongs to."""
     parts = module.split(".")[1:]
-    for name in (".".join(parts), parts[0]):
+    for name in (".".join(parts), ".".join(parts[:2]), parts[0]):
         for height, names in enumerate(LAYERS):
             if name in names:
                 return height

@@ -79,4 +79,11 @@ def test_only_what_users_import_lists_its_names() -> None:
         for node in tree(path).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     }
-    assert listing == {"__init__.py", "errors.py", "inside/__init__.py", "jax.py", "marks/__init__.py", "torch.py"}
+    assert listing == {
+        "__init__.py",
+        "errors.py",
+        "inside/__init__.py",
+        "jax.py",
+        "capture/marks/__init__.py",
+        "torch.py",
+    }

@@ -59,7 +59,7 @@ def test_only_one_module_starts_python_processes() -> None:
         in {("executable", "sys"), ("get_context", "multiprocessing"), ("init", "ray")}
     }
     # The workers do so within `safe_path`; the launcher's sitecustomize only prints the name.
-    assert starting == {"child_python.py", "store/workers.py", "launcher/startup/sitecustomize.py"}
+    assert starting == {"child_python.py", "store/workers.py", "capture/launcher/startup/sitecustomize.py"}
 
 
 def test_every_code_has_one_meaning_and_advice_is_for_codes_that_there_are() -> None:

@@ -56,9 +56,9 @@ def step(net: Any, compiled: Any, x: Any) -> str:
 
 def launched(net: Any, compiled: Any, x: Any) -> list[tuple[str, str | None, str, str]]:
     """(layer by the shape of the result, module told, operator, phase) of every matrix multiplication."""
-    from thence.marks.captured_places import module_of_part
-    from thence.marks.generated_lines import generated
-    from thence.marks.launch_facts import main_part
+    from thence.capture.marks.captured_places import module_of_part
+    from thence.capture.marks.generated_lines import generated
+    from thence.capture.marks.launch_facts import main_part
 
     now: list[Any] = [None]
     found = []
@@ -100,7 +100,7 @@ def trained(cache: str, *, watched: bool) -> dict[str, Any]:
     """What comes of the step with a cache, in this process."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     if watched:
-        from thence.marks.generated_lines import generated
+        from thence.capture.marks.generated_lines import generated
     torch.manual_seed(0)
     net, x = Net(), torch.randn(4, 8)
     compiled = torch.compile(net)

@@ -6,7 +6,7 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING, Any
 
-from thence.cuda import cupti
+from thence.capture.cuda import cupti
 
 if TYPE_CHECKING:
     from collections.abc import Callable

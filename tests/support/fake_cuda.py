@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from thence.cuda.driver import KernelNode
+from thence.capture.cuda.driver import KernelNode
 
 
 @dataclass

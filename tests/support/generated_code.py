@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from thence.marks.launch_facts import comment_of
+from thence.capture.marks.launch_facts import comment_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from thence.marks.launch_facts import Part
+    from thence.capture.marks.launch_facts import Part
 
 
 def generated_module(folder: Path, kind: str, launches: Sequence[tuple[Part, ...]], name: str = "code") -> Any:

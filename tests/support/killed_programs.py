@@ -81,7 +81,7 @@ def killed(scratch: Path, seconds: float, ending: str = "SIGKILL") -> Killed:
     import re
 
     import thence
-    from thence.launcher.content import content
+    from thence.capture.launcher.content import content
 
     out, progress = scratch / "out", scratch / "progress"
     code = ENDINGS[ending]

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from fake_cupti import library_path
-from thence.boundaries.log import BEGINS, ENDS, BoundaryLog
-from thence.boundaries.places import LINE, Place, Places
-from thence.boundaries.probe import Followed, choose_probe
-from thence.boundaries.stacks import why_unreadable
-from thence.hooks.torch.hooks import Hooks
+from thence.capture.boundaries.log import BEGINS, ENDS, BoundaryLog
+from thence.capture.boundaries.places import LINE, Place, Places
+from thence.capture.boundaries.probe import Followed, choose_probe
+from thence.capture.boundaries.stacks import why_unreadable
+from thence.capture.torch.hooks import Hooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,9 @@ import pytest
 
 import thence
 from cuda_fakes import FakeCupti, FakeDriver
-from thence.cuda import cuda_events, cupti
+from thence.capture.cuda import cuda_events, cupti
+from thence.capture.recorder import session
 from thence.errors import MissingData, MissingRequirement
-from thence.recorder import session
 from thence.timing import events_torch, kernel_times
 from thence.timing import measure as measuring
 from thence.timing import spin_kernel as head_start

@@ -16,7 +16,7 @@ from thence.units import format_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.launcher.content import Content
+    from thence.capture.launcher.content import Content
 
 _INCOMPLETE = 2
 """Exit code with ``--strict``."""
@@ -96,9 +96,9 @@ def command(
 
         thence record --own transformers -- python finetune.py
     """
-    from thence.launcher.content import content
-    from thence.launcher.launch import claimed_directory, run
-    from thence.recorder.options import RecordOptions
+    from thence.capture.launcher.content import content
+    from thence.capture.launcher.launch import claimed_directory, run
+    from thence.capture.recorder.options import RecordOptions
 
     options = RecordOptions(
         launches=True if "launches" in added else False if "launches" in left_out else None,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thence.cuda.cupti import TAKEN
-from thence.cuda.cupti_owner import holder
+from thence.capture.cuda.cupti import TAKEN
+from thence.capture.cuda.cupti_owner import holder
 from thence.doctor.probe import Finding, probe
 from thence.doctor.versions import (
     AS_ASKED,

@@ -20,9 +20,9 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from thence import child_python
-from thence.cuda import cuda_events, cupti
-from thence.cuda.cuda_events import call
-from thence.cuda.layouts import require_known
+from thence.capture.cuda import cuda_events, cupti
+from thence.capture.cuda.cuda_events import call
+from thence.capture.cuda.layouts import require_known
 from thence.errors import MissingRequirement, ThenceError
 from thence.timing.spin_kernel import KERNEL_NAME, HeadStart, capability
 

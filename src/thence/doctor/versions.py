@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thence.boundaries.stacks import why_unreadable
+from thence.capture.boundaries.stacks import why_unreadable
 from thence.version import __version__
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def installed_version(name: str) -> str | None:
 
 
 def probe_kind() -> str:
-    """Which probe counts launches here, by the rules of `thence.boundaries.probe.choose_probe`."""
+    """Which probe counts launches here, by the rules of `thence.capture.boundaries.probe.choose_probe`."""
     if os.environ.get("THENCE_PROBE") == "python":
         return AS_ASKED
-    return IN_PYTHON if find_spec("thence.boundaries._probe") is None else COMPILED
+    return IN_PYTHON if find_spec("thence.capture.boundaries._probe") is None else COMPILED
 
 
 def why_no_stacks() -> str | None:
@@ -62,13 +62,13 @@ def why_no_stacks() -> str | None:
 
 def why_no_samples() -> str | None:
     """Why threads are not sampled while they launch nothing here; None if they are."""
-    from thence.boundaries.samples import why_not_sampled  # NumPy, which versions do not need
+    from thence.capture.boundaries.samples import why_not_sampled  # NumPy, which versions do not need
 
     return why_not_sampled(_compiled())
 
 
 def _compiled() -> ModuleType | None:
-    return import_module("thence.boundaries._probe") if probe_kind() == COMPILED else None
+    return import_module("thence.capture.boundaries._probe") if probe_kind() == COMPILED else None
 
 
 def driver_release(proc: Path = PROC) -> str | None:

@@ -19,7 +19,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thence.cuda.cuda_events import Event, elapsed_ms, load_driver
+from thence.capture.cuda.cuda_events import Event, elapsed_ms, load_driver
 from thence.errors import WrongArgument
 from thence.timing import xla_ffi
 from thence.timing.compiled_jax import Compiled, check_gpu, check_one_gpu

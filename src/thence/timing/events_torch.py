@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from thence.cuda.cuda_events import load_driver
+from thence.capture.cuda.cuda_events import load_driver
 from thence.errors import MissingRequirement, WrongArgument
 from thence.timing.gpu_time import GpuTime
 from thence.timing.spin_kernel import HeadStart

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from thence.cuda import cupti as libcupti
-from thence.cuda.cupti_owner import taken
-from thence.cuda.layouts import KERNEL, MEMCPY, MEMCPY2, MEMSET, require_known
+from thence.capture.cuda import cupti as libcupti
+from thence.capture.cuda.cupti_owner import taken
+from thence.capture.cuda.layouts import KERNEL, MEMCPY, MEMCPY2, MEMSET, require_known
+from thence.capture.recorder.activity_parser import ActivityParser
+from thence.capture.recorder.buffers import Buffers
 from thence.errors import MissingData, UsageError
 from thence.model.kernel_names import demangle
-from thence.recorder.activity_parser import ActivityParser
-from thence.recorder.buffers import Buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
+    from thence.capture.recorder.buffers import Filled
     from thence.model.arrays import Int64
-    from thence.recorder.buffers import Filled
 
 
 _KINDS = (KERNEL, MEMCPY, MEMCPY2, MEMSET)
@@ -157,7 +157,7 @@ def _buffers() -> Buffers:
 
 
 def _check_not_recorded() -> None:
-    session = sys.modules.get("thence.recorder.session")  # a recording would have imported it
+    session = sys.modules.get("thence.capture.recorder.session")  # a recording would have imported it
     if session is not None and session.running() is not None:
         raise UsageError(
             "thence records this process, and CUPTI serves one at a time: stop the recording first, or "

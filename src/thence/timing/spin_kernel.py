@@ -13,7 +13,7 @@ import ctypes
 from ctypes import byref, c_char_p, c_int, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from thence.cuda.cuda_events import call
+from thence.capture.cuda.cuda_events import call
 
 KERNEL_NAME = "thence_head_start"
 _PTX = """

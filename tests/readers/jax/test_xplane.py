@@ -381,13 +381,13 @@ def test_dump_modules_of_files_directories_and_globs(tmp_path: Path) -> None:
     file = tmp_path / "m.hlo.pb"
     file.write_bytes(loop_module())
     for path in (file, tmp_path, tmp_path / "*.pb"):
-        assert [m.name for m in xplane.hlo_dump_modules(str(path))] == ["jit_loop"]
+        assert [m.name for m in hlo_dump_modules(str(path))] == ["jit_loop"]
     for path in (tmp_path / "none.hlo.pb", tmp_path / "*.xz"):
         with pytest.raises(InputError):
-            xplane.hlo_dump_modules(str(path))
+            hlo_dump_modules(str(path))
     file.write_bytes(b"nonsense")
     with pytest.raises(DamagedInput):
-        xplane.hlo_dump_modules(str(file))
+        hlo_dump_modules(str(file))
 
 
 def test_damaged_hlo_is_a_warning_with_its_consequence() -> None:

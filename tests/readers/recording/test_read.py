@@ -11,13 +11,13 @@ import pytest
 
 import thence
 from recording_data import BEGAN, kernel, written
-from thence.cuda.layouts import LAYOUTS
+from thence.capture.cuda.layouts import LAYOUTS
+from thence.capture.recorder.names import Names
+from thence.capture.session.mark_log import MarkLog
 from thence.model.collectives import CallFacts
 from thence.model.column_file import encode
 from thence.readers.recording.parts import SCHEMAS
 from thence.readers.registry import read
-from thence.recorder.names import Names
-from thence.recording.mark_log import MarkLog
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from thence.boundaries.places import FRAME, LINE
+from thence.capture.boundaries.places import FRAME, LINE
 from thence.model.formats import SAMPLE_STATES
 from thence.readers.recording.counted import boundaries_of
 from thence.readers.recording.engine_places import Noted

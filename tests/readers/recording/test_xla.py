@@ -24,13 +24,13 @@ import thence
 from helpers import DATA
 from protowire import every, fields, first, message
 from thence.attribution.xla.command_buffers import derived_instructions
-from thence.cuda import nvtx
-from thence.hooks.jax import programs as xla_programs
-from thence.hooks.jax.programs import XlaPrograms
+from thence.capture.cuda import nvtx
+from thence.capture.jax import programs as xla_programs
+from thence.capture.jax.programs import XlaPrograms
+from thence.capture.recorder.names import Names
+from thence.capture.recorder.parts import Parts
 from thence.model.formats import RECORDING, RECORDING_VERSION
 from thence.readers.jax.hlo import decode_hlo
-from thence.recorder.names import Names
-from thence.recorder.parts import Parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -535,7 +535,7 @@ def test_a_real_jax_gives_what_it_compiles_before_and_meanwhile(tmp_path: Path) 
         import sys
         from pathlib import Path
         import jax, jax.numpy as jnp
-        from thence.hooks.jax.programs import XlaPrograms
+        from thence.capture.jax.programs import XlaPrograms
 
         jax.jit(lambda x: jnp.sin(x) + 1, inline=False)(jnp.ones(3))
         before = jax.jit(jnp.cumsum)

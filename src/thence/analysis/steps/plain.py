@@ -1,9 +1,9 @@
 """How long a step takes without being recorded, and what recording adds to it.
 
 thence's recorder leaves some windows of steps unrecorded, in which nothing of it costs time, and measures the steps of
-these windows and as many recorded ones around each (`thence.recording.step_times`). The table ``step_times`` holds
-both. The typical step of each kind is the median; its interval is that of order statistics: of n values sorted, the
-median of the distribution lies between the k-th smallest and the k-th largest with the probability
+these windows and as many recorded ones around each (`thence.capture.session.step_times`). The table ``step_times``
+holds both. The typical step of each kind is the median; its interval is that of order statistics: of n values sorted,
+the median of the distribution lies between the k-th smallest and the k-th largest with the probability
 
     1 - 2 P(B < k), B binomial with n trials of 1/2
 

@@ -1,7 +1,7 @@
 """Finds launches whose API call was not recorded, by the number that CUPTI gave them (the correlation id).
 
 CUPTI numbers the launches of a process with one counter, and every activity holds the number of its launch. A
-boundary (`thence.boundaries.log`) holds the value of the counter when a thread crossed it, and takes a number
+boundary (`thence.capture.boundaries.log`) holds the value of the counter when a thread crossed it, and takes a number
 itself. So a launch lies after the last boundary with a smaller number and before the first with a greater
 number. This order is exact and does not depend on clocks.
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.boundaries.log import BEGINS, ENDS, READ
+from thence.capture.boundaries.log import BEGINS, ENDS, READ
 from thence.model.intervals import NO_ROW
 from thence.model.launches import COUNTED, UNCERTAIN
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.boundaries.places import FRAME, KINDS, LINE, MODEL_CALL, MODULE, PHASE, STEP
+from thence.capture.boundaries.places import FRAME, KINDS, LINE, MODEL_CALL, MODULE, PHASE, STEP
 from thence.model.forest import depths
 from thence.model.formats import SAMPLE_STATES
 from thence.model.intervals import NO_ROW, chain_to, enclosing

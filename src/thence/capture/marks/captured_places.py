@@ -1,0 +1,117 @@
+"""Finds the place in the program in which each node of a CUDA graph was made, from notes during its capture.
+
+Two things are noted, each with the number of nodes at that moment: boundaries of eager code
+(`thence.capture.boundaries`), if a recording has them, and launches in code that Inductor generated
+(`thence.capture.marks.generated_lines`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thence.capture.boundaries.places import LINE, MODULE, PHASE
+from thence.capture.marks.generated import LineFacts
+from thence.capture.marks.generated_lines import Run
+from thence.capture.marks.graph_labels import NodePlace
+from thence.capture.marks.launch_facts import main_part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from thence.capture.boundaries.places import Place
+    from thence.capture.marks.launch_facts import Part
+
+Launch = tuple[Run, LineFacts]
+"""The call of generated code, and the facts of its launches until the next note."""
+Noted = int | Launch | None
+"""Number of a place, a launch, or None for the end of generated code."""
+
+_MOST_FRAMES = 1000
+
+
+def node_places(noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]) -> list[tuple[int, NodePlace | None]]:
+    """The places of nodes, each with the number of nodes from which on it holds.
+
+    Args:
+        noted: number of nodes at each note, and the note, in order.
+        named: the places by number.
+    """
+    reading = _Reading(named)
+    found: list[tuple[int, NodePlace | None]] = []
+    for count, note in noted:
+        reading.take(note)
+        if found and found[-1][0] == count:
+            found.pop()  # no node was made there
+        found.append((count, reading.place()))
+    return found
+
+
+class _Reading:
+    """The state at one point of a capture: numbers of places by kind, and the launch of generated code."""
+
+    def __init__(self, named: Mapping[int, Place]) -> None:
+        self._named = named
+        self._at: dict[int, int] = {}
+        self._launch: Launch | None = None
+
+    def take(self, note: Noted) -> None:
+        """Apply the next note."""
+        if not isinstance(note, int):
+            self._launch = note
+        elif note in self._named:
+            self._at[self._named[note].kind] = note
+
+    def place(self) -> NodePlace | None:
+        """The present place; None if nothing of it is known."""
+        module, phase = self._name(MODULE), self._name(PHASE)
+        if self._launch is None:
+            place = NodePlace(module, self._frames(self._at.get(LINE, 0)), phase)
+            return None if place == NodePlace() else place
+        run, facts = self._launch
+        outer = self._frames(run.line)
+        if not facts.parts:
+            return NodePlace(None, outer, phase)
+        main = main_part(facts.parts)
+        return NodePlace(
+            module_of_part(run, main, facts),
+            (*outer, *main.stack),
+            phase_of_part(run, main) or phase,
+            main.op or None,
+            tuple(_described(run, part, facts) for part in facts.parts) if len(facts.parts) > 1 else (),
+        )
+
+    def _name(self, kind: int) -> str | None:
+        number = self._at.get(kind)
+        return None if number is None else self._named[number].name
+
+    def _frames(self, number: int) -> tuple[str, ...]:
+        """The chain of lines of a place, outermost first."""
+        frames: list[str] = []
+        while (place := self._named.get(number)) is not None and len(frames) < _MOST_FRAMES:
+            if place.name is not None:
+                frames.append(f"{place.detail}:{place.line} {place.name}")
+            number = place.parent
+        return tuple(reversed(frames))
+
+
+def module_of_part(run: Run, part: Part, facts: LineFacts) -> str | None:
+    """Path of the module of a part; None if it is not known.
+
+    Nodes that Inductor made itself have neither module nor line. In code that was compiled without thence, a missing
+    module does not mean that the part is outside of all modules.
+    """
+    if part.module is None and (facts.before or not part.stack or part.phase == "gradient"):
+        return None
+    return run.path(part.module)
+
+
+def phase_of_part(run: Run, part: Part) -> str:
+    """Phase of a part; empty if the code has none: code that is not differentiated is not called forward."""
+    if part.phase != "forward":
+        return part.phase
+    return run.phase or ("" if run.module.kind == "inference" else "forward")
+
+
+def _described(run: Run, part: Part, facts: LineFacts) -> tuple[str | None, str | None, str, str, float]:
+    line = part.stack[-1] if part.stack else None
+    return (module_of_part(run, part, facts), line, part.op, phase_of_part(run, part), part.share)

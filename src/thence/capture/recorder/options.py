@@ -1,0 +1,140 @@
+"""What to record, and in which steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from thence.capture.cuda import layouts
+from thence.errors import UsageError
+
+_LAUNCHES = re.compile(r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)")
+_OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
+"""Functions of the runtime API that launch a kernel by calling a function of the driver API (CUDA runtime API,
+"Interactions with the CUDA Driver API"), for which CUPTI makes callbacks too. If only the driver function has a
+callback, its call has the kernel's number, and each launch makes two callbacks instead of four."""
+_GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
+"""Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
+_FEW = re.compile(
+    r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
+)
+"""Calls that wait, record events, begin or end captures, allocate, or free memory. A program makes few of them."""
+_WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
+"""Calls that wait for the device, and those of events, by which streams wait for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """What a recording holds in addition to kernels, copies and memsets, which it always holds.
+
+    Attributes:
+        launches: the API calls that launch work, those that begin and end a capture, in which nothing is
+            launched, those that build CUDA graphs, so that XLA's graphs can be distinguished, and those that wait
+            for the device or for events. Without them, the thread and place of a kernel are found by CUPTI's number
+            of its launch, and callbacks note the calls that wait. That costs far less, but fails where several
+            threads launch at the same time. None: they are recorded where they are needed, which is in programs that
+            use JAX, and where that number cannot be read.
+        nvtx: NVTX ranges of the program and of its libraries.
+        collectives: what each collective of torch.distributed moves, and in which process group; see
+            `thence.torch.label_collectives`, which need not be called then.
+        modules: modules of PyTorch, phases and steps of training, without any annotation (Python 3.12 and newer).
+        lines: lines of the user's own code that launch work, with their callers (Python 3.12 and newer). The
+            compiled probe reads them from the stack at each launch where it can, else they are followed by events.
+        samples: what threads that launch do while they launch nothing, sampled each millisecond (Python 3.12 and newer,
+            with the compiled probe, and where modules or lines are recorded): the function, and whether it runs Python
+            or C, waits or sleeps.
+        own: packages, folders or files whose code counts as the user's own, too; a name after ``!`` does not count.
+        baseline: leaves some windows of steps unrecorded, at most a tenth of the steps, so that the recording holds how
+            long steps take without it (`thence.capture.session.step_times`); not with a schedule.
+        overhead: time that CUPTI itself took.
+        flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
+            500th of the time so far if that is more.
+        buffer_megabytes: memory for records that are not yet on disk; records beyond it are dropped
+            and counted.
+    """
+
+    launches: bool | None = None
+    nvtx: bool = True
+    collectives: bool = True
+    modules: bool = True
+    lines: bool = True
+    samples: bool = True
+    own: tuple[str, ...] = ()
+    baseline: bool = True
+    overhead: bool = False
+    flush_seconds: float = 2.0
+    buffer_megabytes: int = 160
+
+    def wants_call(self, function: str) -> bool:
+        """Whether calls of an API function, named as in CUDA's headers, are recorded; `launches` None means no."""
+        patterns = (_LAUNCHES, _GRAPHS, _WAITS)
+        return bool(self.launches) and any(pattern.match(function) for pattern in patterns)
+
+    def calls_back(self, function: str, *, launches: bool) -> bool:
+        """Whether calls of an API function are noted by callbacks, if API calls are not recorded as activities.
+
+        Args:
+            function: its name, as in CUDA's headers.
+            launches: whether to note functions that launch work.
+        """
+        if _OUTER_LAUNCHES.match(function):
+            return False
+        few = _FEW.match(function) or _GRAPHS.match(function)
+        return bool(few or (launches and _LAUNCHES.match(function)))
+
+    @property
+    def notes_launches(self) -> bool:
+        """Whether callbacks note each launch: reading stacks needs this, and recorded API calls replace it.
+
+        Otherwise a kernel's launch has the time at which the host queued it, which costs a tenth of a callback.
+        """
+        return (self.modules or self.lines) and not self.records_calls
+
+    @property
+    def records_calls(self) -> bool:
+        """Whether API calls are recorded as activities, by CUPTI's kinds for them."""
+        return bool(self.launches)
+
+    def kinds(self) -> tuple[int, ...]:
+        """The CUpti_ActivityKinds to enable; `launches` None means that launches are not wanted."""
+        wanted = [layouts.KERNEL, layouts.MEMCPY, layouts.MEMCPY2, layouts.MEMSET]
+        wanted += [layouts.RUNTIME, layouts.DRIVER] if self.records_calls else []
+        wanted += [layouts.MARKER] if self.nvtx else []
+        wanted += [layouts.OVERHEAD] if self.overhead else []
+        return tuple(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which steps of a program are recorded: after `skip` steps, the last `active` steps of each cycle.
+
+    A cycle has `wait` + `active` steps.
+
+    Attributes:
+        skip: steps at the beginning that are not recorded.
+        wait: steps at the beginning of each cycle that are not recorded.
+        active: steps after them that are recorded.
+        repeat: number of cycles; 0 means to the end of the program.
+    """
+
+    skip: int = 0
+    wait: int = 0
+    active: int = 1
+    repeat: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.skip, self.wait, self.repeat) < 0 or self.active < 1:
+            raise UsageError(
+                f"a schedule counts steps: skip, wait and repeat are 0 or more, active is 1 or more; got {self}"
+            )
+
+    def records(self, step: int) -> bool:
+        """Whether step number `step`, counted from 0, is recorded."""
+        cycle, within = divmod(step - self.skip, self.wait + self.active)
+        if step < self.skip or (self.repeat and cycle >= self.repeat):
+            return False
+        return within >= self.wait
+
+    def over(self, step: int) -> bool:
+        """Whether nothing is recorded from this step on."""
+        return bool(self.repeat) and step >= self.skip + self.repeat * (self.wait + self.active)

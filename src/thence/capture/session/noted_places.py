@@ -1,0 +1,102 @@
+"""Places, boundaries and samples as tables of a recording.
+
+A thread that has ended without a boundary would still count as a thread that may launch. So whenever rows are
+taken, threads that no longer exist get a boundary with the flag `ENDS`: they launch nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.capture.boundaries.log import BEGINS, ENDS
+from thence.capture.boundaries.places import Places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.capture.boundaries.log import BoundaryLog
+    from thence.capture.boundaries.samples import HostSamples
+    from thence.capture.recorder.names import Names
+
+_THREADS = "/proc/self/task"
+
+
+class NotedPlaces:
+    """The places and boundaries that hooks and marks note in one recording.
+
+    Args:
+        log: of boundaries.
+        samples: of threads while they launch nothing; None for none.
+        is_own: whether a file is the user's.
+
+    Attributes:
+        log: of boundaries.
+        places: the places that hooks number.
+    """
+
+    def __init__(
+        self, log: BoundaryLog, samples: HostSamples | None = None, is_own: Callable[[str], bool] = lambda _file: False
+    ) -> None:
+        self.log = log
+        self._samples = samples
+        self._is_own = is_own
+        self.places = Places()
+        self._may_launch: set[int] = set()
+        log.note(0)  # so that launches before this thread's first place are known to be its own
+
+    def take(self, names: Names) -> dict[str, dict[str, Any]]:
+        """Rows of ``boundaries``, ``samples`` and ``places`` since the last call."""
+        rows = self.log.take()
+        ended = self._ended(rows)
+        if ended:
+            self.log.note(0, BEGINS | ENDS)  # only reads the counter: this thread launches nothing
+            last = self.log.take()
+            rows = {name: np.concatenate([rows[name], last[name]]) for name in rows}
+            moment = {"counter": rows["counter"][-1], "time": rows["time"][-1], "place": 0}
+            said = {**moment, "thread": ended, "flags": ENDS}
+            rows = {
+                name: np.concatenate([column, np.full(len(ended), said[name], column.dtype)])
+                for name, column in rows.items()
+            }
+        tables = {"boundaries": rows}
+        if self._samples is not None:
+            tables["samples"] = self._samples.take(self.places, self._is_own)
+        tables["places"] = self._new_places(names)
+        return {name: columns for name, columns in tables.items() if len(next(iter(columns.values())))}
+
+    def _ended(self, rows: dict[str, np.ndarray[Any, Any]]) -> list[int]:
+        """Threads that may launch according to their last boundary, but no longer exist."""
+        thread, flags = rows["thread"][::-1], rows["flags"][::-1]
+        latest, first = np.unique(thread, return_index=True)
+        ends = (flags[first] & ENDS) != 0
+        self._may_launch |= set(latest[~ends].tolist())
+        self._may_launch -= set(latest[ends].tolist())
+        if len(self._may_launch) < 2:
+            return []
+        try:
+            alive = {int(name) for name in os.listdir(_THREADS)}  # noqa: PTH208 - a few names, no paths
+        except OSError:
+            return []
+        ended = sorted(self._may_launch - alive)
+        self._may_launch.difference_update(ended)
+        return ended
+
+    def _new_places(self, names: Names) -> dict[str, Any]:
+        new = self.places.take()
+        texts = [(place.name, place.detail) for _, place in new]
+        name, detail = (
+            ([names.of_text(text) if text else 0 for text in column] for column in zip(*texts, strict=True))
+            if new
+            else ([], [])
+        )
+        return {
+            "number": np.array([number for number, _ in new], np.uint32),
+            "kind": np.array([place.kind for _, place in new], np.uint8),
+            "parent": np.array([place.parent for _, place in new], np.uint32),
+            "name": np.array(name, np.uint32),
+            "detail": np.array(detail, np.uint32),
+            "line": np.array([place.line for _, place in new], np.uint32),
+        }

@@ -1,1 +1,0 @@
-"""Hooks into PyTorch and JAX in a program that is recorded."""
