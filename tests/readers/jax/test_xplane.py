@@ -18,6 +18,7 @@ from thence.attribution.attribute import attribute
 from thence.errors import DamagedInput, InputError
 from thence.model.tables import COLLECTIVES, GPU, HOST, PROGRAMS, THREADS, Tables
 from thence.readers.jax import sniffing, xplane
+from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.source import Source
 
 if TYPE_CHECKING:
