@@ -34,9 +34,14 @@ INSTRUCTIONS = {
     "top_level": pl.Boolean(),  # runs as a step of its own: not inside a fusion, nor a reducer
     "loop": pl.Int64(),  # id of the innermost while whose body or condition it is in; null: none
     "trip_count": pl.Int64(),  # how often that loop runs; null: none, or unknown
+    "placement": pl.Categorical(),  # where it runs if not in its program's order; see `ASYNCHRONOUS`
     "step": pl.Int32(),  # place in the schedule of its computation, from 0; null: not scheduled
 }
 """Schema of the instructions of a module."""
+
+ASYNCHRONOUS = "asynchronous"
+"""Placement of what XLA starts and waits for later. What is annotated with a stream, or called by such an instruction,
+has the placement ``stream 1``, with the number of the annotation. Null: neither."""
 
 COMPUTATIONS = {
     "id": pl.Int64(),

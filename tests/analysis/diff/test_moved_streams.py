@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 import thence
 from helpers import DATA
 from moved_runs import Kernel, trace_file
 from thence.analysis.diff.compare import Diff, compare
+from thence.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -198,8 +201,31 @@ def test_work_that_xla_compiled_anew_is_recognized_by_its_function_and_not_judge
     assert found.rows.is_empty()
     assert set(found.partly["name"]) == {"GEMM"}
     assert found.partly["moved_share"].to_list() == pytest.approx([0.5] * found.partly.height)
+    assert found.partly["before_placement"].to_list() == ["own stream"] * found.partly.height
+    assert found.partly["after_placement"].to_list() == ["own stream and stream 1"] * found.partly.height
+    assert "of a step (in HLO: own stream -> own stream and stream 1): overlap" in found.text
     assert found.verdict == "unknown"
     assert found.text.endswith("whether it paid is not known: the work changed, too")
+
+
+def test_work_that_hlo_alone_places_elsewhere_did_not_move() -> None:
+    """The recording with work on a second stream, as if all of it had run on one stream."""
+    default, moved = (thence.open(DATA / "jax" / f"streams_{name}.xplane.pb") for name in ("default", "moved"))
+    stream = moved.gpu["stream"].dtype
+    one = moved.gpu.with_columns(pl.lit(14, stream).alias("stream"))
+    placed = Trace(dataclasses.replace(moved.tables, gpu=one))
+    found = compare([default.sample()], [placed.sample()]).moved_streams
+    assert found is not None
+    assert (found.rows.height, found.partly.height, found.streams) == (0, 0, (1, 1))
+    assert set(found.placed_only["name"]) == {"GEMM"}
+    assert found.placed_only["after_placement"].to_list() == ["own stream and stream 1"] * found.placed_only.height
+    assert found.verdict == "not_moved"
+    assert found.text == (
+        "HLO places GEMM elsewhere (in HLO: own stream -> own stream and stream 1), "
+        "but at run time it is on the same stream: nothing moved"
+    )
+    assert compare([default.sample()], [default.sample()]).moved_streams is None
+    assert compare([placed.sample()], [placed.sample()]).moved_streams is None
 
 
 def test_a_step_that_is_slower_because_of_idle_time_says_so(tmp_path: Path) -> None:

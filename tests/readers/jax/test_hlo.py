@@ -259,6 +259,36 @@ def test_loops_and_what_is_in_them(form: str) -> None:
     ]
 
 
+def annotated(stream: str) -> tuple[int, bytes]:
+    """Frontend attributes of an instruction: a map, of which each entry is a message with key and value."""
+    attributes = (("inlineable", "false"), ("_xla_stream_annotation", stream))
+    return 68, message(*((1, message((1, key), (2, value))) for key, value in attributes))
+
+
+def test_placement_of_annotated_and_asynchronous_work_and_of_what_it_calls() -> None:
+    one = shape(F32, 4)
+    inner = computation(1, instruction("inner", "negate", 10, one), instruction("fused", "fusion", 11, one), root=11)
+    side = computation(2, instruction("call", "call", 20, one, (), (1,)), root=20)
+    other = computation(3, instruction("scatter", "reduce-scatter", 30, one), root=30)
+    names = {"zero": "0", "negative": "-1", "no number": "x", "empty": "", "huge": "9" * 20}
+    entry = computation(
+        4,
+        instruction("start", "async-start", 40, one, (), (2,), annotated("007")),
+        instruction("scatter-start", "async-start", 41, one, (), (3,)),
+        instruction("gather", "all-gather-start", 42, one),
+        instruction("plain", "negate", 43, one),
+        *(instruction(name, "call", 50 + n, one, (), (), annotated(s)) for n, (name, s) in enumerate(names.items())),
+        root=43,
+    )
+    rows = build(inner, side, other, entry).instructions
+    placement = dict(rows.select("name", pl.col("placement").cast(pl.String)).iter_rows())
+    assert placement == {
+        **dict.fromkeys(("start", "call", "inner", "fused"), "stream 7"),
+        **dict.fromkeys(("scatter-start", "scatter", "gather"), "asynchronous"),
+        **dict.fromkeys(("plain", *names)),
+    }
+
+
 def test_old_modules_have_a_file_and_line_instead_of_frames() -> None:
     metadata = (7, message((2, "jit(f)/mul"), (3, "/x/f.py"), (4, 7)))
     parts = [instruction(n, "add", i, shape(F32), (), (), metadata) for i, n in ((1, "a"), (2, "b"))]

@@ -21,6 +21,9 @@ so the change of the step is, exactly,
     contention (change of the sum of all T(s)) - overlap gained + change of other work + change of idle time
 
 It does not matter for this which launches of a row moved.
+
+The HLO of XLA programs says where the compiler placed an instruction (`thence.model.hlo`), the streams where it ran:
+both are stated, and work that was placed elsewhere and ran where it ran before is no move.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from thence.analysis.diff.estimates import estimates, run_means
 from thence.analysis.diff.explanation import signed_ns
 from thence.analysis.diff.matching import family
 from thence.analysis.diff.sample import PLACED, STEP
-from thence.analysis.diff.streams import SHAPE
+from thence.analysis.diff.streams import OWN_STREAM, SHAPE
 from thence.analysis.kernel_groups import groups_of_names
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import clip, short_names
@@ -75,19 +78,24 @@ class MovedWork:
 
     Attributes:
         rows: what moved, most time first: name, short_name, label, module, op_name, op, before_ns, after_ns,
-            before_count, after_count, moved_share (of its launches).
+            before_count, after_count, moved_share (of its launches), before_placement and after_placement (where
+            the HLO of XLA programs has at least 5 % of them, joined by "and": own stream, stream 1, asynchronous; null
+            without HLO).
         partly: rows of which a part moved: as ``rows``.
+        placed_only: rows that are placed elsewhere in HLO after than before, but did not move; as ``rows``.
         streams: number of streams of the busiest device, before and after.
         parts: the times of `PARTS`: before_ns, after_ns, difference_ns, and low_ns and high_ns, the 95 % interval of
             the difference, None where the noise is unknown.
         same_launches: whether the moved work and the work beside it were launched as often on both sides; if not,
             contention is unknown.
         verdict: faster, slower, same or unknown: that of the step; unknown where the step changed for other reasons.
+            not_moved if work is placed elsewhere in HLO and none moved; the times are those of that work then.
         text: one sentence.
     """
 
     rows: pl.DataFrame
     partly: pl.DataFrame
+    placed_only: pl.DataFrame
     streams: tuple[int, int]
     parts: Mapping[str, Mapping[str, float | None]]
     same_launches: bool
@@ -120,6 +128,7 @@ class MovedWork:
             "streams": {"before": self.streams[0], "after": self.streams[1]},
             "rows": self.rows.to_dicts(),
             "partly": self.partly.to_dicts(),
+            "placed_only": self.placed_only.to_dicts(),
         }
 
 
@@ -130,7 +139,7 @@ def moved_work(
     total: Mapping[str, Any],
     known_share: float | None,
 ) -> MovedWork | None:
-    """The work that runs on another stream after than before; None if there is none.
+    """The work that runs on another stream after than before, or that HLO places on another one; None if there is none.
 
     Args:
         before: runs.
@@ -142,7 +151,7 @@ def moved_work(
     """
     samples = [*before, *after]
     found = [sample.streams for sample in samples if sample.streams is not None]
-    if len(found) < len(samples) or min(map(_streams, found)) < 1 or max(map(_streams, found)) < 2:
+    if len(found) < len(samples) or min(map(_streams, found)) < 1 or not any(map(_may_move, found)):
         return None
     sides = range(len(before)), range(len(before), len(samples))
     keys, classes, rows = _rows(found, renamed, sides)
@@ -150,21 +159,38 @@ def moved_work(
     most = rows.select(pl.max_horizontal("before_ns", "after_ns") * share).to_series()
     least = MIN_STEP_SHARE * max(total["before_ns"], total["after_ns"])
     moved = (rows["moved_share"] >= MIN_PARTLY_SHARE).to_numpy()
-    if most.filter(pl.Series(moved)).sum() < least:
+    placed = (rows["before_placement"] != rows["after_placement"]).fill_null(value=False).to_numpy() & ~moved
+    ran = bool(most.filter(pl.Series(moved)).sum() >= least)
+    if (
+        not ran
+        and rows.filter(pl.Series(placed)).select(pl.max_horizontal("before_ns", "after_ns")).sum().item() < least
+    ):
         return None
-    work = moved | _beside(found, keys, moved)
+    concerned = moved if ran else placed
+    work = concerned | _beside(found, keys, concerned)
     parts = _times(samples, found, keys, classes, work, sides)
     launched = rows.filter(pl.Series(work)).select("before_count", "after_count").sum().row(0)
     same_launches = abs(launched[1] - launched[0]) <= MAX_COUNT_CHANGE * max(launched)
-    told = rows.sort("before_ns", "name", descending=[True, False])
-    wholly = told.filter(share >= MIN_MOVED_SHARE)
-    partly = told.filter(
-        share.is_between(MIN_PARTLY_SHARE, MIN_MOVED_SHARE, closed="left")
-        & (pl.max_horizontal("before_ns", "after_ns") * share >= least)
+    told = rows.with_columns(placed=placed).sort("before_ns", "name", descending=[True, False])
+    chosen = (
+        ran & (share >= MIN_MOVED_SHARE),
+        ran
+        & share.is_between(MIN_PARTLY_SHARE, MIN_MOVED_SHARE, closed="left")
+        & (pl.max_horizontal("before_ns", "after_ns") * share >= least),
+        pl.col("placed"),
     )
-    verdict, text = _verdict((wholly, partly), parts, total, known_share, same_launches=same_launches)
+    wholly, partly, placed_only = (told.filter(rule).drop("placed") for rule in chosen)
+    if ran:
+        verdict, text = _verdict((wholly, partly), parts, total, known_share, same_launches=same_launches)
+    else:
+        verdict, text = "not_moved", _not_moved(placed_only)
     streams = [max(_streams(found[n]) for n in side) for side in sides]
-    return MovedWork(wholly, partly, (streams[0], streams[1]), parts, same_launches, verdict, text)
+    return MovedWork(wholly, partly, placed_only, (streams[0], streams[1]), parts, same_launches, verdict, text)
+
+
+def _may_move(run: Streams) -> bool:
+    """Whether a run has several streams, or work that HLO places on another one than its program's own."""
+    return _streams(run) > 1 or bool((run.rows["placement"] != OWN_STREAM).any())
 
 
 def _rows(
@@ -203,8 +229,35 @@ def _rows(
         after_count=counts[1],
         # Whether a row moved that one side does not have is not known.
         moved_share=np.where((counts[0] > 0) & (counts[1] > 0), share, 0.0),
+        before_placement=_placements(runs, keys, sides[0], names.height),
+        after_placement=_placements(runs, keys, sides[1], names.height),
     )
     return keys, classes, rows
+
+
+def _placements(runs: Sequence[Streams], keys: Sequence[Int64], side: range, count: int) -> pl.Series:
+    """Where the HLO of one side has each of ``count`` rows, as text; null where it is not known."""
+    ran = pl.concat([
+        runs[number].on.select(
+            "count",
+            key=pl.lit(pl.Series(keys[number])).gather("row"),
+            placement=pl.lit(runs[number].rows["placement"]).gather("row"),
+        )
+        for number in side
+    ])  # fmt: skip
+    share = pl.col("count") / pl.col("count").sum().over("key")
+    of_key = (
+        ran.drop_nulls()
+        .group_by("key", "placement")
+        .agg(pl.col("count").sum())
+        .filter(share >= MIN_PARTLY_SHARE)
+        .sort("placement")
+        .group_by("key")
+        .agg(pl.col("placement").str.join(" and "))
+    )
+    return pl.DataFrame({"key": np.arange(count)}).join(of_key, on="key", how="left", maintain_order="left")[
+        "placement"
+    ]
 
 
 def _streams(run: Streams) -> int:
@@ -405,11 +458,31 @@ def _verdict(
             "same": "moving it changed nothing: the step is the same within 1 %",
         }.get(verdict, "whether it paid is not known, because the change of the step may be noise")
     return verdict, (
-        f"on another stream: {_names(*rows)}: {overlap}, {paid}, idle {signed_ns(change('idle'))}, "
+        f"on another stream: {_names(*rows)}{_in_hlo(pl.concat(rows))}: {overlap}, {paid}, "
+        f"idle {signed_ns(change('idle'))}, "
         f"other work {signed_ns(change('other'))}; "
         f"step {format_ns(total['before_ns'])} -> {format_ns(total['after_ns'])}"
         f"{_change_of_step(total, known_share)}: {judged}"
     )
+
+
+def _not_moved(placed: pl.DataFrame) -> str:
+    """The sentence for work that is placed elsewhere in HLO and runs where it ran."""
+    names = placed["short_name"].unique(maintain_order=True).to_list()
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    told = ", ".join(clip(name, MAX_NAME) for name in names[:MAX_NAMES])
+    return (
+        f"HLO places {told}{more} elsewhere{_in_hlo(placed)}, but at run time it is on the same stream: nothing moved"
+    )
+
+
+def _in_hlo(rows: pl.DataFrame) -> str:
+    """Where HLO has these rows, before and after; empty if it is not known of both sides."""
+    told = []
+    for side in ("before", "after"):
+        places = rows[f"{side}_placement"].drop_nulls().str.split(" and ").explode().unique().sort().to_list()
+        told.append(" and ".join(places))
+    return f" (in HLO: {told[0]} -> {told[1]})" if all(told) else ""
 
 
 def _names(rows: pl.DataFrame, partly: pl.DataFrame) -> str:

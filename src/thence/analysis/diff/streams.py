@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHAPE = ("x", "y", "z", "bytes")
 """Columns that tell launches of one kernel apart: the grid, and the bytes of copies."""
+OWN_STREAM = "own stream"
+"""Placement of instructions that run in the order of their program."""
 _SEED = 39
 
 
@@ -32,7 +34,8 @@ class Streams:
 
     Attributes:
         rows: what is told apart: name, the places of `streams_of`, the columns of `SHAPE`, stream (number), xla
-            (whether a kernel of XLA), and for those source (line).
+            (whether a kernel of XLA), and for those source (line) and placement (in HLO: `OWN_STREAM` or the column
+            ``placement`` of its instruction; null where the trace has no HLO of it).
         on: stream (number), device (number), row (of ``rows``), ns and count: sums over the steps, divided by the
             number of steps and devices.
         together: pairs of numbers of streams of one device that had work in the same step: one, other.
@@ -66,8 +69,9 @@ def streams_of(trace: Attributed, windows: pl.DataFrame, number: Int64, kinds: t
         pl.Series("stream", stream),
         xla.alias("xla"),
         pl.when(xla).then(places["source"].cast(pl.String)).alias("source"),
+        _placements(trace.around),
     )
-    row, rows = numbered(told, "name", *kinds, *SHAPE, "stream", "xla", "source")
+    row, rows = numbered(told, "name", *kinds, *SHAPE, "stream", "xla", "source", "placement")
     devices = pl.concat([table.select("rank", "device") for table in (windows, gpu)])
     device, named = numbered(devices, "rank", "device")
     step = number[windows["row"].to_numpy().astype(np.int64)]
@@ -96,6 +100,23 @@ def streams_of(trace: Attributed, windows: pl.DataFrame, number: Int64, kinds: t
         *_on(gpu, (device[windows.height :], stream, row, of_activity), int(having.sum())),
         *_numbered_sets(sets, members),
     )
+
+
+def _placements(trace: Attributed) -> pl.Series:
+    """The placement of the HLO instruction of each activity."""
+    schema = {"module": pl.Int32, "hlo": pl.String, "placement": pl.String}
+    instructions = [
+        module.instructions.select(
+            pl.lit(number, pl.Int32).alias("module"),
+            hlo="name",
+            placement=pl.col("placement").cast(pl.String).fill_null(OWN_STREAM),
+        ).unique("hlo", keep="first")
+        for number, module in enumerate(trace.hlo)
+    ]
+    module = trace.programs["hlo"].gather(trace.gpu["program"].cast(pl.UInt32))
+    ran = pl.DataFrame({"module": module, "hlo": trace.places["hlo"].cast(pl.String)})
+    of_module = pl.concat([pl.DataFrame(schema=schema), *instructions])
+    return ran.join(of_module, on=["module", "hlo"], how="left", maintain_order="left")["placement"]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ of an xplane file, the dump folder of an nsys-jax archive.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,12 +14,19 @@ import polars as pl
 from google.protobuf.message import DecodeError
 
 from thence.errors import DamagedInput
-from thence.model.hlo import COMPUTATIONS, INSTRUCTIONS, LOOPS, HloModule
+from thence.model.hlo import ASYNCHRONOUS, COMPUTATIONS, INSTRUCTIONS, LOOPS, HloModule
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.instruction_costs import backend_config, work_columns
 from thence.readers.jax.instruction_table import Body, Distinct
 from thence.readers.jax.protobuf import unpacked
-from thence.readers.jax.protos.hlo_pb2 import HloModuleProto, HloProto, OpMetadata, ShapeProto, WhileLoopBackendConfig
+from thence.readers.jax.protos.hlo_pb2 import (
+    FrontendAttributes,
+    HloModuleProto,
+    HloProto,
+    OpMetadata,
+    ShapeProto,
+    WhileLoopBackendConfig,
+)
 from thence.readers.jax.shapes import memory_space, replica_groups
 from thence.readers.jax.source_frames import FrameTable, shared_texts
 
@@ -39,6 +47,9 @@ _GROUPED = frozenset(_COLLECTIVE.split())
 _TRANSFERS = frozenset(("recv", "recv-done", "send", "send-done"))
 _Placed: TypeAlias = "dict[int, int | None]"
 _Loop: TypeAlias = "tuple[int, str, int | None, int | None, int | None]"
+_STREAM = "_xla_stream_annotation"
+"""The frontend attribute with the number of the stream that an instruction is to run on (thence.jax.on_stream)."""
+_NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
 _RUNS_CALLED = frozenset(("async-start", "call", "conditional", "while"))
 _DAMAGED = "is cut or damaged: its content is not an HLO module with instructions"
 
@@ -82,7 +93,7 @@ def _decoded(module: HloModuleProto) -> HloModule:
     placed, loops = _placement(body, entry)
     frames = FrameTable(module.stack_frame_index)
     columns = _instruction_columns(body, frames)
-    instructions = pl.DataFrame([*columns, *_computation_columns(body, placed, loops)])
+    instructions = pl.DataFrame([*columns, *_computation_columns(body, placed, loops), _stream_placement(body, entry)])
     has_devices = module.HasField("device_assignment")
     return HloModule(
         name=module.name,
@@ -133,6 +144,37 @@ def _placement(body: Body, entry: int) -> tuple[_Placed, list[_Loop]]:
             placed.update(dict.fromkeys(new, loop))
             waiting.extend(new)
     return placed, loops
+
+
+def _stream_placement(body: Body, entry: int) -> pl.Series:
+    """The column ``placement``; what a computation is called for is the placement of its instructions, too."""
+    attributes = Distinct[bytes](body.read("frontend_attributes"))
+    streams = [_annotated_stream(data) for data in attributes.values]
+    own = [streams[distinct] for distinct in attributes.of_row.tolist()]
+    result = [
+        stream or (ASYNCHRONOUS if opcode in _ASYNC_STARTS else None)
+        for stream, opcode in zip(own, body.opcodes, strict=True)
+    ]
+    if any(result):
+        rows_of = {computation.id: rows for computation, rows in body.computations}
+        inherited: dict[int, str | None] = {entry: None}
+        waiting = [entry]
+        while waiting:
+            computation = waiting.pop()
+            for row in rows_of.get(computation, ()):
+                # A collective that is started in annotated work is asynchronous in it: the annotation says more.
+                result[row] = own[row] or inherited[computation] or result[row]
+                if body.opcodes[row] in _RUNS_CALLED:
+                    new = [c for c in dict.fromkeys(body.called.of(row)) if c not in inherited]
+                    inherited.update(dict.fromkeys(new, result[row]))
+                    waiting.extend(new)
+    return pl.Series("placement", result, INSTRUCTIONS["placement"])
+
+
+def _annotated_stream(attributes: bytes) -> str | None:
+    """``stream 1`` for instructions annotated with a stream; 0 is the stream of everything else."""
+    number = FrontendAttributes.FromString(attributes).map.get(_STREAM, "") if attributes else ""
+    return f"stream {int(number)}" if _NUMBER.fullmatch(number) else None
 
 
 def _trip_count(config: bytes) -> int | None:

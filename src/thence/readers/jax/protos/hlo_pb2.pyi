@@ -68,7 +68,7 @@ class HloComputationProto(_message.Message):
     def __init__(self, name: _Optional[str] = ..., instructions: _Optional[_Iterable[_Union[HloInstructionProto, _Mapping[str, object]]]] = ..., id: _Optional[int] = ..., root_id: _Optional[int] = ...) -> None: ...
 
 class HloInstructionProto(_message.Message):
-    __slots__ = ("name", "opcode", "shape", "metadata", "parameter_number", "fusion_kind", "window", "convolution_dimension_numbers", "channel_id", "custom_call_target", "dot_dimension_numbers", "id", "operand_ids", "called_computation_ids", "backend_config", "is_host_transfer", "replica_groups", "source_target_pairs", "collective_device_list", "ragged_dot_dimension_numbers", "iota_collective_device_list", "mesh_axes_replica_group_list", "backend_config_payload")
+    __slots__ = ("name", "opcode", "shape", "metadata", "parameter_number", "fusion_kind", "window", "convolution_dimension_numbers", "channel_id", "custom_call_target", "dot_dimension_numbers", "id", "operand_ids", "called_computation_ids", "backend_config", "is_host_transfer", "replica_groups", "source_target_pairs", "frontend_attributes", "collective_device_list", "ragged_dot_dimension_numbers", "iota_collective_device_list", "mesh_axes_replica_group_list", "backend_config_payload")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OPCODE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class HloInstructionProto(_message.Message):
     IS_HOST_TRANSFER_FIELD_NUMBER: _ClassVar[int]
     REPLICA_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TARGET_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_DEVICE_LIST_FIELD_NUMBER: _ClassVar[int]
     RAGGED_DOT_DIMENSION_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     IOTA_COLLECTIVE_DEVICE_LIST_FIELD_NUMBER: _ClassVar[int]
@@ -110,12 +111,13 @@ class HloInstructionProto(_message.Message):
     is_host_transfer: bool
     replica_groups: _containers.RepeatedCompositeFieldContainer[ReplicaGroup]
     source_target_pairs: _containers.RepeatedCompositeFieldContainer[SourceTarget]
+    frontend_attributes: bytes
     collective_device_list: CollectiveDeviceListProto
     ragged_dot_dimension_numbers: RaggedDotDimensionNumbers
     iota_collective_device_list: IotaReplicaGroupListProto
     mesh_axes_replica_group_list: MeshAxesReplicaGroupListProto
     backend_config_payload: Payload
-    def __init__(self, name: _Optional[str] = ..., opcode: _Optional[str] = ..., shape: _Optional[bytes] = ..., metadata: _Optional[bytes] = ..., parameter_number: _Optional[int] = ..., fusion_kind: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping[str, object]]] = ..., convolution_dimension_numbers: _Optional[_Union[ConvolutionDimensionNumbers, _Mapping[str, object]]] = ..., channel_id: _Optional[int] = ..., custom_call_target: _Optional[str] = ..., dot_dimension_numbers: _Optional[_Union[DotDimensionNumbers, _Mapping[str, object]]] = ..., id: _Optional[int] = ..., operand_ids: _Optional[bytes] = ..., called_computation_ids: _Optional[bytes] = ..., backend_config: _Optional[bytes] = ..., is_host_transfer: bool = ..., replica_groups: _Optional[_Iterable[_Union[ReplicaGroup, _Mapping[str, object]]]] = ..., source_target_pairs: _Optional[_Iterable[_Union[SourceTarget, _Mapping[str, object]]]] = ..., collective_device_list: _Optional[_Union[CollectiveDeviceListProto, _Mapping[str, object]]] = ..., ragged_dot_dimension_numbers: _Optional[_Union[RaggedDotDimensionNumbers, _Mapping[str, object]]] = ..., iota_collective_device_list: _Optional[_Union[IotaReplicaGroupListProto, _Mapping[str, object]]] = ..., mesh_axes_replica_group_list: _Optional[_Union[MeshAxesReplicaGroupListProto, _Mapping[str, object]]] = ..., backend_config_payload: _Optional[_Union[Payload, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., opcode: _Optional[str] = ..., shape: _Optional[bytes] = ..., metadata: _Optional[bytes] = ..., parameter_number: _Optional[int] = ..., fusion_kind: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping[str, object]]] = ..., convolution_dimension_numbers: _Optional[_Union[ConvolutionDimensionNumbers, _Mapping[str, object]]] = ..., channel_id: _Optional[int] = ..., custom_call_target: _Optional[str] = ..., dot_dimension_numbers: _Optional[_Union[DotDimensionNumbers, _Mapping[str, object]]] = ..., id: _Optional[int] = ..., operand_ids: _Optional[bytes] = ..., called_computation_ids: _Optional[bytes] = ..., backend_config: _Optional[bytes] = ..., is_host_transfer: bool = ..., replica_groups: _Optional[_Iterable[_Union[ReplicaGroup, _Mapping[str, object]]]] = ..., source_target_pairs: _Optional[_Iterable[_Union[SourceTarget, _Mapping[str, object]]]] = ..., frontend_attributes: _Optional[bytes] = ..., collective_device_list: _Optional[_Union[CollectiveDeviceListProto, _Mapping[str, object]]] = ..., ragged_dot_dimension_numbers: _Optional[_Union[RaggedDotDimensionNumbers, _Mapping[str, object]]] = ..., iota_collective_device_list: _Optional[_Union[IotaReplicaGroupListProto, _Mapping[str, object]]] = ..., mesh_axes_replica_group_list: _Optional[_Union[MeshAxesReplicaGroupListProto, _Mapping[str, object]]] = ..., backend_config_payload: _Optional[_Union[Payload, _Mapping[str, object]]] = ...) -> None: ...
 
 class Payload(_message.Message):
     __slots__ = ("value", "id")
