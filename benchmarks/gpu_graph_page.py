@@ -1,9 +1,13 @@
 """The page of a captured CUDA graph on a real GPU: are its nodes, edges and critical path right?
 
-    python benchmarks/gpu_graph_page.py OUT              # an NVIDIA GPU; PyTorch, JAX if it is there; two minutes
+Recording and checking are apart, because the recording machine needs torch, jax and NumPy alone::
+
+    python benchmarks/gpu_graph_page.py record OUT    # on an NVIDIA GPU; two minutes
+    python benchmarks/gpu_graph_page.py check OUT     # anywhere, with thence
 
 Three programs run under ``thence record``: a training step captured with two streams, a decoding step with a static
-cache, and a JAX program. ``thence label RECORDING --graph`` writes the page of each into OUT, and is compared with:
+cache, and a JAX program. ``check`` writes the page of each into OUT with ``thence label RECORDING --graph``, and
+compares it with:
 
 - torch's own dump of the graph (``CUDAGraph.debug_dump``, DOT): its edges, led past nodes without activities by
   searching from each node, must be the page's;
@@ -29,8 +33,8 @@ from typing import Any
 from command_line import documented_parser
 
 OPTIONS = documented_parser(__doc__)
-OPTIONS.add_argument("out", type=Path, metavar="OUT", help="folder that it writes to")
-OPTIONS.add_argument("--program", choices=("train", "decode", "jax"), help="run it, here")
+OPTIONS.add_argument("verb", choices=("record", "check", "train", "decode", "jax"), help="a program runs here, alone")
+OPTIONS.add_argument("out", type=Path, metavar="OUT", help="folder with the recordings and pages")
 
 REPLAYS = 20
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 4, 256, 512, 8, 4
@@ -249,34 +253,45 @@ def compared(out: Path, name: str) -> list[str]:
     return differing
 
 
-def main() -> None:
-    given = OPTIONS.parse_args()
-    out: Path = given.out.absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    if given.program:
-        PROGRAMS[given.program](out / f"{given.program}.dot")
-        return
-    wrong: list[str] = []
+def record(out: Path) -> list[str]:
+    """Records the programs, each in a process of its own; returns what failed."""
+    failed = []
     for name in PROGRAMS:
         begun = time.monotonic()
-        program = [sys.executable, __file__, str(out), "--program", name]
+        program = [sys.executable, __file__, name, str(out)]
         recording = [sys.executable, "-m", "thence", "record", "-o", str(out / name), "--", *program]
         done = subprocess.run(recording, capture_output=True, text=True, check=False)
-        if done.returncode and name == "jax" and "No module named 'jax'" in done.stderr:
-            print("jax: is not installed")
-            continue
         if done.returncode:
-            wrong.append(f"{name}: {done.stderr.strip()[-1500:]}")
-            continue
-        if name == "jax":
+            failed.append(f"{name}: {done.stderr.strip()[-1500:]}")
+        print(f"{name}: exit code {done.returncode}, {time.monotonic() - begun:.0f} s", flush=True)
+    return failed
+
+
+def check(out: Path) -> list[str]:
+    """Writes the pages and prints their figures; returns what differs."""
+    wrong = []
+    for name in PROGRAMS:
+        if not (out / name).exists():
+            wrong.append(f"{name}: was not recorded")
+        elif name == "jax":
             refused = label(out, name)
             print(f"jax: exit code {refused.returncode}: {refused.stderr.strip()}")
             if refused.returncode != 2 or "command buffers of XLA" not in refused.stderr:
                 wrong.append("jax: the refusal is another")
         else:
             wrong += compared(out, name)
-        print(f"   {time.monotonic() - begun:.0f} s", flush=True)
-    print("\n".join(wrong) or "all the same")
+    return wrong
+
+
+def main() -> None:
+    given = OPTIONS.parse_args()
+    out: Path = given.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    if given.verb in PROGRAMS:
+        PROGRAMS[given.verb](out / f"{given.verb}.dot")
+        return
+    wrong = record(out) if given.verb == "record" else check(out)
+    print("\n".join(wrong) or ("all recorded" if given.verb == "record" else "all the same"))
     sys.exit(bool(wrong))
 
 

@@ -15,7 +15,8 @@ Recording and checking are apart, because the recording machine needs torch and 
                             the cache to the host beside the next layers
     decode_joined           the same, but the main stream waits for each of them at once: nothing can overlap
     unchanged               captured_training's step before, both times: nothing moved
-    jax_small               two chains of small matrix products, in JAX with compute_on
+    jax_few_blocks          two chains of long kernels of few thread blocks, in JAX with compute_on
+    jax_small               two chains of small matrix products, in JAX
     jax_bandwidth           two chains of elementwise programs that both need all of the bandwidth, in JAX
 
 A run is a process of its own that records every program before and after: first the time of a step without a
@@ -263,8 +264,14 @@ TORCH: dict[str, Callable[[Any], dict[str, Step]]] = {
     "decode_joined": decode_joined,
     "unchanged": unchanged,
 }
-JAX = {"jax_small": (512, 24), "jax_bandwidth": (0, 3)}
-"""Size of the matrices (0: elementwise work on long arrays), and length of each chain."""
+JAX = {
+    "jax_few_blocks": ("arithmetic", (8192,), 16),
+    "jax_small": ("products", (512, 512), 24),
+    "jax_bandwidth": ("passes", (64 * 1024 * 1024,), 3),
+}
+"""Kind of each chain, shape of its arrays, and its length."""
+DEPTH = 200
+"""Dependent operations in a kernel of kind arithmetic: it takes some 10 us, however few elements it has."""
 
 
 def times_by_events(torch: Any, steps: dict[str, Step]) -> dict[str, list[float]]:
@@ -334,7 +341,14 @@ def jax_step(name: str, *, moved: bool) -> Step:
     import jax  # type: ignore[import-not-found,unused-ignore]  # on the GPU machine
     import jax.numpy as jnp  # type: ignore[import-not-found,unused-ignore]
 
-    size, length = JAX[name]
+    kind, shape, length = JAX[name]
+
+    def arithmetic(x: Any, w: Any) -> Any:
+        for _ in range(length):
+            for _ in range(DEPTH):
+                x = jnp.tanh(x * w)
+            x = jax.lax.optimization_barrier(x)  # what follows is another kernel
+        return x
 
     def products(x: Any, w: Any) -> Any:
         for _ in range(length):
@@ -347,14 +361,13 @@ def jax_step(name: str, *, moved: bool) -> Step:
             x = jax.lax.optimization_barrier(x * w + n)
         return x
 
-    chain = products if size else passes
+    chain = {"arithmetic": arithmetic, "products": products, "passes": passes}[kind]
     other: Any = chain
     if moved:
         from jax.experimental import compute_on  # type: ignore[import-not-found,unused-ignore]
 
         place = getattr(compute_on, "compute_on2", None) or compute_on.compute_on
         other = place(chain, compute_type="gpu_stream:1", out_memory_spaces=jax.memory.Space.Device)
-    shape = (size, size) if size else (64 * 1024 * 1024,)
     arrays = [jnp.full(shape, value, jnp.float32) for value in (0.5, 0.25, 0.999, 0.99)]
     step = jax.jit(lambda x, y, v, w: (chain(x, v), other(y, w))).lower(*arrays).compile()
     return lambda: jax.block_until_ready(step(*arrays))
@@ -390,7 +403,7 @@ def run_jax(folder: Path, number: int) -> dict[str, Any]:
     return times
 
 
-def record(folder: Path, runs: int, seconds: float) -> None:
+def record(folder: Path, runs: int, seconds: float, libraries: list[str]) -> None:
     """Each run in processes of its own, one for torch and one for JAX, while there is time."""
     begin = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
@@ -401,7 +414,7 @@ def record(folder: Path, runs: int, seconds: float) -> None:
         if began - begin + longest > seconds:
             print(f"{seconds:.0f} s are nearly over: {runs - number} runs are left out")
             break
-        for library in ("torch", "jax"):
+        for library in libraries:
             command = [sys.executable, __file__, "run", library, str(folder), str(number)]
             done = subprocess.run(command, env=environment, check=False)
             if done.returncode:
@@ -455,6 +468,7 @@ def main() -> None:
     recording = verbs.add_parser("record")
     recording.add_argument("folder", type=Path)
     recording.add_argument("--runs", type=int, default=4)
+    recording.add_argument("--library", choices=["torch", "jax"], action="append", help="only this one")
     recording.add_argument("--seconds", type=float, default=170)
     verbs.add_parser("check").add_argument("folder", type=Path)
     run = verbs.add_parser("run", help="one run in this process; record starts it")
@@ -463,7 +477,7 @@ def main() -> None:
     run.add_argument("number", type=int)
     given = options.parse_args()
     if given.verb == "record":
-        record(given.folder, given.runs, given.seconds)
+        record(given.folder, given.runs, given.seconds, given.library or ["torch", "jax"])
     elif given.verb == "check":
         check(given.folder)
     else:

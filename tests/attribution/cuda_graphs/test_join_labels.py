@@ -372,3 +372,17 @@ def test_nodes_that_differ_in_their_places_alone_keep_the_label_that_they_share(
     assert labels == {0: "embed", 1: "projections", 2: "projections", 3: "attention"}
     assert trace.places["module"].to_list() == [None] * 4
     assert "graph_alignment" in trace.places["label_rule"].to_list()
+
+
+def test_the_operator_around_the_launch_of_a_graph_is_not_that_of_its_kernels() -> None:
+    """Kernels of a compiled step whose graphs are launched within the operator "Torch-Compiled Region: 0/0"."""
+    path = TORCH / "graphs" / "compiled_replay.json.gz"
+    events = json.loads(unzipped(path))["traceEvents"]
+    launched = {e["args"]["correlation"] for e in events if e["name"] == "cudaGraphLaunch"}
+    work = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    graphed = sum(e["args"]["correlation"] in launched for e in work)
+    assert 0 < graphed < len(work)
+    assert any(e["name"].startswith("Torch-Compiled Region") and e["cat"] == "cpu_op" for e in events if "cat" in e)
+    ops = thence.open(path).places["op"].cast(pl.String)
+    assert ops.null_count() == graphed
+    assert not ops.drop_nulls().str.contains("Torch-Compiled Region").any()
