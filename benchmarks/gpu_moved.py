@@ -265,13 +265,13 @@ TORCH: dict[str, Callable[[Any], dict[str, Step]]] = {
     "unchanged": unchanged,
 }
 JAX = {
-    "jax_few_blocks": ("arithmetic", (8192,), 16),
+    "jax_few_blocks": ("arithmetic", (8192,), 12),
     "jax_small": ("products", (512, 512), 24),
     "jax_bandwidth": ("passes", (64 * 1024 * 1024,), 3),
 }
 """Kind of each chain, shape of its arrays, and its length."""
-DEPTH = 200
-"""Dependent operations in a kernel of kind arithmetic: it takes some 10 us, however few elements it has."""
+DEPTH = 100
+"""Dependent operations in a kernel of kind arithmetic: it takes several us, however few elements it has."""
 
 
 def times_by_events(torch: Any, steps: dict[str, Step]) -> dict[str, list[float]]:
