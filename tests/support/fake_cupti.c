@@ -247,6 +247,13 @@ void fake_wait(uint32_t ns) {
     call_back(2, 8, 1, called);
 }
 
+/* cudaHostAlloc */
+void fake_allocate(void) {
+    uint32_t called = called_back[2][9] ? next_number() : 0;
+    call_back(2, 9, 0, called);
+    call_back(2, 9, 1, called);
+}
+
 /* cudaGraphLaunch, whose launch has this number. */
 uint32_t fake_graph_launch(void) {
     uint32_t called = next_number();
@@ -296,7 +303,7 @@ int cuptiGetCallbackName(int domain, uint32_t id, const char **name) {
     static const char *const runtime[] = {
         NULL, "cudaDriverGetVersion_v3020", "cudaLaunchKernel_v7000", "cudaGetLastError_v3020",
         "cudaMemcpyAsync_ptsz_v7000", "cudaGraphLaunch_v10000", "cudaLaunchHostFunc_v10000",
-        "cudaLaunchKernelExC_v11060", "cudaStreamSynchronize_v3020"};
+        "cudaLaunchKernelExC_v11060", "cudaStreamSynchronize_v3020", "cudaHostAlloc_v3020"};
     static const char *const driver[] = {
         NULL, "cuInit", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2_ptsz", "cuLaunchKernelEx"};
     size_t count = domain == 2 ? sizeof runtime / sizeof *runtime : sizeof driver / sizeof *driver;

@@ -695,14 +695,19 @@ def test_cupti_is_detached_while_a_schedule_waits_and_numbers_of_launches_go_on(
     assert not trace.meta.warnings
 
 
-def test_cupti_stays_attached_if_another_thread_launches(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("does", "detachments"),
+    [('launch("other", 1)', 1), ("fake.library.fake_wait(1000)", 1), ("fake.library.fake_allocate()", 2)],
+    ids=["launches", "waits", "pins memory"],
+)
+def test_cupti_stays_attached_if_another_thread_launches_or_waits(tmp_path: Path, does: str, detachments: int) -> None:
     if choose_probe().compiled is None:
         pytest.skip("the probe was not compiled")
     program(
-        """
+        f"""
         finish = threading.Event()
         def other():
-            launch("other", 1)
+            {does}
             finish.wait()
         schedule = thence.Schedule(active=2, wait=2, repeat=1)
         with thence.record(OUT, schedule=schedule) as recording:
@@ -710,16 +715,17 @@ def test_cupti_stays_attached_if_another_thread_launches(tmp_path: Path) -> None
                 if step == 2:
                     threading.Thread(target=other).start()
                     time.sleep(0.2)
-                launch(f"step{step}", step + 2)
+                launch(f"step{{step}}", step + 2)
                 recording.step()
-            assert not fake.library.fake_finalized()
+            assert fake.library.fake_finalized() == {detachments - 1}
             finish.set()
         """,
         tmp_path,
     )
-    assert description(tmp_path)["detachments"] == 1  # before step 0, when nobody had launched
-    (warning,) = thence.open(tmp_path).meta.warnings
-    assert "several threads launch" in warning
+    assert description(tmp_path)["detachments"] == detachments  # the first is before step 0, when nobody had launched
+    warnings = thence.open(tmp_path).meta.warnings
+    assert len(warnings) == 2 - detachments
+    assert all("several threads launch or wait" in warning for warning in warnings)
 
 
 GRAPH_LAUNCHES = {

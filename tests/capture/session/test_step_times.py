@@ -84,6 +84,26 @@ for n in range(STEPS):
     loss.backward()
     optimizer.step()
 """,
+    "training without an optimizer": """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Leaf(), Leaf()
+
+    def forward(self, x, name):
+        return self.b(self.a(x, name + "_a"), name + "_b")
+
+model = Model()
+for n in range(STEPS):
+    loss = model(torch.ones(2), f"_{n}").sum()
+    launch(f"between_{n}")
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            launch(f"update_{n}")
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+""",
     "generation in a generator": """
 class Part(nn.Module):
     def forward(self, x, n, name):

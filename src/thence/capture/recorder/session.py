@@ -62,6 +62,9 @@ _PATIENCE_SECONDS = 10.0
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
 _OF_GRAPHS = re.compile(r"cu(da)?(Graph|Stream(Begin|End)Capture)")
 """Calls that capture, build or launch CUDA graphs."""
+_ALLOCATES = re.compile(r"cu(da)?(EventRecord|Malloc|Free|HostAlloc|Mem(Alloc|Free))")
+"""Noted calls that neither launch nor wait. The thread of a data loader that pins memory makes no others: on an H100,
+CUPTI was detached up to 200 times beside such a thread, without a crash (`benchmarks/gpu_baseline.py detach`)."""
 _OF_AUTOGRAD = "pt_autograd"
 """How PyTorch names the threads of autograd."""
 _NO_DRIVER = (15, 999)
@@ -128,7 +131,8 @@ class Recorder:
         self.attached = False
         self._using_cupti = threading.Lock()
         self._detachments = 0
-        self._launching: set[int] = set()
+        self._launching: set[int] = set()  # threads that launched or waited
+        self._allocating: set[int] = set()  # numbers of the names of `_ALLOCATES`
         self._graphs = False  # whether CUDA graphs were captured, built or launched while CUPTI was attached
         self._began_ns = 0
         self._stopped_ns: int | None = None
@@ -342,7 +346,7 @@ class Recorder:
             return "CUPTI is older than that of CUDA 12.6"
         others = self._launching - {threading.get_native_id()}
         if any(_may_launch(thread) for thread in others):
-            return "several threads launch"
+            return "several threads launch or wait for the device"
         if not self._graphs and not self._by_thread(self._take_calls, _PATIENCE_SECONDS):
             return "it is not known in time what was launched"
         if self._graphs:
@@ -532,14 +536,20 @@ class Recorder:
         """Adds the calls that callbacks noted; called after each buffer, so that few of them wait in memory."""
         if self.counts:
             calls = self._counting.take_calls(self._called)
-            threads = np.sort(calls["thread"].astype(np.int64))  # np.unique would import numpy.ma
+            works = np.ones(len(calls["function"]), dtype=np.bool_)
+            for number in self._allocating:
+                works &= calls["function"] != number
+            threads = np.sort(calls["thread"][works].astype(np.int64))  # np.unique would import numpy.ma
             self._launching.update(threads[np.diff(threads, prepend=-1) > 0].tolist())
             self.parts.add("calls", calls)
 
     def _called(self, name: str) -> int:
         """The number of the name of a function that was called."""
         self._graphs = self._graphs or _OF_GRAPHS.match(name) is not None
-        return self._function_number(name)
+        number = self._function_number(name)
+        if _ALLOCATES.match(name):
+            self._allocating.add(number)
+        return number
 
     def _function_number(self, name: str) -> int:
         return self._names.of_text(_SUFFIX.sub("", name))

@@ -202,8 +202,9 @@ class Hooks:
         at: FrameType | None = frame
         while at is not None and at.f_code is not self._module_call:
             at = at.f_back
-        if at is not None and not self._grad_enabled():
-            self._steps.model_called(thread, module, at)
+        if at is not None:
+            called = self._steps.differentiated if self._grad_enabled() else self._steps.model_called
+            called(thread, module, at)
 
     def forked(self) -> None:
         """Note nothing in this child process: the recording is its parent's."""
@@ -300,7 +301,9 @@ class Hooks:
             thread.phases.append(thread.phase)
             self._common.phase(thread, self._phases.recompute)
         elif self._grad_enabled():
-            self._steps.differentiated(thread)
+            self._called = module
+            self._steps.differentiated(thread, module, frame)
+            self._called = None
             # A closure that the optimizer's step calls runs the whole forward and backward pass.
             if not thread.phases or thread.phase == self._phases.optimizer:
                 self._common.phase(thread, self._phases.forward)

@@ -5,9 +5,10 @@ not include making and loading the model. Otherwise it begins with the recording
 
 In training, a step ends with the step of the optimizer. With several optimizers it ends with the last of them to step
 before the first one steps again, which is known after one round. If a gradient scaler steps the optimizer, or skips it
-because gradients overflowed, the step ends with the scaler's update. As long as no optimizer has stepped, each call
-without gradients of the model that is called most begins a step: prefill or decode, if its input is token ids. Once the
-program calls `recording.step`, only these calls begin steps.
+because gradients overflowed, the step ends with the scaler's update. As long as no optimizer has stepped, each call of
+the model that is called most begins a step, with gradients or without: evaluation, training that changes parameters by
+itself, and generation (prefill or decode, if the input is token ids). Of models that are called equally often, the one
+that was called so often first counts. Once the program calls `recording.step`, only these calls begin steps.
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ class Steps:
         if recorded:
             self._begins()
 
+    @property
+    def _counts_calls(self) -> bool:
+        """Whether calls of models begin steps: nothing else does so yet."""
+        return not (self._told or self._trains)
+
     def told(self, thread: Thread, *, recorded: bool = True) -> None:
         """Begin a step because the program says so, and say whether it is recorded."""
         self._told = self._any = True
@@ -88,14 +94,23 @@ class Steps:
 
     def models(self) -> list[Any]:
         """The models whose calls begin steps."""
-        if self._told or self._trains:
+        if not self._counts_calls:
             return []
         return [model for ref in self._models.values() if (model := ref()) is not None]
 
-    def differentiated(self, thread: Thread) -> None:
-        """Handle the call of a module outside of all other modules, with gradients: it may begin the first step."""
+    def differentiated(self, thread: Thread, model: Any, frame: Any) -> None:
+        """Handle the call of a module outside of all other modules, with gradients.
+
+        The first step began with the recording or begins here; so the first call of a model begins no other one.
+
+        Args:
+            thread, model, frame: as of `model_called`.
+        """
         if not self._any:
             self.begin(thread)
+            self._count(model)
+        elif self._counts_calls and self._count(model) and self._most > 1:
+            self.begin(thread, MODEL_CALL, None, frame)
 
     def optimizer_stepped(self, thread: Thread, optimizer: Any, frame: FrameType | None = None) -> None:
         """Handle that an optimizer has changed the parameters, or that the gradient scaler around it was updated.
@@ -122,20 +137,33 @@ class Steps:
             self.begin(thread, frame=frame)
 
     def model_called(self, thread: Thread, model: Any, frame: Any) -> None:
-        """Handle the call of a module outside of all other modules, without gradients."""
-        if self._told or self._trains or not model._modules:  # noqa: SLF001 - `children` makes a generator
-            return
+        """Handle the call of a module outside of all other modules, without gradients.
+
+        Args:
+            thread: the calling thread.
+            model: the module.
+            frame: of ``nn.Module._wrapped_call_impl``, whose locals are the arguments of the call.
+        """
+        if self._counts_calls and self._count(model):
+            self.begin(thread, MODEL_CALL, tokens(frame.f_locals), frame)
+
+    def _count(self, model: Any) -> bool:
+        """Count a call of a model; returns whether no model was called as often before."""
+        if not model._modules:  # noqa: SLF001 - `children` makes a generator
+            return False
         if len(self._calls) > _MOST_MODELS:
             self._calls.clear()
+            self._most = 0
         calls = self._calls.get(id(model), 0) + 1
         self._calls[id(model)] = calls
-        if calls >= self._most:
-            self._most = calls
-            if id(model) not in self._models:
-                if len(self._models) >= _MOST_MODELS:
-                    self._models.clear()
-                self._models[id(model)] = weakref.ref(model)
-            self.begin(thread, MODEL_CALL, tokens(frame.f_locals), frame)
+        if calls <= self._most:
+            return False
+        self._most = calls
+        if id(model) not in self._models:
+            if len(self._models) >= _MOST_MODELS:
+                self._models.clear()
+            self._models[id(model)] = weakref.ref(model)
+        return True
 
 
 class PausedCalls:
