@@ -104,7 +104,9 @@ class Steps:
         The first step began with the recording or begins here; so the first call of a model begins no other one.
 
         Args:
-            thread, model, frame: as of `model_called`.
+            thread: the calling thread.
+            model: the module.
+            frame: of ``nn.Module._wrapped_call_impl``.
         """
         if not self._any:
             self.begin(thread)
