@@ -299,7 +299,11 @@ def test_an_optimizer_ends_a_step(tmp_path: Path) -> None:
     assert places(program, PHASE)["optimizer"] == {"optimizer"}
     assert places(program, PHASE)["stepped"] == {None}
     stepped = [one.counter for one in program.launches if one.name == "optimizer"]
-    assert steps(program)[1:] == stepped  # the first one begins with the recording
+    # The first step begins with the recording. Before an optimizer has stepped, the second call of the model begins one:
+    # readers leave that out once an optimizer has.
+    _, called, *ended = steps(program)
+    assert ended == stepped
+    assert called < stepped[0]
     noted = {place.name for place in program.known.values() if place.kind == PHASE}
     assert {"gradient", "optimizer", "backward", "forward"} <= noted
 
