@@ -299,8 +299,8 @@ def test_an_optimizer_ends_a_step(tmp_path: Path) -> None:
     assert places(program, PHASE)["optimizer"] == {"optimizer"}
     assert places(program, PHASE)["stepped"] == {None}
     stepped = [one.counter for one in program.launches if one.name == "optimizer"]
-    # The first step begins with the recording. Before an optimizer has stepped, the second call of the model begins one:
-    # readers leave that out once an optimizer has.
+    # The first step begins with the recording. Before an optimizer has stepped, the second call of the model begins
+    # one, which readers leave out once an optimizer has.
     _, called, *ended = steps(program)
     assert ended == stepped
     assert called < stepped[0]
