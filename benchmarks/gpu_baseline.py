@@ -20,7 +20,8 @@ state.
 
 kinds: what a step costs in each state of CUPTI, by alternation in one process: detached, kernel records alone, with
 callbacks of the compiled probe for launches, with CUPTI's records of launches, with NVTX ranges. For JAX programs with
-loops in command buffers and beside them, and for an eager training step. Paired differences with 95 % intervals.
+loops in command buffers and beside them, and for an eager training step. Paired differences with 95 % intervals. With
+--way profiler, what jax.profiler and torch.profiler add to the same programs.
 
 Needs a GPU and torch; programs of JAX and torch.compile are left out where these are absent. Each part takes some
 100 s on 16 cores. Programs share the GPU, so times are no measurements except those of `trace`.
@@ -731,6 +732,12 @@ KIND_STATES: dict[str, tuple[tuple[int, ...], bool] | None] = {
     "kernels, records of launches, NVTX": ((*_KERNELS, MARKER, RUNTIME, DRIVER), False),
 }
 """Kinds of records and whether callbacks are made, by the name of the state."""
+KIND_WAYS = ("nvtx", "plain", "profiler")
+"""Of `kinds`: with NVTX, without, and with jax.profiler or torch.profiler as the only other state than detached."""
+KIND_CASES = (
+    ("jax_ode", "nvtx"), ("jax_ode", "plain"), ("jax_ode_while", "nvtx"), ("torch", "nvtx"),
+    ("jax_ode", "profiler"), ("torch", "profiler"),
+)  # fmt: skip
 
 
 def block(
@@ -751,7 +758,72 @@ def block(
     return took, {str(kind): max(map(len, table.values())) // (steps + 1) for kind, table in tables.items()}
 
 
+def profiled_block(step: Any, name: str, steps: int) -> float:
+    """Takes steps under the framework's own profiler; returns ms of a step, without the profiler's work at its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile: Any
+        if name.startswith("jax"):
+            import jax
+
+            profile = jax.profiler.trace(folder)
+        else:
+            from torch.profiler import profile as torch_profile
+
+            profile = torch_profile()
+        with profile:
+            step()
+            begin = time.perf_counter()
+            for _ in range(steps):
+                step()
+            return (time.perf_counter() - begin) / steps * 1e3
+
+
+def profiler_child(name: str, rounds: int) -> dict[str, Any]:
+    """As `kinds_child`, with the framework's profiler instead of ours: jax.profiler or torch.profiler."""
+    os.environ["TEARDOWN_CUPTI"] = "1"  # torch.profiler gives CUPTI back at its end
+    step = TIMED_PROGRAMS[name]()
+    for _ in range(5):
+        step()
+    begin = time.perf_counter()
+    for _ in range(5):
+        step()
+    in_a_block = max(3, round(0.03 / ((time.perf_counter() - begin) / 5)))
+    times: dict[str, list[float]] = {"detached": [], "profiler": []}
+    began = time.monotonic()
+    for number in range(rounds):
+        if time.monotonic() - began > KINDS_SECONDS:
+            break
+        for state in list(times) if number % 2 else reversed(times):
+            if state == "profiler":
+                took = profiled_block(step, name, in_a_block)
+            else:
+                step()
+                begin = time.perf_counter()
+                for _ in range(in_a_block):
+                    step()
+                took = (time.perf_counter() - begin) / in_a_block * 1e3
+            times[state].append(took)
+    return {"steps_in_a_block": in_a_block, **beside_detached(times)}
+
+
+def beside_detached(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Of each state its median, and by how much its blocks take longer than those of the state detached."""
+    plain = np.array(times["detached"])
+    found: dict[str, Any] = {"rounds": len(plain)}
+    for state, values in times.items():
+        more = np.array(values) - plain
+        wide = 1.96 * more.std(ddof=1) / len(more) ** 0.5
+        found[state] = {
+            "median_ms": round(float(np.median(values)), 3),
+            "more_ms": [round(float(x), 3) for x in (more.mean() - wide, more.mean(), more.mean() + wide)],
+            "median_more_percent": round(float(np.median(more / plain)) * 100, 1),
+        }
+    return found
+
+
 def kinds_child(name: str, way: str, rounds: int) -> dict[str, Any]:
+    if way == "profiler":
+        return profiler_child(name, rounds)
     if way == "nvtx":
         from thence.capture.cuda.libraries import find_libcupti
 
@@ -775,17 +847,7 @@ def kinds_child(name: str, way: str, rounds: int) -> dict[str, Any]:
             took, records = block(step, attachment, states[state], in_a_block)
             times[state].append(took)
             counts[state] = records
-    plain = np.array(times["detached"])
-    found: dict[str, Any] = {"rounds": len(plain), "steps_in_a_block": in_a_block, "records_of_a_step": counts}
-    for state, values in times.items():
-        more = np.array(values) - plain
-        wide = 1.96 * more.std(ddof=1) / len(more) ** 0.5
-        found[state] = {
-            "median_ms": round(float(np.median(values)), 3),
-            "more_ms": [round(float(x), 3) for x in (more.mean() - wide, more.mean(), more.mean() + wide)],
-            "median_more_percent": round(float(np.median(more / plain)) * 100, 1),
-        }
-    return found
+    return {"steps_in_a_block": in_a_block, "records_of_a_step": counts, **beside_detached(times)}
 
 
 # Children.
@@ -842,8 +904,9 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
                 yield "trace", name, state, 0
         return
     if options.part == "kinds":
-        for name, way in (("jax_ode", "nvtx"), ("jax_ode", "plain"), ("jax_ode_while", "nvtx"), ("torch", "nvtx")):
-            yield "kinds", name, way, min(options.rounds, 60)
+        for name, way in KIND_CASES:
+            if way in (options.way or KIND_WAYS):
+                yield "kinds", name, way, min(options.rounds, 60)
         return
     for name in options.only or PROGRAMS:
         ways = [*(options.way or WAYS), *(FLUSHES if name.startswith("jax") and not options.way else ())]
@@ -861,7 +924,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--only", nargs="*", choices=tuple(PROGRAMS))
-    parser.add_argument("--way", nargs="*", choices=(*WAYS, *FLUSHES))
+    parser.add_argument("--way", nargs="*", choices=(*WAYS, *FLUSHES, *KIND_WAYS))
     parser.add_argument("--at-once", type=int, default=21, help="processes that run at the same time")
     options = parser.parse_args()
     if choose_probe().compiled is None:
