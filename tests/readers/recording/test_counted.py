@@ -315,7 +315,9 @@ NAMES = [
     "model call",
 ]  # fmt: skip
 NUMBER = {name: number for number, name in enumerate(NAMES, 1)}
-(NONE_OF_MODULE, MODEL, LAYER, ATTENTION, LINE_1, LINE_2, FUNCTION, FORWARD, STEP_0, STEP_1, MODEL_CALL) = range(1, 12)
+(NONE_OF_MODULE, MODEL, LAYER, ATTENTION, LINE_1, LINE_2, FUNCTION, FORWARD, STEP_0, STEP_1, MODEL_CALL, UNRECORDED) = (
+    range(1, 13)
+)
 
 
 def place(number: int, kind: int, name: str | None, parent: int = 0, **more: int) -> dict[str, int]:
@@ -337,6 +339,7 @@ PLACES = [
     place(STEP_0, 4, "step"),
     place(STEP_1, 4, "decode", detail=NUMBER["main"]),
     place(MODEL_CALL, 4, "model call", detail=NUMBER["main"]),
+    place(UNRECORDED, 4, None),
 ]
 
 
@@ -418,8 +421,9 @@ def test_phases_steps_and_serving_are_as_noted(tmp_path: Path) -> None:
     [
         ([STEP_0, MODEL_CALL, MODEL_CALL, MODEL_CALL], ["step", "step (main)", "step (main)", "step (main)"]),
         ([STEP_0, MODEL_CALL, MODEL_CALL, STEP_0, MODEL_CALL, STEP_0], ["step"] * 3),
+        ([STEP_0, MODEL_CALL, UNRECORDED, UNRECORDED, MODEL_CALL, UNRECORDED], ["step", "step (main)", "step (main)"]),
     ],
-    ids=["inference", "training that begins with a rollout"],
+    ids=["inference", "training that begins with a rollout", "inference with steps that are not recorded"],
 )
 def test_calls_of_a_model_begin_steps_unless_an_optimizer_does(
     tmp_path: Path, noted: list[int], steps: list[str]

@@ -176,7 +176,9 @@ def _noted(boundaries: Boundaries, tree: _Tree, kind: int) -> Noted:
     rows = np.flatnonzero(tree.kind[place] == kind)
     if kind == STEP:
         calls = (tree.names == MODEL_CALL).fill_null(value=False).to_numpy()[place[rows]]
-        if np.count_nonzero(~calls) >= _MIN_STEPS:
+        # A place without a name is a step that was not recorded; whether a call began it is not known.
+        others = tree.names.is_not_null().to_numpy()[place[rows]] & ~calls
+        if np.count_nonzero(others) >= _MIN_STEPS:
             rows = rows[~calls]
     rows = rows[np.argsort(boundaries.thread[rows], kind="stable")]
     return Noted(boundaries.thread[rows], boundaries.time[rows], place[rows])
