@@ -12,8 +12,7 @@ import polars as pl
 
 from thence.analysis.diff.steps import WHOLE_TRACE
 from thence.units import format_ns
-from thence.writers.page.sections import scrolled
-from thence.writers.page.template import filled
+from thence.writers.page.template import filled, scrolled
 from thence.writers.text.diff import shown_rows
 from thence.writers.text.printable import printable
 

@@ -1,4 +1,4 @@
-"""A job as one HTML page: a heat map of ranks and steps, and a list of the ranks, of which two are unfolded.
+"""A job as one HTML page: a heat map of ranks and steps, and a list of the ranks, two of them expanded.
 
 The page needs no server and no network. It holds figures as base64 arrays of 32-bit floats, and texts as JSON in which
 every character that could end the script element is escaped. The script shows texts only as text, never as HTML.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import json
 from html import escape
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.ranks.folded import opened, step_columns
+from thence.writers.page.template import as_data, filled
 from thence.writers.text.printable import printable
 from thence.writers.text.ranks import GROUPS, LINKS, STAGES, not_caused, reason_rows, straggler_lines
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 MOST_CELLS = 1_500_000
 """Most cells of the heat map. With more, a column is the mean of several consecutive steps, which a note states."""
 
-_ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 _MAPS = ("wait_ns", "compute_ns", "step_ns", "caused_ns")
 _FIGURES = (
     *("wait_caused_ns", "caused_share", "times_last", "step_ns", "busy_ns", "compute_ns"),
@@ -47,11 +46,8 @@ def ranks_html(job: Job, inputs: Sequence[str], notes: Sequence[str]) -> str:
     """
     shown = ", ".join(printable(name) for name in inputs[:4]) + (", ..." if len(inputs) > 4 else "")
     text = json.dumps(_data(job, shown, notes), separators=(",", ":"))
-    template = resources.files("thence.writers.page") / "templates" / "ranks.html"
-    before, _, rest = template.read_text("utf-8").partition("{{title}}")
-    middle, _, after = rest.partition("{{data}}")
-    heading = escape(f"thence ranks - {shown}")
-    return "".join((before, heading, middle, text.translate(_ESCAPES), after))
+    title = escape(f"thence ranks - {shown}")
+    return filled("ranks.html", {"title": title, "data": as_data(text)})
 
 
 def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:

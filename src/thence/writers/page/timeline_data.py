@@ -23,7 +23,7 @@ import polars as pl
 
 from thence.analysis.idle.rules import MEANINGS
 from thence.analysis.timelines.overview import CLASSES
-from thence.writers.page.figures import stream_name
+from thence.writers.charts.results import stream_name
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
