@@ -275,8 +275,8 @@ def _line(series: Series, x: Axis, y: Axis, place: _Place, _stacked: dict[float,
     stroke = f'fill="none" stroke="{series.colour}" stroke-width="2" vector-effect="non-scaling-stroke"'
     yield _stretched(f'<polyline points="{path}" {stroke}/>', place[2] + _PLOT)
     rows = series.data.select(x.column, y.column, _note(series)).iter_rows()
-    for (across, down), (at, value, note) in zip(points, rows, strict=True):
-        tip = _tip(series.name, _values(at, value, x, y), note)
+    for (across, down), (x_value, y_value, note) in zip(points, rows, strict=True):
+        tip = _tip(series.name, _values(x_value, y_value, x, y), note)
         yield f'<svg x="{_percent(across)}" y="{down:.1f}" overflow="visible">{_with_tip(shape, tip)}</svg>'
 
 
@@ -387,10 +387,10 @@ def _x_axis(scale: Scale, axis: Axis, top: float, bottom: float) -> str:
     parts = []
     for place, label in scale.ticks():
         anchor = "start" if place < 0.03 else "end" if place > 0.95 else "middle"
-        at = _percent(place)
+        x = _percent(place)
         parts.append(
-            f'<line x1="{at}" x2="{at}" y1="{top:.0f}" y2="{bottom:.0f}" stroke="currentColor" stroke-opacity=".15"/>'
-            f'<text x="{at}" y="{bottom + 14:.0f}" text-anchor="{anchor}">{escaped(label)}</text>'
+            f'<line x1="{x}" x2="{x}" y1="{top:.0f}" y2="{bottom:.0f}" stroke="currentColor" stroke-opacity=".15"/>'
+            f'<text x="{x}" y="{bottom + 14:.0f}" text-anchor="{anchor}">{escaped(label)}</text>'
         )
     title = f'<text x="100%" y="{bottom + 31:.0f}" text-anchor="end">{escaped(axis.title)}</text>' if axis.title else ""
     return "".join(parts) + title

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.ranks.job import Job
 
-MOST_CELLS = 1_500_000
+MAX_CELLS = 1_500_000
 """Most cells of the heat map. With more, a column is the mean of several consecutive steps, which a note states."""
 
 _MAPS = ("wait_ns", "compute_ns", "step_ns", "caused_ns")
@@ -51,15 +51,15 @@ def ranks_html(job: Job, inputs: Sequence[str], notes: Sequence[str]) -> str:
 
 
 def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
-    columns, labels = step_columns(job, MOST_CELLS)
+    columns, labels = step_columns(job, MAX_CELLS)
     maps = _maps(job, columns, len(labels))
     binned = len(labels) < len(job.keys)
-    said = [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"] if binned else []
+    binned_note = [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"] if binned else []
     return {
         "inputs": inputs,
         "statement": printable(job.statement),
         "per": job.per,
-        "notes": [*said, *(printable(note) for note in notes)],
+        "notes": [*binned_note, *(printable(note) for note in notes)],
         "rank": job.ranks["rank"].to_list(),
         "device": job.ranks["device"].to_list(),
         "straggler": job.ranks["straggler"].to_list(),
@@ -82,15 +82,15 @@ def _counted(job: Job, columns: npt.NDArray[np.int64], count: int) -> list[bool]
     """For each column, whether it has a step that the figures include (`Job.counted`)."""
     counted = set(job.counted)
     counts = np.array([key in counted for key in job.keys], np.bool_)
-    shown = np.bincount(columns[counts], minlength=count) > 0
-    return [bool(one) for one in shown]
+    shown: list[bool] = (np.bincount(columns[counts], minlength=count) > 0).tolist()
+    return shown
 
 
 def _reasons(job: Job) -> list[dict[str, Any]]:
-    found = []
+    reasons = []
     for (row, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
         lines = reason_rows(why)
-        found.append(
+        reasons.append(
             {
                 "rank": row["rank"],
                 "device": row["device"],
@@ -98,21 +98,21 @@ def _reasons(job: Job) -> list[dict[str, Any]]:
                 "rows": [[c, ns, share, printable(where)] for c, ns, share, where in lines.iter_rows()],
             }
         )
-    return found
+    return reasons
 
 
 def _maps(job: Job, columns: npt.NDArray[np.int64], count: int) -> dict[str, npt.NDArray[np.float32]]:
     """For each map the mean by device (in the order of `Job.ranks`) and column, flat; NaN where there is no step."""
-    places = job.ranks.select("rank", "device", at=pl.int_range(pl.len()))
+    places = job.ranks.select("rank", "device", row=pl.int_range(pl.len()))
     steps = pl.DataFrame({"key": list(job.keys), "column": columns}, schema={"key": pl.String, "column": pl.Int64})
     cells = job.cells.join(places, on=["rank", "device"]).join(steps, on="key")
-    at = cells["at"].to_numpy() * count + cells["column"].to_numpy()
-    many = np.bincount(at, minlength=places.height * count)
-    found = {}
+    cell = cells["row"].to_numpy() * count + cells["column"].to_numpy()
+    many = np.bincount(cell, minlength=places.height * count)
+    maps = {}
     for name in _MAPS:
-        sums = np.bincount(at, cells[name].to_numpy().astype(np.float64), minlength=places.height * count)
-        found[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(np.float32)
-    return found
+        sums = np.bincount(cell, cells[name].to_numpy().astype(np.float64), minlength=places.height * count)
+        maps[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(np.float32)
+    return maps
 
 
 def _packed(values: npt.NDArray[Any]) -> str:

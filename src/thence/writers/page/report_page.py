@@ -28,8 +28,8 @@ from thence.writers.page.report_tables import (
     IDLE_LATE_FIELDS,
     IDLE_WAIT_FIELDS,
     LAST_ARRIVAL_FIELDS,
-    MOST_NAME,
-    MOST_ROWS,
+    MAX_NAME,
+    MAX_ROWS,
     PROGRAM_FIELDS,
     SIZE_FIELDS,
     SPREAD_FIELDS,
@@ -116,7 +116,7 @@ def _unsound(report: Report) -> str:
     soundness = report.soundness
     if soundness.sound:
         return ""
-    texts = [*soundness.lines, *(finding.text for finding in soundness.findings[1:MOST_WARNINGS])]
+    texts = [*soundness.lines, *(finding.text for finding in soundness.findings[1:MAX_WARNINGS])]
     return notes(texts, "warnings unsound")
 
 
@@ -136,12 +136,12 @@ def _strip(report: Report) -> str:
         f"<span>{escape(kind)} <b>{format_share(ns, report.summary.sum_ns)}</b></span>" for kind, ns in kinds
     )
     attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines}</div></div>'
-    said = [line for line in (headline.rest, headline.plain_text, headline.late) if line]
+    sentences = [line for line in (headline.rest, headline.plain_text, headline.late) if line]
     if headline.steps is not None:
-        said.insert(0, f"steps: {headline.steps.basis}")
+        sentences.insert(0, f"steps: {headline.steps.basis}")
     verdict = f'<p class="verdict">{escape(printable(headline.verdict.text))}</p>'
     strip = "".join(_card(*card) for card in cards) + attributed
-    return f'{verdict}<div class="strip">{strip}</div>{notes(said)}'
+    return f'{verdict}<div class="strip">{strip}</div>{notes(sentences)}'
 
 
 def _step_cards(report: Report) -> Iterator[_Card]:
@@ -234,7 +234,7 @@ def _table(name: str, title: str) -> str:
     return f'<div class="table" data-table="{name}" data-title="{escape(title)}"></div>'
 
 
-MOST_WARNINGS = 50
+MAX_WARNINGS = 50
 """Most warnings that a page lists; of further warnings it shows only the number."""
 
 
@@ -404,13 +404,13 @@ def _pair(places: Iterable[str]) -> str:
 def _spread_data(spread: pl.DataFrame) -> dict[str, Any]:
     """The table of computations that ran more than once, with short names, by decreasing total time."""
     repeated = spread.filter(spread["count"] > 1)
-    rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(MOST_ROWS + 1)
+    rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(MAX_ROWS + 1)
     names = rows["operation"].to_list()
     short = short_names(name for name in names if name is not None)
     shown = rows.with_columns(rows["operation"].replace(short))
     named = rows["program"].count() > 0
     data = frame_data(shown, [f for f in SPREAD_FIELDS if named or f.column != "program"])
-    return data | {"full": [(name or "")[:MOST_NAME] for name in names[:MOST_ROWS]]}
+    return data | {"full": [(name or "")[:MAX_NAME] for name in names[:MAX_ROWS]]}
 
 
 def _attribution(report: Report) -> Section:
@@ -435,9 +435,9 @@ def _attribution(report: Report) -> Section:
         )
         html += scrolled(why, "Why a part is not attributed")
     warnings = merged(summary.meta.warnings)
-    shown = [*warnings[:MOST_WARNINGS]]
-    if len(warnings) > MOST_WARNINGS:
-        shown.append(f"{format_count(len(warnings) - MOST_WARNINGS)} more warnings")
+    shown = [*warnings[:MAX_WARNINGS]]
+    if len(warnings) > MAX_WARNINGS:
+        shown.append(f"{format_count(len(warnings) - MAX_WARNINGS)} more warnings")
     listed = notes(shown, "warnings") or '<p class="none">No warnings.</p>'
     warned = f"<h3>Warnings</h3>{listed}"
     missing = notes(_missing(report))
