@@ -1,12 +1,11 @@
 """Writes and runs the example notebooks: ``python examples/build_notebooks.py``.
 
-Needs thence with its report extra, and nbformat, nbclient and ipykernel. Figures are stored as Plotly's
-JSON, without a copy of Plotly, and as the SVG that GitHub and nbconvert show.
+Needs thence, and nbformat, nbclient and ipykernel. Charts are stored as SVG alone, without their HTML, in which GitHub
+shows no SVG.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import nbformat
@@ -36,9 +35,9 @@ PYTORCH: Cells = (
     ),
     'trace.plot_by("module")',
     'trace.summary(by="source")',
-    "## Every stream over time\n\nDrag to zoom. The gaps are idle time: this run is limited by its launches.",
+    "## Every stream over time\n\nThe gaps are idle time: this run is limited by its launches.",
     "trace.plot_timeline()",
-    "## As a flame graph\n\nA click zooms. `thence flame` writes a page that also searches and filters.",
+    "## As a flame graph\n\n`thence flame` writes a page that zooms, searches and filters.",
     'trace.plot_flame("module")',
     (
         "## Several ranks\n\nTwo steps under FSDP2 on four GPUs, one file a rank. Clocks are aligned at the ends of "
@@ -150,6 +149,9 @@ def build(name: str, cells: Cells) -> None:
         notebook.cells.append(cell)
     client = NotebookClient(notebook, timeout=120, record_timing=False, resources={"metadata": {"path": str(HERE)}})
     client.execute()
+    for output in (each for cell in notebook.cells for each in cell.get("outputs", ())):
+        if "image/svg+xml" in output.get("data", {}):
+            output["data"].pop("text/html", None)
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     target = HERE / name
     nbformat.write(notebook, target)
@@ -159,6 +161,5 @@ def build(name: str, cells: Cells) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["PLOTLY_RENDERER"] = "plotly_mimetype"
     build("pytorch.ipynb", PYTORCH)
     build("jax.ipynb", JAX)

@@ -1,4 +1,4 @@
-"""Base class of `Trace` with the methods that draw Plotly figures."""
+"""Base class of `Trace` with the methods that draw charts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
     import polars as pl
 
     from thence.analysis.collectives.communication import Collectives
@@ -17,12 +16,17 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.analysis.timelines.overview import Overview
     from thence.model.places import By, FlameBy
+    from thence.writers.charts.chart import Chart
+
+_FLAME_FRAMES = 300
+"""Frames of the flame graph of a notebook."""
 
 
 class Pictures(ABC):
     """Methods that draw the results of the analyses of a trace.
 
-    A notebook stores each figure as Plotly's JSON, and as SVG, which GitHub and nbconvert show.
+    Each returns a `Chart`, which shows itself in notebooks, has its numbers as a frame (``to_frame()``), and is written
+    by ``save("chart.svg")`` or ``save("chart.html")``.
     """
 
     @abstractmethod
@@ -57,93 +61,80 @@ class Pictures(ABC):
     def compile_times(self, autotuning: str = "block") -> Compilation:
         """Compile time by phase."""
 
-    def plot_timeline(self) -> go.Figure:
+    def plot_timeline(self) -> Chart:
         """Every stream over time."""
-        from thence.writers.page.notebook_figures import pictured
-        from thence.writers.page.timeline_figure import timeline_figure
+        from thence.writers.charts.results import timeline_chart
 
-        return pictured(timeline_figure(self.overview()))
+        return timeline_chart(self.overview())
 
-    def plot_by(self, by: By = "kernel", top: int = 15) -> go.Figure:
+    def plot_by(self, by: By = "kernel", top: int = 15) -> Chart:
         """The ``top`` largest rows of ``summary(by)``."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import by_chart
 
-        return pictured(plots.by_figure(self.summary(by), top))
+        return by_chart(self.summary(by), top)
 
-    def plot_flame(self, by: FlameBy | None = None) -> go.Figure:
-        """The flame graph; ``thence flame`` writes a page with search and filters."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+    def plot_flame(self, by: FlameBy | None = None) -> Chart:
+        """The flame graph; ``thence flame`` writes a page with zoom, search and filters."""
+        from thence.writers.flame.chart import flame_chart
 
-        return pictured(plots.flame_figure(self.flame(by)))
+        return flame_chart(self.flame(by).largest(_FLAME_FRAMES))
 
-    def plot_streams(self) -> go.Figure:
+    def plot_streams(self) -> Chart:
         """Time of each stream by group of kernels."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import groups_chart
 
-        return pictured(plots.groups_figure(self.streams()))
+        return groups_chart(self.streams())
 
-    def plot_concurrency(self) -> go.Figure:
+    def plot_concurrency(self) -> Chart:
         """How long one, two or more streams of each device were busy at once."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import concurrency_chart
 
-        return pictured(plots.concurrency_figure(self.streams()))
+        return concurrency_chart(self.streams())
 
-    def plot_bandwidth(self) -> go.Figure:
+    def plot_bandwidth(self) -> Chart:
         """Bus bandwidth of collectives against message size."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import bandwidth_chart
 
-        return pictured(plots.bandwidth_figure(self.collective_times()))
+        return bandwidth_chart(self.collective_times())
 
-    def plot_waits(self) -> go.Figure:
+    def plot_waits(self) -> Chart:
         """How long collectives waited for the last of their devices."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import waits_chart
 
-        return pictured(plots.waits_figure(self.collective_times()))
+        return waits_chart(self.collective_times())
 
-    def plot_wait_histogram(self) -> go.Figure:
+    def plot_wait_histogram(self) -> Chart:
         """Histogram of the times that collectives waited."""
-        from thence.writers.page import wait_plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import wait_histogram_chart
 
-        return pictured(wait_plots.wait_histogram_figure(self.collective_times()))
+        return wait_histogram_chart(self.collective_times())
 
-    def plot_wait_sizes(self) -> go.Figure:
+    def plot_wait_sizes(self) -> Chart:
         """How long collectives waited, against message size."""
-        from thence.writers.page import wait_plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import wait_sizes_chart
 
-        return pictured(wait_plots.wait_sizes_figure(self.collective_times()))
+        return wait_sizes_chart(self.collective_times())
 
-    def plot_last_arrivals(self) -> go.Figure:
+    def plot_last_arrivals(self) -> Chart:
         """How long the others waited for each device that arrived last, and the waits that no device caused."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import last_arrivals_chart
 
-        return pictured(plots.last_arrivals_figure(self.collective_times()))
+        return last_arrivals_chart(self.collective_times())
 
-    def plot_programs(self) -> go.Figure:
+    def plot_programs(self) -> Chart:
         """Active and idle time of XLA programs."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import programs_chart
 
-        return pictured(plots.programs_figure(self.program_times()))
+        return programs_chart(self.program_times())
 
-    def plot_spread(self) -> go.Figure:
+    def plot_spread(self) -> Chart:
         """Spread of durations against their mean, for each computation."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import spread_chart
 
-        return pictured(plots.spread_figure(self.spread()))
+        return spread_chart(self.spread())
 
-    def plot_compile(self) -> go.Figure:
+    def plot_compile(self) -> Chart:
         """Compile time by phase."""
-        from thence.writers.page import plots
-        from thence.writers.page.notebook_figures import pictured
+        from thence.writers.charts.results import compile_chart
 
-        return pictured(plots.compile_figure(self.compile_times()))
+        return compile_chart(self.compile_times())

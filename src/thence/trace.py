@@ -503,7 +503,6 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
         Raises:
             MissingData: the trace holds no device activity.
-            MissingRequirement: Plotly is not installed.
         """
         from thence.writers.page.report_page import report_html
 

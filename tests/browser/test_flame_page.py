@@ -15,7 +15,7 @@ from helpers import STACK, shared
 from thence.analysis.flame.flame import Flame, Split
 from thence.analysis.flame.tree import FRAMES, PHASE_SUMS, Groups, build_tree
 from thence.model.tables import Meta
-from thence.writers.page.flame_page import MOST_NODES, flame_html
+from thence.writers.page.flame_page import MAX_NODES, flame_html
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +179,7 @@ def test_a_page_of_many_frames_stays_quick(tmp_path: Path) -> None:
         for number in range(30_000)
     ]  # fmt: skip
     flame = made(stacks)
-    assert flame.nodes.height > MOST_NODES
+    assert flame.nodes.height > MAX_NODES
     found = driven(
         flame_html(flame),
         tmp_path,
@@ -219,7 +219,7 @@ def test_a_very_deep_graph_is_drawn_and_zoomed(tmp_path: Path) -> None:
         """,
     )
     # The page has the 20,000 largest frames, and one that stands for the rest.
-    assert found["height"] == 21 * (MOST_NODES + 1)
+    assert found["height"] == 21 * (MAX_NODES + 1)
     # 500 frames below the root: 16 outer ones and 112 inner ones have buttons.
     assert found["crumbs"][:2] == ["GPU time", "f0"]
     assert found["crumbs"][-1] == "f499"

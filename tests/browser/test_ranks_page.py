@@ -11,7 +11,7 @@ import pytest
 from browser.chromium import ABSENT, CHROMIUM, driven
 from rank_jobs import Plant, RankJob
 from thence.analysis.ranks.job import Job, job_of
-from thence.writers.page.ranks_page import MOST_CELLS, ranks_html
+from thence.writers.page.ranks_page import MAX_CELLS, ranks_html
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ def test_thousands_of_ranks_are_folded(small: Job, tmp_path: Path) -> None:
 
 
 def test_more_steps_than_cells_are_put_together(small: Job) -> None:
-    keys = tuple(f"step {number}" for number in range(MOST_CELLS // small.ranks.height + 1))
+    keys = tuple(f"step {number}" for number in range(MAX_CELLS // small.ranks.height + 1))
     page = ranks_html(replace(small, keys=keys), ["run/"], [])
     assert "columns, the mean of each" in page
 

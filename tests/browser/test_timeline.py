@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from browser.live import Page
 
-pytest.importorskip("plotly", reason="Plotly is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
 
 MANY = 12_500

@@ -36,7 +36,6 @@ INSTALLED = {
     "jax-cuda13-plugin": "0.11.2",
     "cupy-cuda13x": "14.2",
     "triton": "3.6.0",
-    "plotly": "6.0",
 }
 ADMINS_ONLY = "RmProfilingAdminOnly: 1\n"
 
@@ -167,7 +166,6 @@ def test_ranges_that_go_to_another_tool_are_seen(monkeypatch: pytest.MonkeyPatch
         ("jax", {"jax": "0.6.2", "jax-cuda12-plugin": "0.6.2"}, True, "jax-cuda12-plugin 0.6.2"),
         ("measure", {}, False, "neither torch nor jax"),
         ("inside", {}, False, "decoded"),
-        ("html", {}, False, "plotly is not installed"),
     ],
 )
 def test_what_is_installed_decides(name: str, installed: dict[str, str], works: bool, said: str) -> None:

@@ -160,18 +160,16 @@ def test_pictures_of_the_nsys_jax_notebook() -> None:
     trace = thence.open(FSDP)
     instances = trace.collective_times().instances
     histogram = trace.plot_wait_histogram()
-    assert sum(sum(bar.y) for bar in histogram.data) == instances["wait_ns"].count()
-    sizes = trace.plot_wait_sizes()
-    clouds = [part for part in sizes.data if part.mode == "markers"]
-    points = [at for part in clouds for at in zip(part.x, part.y, strict=True)]
-    drawn = instances.filter(instances["wait_ns"] > 0)
-    expected = [(size, ns / 1e3) for size, ns in drawn.select("bytes", "wait_ns").rows()]
+    assert histogram.to_frame()["count"].sum() == instances["wait_ns"].count()
+    clouds = [part.data for part in trace.plot_wait_sizes().series if part.mark == "dot"]
+    points = [point for cloud in clouds for point in cloud.select("bytes", "wait_ns").rows()]
+    expected = instances.filter(instances["wait_ns"] > 0).select("bytes", "wait_ns").rows()
     assert sorted(points) == sorted(expected)
-    for figure in (trace.plot_bandwidth(), trace.plot_spread(), trace.plot_programs()):
-        assert figure.data
-    assert thence.open(COMPILED).plot_compile().data
-    *_, idle = trace.plot_by("opcode").data
-    assert list(idle.x) == [trace.summary("opcode").idle_inside_ns / 1e6]
+    for chart in (trace.plot_bandwidth(), trace.plot_spread(), trace.plot_programs()):
+        assert chart.to_frame().height
+    assert thence.open(COMPILED).plot_compile().to_frame().height
+    *_, idle = trace.plot_by("opcode").series
+    assert idle.data["total_ns"].to_list() == [trace.summary("opcode").idle_inside_ns]
 
 
 ARCHIVES = os.environ.get("THENCE_NSYS_JAX_ARCHIVES", "")

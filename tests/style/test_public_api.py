@@ -11,7 +11,7 @@ import pytest
 import thence
 from thence import errors
 
-HEAVY = {"polars", "numpy", "rich", "msgspec", "isal", "click", "pandas", "plotly", "torch", "jax"}
+HEAVY = {"polars", "numpy", "rich", "msgspec", "isal", "click", "pandas", "torch", "jax"}
 
 
 def test_dir_lists_exactly_the_public_names() -> None:

@@ -19,9 +19,9 @@ from thence.cli import main
 from thence.cli.flame import command
 from thence.model.places import FLAMES
 from thence.model.tables import Meta
+from thence.writers.flame.chart import IMAGE_WIDTH, flame_chart
 from thence.writers.flame.folded import folded_lines
 from thence.writers.flame.speedscope import speedscope_document
-from thence.writers.flame.svg import flame_svg
 from thence.writers.page.flame_page import flame_html
 
 if TYPE_CHECKING:
@@ -225,59 +225,58 @@ def test_a_pipe_gets_utf8() -> None:
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def svg_boxes(flame: Flame) -> list[tuple[str, float, float, float]]:
-    """Tooltip, x, y and width of every frame of the image."""
-    image = ET.fromstring(flame_svg(flame))
+def image_of(flame: Flame) -> str:
+    return flame_chart(flame).to_svg(IMAGE_WIDTH)
+
+
+def svg_boxes(image: str) -> list[tuple[str, float, float, float]]:
+    """Name, and x in %, y in px and width in % of every frame of the image."""
     boxes = []
-    for group in image.iter(f"{SVG}g"):
-        box, tip = group.find(f"{SVG}rect"), group.find(f"{SVG}title")
-        assert box is not None
+    for box in ET.fromstring(image).iter(f"{SVG}rect"):
+        tip = box.findtext(f"{SVG}title")
         assert tip is not None
-        assert tip.text is not None
-        x, y, width = (float(box.attrib[key]) for key in ("x", "y", "width"))
-        boxes.append((tip.text.rsplit("\n", 1)[0], x, y, width))
+        x, width = (float(box.attrib[key].removesuffix("%")) for key in ("x", "width"))
+        boxes.append((tip.split("\n")[0], x, float(box.attrib["y"]), width))
     return boxes
 
 
 def test_svg_frames_are_as_wide_as_their_time_and_below_the_frame_around() -> None:
-    """Expected by hand: 1,180 px stand for 1,000 ns; larger siblings come first."""
+    """Expected by hand: 100 % stand for 1,000 ns; larger siblings come first."""
     stacks = ((("a", "b"), 300), (("a", "c"), 500), (("d",), 200))
-    boxes = {tip: (x, y, width) for tip, x, y, width in svg_boxes(made(stacks))}
+    boxes = {tip: (x, y, width) for tip, x, y, width in svg_boxes(image_of(made(stacks)))}
     expected = {  # start and width in ns, row
         "GPU time": (0, 1000, 0), "a": (0, 800, 1), "d": (800, 200, 1), "c": (0, 500, 2), "b": (500, 300, 2),
     }  # fmt: skip
     assert boxes.keys() == expected.keys()
-    top = boxes["GPU time"][1]
     for name, (start, ns, row) in expected.items():
         x, y, width = boxes[name]
-        assert x == pytest.approx(10 + 1.18 * start, abs=0.02)
-        assert width == pytest.approx(1.18 * ns, abs=0.4)
-        assert y == top + 17 * row
+        assert x == pytest.approx(start / 10, abs=0.01)
+        assert width == pytest.approx(ns / 10, abs=0.01)
+        assert y == 18 * row
 
 
 def test_svg_holds_hostile_names_as_text() -> None:
-    image = flame_svg(made([((name,), 100 + number) for number, name in enumerate(HOSTILE)]))
+    image = image_of(made([((name,), 100 + number) for number, name in enumerate(HOSTILE)]))
     root = ET.fromstring(image)
-    assert {element.tag for element in root.iter()} == {f"{SVG}{t}" for t in ("svg", "title", "rect", "text", "g")}
-    tips = {tip.text.split("\n")[0] for tip in root.iter(f"{SVG}title") if tip.text}
+    tags = ("svg", "title", "desc", "style", "rect", "text", "g")
+    assert {element.tag for element in root.iter()} == {f"{SVG}{tag}" for tag in tags}
+    tips = {tip for tip, *_ in svg_boxes(image)}
     assert {"</script><script>alert(1)</script>", "a;b", "日本語 🙂"} <= tips
     assert "\x1b" not in image
 
 
 def test_svg_says_what_it_does_not_draw() -> None:
     deep = tuple(f"level {number}" for number in range(300))
-    image = flame_svg(made([(deep, 1_000_000), (("tiny",), 1)]))
-    assert len(list(ET.fromstring(image).iter(f"{SVG}g"))) == 256
+    image = image_of(made([(deep, 1_000_000), (("tiny",), 1)]))
+    assert len(svg_boxes(image)) == 256
     assert "46 of 302 frames are too narrow or too deep" in image
 
 
 def test_svg_from_the_command_line(tmp_path: Path) -> None:
     done = run_thence("flame", STACK, "--by", "stack", "-o", tmp_path / "flame.svg")
     assert done.returncode == 0, done.stderr
-    flame = shared(STACK).flame("stack")
-    drawn = [tip for tip, *_ in svg_boxes(flame)]
-    image = ET.parse(tmp_path / "flame.svg")
-    assert len(list(image.getroot().iter(f"{SVG}g"))) == len(drawn) > 10
+    image = (tmp_path / "flame.svg").read_text(encoding="utf-8")
+    assert len(svg_boxes(image)) == len(svg_boxes(image_of(shared(STACK).flame("stack")))) > 10
 
 
 def test_a_folded_file_is_not_many_times_what_its_names_are(monkeypatch: pytest.MonkeyPatch) -> None:

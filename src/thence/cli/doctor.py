@@ -14,20 +14,7 @@ Examples:
   thence doctor --format json
 """
 
-_NAMES = (
-    "driver",
-    "libcupti",
-    "recording",
-    "nvtx",
-    "graphs",
-    "measure",
-    "torch",
-    "jax",
-    "nsys",
-    "html",
-    "inside",
-    "disk",
-)
+_NAMES = ("driver", "libcupti", "recording", "nvtx", "graphs", "measure", "torch", "jax", "nsys", "inside", "disk")
 
 
 @click.command("doctor", epilog=_EXAMPLES)

@@ -104,9 +104,9 @@ def _write(flame: Flame, form: str, stream: TextIO) -> None:
 
         stream.write(flame_html(flame))
     elif form == "svg":
-        from thence.writers.flame.svg import flame_svg
+        from thence.writers.flame.chart import IMAGE_WIDTH, flame_chart
 
-        stream.write(flame_svg(flame))
+        stream.write(flame_chart(flame).to_svg(IMAGE_WIDTH))
     elif form == "folded":
         from thence.writers.flame.folded import folded_lines
 

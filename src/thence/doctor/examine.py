@@ -286,13 +286,6 @@ def _nsys(_machine: _Machine) -> _Answer:
     )
 
 
-def _html(machine: _Machine) -> _Answer:
-    version = machine.version("plotly")
-    if version is None:
-        return _no("plotly is not installed, so there are no figures", "pip install plotly")
-    return _yes(f"plotly {version}: reports with figures")
-
-
 def _inside(machine: _Machine) -> _Answer:
     ways = []
     cupy = machine.first("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -334,7 +327,6 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
     "torch": _torch,
     "jax": _jax,
     "nsys": _nsys,
-    "html": _html,
     "inside": _inside,
     "disk": _disk,
 }

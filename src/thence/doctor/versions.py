@@ -16,7 +16,7 @@ from thence.version import __version__
 if TYPE_CHECKING:
     from types import ModuleType
 
-_LIBRARIES = ("polars", "numpy", "plotly", "torch", "jax", "triton")
+_LIBRARIES = ("polars", "numpy", "torch", "jax", "triton")
 _CUPTI = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-cu12", "nvidia-cuda-cupti-cu11")
 PROC = Path("/proc/driver/nvidia")
 """Folder of files that a loaded NVIDIA driver provides about itself."""

@@ -84,8 +84,8 @@ def test_a_launch_after_its_kernel_and_no_launch_at_all(tmp_path: Path) -> None:
 def test_a_timeline_too_large_for_a_page_is_made_coarser(monkeypatch: pytest.MonkeyPatch) -> None:
     view = timeline(shared(*FSDP))
     whole = len(written.timeline_data(view)[0])
-    monkeypatch.setattr(written, "MOST_BYTES", whole * 2 // 3)
-    monkeypatch.setattr(written, "_FEWEST_ROWS", 10)
+    monkeypatch.setattr(written, "MAX_BYTES", whole * 2 // 3)
+    monkeypatch.setattr(written, "_MIN_ROWS", 10)
     text, shown = written.timeline_data(view)
     assert len(text) <= whole * 2 // 3
     assert shown.rows["count"].sum() == view.rows.height > shown.rows.height

@@ -1,1 +1,1 @@
-"""Writers of results as self-contained HTML pages and Plotly figures."""
+"""Writers of results as self-contained HTML pages."""

@@ -12,8 +12,7 @@ import polars as pl
 
 from thence.analysis.diff.steps import WHOLE_TRACE
 from thence.units import format_ns
-from thence.writers.page.sections import scrolled
-from thence.writers.page.template import filled
+from thence.writers.page.template import filled, scrolled
 from thence.writers.text.diff import shown_rows
 from thence.writers.text.printable import printable
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from thence.analysis.diff.gate import Gate
     from thence.analysis.diff.sample import Sample
 
-_MOST_ROWS = 300
+_MAX_ROWS = 300
 """Most rows of one kind; the largest differences come first."""
 _TITLES = {"busy": "Whole step", "idle": "Whole step", "communication": "Whole step"}
 
@@ -86,9 +85,9 @@ def _tables(rows: pl.DataFrame) -> Iterator[str]:
     for title in titled["title"].unique(maintain_order=True):
         ours = titled.filter(pl.col("title") == title)
         yield f"<h2>{_text(title if title in _TITLES.values() else f'By {title}')}</h2>"
-        yield scrolled(_table(ours.head(_MOST_ROWS)), f"Differences: {printable(title)}")
-        if ours.height > _MOST_ROWS:
-            yield f'<p class="soft">{ours.height - _MOST_ROWS:,} more rows of smaller differences</p>'
+        yield scrolled(_table(ours.head(_MAX_ROWS)), f"Differences: {printable(title)}")
+        if ours.height > _MAX_ROWS:
+            yield f'<p class="soft">{ours.height - _MAX_ROWS:,} more rows of smaller differences</p>'
 
 
 def _table(rows: pl.DataFrame) -> str:

@@ -19,19 +19,19 @@ from thence.writers.text.printable import printable
 if TYPE_CHECKING:
     from thence.analysis.flame.flame import Flame
 
-MOST_NODES = 20_000
+MAX_NODES = 20_000
 """Most frames of a page; smaller frames are merged, which a note on the page states."""
 
-_LONGEST_FULL_NAME = 2000
+_MAX_FULL_NAME = 2000
 
 
 def flame_html(flame: Flame) -> str:
     """The page of a flame graph.
 
     Args:
-        flame: flame graph with any number of frames; of more than `MOST_NODES`, the smallest are merged.
+        flame: flame graph with any number of frames; of more than `MAX_NODES`, the smallest are merged.
     """
-    shown = flame.largest(MOST_NODES)
+    shown = flame.largest(MAX_NODES)
     inputs = ", ".join(printable(name) for name in flame.meta.inputs)
     text = json.dumps(_data(shown, inputs), separators=(",", ":"))  # ASCII: U+2028 escaped
     heading = escape(f"{flame.title} - {inputs}")
@@ -40,7 +40,7 @@ def flame_html(flame: Flame) -> str:
 
 def _data(flame: Flame, inputs: str) -> dict[str, Any]:
     nodes = flame.nodes
-    full_names = [name and name[:_LONGEST_FULL_NAME] for name in nodes["full_name"]]
+    full_names = [name and name[:_MAX_FULL_NAME] for name in nodes["full_name"]]
     texts = dict.fromkeys([*nodes["name"], *(name for name in full_names if name is not None)])
     strings = {text: i for i, text in enumerate(texts)}
     kinds = nodes["kind"].unique(maintain_order=True).to_list()

@@ -1,4 +1,4 @@
-"""A job as one HTML page: a heat map of ranks and steps, and a list of the ranks, of which two are unfolded.
+"""A job as one HTML page: a heat map of ranks and steps, and a list of the ranks, two of them expanded.
 
 The page needs no server and no network. It holds figures as base64 arrays of 32-bit floats, and texts as JSON in which
 every character that could end the script element is escaped. The script shows texts only as text, never as HTML.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import json
 from html import escape
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.ranks.folded import opened, step_columns
+from thence.writers.page.template import as_data, filled
 from thence.writers.text.printable import printable
 from thence.writers.text.ranks import GROUPS, LINKS, STAGES, not_caused, reason_rows, straggler_lines
 
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
     from thence.analysis.ranks.job import Job
 
-MOST_CELLS = 1_500_000
+MAX_CELLS = 1_500_000
 """Most cells of the heat map. With more, a column is the mean of several consecutive steps, which a note states."""
 
-_ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 _MAPS = ("wait_ns", "compute_ns", "step_ns", "caused_ns")
 _FIGURES = (
     *("wait_caused_ns", "caused_share", "times_last", "step_ns", "busy_ns", "compute_ns"),
@@ -47,23 +46,20 @@ def ranks_html(job: Job, inputs: Sequence[str], notes: Sequence[str]) -> str:
     """
     shown = ", ".join(printable(name) for name in inputs[:4]) + (", ..." if len(inputs) > 4 else "")
     text = json.dumps(_data(job, shown, notes), separators=(",", ":"))
-    template = resources.files("thence.writers.page") / "templates" / "ranks.html"
-    before, _, rest = template.read_text("utf-8").partition("{{title}}")
-    middle, _, after = rest.partition("{{data}}")
-    heading = escape(f"thence ranks - {shown}")
-    return "".join((before, heading, middle, text.translate(_ESCAPES), after))
+    title = escape(f"thence ranks - {shown}")
+    return filled("ranks.html", {"title": title, "data": as_data(text)})
 
 
 def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
-    columns, labels = step_columns(job, MOST_CELLS)
+    columns, labels = step_columns(job, MAX_CELLS)
     maps = _maps(job, columns, len(labels))
     binned = len(labels) < len(job.keys)
-    said = [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"] if binned else []
+    binned_note = [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"] if binned else []
     return {
         "inputs": inputs,
         "statement": printable(job.statement),
         "per": job.per,
-        "notes": [*said, *(printable(note) for note in notes)],
+        "notes": [*binned_note, *(printable(note) for note in notes)],
         "rank": job.ranks["rank"].to_list(),
         "device": job.ranks["device"].to_list(),
         "straggler": job.ranks["straggler"].to_list(),
@@ -86,15 +82,15 @@ def _counted(job: Job, columns: npt.NDArray[np.int64], count: int) -> list[bool]
     """For each column, whether it has a step that the figures include (`Job.counted`)."""
     counted = set(job.counted)
     counts = np.array([key in counted for key in job.keys], np.bool_)
-    shown = np.bincount(columns[counts], minlength=count) > 0
-    return [bool(one) for one in shown]
+    shown: list[bool] = (np.bincount(columns[counts], minlength=count) > 0).tolist()
+    return shown
 
 
 def _reasons(job: Job) -> list[dict[str, Any]]:
-    found = []
+    reasons = []
     for (row, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
         lines = reason_rows(why)
-        found.append(
+        reasons.append(
             {
                 "rank": row["rank"],
                 "device": row["device"],
@@ -102,21 +98,21 @@ def _reasons(job: Job) -> list[dict[str, Any]]:
                 "rows": [[c, ns, share, printable(where)] for c, ns, share, where in lines.iter_rows()],
             }
         )
-    return found
+    return reasons
 
 
 def _maps(job: Job, columns: npt.NDArray[np.int64], count: int) -> dict[str, npt.NDArray[np.float32]]:
     """For each map the mean by device (in the order of `Job.ranks`) and column, flat; NaN where there is no step."""
-    places = job.ranks.select("rank", "device", at=pl.int_range(pl.len()))
+    places = job.ranks.select("rank", "device", row=pl.int_range(pl.len()))
     steps = pl.DataFrame({"key": list(job.keys), "column": columns}, schema={"key": pl.String, "column": pl.Int64})
     cells = job.cells.join(places, on=["rank", "device"]).join(steps, on="key")
-    at = cells["at"].to_numpy() * count + cells["column"].to_numpy()
-    many = np.bincount(at, minlength=places.height * count)
-    found = {}
+    cell = cells["row"].to_numpy() * count + cells["column"].to_numpy()
+    many = np.bincount(cell, minlength=places.height * count)
+    maps = {}
     for name in _MAPS:
-        sums = np.bincount(at, cells[name].to_numpy().astype(np.float64), minlength=places.height * count)
-        found[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(np.float32)
-    return found
+        sums = np.bincount(cell, cells[name].to_numpy().astype(np.float64), minlength=places.height * count)
+        maps[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(np.float32)
+    return maps
 
 
 def _packed(values: npt.NDArray[Any]) -> str:

@@ -3,31 +3,57 @@
 Names come from traces and may contain any characters. In the page they are escaped text, or JSON in which every
 character that could end the script element is escaped, or part of the timeline's compressed data. The scripts show
 them only as text, never as HTML.
+
+A section of the page is a function that takes the report and returns a `Section`, or None if the trace has nothing for
+it; `SECTIONS` lists them in their order. Charts are in the page as SVG, tables as data that the page's script draws.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from thence.model.kernel_names import short_names
+from thence.model.tables import named_inputs
 from thence.units import format_count, format_ns, format_share
-from thence.writers.page.figures import new_figure
+from thence.writers.charts import results
 from thence.writers.page.flame_page import flame_html
-from thence.writers.page.report_sections import MOST_WARNINGS, SECTIONS
-from thence.writers.page.sections import notes
-from thence.writers.page.template import as_data, filled
+from thence.writers.page.report_tables import (
+    COMPILE_FIELDS,
+    IDLE_CAUSE_FIELDS,
+    IDLE_FIELDS,
+    IDLE_LATE_FIELDS,
+    IDLE_WAIT_FIELDS,
+    LAST_ARRIVAL_FIELDS,
+    MAX_NAME,
+    MAX_ROWS,
+    PROGRAM_FIELDS,
+    SIZE_FIELDS,
+    SPREAD_FIELDS,
+    STREAM_FIELDS,
+    folded_data,
+    frame_data,
+    summary_data,
+    tree_data,
+)
+from thence.writers.page.template import as_data, filled, notes, scrolled
 from thence.writers.page.timeline_data import timeline_data
+from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
+from thence.writers.text.ranks import with_device_names
 from thence.writers.text.summary import activity_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    import polars as pl
 
     from thence.analysis.report import Report
     from thence.analysis.summary import Summary, Totals
-    from thence.writers.page.sections import Section
+    from thence.writers.charts.chart import Chart
 
 _Card = tuple[str, str, str, float | None]
 """Title, value, note and share of a card."""
@@ -36,50 +62,28 @@ _FLAME_NODES = 4000
 
 
 def report_html(report: Report) -> str:
-    """The page of a report.
-
-    Raises:
-        MissingRequirement: Plotly is not installed.
-    """
-    new_figure()  # raises early if Plotly is missing
+    """The page of a report."""
     timeline, shown = timeline_data(report.timeline)
     report = dataclasses.replace(report, timeline=shown)
-    sections = [section(report) for section in SECTIONS]
+    sections = [section for section in (make(report) for make in SECTIONS) if section is not None]
+    tables = {name: data for section in sections for name, data in section.tables.items()}
     return filled(
         "report.html",
         {
             "title": escape(f"thence: {_inputs(report)}"),
-            "plotly": _plotly(),
             "body": _body(report, sections),
             "flame": escape(flame_html(report.flame.largest(_FLAME_NODES))),
             "timeline": timeline,
-            "data": as_data(_json(sections)),
+            "data": as_data(json.dumps({"tables": tables}, separators=(",", ":"))),
         },
     )
-
-
-def _json(sections: Iterable[Section]) -> str:
-    """Figures and tables of all sections as JSON."""
-    from plotly.utils import PlotlyJSONEncoder
-
-    data: dict[str, dict[str, Any]] = {"figures": {}, "tables": {}}
-    for section in sections:
-        data["figures"] |= {n: figure.to_plotly_json() for n, figure in section.figures.items()}
-        data["tables"] |= section.tables
-    return json.dumps(data, cls=PlotlyJSONEncoder, separators=(",", ":"))
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs()).replace("</script", "<\\/script")
 
 
 def _inputs(report: Report) -> str:
     return ", ".join(printable(name) for name in report.summary.meta.inputs)
 
 
-# ---- The body: everything except tables and figures, as escaped HTML
+# ---- The body: everything except tables, as escaped HTML
 
 
 def _body(report: Report, sections: Iterable[Section]) -> str:
@@ -112,7 +116,7 @@ def _unsound(report: Report) -> str:
     soundness = report.soundness
     if soundness.sound:
         return ""
-    texts = [*soundness.lines, *(finding.text for finding in soundness.findings[1:MOST_WARNINGS])]
+    texts = [*soundness.lines, *(finding.text for finding in soundness.findings[1:MAX_WARNINGS])]
     return notes(texts, "warnings unsound")
 
 
@@ -132,12 +136,12 @@ def _strip(report: Report) -> str:
         f"<span>{escape(kind)} <b>{format_share(ns, report.summary.sum_ns)}</b></span>" for kind, ns in kinds
     )
     attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines}</div></div>'
-    said = [line for line in (headline.rest, headline.plain_text, headline.late) if line]
+    sentences = [line for line in (headline.rest, headline.plain_text, headline.late) if line]
     if headline.steps is not None:
-        said.insert(0, f"steps: {headline.steps.basis}")
+        sentences.insert(0, f"steps: {headline.steps.basis}")
     verdict = f'<p class="verdict">{escape(printable(headline.verdict.text))}</p>'
     strip = "".join(_card(*card) for card in cards) + attributed
-    return f'{verdict}<div class="strip">{strip}</div>{notes(said)}'
+    return f'{verdict}<div class="strip">{strip}</div>{notes(sentences)}'
 
 
 def _step_cards(report: Report) -> Iterator[_Card]:
@@ -198,3 +202,269 @@ def _card(title: str, value: str, note: str, share: float | None) -> str:
             note = f"{format_share(share, 1)} {note}"
         meter = f'<i class="meter"><i style="width:{min(100 * share, 100):.1f}%"></i></i>'
     return f'<div class="card"><h2>{title}</h2><p class="value">{value}</p>{meter}<p class="note">{note}</p></div>'
+
+
+# ---- The sections
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a page.
+
+    Attributes:
+        name: id of the section on the page.
+        title: heading.
+        html: content, in which texts of a trace are escaped. `_table` returns the places that the script fills.
+        tables: tables from `thence.writers.page.report_tables.frame_data`, by the names that were passed to `_table`.
+    """
+
+    name: str
+    title: str
+    html: str
+    tables: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+    def to_html(self) -> str:
+        """The section with its heading."""
+        heading = f'<h2 id="{self.name}-title">{escape(self.title)}</h2>'
+        return f'<section id="{self.name}" aria-labelledby="{self.name}-title">{heading}{self.html}</section>'
+
+
+def _table(name: str, title: str) -> str:
+    """The place of a table; the title is its accessible name."""
+    return f'<div class="table" data-table="{name}" data-title="{escape(title)}"></div>'
+
+
+MAX_WARNINGS = 50
+"""Most warnings that a page lists; of further warnings it shows only the number."""
+
+
+_MAX_TREE = 20_000
+"""Most rows of a kind of place from which the page makes a tree: a table shows 500 nodes of it anyway."""
+
+
+def _timeline(report: Report) -> Section:
+    return Section("timeline", "Timeline", '<div id="timeline-place"></div>' + notes(report.timeline.notes))
+
+
+def _time(report: Report) -> Section:
+    """A tab with GPU time for each kind of place that any activity has.
+
+    The section on attribution also lists the other kinds.
+    """
+    divisions = [by for by, s in report.summaries.items() if s.rows["attributed"].any()]
+    divisions.sort(key=lambda by: by != report.default_kind)
+    titles = {by: _tab_title(report.summaries[by]) for by in divisions}
+    buttons = "".join(
+        f'<button type="button" role="tab" id="tab-{by}" aria-controls="panel-{by}">{escape(title)}</button>'
+        for by, title in titles.items()
+    )
+    tables: dict[str, dict[str, Any]] = {}
+    panels = ""
+    for by, title in titles.items():
+        parts = ""
+        for number, (form, data) in enumerate(_tables_of(report.summaries[by]).items()):
+            name = f"by-{by}" if not number else f"by-{by}-{number}"
+            tables[name] = data
+            place = _table(name, f"GPU time by {title}{f': {form}' if form else ''}")
+            more = f"<details><summary>{escape(form)}</summary>{place}</details>"
+            parts += more if form else place
+        panels += f'<div role="tabpanel" id="panel-{by}" aria-labelledby="tab-{by}">{parts}</div>'
+    tabs = f'<div class="tabs" role="tablist" aria-label="GPU time by">{buttons}</div>'
+    return Section("time", "GPU time", notes(_of_steps(report)) + tabs + panels, tables=tables)
+
+
+def _of_steps(report: Report) -> list[str]:
+    """A sentence that a section is about the typical steps, in a list; empty if it is not."""
+    steps, of_steps = report.headline.steps, report.summary.of_steps
+    if not of_steps or steps is None:
+        return []
+    return [f"in {of_steps} ({steps.basis})"]
+
+
+def _tables_of(summary: Summary) -> dict[str, dict[str, Any]]:
+    """The tables of a kind of place: one, or for the parts of a model, folded layers, a tree, and every layer."""
+    folded = summary.folded
+    if folded is None:
+        return {"": summary_data(summary)}
+    tree = {"As a tree": tree_data(summary)} if summary.rows.height <= _MAX_TREE else {}
+    if not folded["layers"].count():
+        return {"": summary_data(summary), **tree}
+    rows = format_count(summary.rows.height)
+    return {"": folded_data(summary, folded), **tree, f"Every layer: {rows} rows": summary_data(summary)}
+
+
+def _tab_title(summary: Summary) -> str:
+    """The title of a tab: capitalized, except for a framework's identifier such as op_name."""
+    title = summary.heading
+    return title if "_" in title else title[0].upper() + title[1:]
+
+
+def _idle(report: Report) -> Section | None:
+    """Idle time by cause and by place, idle time after calls that emptied the queue, and waits for the last rank."""
+    idle = report.idle
+    if idle.causes.is_empty() and idle.waits.is_empty() and idle.late.is_empty() and not idle.notes:
+        return None
+    tables = {
+        "idle-causes": frame_data(idle.causes, IDLE_CAUSE_FIELDS),
+        "idle": frame_data(idle.shown_rows, IDLE_FIELDS),
+    }
+    html = notes(_of_steps(report)) + _table("idle-causes", "idle time by cause")
+    html += _table("idle", "idle time by place")
+    if not idle.waits.is_empty():
+        tables["idle-waits"] = frame_data(idle.waits, IDLE_WAIT_FIELDS)
+        title = "After calls that emptied the queue"
+        html += f"<h3>{title}</h3>{_table('idle-waits', title)}"
+    if not idle.late.is_empty():
+        tables["idle-late"] = frame_data(idle.late, IDLE_LATE_FIELDS)
+        title = "Busy, but waiting for the last rank"
+        html += f"<h3>{title}</h3>{_table('idle-late', title)}"
+    return Section("idle", "Idle time", html + notes(idle.notes), tables=tables)
+
+
+def _flame(report: Report) -> Section:
+    html = notes(_of_steps(report)) + '<div id="flame-place"></div>'
+    return Section("flame", f"Flame graph by {report.flame.by}", html)
+
+
+def _streams(report: Report) -> Section:
+    charts = [results.groups_chart(report.streams)]
+    if any(device.busy_streams_ns for device in report.streams.concurrency):
+        charts.append(results.concurrency_chart(report.streams))
+    return Section(
+        "streams",
+        "Streams and concurrency",
+        _pair(map(_place, charts)) + _table("streams", "streams") + notes(report.streams.notes),
+        {"streams": frame_data(report.streams.streams, STREAM_FIELDS)},
+    )
+
+
+def _collectives(report: Report) -> Section | None:
+    collectives = report.collectives.result
+    if collectives is None:
+        return None
+    tables = {"sizes": frame_data(collectives.by_size, SIZE_FIELDS)}
+    places = []
+    if collectives.instances["wait_ns"].count():
+        last = "Last arrivals by device"
+        tables["last-arrivals"] = frame_data(with_device_names(collectives.last_arrivals), LAST_ARRIVAL_FIELDS)
+        places = [
+            _place(results.last_arrivals_chart(collectives)),
+            f'<div class="place"><h3>{last}</h3>{_table("last-arrivals", last)}</div>',
+            _place(results.waits_chart(collectives)),
+            _place(results.wait_histogram_chart(collectives)),
+            _place(results.wait_sizes_chart(collectives)),
+        ]
+    bandwidth = results.bandwidth_chart(collectives)
+    if bandwidth.series:
+        places.append(_place(bandwidth))
+    texts = [collectives.verdict, collectives.statement, *collectives.notes, collectives.clocks]
+    return Section(
+        "collectives",
+        "Collectives",
+        _pair(places) + _table("sizes", "collectives by size") + notes(filter(None, texts)),
+        tables,
+    )
+
+
+def _programs(report: Report) -> Section | None:
+    programs = report.programs.result
+    if programs is None:
+        return None
+    name, title = "programs", "XLA programs"
+    html = _place(results.programs_chart(programs)) + _table(name, title) + notes([programs.phases.statement])
+    return Section(name, title, html, {name: frame_data(programs.programs, PROGRAM_FIELDS)})
+
+
+def _compilation(report: Report) -> Section | None:
+    compilation = report.compilation.result
+    if compilation is None:
+        return None
+    name, title = "compile", "Compile time"
+    html = _place(results.compile_chart(compilation)) + _table(name, title)
+    return Section(name, title, html, {name: frame_data(compilation.phases, COMPILE_FIELDS)})
+
+
+def _spread(report: Report) -> Section | None:
+    chart = results.spread_chart(report.spread)
+    if chart.to_frame().is_empty():
+        return None
+    name, title = "spread", "Spread of the same computation"
+    return Section(name, title, _place(chart) + _table(name, title), {name: _spread_data(report.spread)})
+
+
+def _place(chart: Chart) -> str:
+    return f'<div class="place">{chart.to_html()}</div>'
+
+
+def _pair(places: Iterable[str]) -> str:
+    """Places side by side where there is room."""
+    return f'<div class="pair">{"".join(places)}</div>'
+
+
+def _spread_data(spread: pl.DataFrame) -> dict[str, Any]:
+    """The table of computations that ran more than once, with short names, by decreasing total time."""
+    repeated = spread.filter(spread["count"] > 1)
+    rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(MAX_ROWS + 1)
+    names = rows["operation"].to_list()
+    short = short_names(name for name in names if name is not None)
+    shown = rows.with_columns(rows["operation"].replace(short))
+    named = rows["program"].count() > 0
+    data = frame_data(shown, [f for f in SPREAD_FIELDS if named or f.column != "program"])
+    return data | {"full": [(name or "")[:MAX_NAME] for name in names[:MAX_ROWS]]}
+
+
+def _attribution(report: Report) -> Section:
+    summary = report.summary
+    shares = "".join(
+        f'<tr><th scope="row">{escape(kind)}</th><td>{format_share(ns, summary.sum_ns)}</td></tr>'
+        for kind, ns in summary.attributed_ns.items()
+    )
+    reasons = "".join(
+        f'<tr><th scope="row">{escape(", ".join(kinds))}</th><td>{format_share(reason.total_ns, summary.sum_ns)}'
+        f'</td><td class="text">{escape(printable(str(reason)))}</td></tr>'
+        for kinds, _, reason in summary.reasons()
+    )
+    html = (
+        '<table class="plain"><thead><tr><th scope="col">kind of place</th><th scope="col">attributed</th></tr>'
+        f"</thead><tbody>{shares}</tbody></table>"
+    )
+    if reasons:
+        why = (
+            '<table class="plain"><thead><tr><th scope="col">the rest of</th><th scope="col">at most</th>'
+            f'<th scope="col" class="text">why</th></tr></thead><tbody>{reasons}</tbody></table>'
+        )
+        html += scrolled(why, "Why a part is not attributed")
+    warnings = merged(summary.meta.warnings)
+    shown = [*warnings[:MAX_WARNINGS]]
+    if len(warnings) > MAX_WARNINGS:
+        shown.append(f"{format_count(len(warnings) - MAX_WARNINGS)} more warnings")
+    listed = notes(shown, "warnings") or '<p class="none">No warnings.</p>'
+    warned = f"<h3>Warnings</h3>{listed}"
+    missing = notes(_missing(report))
+    absent = f"<h3>Not in this trace</h3>{missing}" if missing else ""
+    html += notes(merged(summary.notes)) + warned + absent
+    return Section("attribution", "Attribution and warnings", html)
+
+
+def _missing(report: Report) -> Iterator[str]:
+    """The reasons why the page has no section on collectives, programs or compilation."""
+    prefix = f"{named_inputs(report.summary.meta.inputs)}: "
+    for part in (report.collectives, report.programs, report.compilation):
+        if part.result is None:
+            reason = part.reason.removeprefix(prefix)
+            sentence = f"The trace {reason}" if reason.startswith(("holds ", "describes ")) else reason
+            yield f"{sentence}."
+
+
+SECTIONS: tuple[Callable[[Report], Section | None], ...] = (
+    _timeline,
+    _time,
+    _idle,
+    _flame,
+    _streams,
+    _collectives,
+    _programs,
+    _compilation,
+    _spread,
+    _attribution,
+)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from thence.analysis.summary import Summary
 
-MOST_ROWS = 500
+MAX_ROWS = 500
 """Most rows of one table; of further rows only the number is shown."""
-MOST_NAME = 400
+MAX_NAME = 400
 """Most characters of one text."""
 _OP_NAME = 120
 
@@ -140,7 +140,7 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> 
         fields: the columns that are shown.
         note: one sentence below the table.
     """
-    shown = frame.head(MOST_ROWS)
+    shown = frame.head(MAX_ROWS)
     hidden = frame.height - shown.height
     notes = [note] if note else []
     if hidden:
@@ -164,7 +164,7 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         *_backward_field(summary),
         *((Field("op_name", "op_name", "text"),) if "op_name" in summary.rows.columns else ()),
     )
-    left = summary.rows.slice(MOST_ROWS)
+    left = summary.rows.slice(MAX_ROWS)
     rest = int(left["total_ns"].sum())
     notes = [f"the rest takes {format_ns(rest)} ({format_share(rest, summary.sum_ns)})"] * bool(rest)
     if summary.overlapped_ns:
@@ -176,7 +176,7 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         names = [name and clip(name, _OP_NAME) for name in rows["op_name"]]
         rows = rows.with_columns(op_name=pl.Series(names, dtype=pl.String))
     data = frame_data(rows, fields, "; ".join(notes))
-    full = summary.rows.head(MOST_ROWS)
+    full = summary.rows.head(MAX_ROWS)
     if summary.by in ("kernel", "source"):
         data["full"] = _values(full["name"], "text")
     data["muted"] = [not attributed for attributed in full["attributed"]]
@@ -214,7 +214,7 @@ def folded_data(summary: Summary, folded: pl.DataFrame) -> dict[str, Any]:
     if summary.idle_inside_ns is not None:
         note += f"; {IDLE_INSIDE}: {format_ns(summary.idle_inside_ns)}"
     data = frame_data(folded, fields, note)
-    return data | {"muted": [not held for held in folded["attributed"].head(MOST_ROWS)]}
+    return data | {"muted": [not held for held in folded["attributed"].head(MAX_ROWS)]}
 
 
 def tree_data(summary: Summary) -> dict[str, Any]:
@@ -231,14 +231,14 @@ def tree_data(summary: Summary) -> dict[str, Any]:
         *_backward_field(summary),
     )
     data = frame_data(nodes.with_columns(part=indented), fields)
-    shown = nodes.head(MOST_ROWS)
+    shown = nodes.head(MAX_ROWS)
     return data | {"full": _values(shown["name"], "text"), "muted": [not held for held in shown["attributed"]]}
 
 
 def _values(column: pl.Series, kind: str) -> list[Any]:
     if kind == "text":
         texts = column.cast(pl.String).to_list()
-        return [None if text is None else printable(text[:MOST_NAME]) for text in texts]
+        return [None if text is None else printable(text[:MAX_NAME]) for text in texts]
     if column.dtype.is_float():
         column = column.round_sig_figs(6)
         finite = column.is_finite().fill_null(value=False)

@@ -1,13 +1,16 @@
-"""Fills page templates: a template has placeholders for other files and for texts."""
+"""Fills page templates, and has the pieces of HTML that pages share."""
 
 from __future__ import annotations
 
 import re
+from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from thence.writers.text.printable import printable
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _PLACE = re.compile(r"\{\{([a-z_. ]+)\}\}")
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
@@ -36,6 +39,17 @@ def filled(name: str, texts: Mapping[str, str]) -> str:
 def as_data(document: str) -> str:
     """A JSON document with every character escaped that could end the script element around it."""
     return document.translate(_ESCAPES)
+
+
+def scrolled(html: str, title: str) -> str:
+    """An HTML table in an element that scrolls if the table is too wide."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{html}</div>'
+
+
+def notes(texts: Iterable[str], kind: str = "") -> str:
+    """Sentences as an HTML list; empty without any."""
+    items = "".join(f"<li>{escape(printable(text))}</li>" for text in texts)
+    return f'<ul class="{f"notes {kind}".strip()}">{items}</ul>' if items else ""
 
 
 def _file(name: str) -> str:

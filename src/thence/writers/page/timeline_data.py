@@ -23,7 +23,7 @@ import polars as pl
 
 from thence.analysis.idle.rules import MEANINGS
 from thence.analysis.timelines.overview import CLASSES
-from thence.writers.page.figures import stream_name
+from thence.writers.charts.results import stream_name
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
@@ -31,28 +31,30 @@ if TYPE_CHECKING:
     from thence.model.arrays import Int64
 
 
-MOST_ROWS = 1_000_000
+MAX_ROWS = 1_000_000
 """Most rows of activities, and most parts of gaps, in a page; with more, short neighbours are merged."""
-MOST_BYTES = 8_000_000
+MAX_BYTES = 8_000_000
 """Most bytes of a timeline in a page."""
-_FEWEST_ROWS = 1_000
+_MIN_ROWS = 1_000
 
 
 def timeline_data(timeline: ActivityTimeline) -> tuple[str, ActivityTimeline]:
-    """The encoded timeline, and the timeline that it holds, which is coarser if it would exceed `MOST_BYTES`."""
-    rows = MOST_ROWS
+    """The encoded timeline, and the timeline that it holds, which is coarser if it would exceed `MAX_BYTES`."""
+    rows = MAX_ROWS
     while True:
         shown = timeline.coarser(rows)
         text = base64.b64encode(zlib.compress(_bytes(shown), 6)).decode("ascii")
-        if len(text) <= MOST_BYTES or rows <= _FEWEST_ROWS:
+        if len(text) <= MAX_BYTES or rows <= _MIN_ROWS:
             return text, shown
-        rows = min(rows // 2, rows * MOST_BYTES // len(text))
+        rows = min(rows // 2, rows * MAX_BYTES // len(text))
 
 
 def _bytes(timeline: ActivityTimeline) -> bytes:
     columns = {"rows": _row_columns(timeline), "gaps": _gap_columns(timeline)}
     columns["parts"] = {"cause": _or_none(timeline.parts["cause"]), "ns": timeline.parts["ns"].to_numpy()}
-    encoded = [(table, name, *_planes(values)) for table, of in columns.items() for name, values in of.items()]
+    encoded = [
+        (table, name, *_planes(values)) for table, of_table in columns.items() for name, values in of_table.items()
+    ]
     head = _texts(timeline) | {
         "columns": [(table, name, len(columns[table][name]), size) for table, name, size, _ in encoded]
     }

@@ -1,7 +1,7 @@
 // The report: sections are drawn in the order in which they come into view.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const root = document.documentElement, charts = chartsOf(data.figures), waiting = new Map();
+const root = document.documentElement, waiting = new Map();
 let ofTime = null;   // the timeline
 
 // ---- The flame graph is a separate page in an iframe. This code sets its theme and height.
@@ -19,7 +19,6 @@ function matchFlame() {
 function theme(name) {
   root.dataset.theme = name;
   document.getElementById("theme").textContent = name === "dark" ? "Light" : "Dark";
-  charts.recolour();
   if (ofTime) ofTime.recolour();
   matchFlame();
 }
@@ -33,11 +32,9 @@ window.addEventListener("beforeprint", () => {
   before = root.dataset.theme;
   for (const place of [...waiting.keys()]) draw(place);
   theme("light");
-  charts.toPaper();
   if (ofTime) ofTime.printing(true);
 });
 window.addEventListener("afterprint", () => {
-  charts.fromPaper();
   if (ofTime) ofTime.printing(false);
   theme(before);
 });
@@ -53,12 +50,6 @@ function draw(place) {
 function later(place, drawing) { waiting.set(place, drawing); watch.observe(place); }
 
 for (const list of document.querySelectorAll(".tabs")) tabs(list);
-for (const place of document.querySelectorAll("[data-figure]")) {
-  const figure = data.figures[place.dataset.figure];
-  if (!figure) continue;
-  place.style.height = (figure.layout.height || 380) + "px";
-  later(place, charts.draw);
-}
 for (const place of document.querySelectorAll("[data-table]")) table(place, data.tables[place.dataset.table], place.dataset.title);
 later(document.getElementById("flame-place"), (place) => {
   const page = document.getElementById("flame-page").content.cloneNode(true);
