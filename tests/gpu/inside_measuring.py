@@ -17,8 +17,8 @@ from thence.inside.decoding import decode
 from thence.inside.files import save
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Callable
+    from pathlib import Path
 
     from thence.inside.decoding import Decoded
     from thence.inside.description import Description
