@@ -11,10 +11,10 @@ demo: $(VENV)/installed  ## the main job on a real recording that ships with the
 	$(BIN)/thence demo
 
 test: $(VENV)/installed-dev  ## the tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 8
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 test-fast: $(VENV)/installed-dev  ## without those that run a slow, obvious implementation
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m 'not gpu and not slow_oracle'
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'not gpu and not slow_oracle'
 
 MINUTES ?= 60
 PROCESSES ?= $(shell getconf _NPROCESSORS_ONLN)
@@ -22,7 +22,7 @@ fuzz: $(VENV)/installed-dev  ## mutated inputs of every format for MINUTES on al
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --processes $(PROCESSES) --seed $(or $(SEED),$(shell date +%s)) --keep fuzz-failures --corpus fuzz-corpus
 
 test-thorough: $(VENV)/installed-dev  ## with four times as many examples of each property
-	THENCE_THOROUGH=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
+	THENCE_THOROUGH=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 OUT ?= gpu-parts
 gpu:  ## the parts of the proof on GPUs, with the Python that has torch and jax; without PARTS= it lists them (PARTS=all, or names; ONLY=record or check)

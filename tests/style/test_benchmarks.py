@@ -1,4 +1,4 @@
-"""Every script in benchmarks/ and tests/gpu/ says what it measures and how it is run, on machines without torch and jax, too."""
+"""Every script in benchmarks/ and tests/gpu/ says what it is for and how it is run, without torch and jax, too."""
 
 from __future__ import annotations
 
