@@ -17,8 +17,6 @@ from thence.model.places import STEP_KIND
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("read_once")
-
 FILES = (
     *sorted(TORCH.glob("*.json.gz")),
     *sorted((TORCH / "graphs").glob("*.json.gz")),

@@ -13,6 +13,11 @@ ROOT = Path(__file__).parents[2]
 READER = ("polars", "msgspec", "isal")
 """What thence needs to read traces, and a machine with a GPU may lack."""
 
+HUGGING_FACE = ("trl_sft", "trl_grpo", "hf_trainer", "accelerate_loop", "peft_lora")
+OTHER_TORCH = ("timm_vit", "sentence_encode", "sentence_training", "lightning_resnet", "geometric_gcn")
+OF_JAX = ("flax_training", "numpyro_nuts", "equinox_mlp")
+"""Programs of ``real_programs.py``, some for each part, as a step has a limit of ten minutes."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -23,7 +28,7 @@ class Part:
         proves: what is known if it passes.
         record: arguments of the script on the GPU; ``{out}`` stands for the folder of the part.
         check: arguments of the script afterwards, on any machine; None if the first run compares by itself.
-        seconds: the run on an H100 with 16 cores, the check included.
+        seconds: estimate for an H100 with 16 cores, the check included; the runner prints what a part really took.
         gpus: how many it needs.
         packages: without which it cannot run on the GPU.
         script: its path in the repository, if it is not ``tests/gpu/NAME.py``.
@@ -101,12 +106,21 @@ PARTS = (
         ("check", "{out}"),
         240,
     ),
-    Part(
-        "real_programs",
-        "training loops of TRL, Trainer, Accelerate, PEFT, timm, Lightning and others end as they do alone",
-        ("record", "{out}"),
-        ("check", "{out}"),
-        500,
+    *(
+        Part(
+            f"real_programs_{group}",
+            f"training loops of {libraries} end as they do alone",
+            ("record", "{out}", *names),
+            ("check", "{out}"),
+            40 * len(names),
+            packages=packages,
+            script="tests/gpu/real_programs.py",
+        )
+        for group, libraries, packages, names in (
+            ("hf", "TRL, Trainer, Accelerate and PEFT", ("torch",), HUGGING_FACE),
+            ("torch", "timm, Sentence Transformers, Lightning and PyTorch Geometric", ("torch",), OTHER_TORCH),
+            ("jax", "Flax, NumPyro and Equinox", ("jax",), OF_JAX),
+        )
     ),
     Part(
         "graph_labels",
