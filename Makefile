@@ -5,16 +5,16 @@ BIN := $(VENV)/bin
 PIP_OPTIONS ?=
 INSTALL := $(BIN)/pip install --quiet $(PIP_OPTIONS)
 
-.PHONY: demo test test-fast test-thorough fuzz check format docs check-docs pictures clean
+.PHONY: demo test test-fast test-thorough gpu fuzz check format docs check-docs pictures clean
 
 demo: $(VENV)/installed  ## the main job on a real recording that ships with the package
 	$(BIN)/thence demo
 
 test: $(VENV)/installed-dev  ## the tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 8
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 test-fast: $(VENV)/installed-dev  ## without those that run a slow, obvious implementation
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m 'not gpu and not slow_oracle'
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'not gpu and not slow_oracle'
 
 MINUTES ?= 60
 PROCESSES ?= $(shell getconf _NPROCESSORS_ONLN)
@@ -22,7 +22,11 @@ fuzz: $(VENV)/installed-dev  ## mutated inputs of every format for MINUTES on al
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --processes $(PROCESSES) --seed $(or $(SEED),$(shell date +%s)) --keep fuzz-failures --corpus fuzz-corpus
 
 test-thorough: $(VENV)/installed-dev  ## with four times as many examples of each property
-	THENCE_THOROUGH=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
+	THENCE_THOROUGH=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+OUT ?= gpu-parts
+gpu:  ## the parts of the proof on GPUs, with the Python that has torch and jax; without PARTS= it lists them (PARTS=all, or names; ONLY=record or check)
+	$(PYTHON) tests/gpu/run.py $(PARTS) --out $(OUT) $(if $(ONLY),--only $(ONLY))
 
 check: $(VENV)/installed-dev  ## linter, formatter and type checker
 	$(BIN)/ruff check .

@@ -1,10 +1,12 @@
-"""What commands cost whose input is tiny: CPU and wall seconds of every verb, of two versions beside each other.
+"""What commands cost, of two versions beside each other: CPU and wall seconds and peak memory of verbs.
 
     python benchmarks/command_start.py OTHER_SRC [--rounds 10] [--only report,idle]
+    python benchmarks/command_start.py OTHER_SRC --inputs TRACE... [--verbs report,streams] [--rounds 3]
 
 ``OTHER_SRC`` is the folder ``src`` of the other version (``git archive COMMIT src | tar x -C DIR``), given the same
-Python and libraries. Each run is a process of its own, the versions in turns; one round before the others, uncounted,
-writes the bytecode of both. Medians of the rounds, children included.
+Python and libraries. Without ``--inputs`` every verb gets a tiny input, so that the figures are those of starting.
+Each run is a process of its own, the versions in turns; one round before the others, uncounted, writes the bytecode of
+both. Medians of the rounds, children included.
 """
 
 from __future__ import annotations
@@ -12,13 +14,12 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from command_line import documented_parser
+from measuring import Used, run_measured, table_row
 
 ROOT = Path(__file__).parents[1]
 OURS = ROOT / "src"
@@ -66,47 +67,54 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def measured(source: Path, arguments: list[str], folder: Path) -> tuple[float, float]:
-    """CPU seconds of a process and its children, and seconds until it ended; nothing is left of the last one."""
+def of_inputs(inputs: list[str], verbs: str) -> dict[str, list[str]]:
+    """Arguments of Python for each verb and each input, by the name that the table shows."""
+    return {
+        f"{verb} {Path(given.split(',')[0]).name}": ["-m", "thence", *verb.split(), *given.split(",")]
+        for given in inputs
+        for verb in verbs.split(",")
+    }
+
+
+def measured(source: Path, arguments: list[str], folder: Path) -> Used:
+    """What a process used; nothing is left of the last one."""
     for made in ("store", "recording"):
         shutil.rmtree(folder / made, ignore_errors=True)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, *arguments], env=environment | {"PYTHONPATH": str(source)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    _, _, used = os.wait4(process.pid, 0)
-    process.returncode = 0
-    return used.ru_utime + used.ru_stime, time.perf_counter() - began
+    return run_measured([sys.executable, *arguments], environment | {"PYTHONPATH": str(source)})
 
 
 def main() -> None:
     parser = documented_parser(__doc__)
     parser.add_argument("other", type=Path, metavar="OTHER_SRC")
+    parser.add_argument("--inputs", nargs="+", help="several files of one trace with commas")
+    parser.add_argument("--verbs", default="report", help="of --inputs, with commas between them")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", help="with commas between them")
     options = parser.parse_args()
-    print("| command | CPU s other | ours | ratio | wall s other | ours |\n|---|---|---|---|---|---|")
+    print(table_row(["command", "CPU s other", "ours", "ratio", "wall s other", "ours", "MB other", "ours", "exit"]))
+    print(table_row(["---"] * 9))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ranks").mkdir()
         for trace in RANKS:
             (folder / "ranks" / Path(trace).name).symlink_to(trace)
-        for shown, arguments in commands(folder).items():
+        chosen = of_inputs(options.inputs, options.verbs) if options.inputs else commands(folder)
+        for shown, arguments in chosen.items():
             if options.only and shown not in options.only.split(","):
                 continue
             rounds = [
                 [measured(source, arguments, folder) for source in (options.other, OURS)]
                 for _ in range(options.rounds + 1)
             ][1:]
-            other, ours = (
-                [statistics.median(values) for values in zip(*side, strict=True)] for side in zip(*rounds, strict=True)
+            codes = {used.code for pair in rounds for used in pair}
+            (cpu, other_cpu), (wall, other_wall), (peak, other_peak) = (
+                [statistics.median(getattr(pair[side], what) for pair in rounds) for side in (1, 0)]
+                for what in ("cpu", "wall", "peak_mb")
             )
-            print(
-                f"| {shown} | {other[0]:.3f} | {ours[0]:.3f} | {ours[0] / other[0]:.2f} "
-                f"| {other[1]:.3f} | {ours[1]:.3f} |", flush=True,
-            )  # fmt: skip
+            cells = [f"{other_cpu:.3f}", f"{cpu:.3f}", f"{cpu / other_cpu:.2f}", f"{other_wall:.3f}", f"{wall:.3f}"]
+            cells += [f"{other_peak:.0f}", f"{peak:.0f}", ", ".join(map(str, sorted(codes)))]
+            print(table_row([shown, *cells]), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from command_line import documented_parser
+from measuring import by_turns
 
 if __name__ == "__main__":
     documented_parser(__doc__).parse_args()
@@ -81,13 +82,9 @@ WAYS: tuple[Callable[[], float], ...] = (plain, labelled, recorded)
 
 def measure(title: str) -> None:
     """Prints the three ways."""
-    times: dict[str, list[float]] = {way.__name__: [] for way in WAYS}
     for way in WAYS:
         way()
-    for round_ in range(ROUNDS):
-        turn = round_ % len(WAYS)
-        for way in (*WAYS[turn:], *WAYS[:turn]):
-            times[way.__name__].append(way())
+    times = by_turns({way.__name__: way for way in WAYS}, ROUNDS)
     base = statistics.median(times["plain"])
     print(title)
     for name, found in times.items():

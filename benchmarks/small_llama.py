@@ -1,4 +1,4 @@
-"""A small Llama for `gpu_compiled.py` and `job_programs.py`, without any package but torch."""
+"""A small Llama for `compiled.py` and `job_programs.py`, without any package but torch."""
 
 from __future__ import annotations
 

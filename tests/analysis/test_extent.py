@@ -19,6 +19,8 @@ from thence.model.selection import Selection
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 EAGER = recording("torch_eager_rank0")
 RECORDED = DATA / "jax" / "recording"
 

@@ -23,6 +23,8 @@ from thence.analysis.steps.windows import steps
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 FRONT = (*("verdict", "steps", "no_steps", "plain_step_ns", "no_plain_step"), *("start_up_ns", "run", "late_ranks"))
 NSIGHT = DATA / "nsight"
 

@@ -17,6 +17,8 @@ from thence.model.places import STEP_KIND
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 FILES = (
     *sorted(TORCH.glob("*.json.gz")),
     *sorted((TORCH / "graphs").glob("*.json.gz")),

@@ -1,4 +1,4 @@
-"""Every script in benchmarks/ says what it measures and how it is run, on machines without torch and jax, too."""
+"""Every script in benchmarks/ and tests/gpu/ says what it is for and how it is run, without torch and jax, too."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ON_GPUS = Path(__file__).parents[1] / "gpu"
 _HELPS = """
 import contextlib, io, json, runpy, sys
 
@@ -18,9 +19,9 @@ class Absent:
             raise ModuleNotFoundError(f"{name} is imported before the options are read")
 
 sys.meta_path.insert(0, Absent())
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
 found = {}
-for script in sys.argv[2:]:
+for script in sys.argv[3:]:
     said, sys.argv = io.StringIO(), [script, "--help"]
     try:
         with contextlib.redirect_stdout(said):
@@ -43,10 +44,10 @@ def is_run(path: Path) -> bool:
 
 
 def test_every_script_answers_help_without_torch_and_jax(tmp_path: Path) -> None:
-    scripts = [path for path in sorted(BENCHMARKS.glob("*.py")) if is_run(path)]
-    assert len(scripts) > 50
+    scripts = [path for folder in (BENCHMARKS, ON_GPUS) for path in sorted(folder.glob("*.py")) if is_run(path)]
+    assert len(scripts) > 35
     run = subprocess.run(
-        [sys.executable, "-c", _HELPS, BENCHMARKS, *scripts],
+        [sys.executable, "-c", _HELPS, BENCHMARKS, ON_GPUS, *scripts],
         capture_output=True, text=True, check=True, cwd=tmp_path,
     )  # fmt: skip
     found = json.loads(run.stdout)

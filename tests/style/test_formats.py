@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import thence
+from source_trees import nodes
 from thence.model.collectives import KINETO_KEYS
 
 PACKAGE = Path(thence.__file__).parent
@@ -24,9 +25,8 @@ KEYS = tuple(key for key in KINETO_KEYS.values() if " " in key)
 
 def texts(path: Path) -> set[str]:
     """Text of a module's code: parts of f-strings too, docstrings and text that nothing uses not."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    unused = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    found = (n for n in nodes if isinstance(n, ast.Constant) and id(n) not in unused)
+    unused = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+    found = (n for n in nodes(path) if isinstance(n, ast.Constant) and id(n) not in unused)
     values = (n.value.decode(errors="replace") if isinstance(n.value, bytes) else n.value for n in found)
     return {value.replace("\\", "") for value in values if isinstance(value, str)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import msgspec.inspect
 import pytest
 
 import thence
+from source_trees import nodes
 from thence.model.json_fields import Count, JsonInt64, NotAsWritten, Rank, decoded, field
 
 if TYPE_CHECKING:
@@ -41,18 +41,13 @@ OTHERWISE = {
 """Modules that decode JSON without `thence.model.json_fields`, and why."""
 
 
-@functools.cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 def modules() -> dict[str, Path]:
     return {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def structs() -> Iterator[type[msgspec.Struct]]:
     for name, path in modules().items():
-        if any("msgspec.Struct" in ast.unparse(base) for node in ast.walk(tree(path))
+        if any("msgspec.Struct" in ast.unparse(base) for node in nodes(path)
                if isinstance(node, ast.ClassDef) for base in node.bases):  # fmt: skip
             module = importlib.import_module(f"thence.{name.removesuffix('.py').replace('/', '.')}")
             for value in vars(module).values():
@@ -89,7 +84,7 @@ def test_json_is_decoded_in_one_place() -> None:
     calls = {
         name
         for name, path in modules().items()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("json.load", "json.loads", "msgspec.json.decode", "msgspec.json.Decoder")
     }  # fmt: skip

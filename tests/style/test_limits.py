@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import functools
 from pathlib import Path
 
 import thence
+from source_trees import nodes, tree
 
 PACKAGE = Path(thence.__file__).parent
 GENERATED = PACKAGE / "readers" / "jax" / "protos"
@@ -16,11 +16,6 @@ MAX_MODULE_LINES = 900
 MAX_FUNCTION_LINES = 60
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@functools.cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def name(path: Path) -> str:
@@ -42,7 +37,7 @@ def test_a_function_fits_on_a_screen() -> None:
     lines = {
         (name(path), node.name): (node.end_lineno or 0) - node.lineno + 1
         for path in MODULES
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, Function)
     }
     assert {where: n for where, n in lines.items() if n > MAX_FUNCTION_LINES} == {}
@@ -53,7 +48,7 @@ def test_only_the_command_line_prints() -> None:
         (name(path), node.lineno)
         for path in MODULES
         if "cli" not in path.relative_to(PACKAGE).parts
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert calls == []

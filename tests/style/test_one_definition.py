@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import thence
+from source_trees import nodes
 from thence.model.places import PLACES
 from thence.model.reasons import ADVICE, CODES, REASONS, RULES
 
@@ -25,7 +26,7 @@ def name(path: Path) -> str:
 
 
 def texts(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
@@ -35,7 +36,7 @@ def test_kinds_of_places_are_listed_in_one_table() -> None:
         (name(path), node.lineno)
         for path in MODULES
         if name(path) != "model/places.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Tuple | ast.List | ast.Set)
         and len({e.value for e in node.elts if isinstance(e, ast.Constant)} & set(PLACES)) > MOST_KINDS
     ]
@@ -53,7 +54,7 @@ def test_only_one_module_starts_python_processes() -> None:
     starting = {
         name(path)
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute)
         and (node.attr, getattr(node.value, "id", None))
         in {("executable", "sys"), ("get_context", "multiprocessing"), ("init", "ray")}

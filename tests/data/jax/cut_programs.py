@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python tests/data/jax/cut_programs.py WITH WITHOUT EXECUTIONS OUT.tar.xz PROGRAM [PROGRAM ...]
 
-What made ``programs/*.tar.xz`` from recordings of ``benchmarks/gpu_jax_programs.py``: WITH is the directory of one
+What made ``programs/*.tar.xz`` from recordings of ``tests/gpu/jax_programs.py``: WITH is the directory of one
 process that had command buffers, WITHOUT the same program without. Of WITH is kept what the first EXECUTIONS
 executions of the programs launched, on each thread, with their calls, NVTX ranges, names, and the HLO modules as far
 as thence reads them. Paths of files and the name of the host are rewritten.

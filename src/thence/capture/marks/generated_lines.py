@@ -3,7 +3,7 @@
 Generated modules are read when they are loaded, from a cold cache or a warm one. While there are followers, the
 functions of these modules, and no other code, have events for instructions (sys.monitoring, Python 3.12); the event of
 an instruction that begins no launch is disabled the first time. Events for lines would be enough, but in long
-functions such as these, each takes microseconds to find the number of its line (`benchmarks/generated_lines.py`).
+functions such as these, each takes microseconds to find the number of its line.
 Before Python 3.12 a capture of a CUDA graph follows generated code with sys.settrace, only on its own thread; outside
 of captures it is not followed.
 
