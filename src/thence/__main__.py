@@ -56,13 +56,13 @@ def reading_ahead(arguments: Sequence[str]) -> Iterator[None]:
     if name is None:
         yield
         return
-    from thence.readers.kineto import ahead
+    from thence.readers.kineto import early_start
 
-    ahead.begin(name)
+    early_start.begin(name)
     try:
         yield
     finally:
-        ahead.forget()
+        early_start.forget()
 
 
 def _large_trace(arguments: Sequence[str]) -> str | None:

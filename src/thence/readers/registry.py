@@ -1,4 +1,7 @@
-"""Chooses the reader of each input by its content, imports it, and reads all inputs as one set of tables."""
+"""Chooses the reader of each input by its content, imports it, and reads all inputs as one set of tables.
+
+Formats that thence recognises without reading them are refused, with what to do instead.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import glob
 import importlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -26,6 +30,46 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
+_DECOMPRESS = "; decompress it first ({}): thence reads gzip and no other compression"
+_CONTENTS = {
+    rb"\xfd7zXZ\x00": "is compressed with xz" + _DECOMPRESS.format("xz -dk"),
+    rb"\x28\xb5\x2f\xfd": "is compressed with Zstandard" + _DECOMPRESS.format("zstd -d"),
+    rb"BZh[1-9]": "is compressed with bzip2" + _DECOMPRESS.format("bunzip2 -k"),
+    rb"\x04\x22\x4d\x18": "is compressed with LZ4" + _DECOMPRESS.format("lz4 -d"),
+    rb"(?s).{257}ustar": "is a tar archive; unpack it (tar -xf) and name the folder or the traces in it",
+    rb"PK\x03\x04": (
+        "is a zip archive, but not of nsys-jax; if it holds traces, unpack it and name the folder or the traces in it"
+    ),
+    rb"version https://git-lfs\.github\.com/": (
+        "is a pointer of Git LFS, not the file itself; fetch the file (git lfs pull)"
+    ),
+    rb"(?i)(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html)\b": (
+        "is an HTML page; if it was downloaded, the server may have sent a login page or an error instead of the trace"
+    ),
+    rb"\xff\xfe|\xfe\xff": (
+        "is UTF-16, as PowerShell redirects output; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
+    ),
+    # The first bytes that TensorFlow's and XLA's trace_events_to_json.cc write.
+    rb'\{"displayTimeUnit": ?"ns", ?"metadata": ?\{"highres-ticks": ?true\}': (
+        "is what jax.profiler and TensorFlow write for viewers, without programs and HLO; name the .xplane.pb file"
+    ),
+    rb'"?Time ?\(%\)"?,"?Total Time ?\([a-z]+\)"?,': (
+        "is a summary without times of each kernel; use nsys stats --report cuda_gpu_trace --format csv"
+    ),
+}
+"""Regular expression of how a file begins, and the end of the sentence about it."""
+_ENDINGS = {
+    ".ncu-rep": "is a report of Nsight Compute, which measures single kernels; thence reads reports of Nsight Systems",
+    ".qdstrm": (
+        "is what Nsight Systems writes before it makes a report; make it with QdstrmImporter, which is part of "
+        "Nsight Systems"
+    ),
+    ".pftrace": (
+        "is a timeline for Perfetto, which thence writes and does not read; name the recording or trace that it was "
+        "made from"
+    ),
+}
+"""Ending of a file name, for formats without a fixed beginning, and the end of the sentence about it."""
 _FILES = {
     "thence.readers.kineto.sniffing": "thence.readers.kineto.read",
     "thence.readers.flight_recorder": "thence.readers.flight_recorder",
@@ -36,7 +80,6 @@ _FILES = {
 }
 """Formats that are read from one file as a stream, in the order in which they are tried: the module that recognises
 files of the format, which imports little, and the module that reads them, which is imported only for such a file."""
-
 _ARCHIVES = {
     "thence.readers.recording.sniffing": "thence.readers.recording.read",
     "thence.readers.nsys_jax.archive": "thence.readers.nsys_jax.read",
@@ -45,11 +88,21 @@ _ARCHIVES = {
 }
 """The same for formats that are read from a path: a folder of several files, a zip file or the folder it was unpacked
 to, or a file that another program has to convert first."""
-
-
 _REPORTS = (".nsys-rep", ".qdrep")
 _ON_DISK = (".zip", ".sqlite", ".sqlite.gz", ".xplane.pb")
 """Suffixes of files whose readers need more than a stream: random access to pages, or neighbouring files."""
+
+
+def described(name: str, head: bytes) -> str | None:
+    """What is said about a file that no reader accepts; None if its format is not known either.
+
+    Args:
+        name: of the file.
+        head: its first decompressed bytes.
+    """
+    by_content = (text for beginning, text in _CONTENTS.items() if re.match(beginning, head))
+    by_name = (text for ending, text in _ENDINGS.items() if name.endswith(ending))
+    return next(by_content, None) or next(by_name, None)
 
 
 class FileFormat(Protocol):
@@ -291,7 +344,7 @@ def _read_file(name: str, progress: Callable[[str, int, int], None], expansion: 
         return archive.read(name, lambda done: progress(name, done, 0), expansion)
     if not head:
         raise UnknownFormat(name, source.damage or "is empty")
-    from thence.readers.unsupported import described
+    from thence.readers.registry import described
 
     known = described(name, head)
     raise UnknownFormat(name, known or f"has no format that thence reads; expected one of: {_expected()}")

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import event, kernel, launch, opened
 from thence.model.intervals import NO_ROW
-from thence.readers.kineto.forward_backward import forward_rows
+from thence.readers.kineto.tables import forward_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from thence.readers.recording.engine_places import EngineCalls, Noted, engine_calls, with_places_of_calls
+from thence.readers.recording.place_ranges import EngineCalls, Noted, engine_calls, with_places_of_calls
 
 CALLER, ENGINE, OTHER = 10, 20, 30
 NAMES = pl.Series([None, "forward", "backward", "optimizer", None])

@@ -12,9 +12,7 @@ import pytest
 from thence.capture.boundaries.places import FRAME, LINE
 from thence.model.formats import SAMPLE_STATES
 from thence.readers.recording.counted import boundaries_of
-from thence.readers.recording.engine_places import Noted
-from thence.readers.recording.place_ranges import place_ranges
-from thence.readers.recording.samples import Cells, cells_of, without_notes
+from thence.readers.recording.place_ranges import Cells, Noted, cells_of, place_ranges, without_notes
 
 MS = 1_000_000
 COLUMNS = ("time", "until", "thread", "line", "frame", "count", "state")

@@ -1,7 +1,8 @@
 """HLO modules as columns: one row per instruction, with its source, size, costs and device groups.
 
 Reads a serialized HloProto or HloModuleProto, plain or xz: ``*.hlo.pb`` dumps, the "Hlo Proto" stat
-of an xplane file, the dump folder of an nsys-jax archive.
+of an xplane file, the dump folder of an nsys-jax archive. Source files, lines and functions come from the module's
+index of stack frames.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import polars as pl
 from google.protobuf.message import DecodeError
 
 from thence.errors import DamagedInput
-from thence.model.hlo import ASYNCHRONOUS, COMPUTATIONS, INSTRUCTIONS, LOOPS, HloModule
+from thence.model.fitted_names import affordable
+from thence.model.hlo import ASYNCHRONOUS, COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, Frame, HloModule
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.instruction_costs import backend_config, work_columns
-from thence.readers.jax.instruction_table import Body, Distinct
+from thence.readers.jax.instructions import Body, Distinct, memory_space, replica_groups
 from thence.readers.jax.protobuf import unpacked
 from thence.readers.jax.protos.hlo_pb2 import (
     FrontendAttributes,
@@ -27,12 +29,17 @@ from thence.readers.jax.protos.hlo_pb2 import (
     ShapeProto,
     WhileLoopBackendConfig,
 )
-from thence.readers.jax.shapes import memory_space, replica_groups
-from thence.readers.jax.source_frames import FrameTable, shared_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
+    from numpy.typing import NDArray
+
+    from thence.readers.jax.protos.hlo_pb2 import StackFrameIndexProto
+
+MAX_TEXT, MAX_TEXT_PER_FRAME = 4_000_000, 500
+"""Characters of the files, or of the functions, of all frames of a module: of any number, and more for each frame."""
+_NOWHERE = Frame("", 0, 0, "")
 _STARTS = """
 all-gather-start all-reduce-start async-start collective-permute-start copy-start recv send
 """
@@ -52,6 +59,102 @@ _STREAM = "_xla_stream_annotation"
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
 _RUNS_CALLED = frozenset(("async-start", "call", "conditional", "while"))
 _DAMAGED = "is cut or damaged: its content is not an HLO module with instructions"
+
+
+class FrameTable:
+    """Collects the stack frames of one module while it is decoded.
+
+    StackFrameIndexProto keeps frames as a tree: location and parent, both 1-based, 0 is none. (Text
+    dumps of XLA print every parent one too high; the protos are right.) Old modules have only one
+    file and line per instruction (OpMetadata): these become frames without a parent, numbered after
+    the recorded frames, so that a frame number identifies the source in both cases.
+    """
+
+    def __init__(self, index: StackFrameIndexProto) -> None:
+        locations = index.file_locations
+        used = np.fromiter((frame.file_location_id for frame in index.stack_frames), np.int64)
+        uses = np.bincount(used[(used > 0) & (used <= len(locations))], minlength=len(locations) + 1)
+        files = _names(index.file_names, [place.file_name_id for place in locations], uses)
+        functions = _names(index.function_names, [p.function_name_id for p in locations], uses)
+        places = [_NOWHERE] + [
+            Frame(
+                files[_within(place.file_name_id, files)],
+                place.line,
+                place.column,
+                functions[_within(place.function_name_id, functions)],
+            )
+            for place in locations
+        ]
+        self.frames = [places[_within(location, places)] for location in used.tolist()]
+        # A frame is stored after its parent. Others would be cycles, or may be, and are cut.
+        self.parents = [
+            parent if 0 < parent < frame else 0
+            for frame, parent in enumerate((f.parent_frame_id for f in index.stack_frames), 1)
+        ]
+        self._recorded = len(self.frames)
+        self._lines: dict[tuple[str, int], int] = {}
+
+    def of(self, metadata: OpMetadata) -> int:
+        """Frame number of an instruction's metadata, 0 if it has no source."""
+        if 0 < metadata.stack_frame_id <= self._recorded:
+            return metadata.stack_frame_id
+        if not metadata.source_file:
+            return 0
+        key = (metadata.source_file, metadata.source_line)
+        if key not in self._lines:
+            self.frames.append(Frame(*key, 0, ""))
+            self.parents.append(0)
+            self._lines[key] = len(self.frames)
+        return self._lines[key]
+
+    def place(self, frame: int) -> Frame:
+        """The frame with a number that `of` returned; an empty frame for 0."""
+        return self.frames[frame - 1] if frame else _NOWHERE
+
+    def table(self) -> pl.DataFrame:
+        """All frames in the columns of `FRAMES`."""
+        return pl.DataFrame(
+            {
+                "frame": range(1, len(self.frames) + 1),
+                "parent": self.parents,
+                "file": shared_texts([f.file for f in self.frames]),
+                "line": [f.line for f in self.frames],
+                "column": [f.column for f in self.frames],
+                "function": shared_texts([f.function for f in self.frames]),
+                "stack": self._equal_stacks(),
+            },
+            schema=FRAMES,
+        )
+
+    def _equal_stacks(self) -> list[int]:
+        """For each frame, the number of the first frame with an equal stack."""
+        first: dict[tuple[Frame, int], int] = {}
+        result: list[int] = []
+        for number, (frame, parent) in enumerate(zip(self.frames, self.parents, strict=True), 1):
+            key = (frame, result[parent - 1] if parent else 0)
+            result.append(first.setdefault(key, number))
+        return result
+
+
+def shared_texts(texts: Sequence[str | None]) -> pl.Series:
+    """A Categorical column in which each distinct text is stored once."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    distinct = pl.Series(list(places), dtype=pl.String).cast(pl.Categorical())
+    return distinct.gather(pl.Series([places[text] for text in texts], dtype=pl.UInt32))
+
+
+def _names(names: Sequence[str], of_location: Sequence[int], uses: NDArray[np.int64]) -> list[str]:
+    """The names that locations refer to by numbers from 1, as long as their number of uses permits."""
+    number = np.array([0, *of_location], np.int64)
+    number[(number < 0) | (number > len(names))] = 0
+    written = np.bincount(number, uses + 1, len(names) + 1).astype(np.int64)
+    distinct = pl.Series(["", *names], dtype=pl.String)
+    return affordable(distinct, written, MAX_TEXT, MAX_TEXT_PER_FRAME).to_list()
+
+
+def _within(number: int, values: Sequence[object]) -> int:
+    """The number, or 0 if there is no such value."""
+    return number if 0 < number < len(values) else 0
 
 
 def decode_hlo(data: bytes, path: str, expansion: Expansion = DEFAULT) -> HloModule:

@@ -15,15 +15,14 @@ import msgspec
 import numpy as np
 
 from thence.model.json_fields import Count, NotAsWritten, decoded
-from thence.readers.jax.instruction_table import IntegerLists
+from thence.readers.jax.instructions import MAX_INT64, MAX_RANK, IntegerLists, elements, shape_bytes
 from thence.readers.jax.protos.hlo_pb2 import ShapeProto
-from thence.readers.jax.shapes import MAX_INT64, MAX_RANK, elements, shape_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from thence.model.arrays import Int64
-    from thence.readers.jax.instruction_table import Body, Distinct
+    from thence.readers.jax.instructions import Body, Distinct
     from thence.readers.jax.protos.hlo_pb2 import HloInstructionProto
 
 _MOVING = """

@@ -5,38 +5,51 @@ which process of the job wrote it, so the rank of a file is its position among t
 sorted by name.
 
 Device activities are assigned to executions of XLA programs (`_launching_ranges`, `_executions_by_repetition`) and to
-runs of the same instruction within one execution, such as those of a loop body (`_iterations`).
+runs of the same instruction within one execution, such as those of a loop body (`_iterations`). The HLO of the
+programs comes from the file or from dumps in the same folder.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from thence.errors import DamagedInput
+from thence.errors import DamagedInput, InputError
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
 from thence.model.losses import Loss, says_lost
-from thence.model.tables import GPU, KINDS, PROGRAMS, Device, Meta, Tables
-from thence.readers.jax.host_ranges import host_table, threads_table
+from thence.model.tables import GPU, HOST, HOST_CATEGORIES, KINDS, PROGRAMS, THREADS, Device, Meta, Tables
+from thence.readers.categories import positions_of_functions
+from thence.readers.jax.hlo import decode_hlo
+from thence.readers.jax.hlo_dump import PATTERNS as HLO_PATTERNS
+from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.jax.sniffing import NAME, PATTERNS
-from thence.readers.jax.xplane_programs import RunPrograms
 from thence.readers.jax.xspace import XSpace, decode_xspace
+from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.source import STANDARD_INPUT
-from thence.units import several
+from thence.units import listed, several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from thence.model.hlo import HloModule
+    from thence.readers.jax.xspace import XSpace
     from thence.readers.source import Source
 
-
+_FRAME = re.compile(r"\$(?P<file>[^ ]+):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
+# Overhead records of CUPTI, which XLA writes to separate lines (cupti_collector.cc).
+_OVERHEAD = re.compile(r"BUFFER_FLUSH|<UNKNOWN>|CUPTI.*|RESOURCE|(?:DRIVER_)?COMPILER|INSTRUMENTATION")
+_COMPILING = re.compile(r"Compil(?!ed)|HloPass|RunHlo|Autotun|^backend_compile")
+_JITTED = r"^(?:PjitFunction|PmapFunction)\("
+"""A call of a jitted function, the outermost range that jax itself opens (pjit.cc)."""
 _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
 """Host ranges that launch everything of one execution on one device (gpu_executable.cc)."""
 COMMAND_BUFFER = r"^command_buffer_\d+$"
@@ -44,6 +57,209 @@ COMMAND_BUFFER = r"^command_buffer_\d+$"
 _MAX_BYTES = (1 << 31) - 1  # the largest size of a protobuf message
 _CHUNK = 1 << 24
 _YEAR_2001_NS = 10**18
+
+
+def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
+    """The host events in the columns and the order of `HOST`.
+
+    Each line is a thread. Ranges of jax and XLA (TraceMe) have the category ``op``. A range that
+    encloses a call of a jitted function, and is not such a call itself, was opened by the user's
+    program: all ranges of its name get the category ``range``.
+
+    Args:
+        space: the decoded file.
+        rank: of the process.
+        process: its id, 0 if unknown.
+    """
+    ranges, parent = _nested(_named(space))
+    named_by_user = _around_jitted(ranges, parent)
+    if named_by_user:
+        category = pl.when(pl.col("shown").is_in(named_by_user) & (pl.col("category") == "op"))
+        dtype = pl.Enum(HOST_CATEGORIES)
+        changed = category.then(pl.lit("range", dtype)).otherwise("category")
+        ranges, parent = _nested(ranges.with_columns(category=changed))
+    return HOST.frame(
+        {
+            "rank": np.full(ranges.height, rank, np.int32),
+            "process": np.full(ranges.height, process, np.int64),
+            "thread": ranges["thread"],
+            "category": ranges["category"],
+            "name": ranges["shown"].cast(pl.Categorical()),
+            "start": ranges["start"],
+            "duration": ranges["duration"],
+            "correlation": ranges["correlation"],
+            "position": positions_of_functions(ranges["category"]),
+            "parent": parent_column(parent),
+        }
+    )
+
+
+def threads_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
+    """The host threads in the columns of `THREADS`."""
+    lines = space.lines.filter(pl.col("plane").str.starts_with("/host:")).unique(
+        "line", keep="first", maintain_order=True
+    )
+    return THREADS.frame(
+        {
+            "rank": np.full(lines.height, rank, np.int32),
+            "process": np.full(lines.height, process, np.int64),
+            "thread": lines["line"],
+            "name": lines["name"],
+        }
+    )
+
+
+def _named(space: XSpace) -> pl.DataFrame:
+    """Events with the name to show and the category; each distinct name is processed once."""
+    name = pl.col("name").cast(pl.String).fill_null("")
+    stepped = pl.format("{}#{}", name, pl.col("step"))
+    events = space.host.select(
+        "thread", "start", "duration", "correlation",
+        name=pl.when(pl.col("step").is_not_null()).then(stepped).otherwise(name),
+        sure=pl.when(pl.col("step").is_not_null()).then(pl.lit("step"))
+        .when(pl.col("correlation").is_not_null()).then(pl.lit("driver")),
+    )  # fmt: skip
+    names = events.select("name").unique(maintain_order=True)
+    texts = names["name"].to_list()
+    names = names.with_columns(
+        shown=pl.Series([_shown(text) for text in texts], dtype=pl.String),
+        likely=pl.Series([_category(text) for text in texts], dtype=pl.String),
+    )
+    return (
+        events.join(names, on="name", how="left", maintain_order="left")
+        .with_columns(
+            # XLA subscribes to the driver API; a call of the runtime API is recognized only by its name.
+            category=pl.when((pl.col("sure") == "driver") & (pl.col("likely") == "runtime"))
+            .then("likely")
+            .otherwise(pl.coalesce("sure", "likely"))
+            .cast(pl.Enum(HOST_CATEGORIES))
+        )
+        .drop("sure", "likely", "name")
+    )
+
+
+def _shown(name: str) -> str:
+    """The name to show: frames of the Python tracer, ``$file.py:12 function``, in the form of HOST_CATEGORIES."""
+    match = _FRAME.fullmatch(name)
+    if match:
+        return f"{match['file']}({match['line']}): {match['function']}"
+    return name.removeprefix("$")
+
+
+def _category(name: str) -> str:
+    if name.startswith("$"):
+        return "python"
+    if re.match(r"cuda[A-Z]", name):
+        return "runtime"
+    if re.match(r"cu[A-Z]", name):
+        return "driver"
+    if _OVERHEAD.fullmatch(name):
+        return "overhead"
+    return "compile" if _COMPILING.search(name) and not re.match(_JITTED, name) else "op"
+
+
+def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64]]:
+    """The ranges in the order of `HOST`, and the row of each range's parent."""
+    names = ("thread", "category", "start", "duration")
+    columns = [ranges[name].to_physical().to_numpy() for name in names]
+    order = host_order(*columns)
+    return ranges[order], host_parents(*(column[order] for column in columns))
+
+
+def _around_jitted(ranges: pl.DataFrame, parent: NDArray[np.int64]) -> list[str]:
+    """Names of ranges that enclose a call of a jitted function and are not such calls themselves."""
+    jitted = ranges["shown"].str.contains(_JITTED).to_numpy()
+    around = np.zeros(ranges.height, np.bool_)
+    level = np.flatnonzero(jitted)
+    while len(level := np.unique(parent[level])) and level[-1] != NO_ROW:
+        level = level[level != NO_ROW]
+        level = level[~around[level]]
+        around[level] = True
+    rows = ranges.filter(pl.Series(around & ~jitted) & (pl.col("category") == "op"))
+    return rows["shown"].unique(maintain_order=True).to_list()
+
+
+@dataclass(frozen=True)
+class RunPrograms:
+    """The programs that ran: their HLO modules, and which module each program number has.
+
+    Attributes:
+        modules: of the programs whose HLO is known.
+        index: program number to position in ``modules``.
+        warnings: about programs whose HLO is missing or damaged.
+    """
+
+    modules: tuple[HloModule, ...]
+    index: dict[int, int]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, space: XSpace, events: pl.DataFrame, path: str) -> RunPrograms:
+        """The programs of the device events; HLO from the file itself, else from dumps in its folder."""
+        used = events.select("program", pl.col("hlo_module").cast(pl.String)).drop_nulls("program")
+        names = dict(used.unique("program", keep="first", maintain_order=True).rows())
+        protos = dict(space.programs.select("program", "proto").reverse().rows())
+        hlo_of: dict[int, HloModule] = {}
+        warnings = []
+        for program in (p for p in names if p in protos):
+            try:
+                hlo_of[program] = decode_hlo(protos[program], path)
+            except DamagedInput:
+                warnings.append(f"the HLO of program {names[program]} ({program}) is damaged")
+        lacking = {p: name for p, name in names.items() if p not in hlo_of}
+        if lacking:
+            dumped, damaged = _dumps_beside(path)
+            warnings += damaged
+            hlo_of |= _dumps_of_programs(lacking, dumped, events)
+        without = [str(name or p) for p, name in lacking.items() if p not in hlo_of]
+        if without:
+            warnings.append(
+                f"no HLO for {listed(sorted(set(without)))}, so that device time has no source lines, op names or "
+                "labels: record the HLO with jax.profiler.ProfileOptions.enable_hlo_proto, or dump it with "
+                'XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_proto" and put the dump next to the trace'
+            )
+        index = {program: number for number, program in enumerate(hlo_of)}
+        return cls(tuple(hlo_of.values()), index, tuple(warnings))
+
+    def identities(self, program: Iterable[int]) -> list[str]:
+        """The fingerprint of each program, which is equal on all ranks; its number if it has none."""
+        fingerprints = {p: self.modules[i].fingerprint for p, i in self.index.items()}
+        return [fingerprints.get(p) or str(p) for p in program]
+
+
+def _dumps_beside(path: str) -> tuple[tuple[HloModule, ...], list[str]]:
+    """The modules of the HLO dumps in the folder of the trace, and a warning for each unreadable dump."""
+    folder = PurePath(path).parent
+    if path == STANDARD_INPUT:
+        return (), []
+    files = sorted({str(p) for pattern in HLO_PATTERNS for p in Path(folder).glob(pattern)})
+    modules: list[HloModule] = []
+    warnings = []
+    for file in files:
+        try:
+            modules += hlo_dump_modules(file)
+        except InputError as error:
+            warnings.append(f"HLO dump left out: {error}")
+    return tuple(modules), warnings
+
+
+def _dumps_of_programs(
+    lacking: dict[int, str | None], dumped: tuple[HloModule, ...], events: pl.DataFrame
+) -> Iterator[tuple[int, HloModule]]:
+    """The dump of each program: it has the program's name, and an instruction for every HLO op that ran.
+
+    If several dumps fit, the one with the program's number is taken, else none.
+    """
+    if not dumped:
+        return
+    instructions = events.select("program", pl.col("hlo").cast(pl.String)).drop_nulls().unique()
+    ops_that_ran = dict(instructions.group_by("program").agg("hlo").rows())
+    for program, name in lacking.items():
+        wanted = set(ops_that_ran.get(program, ()))
+        fits = [m for m in dumped if m.name == name and wanted <= set(m.instructions["name"])]
+        exact = [m for m in fits if m.id == program]
+        if exact or len(fits) == 1:
+            yield program, (exact or fits)[0]
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:

@@ -3,6 +3,11 @@
 A piece is a JSON array of whole events. Each event is decoded by msgspec into a typed struct (no
 dict per event), and the few fields that thence reads become NumPy columns at once. Category names
 and argument keys: pytorch/kineto, libkineto/src/output_json.cpp.
+
+Some facts about a kernel are recorded only with its launch: the kernel's name by AMD's profiler, and the source of
+a Triton kernel by Inductor. An annotation belongs to a node of a CUDA graph, so it is decoded once for each node and
+piece of the file; `thence.readers.kineto.tables` joins them. This module runs in the decoding processes, which start
+without Polars.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import zlib
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -20,21 +25,200 @@ import numpy as np
 
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
-from thence.readers.kineto.event_columns import coded, given, launch_facts, triples
-from thence.readers.kineto.piece_annotations import annotations_of_piece
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from thence.model.arrays import Array
+
+_SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
+# Arguments that Kineto, its Python exporter and the CUPTI exporter write themselves.
+_OF_KINETO = frozenset(
+    (
+        "External id", "queued", "device", "context", "stream", "correlation", "registers per thread",
+        "shared memory", "blocks per SM", "warps per SM", "grid", "block", "cluster",
+        "est. achieved occupancy %", "occupancy", "graph id", "graph node id", "priority", "channel",
+        "channel_type", "bytes", "memory bandwidth (GB/s)", "fromDevice", "inDevice", "toDevice",
+        "fromContext", "inContext", "toContext", "copy kind", "src kind", "dst kind", "memory kind",
+        "flags", "cuda event", "host fn", "host fn addr", "value", "Comms Id", "Rank",
+        "Input Tensors start", "Output Tensors start", "Global rank start", "Global rank stride",
+        "Is asynchronized op", "original_stream",
+    )
+)  # fmt: skip
+_NUMERIC_METADATA = frozenset(("grid", "block", "bytes", "device", "context", "queued", "cluster"))
+"""Arguments of Kineto that are never text: a text under such a key is an annotation that replaced Kineto's value."""
+_BY_THENCE = "label_rule"
+_raw_events = msgspec.json.Decoder(list[msgspec.Raw])
 MISSING = int(np.iinfo(np.int64).min)
 """Value (int64) in integer columns for an event that lacks the field."""
-
 Columns = dict[str, Any]
 """Column name to array, list of strings, or number; see `decode`."""
-
 NO_TIME = msgspec.Raw(b"")
+_annotation_fields = attrgetter(
+    "label", "module", "collective", "annotated_stream", "autograd_phase", "module_fqn", "annotation",
+    "annotation_text",
+)  # fmt: skip
+_NO_ANNOTATION = (None,) * 8
+# Kinds of device activities and host categories, by the category of the event. Lower-case names are of torch 1.12
+# and newer, the others are older.
+_GPU = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2, "Kernel": 0, "Memcpy": 1, "Memset": 2}
+_HOST = {
+    "cpu_op": "op",
+    "Operator": "op",
+    "user_annotation": "range",
+    "python_function": "python",
+    "cuda_runtime": "runtime",
+    "hip_runtime": "runtime",
+    "xpu_runtime": "runtime",
+    "mtia_runtime": "runtime",
+    "privateuse1_runtime": "runtime",
+    "Runtime": "runtime",
+    "cuda_driver": "driver",
+    "xpu_driver": "driver",
+    "privateuse1_driver": "driver",
+    "overhead": "overhead",
+}
+RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
+"""Category names, by their index in ``host.category``."""
+_UNPAIRED = ("B", "E")
+_WAITING = ("cuda_sync", "cuda_event")
+_FORWARD_BACKWARD = ("fwdbwd", "forward_backward", "fwd_bwd")
+# Numbers of categories: kinds of device activities first, then host categories.
+_FIRST_HOST, _FLOW, _WAITS, _OTHER = 8, 100, 101, 102
+_CATEGORY_NUMBERS = (
+    _GPU
+    | {name: _FIRST_HOST + RECORDED_CATEGORIES.index(category) for name, category in _HOST.items()}
+    | dict.fromkeys(_FORWARD_BACKWARD, _FLOW)
+    | dict.fromkeys(_WAITING, _WAITS)
+)
+_NO_COLUMNS = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
+"""Errors of events that cannot become columns; an int beyond 64 bits is found only when the columns are made."""
+_COLLECTIVE_FIELDS = {name: name for name in KINETO_KEYS} | {"sequence": "collective_sequence"}
+"""Columns that describe a collective, and the field of `Args` for each."""
+_JOINED = {
+    "rule": "label_rule",
+    "label": "graph_label",
+    "shown_in": "lane",  # the label's lane; the column "lane" is the event's (pid, tid)
+    "detail": "label_detail",
+    **{name: name for name in GRAPH_LABELS if name != "label"},
+}
+
+
+def launch_facts(args: Sequence[Any], codes: Mapping[Any, int]) -> dict[str, Any]:
+    """Columns ``kernel`` and ``metadata`` (a JSON object) of host events: numbers of texts, -1 for none.
+
+    Args:
+        args: arguments of each host event, as `thence.readers.kineto.events.Args`.
+        codes: maps each text to its number.
+    """
+    columns = {name: np.full(len(args), -1, np.int32) for name in ("kernel", "metadata")}
+    for row in given(args, "kernel"):
+        if isinstance(args[row].kernel, str) and args[row].kernel:
+            columns["kernel"][row] = codes[args[row].kernel]
+    for row in given(args, "kernel_file"):
+        if (facts := _source_facts(args[row])) is not None:
+            columns["metadata"][row] = codes[facts]
+    return columns
+
+
+def given(rows: Sequence[Any], field: str) -> list[int]:
+    """Numbers of the rows whose field is not None; fast if it is None in every row, as most fields are.
+
+    Args:
+        rows: events or their arguments.
+        field: name of an attribute; a dotted name for an attribute of an attribute.
+    """
+    values = list(map(attrgetter(field), rows))
+    if values.count(None) == len(values):
+        return []
+    return [row for row, value in enumerate(values) if value is not None]
+
+
+def coded(values: Iterable[Any], code: Callable[[Any], int], count: int) -> np.ndarray[Any, Any]:
+    """Array of the number (int32) of each value."""
+    return np.fromiter(map(code, values), np.int32, count)
+
+
+def triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.ndarray[Any, Any]:
+    """The values as an int64 array of shape (count, 3), with -1 for None."""
+    flat = chain.from_iterable(value or (-1, -1, -1) for value in values)
+    return np.fromiter(flat, np.int64, 3 * count).reshape(count, 3)
+
+
+def _source_facts(args: Any) -> str | None:
+    """The facts about a Triton kernel's source in the arguments of its launch, as JSON; None if there are none."""
+    facts = {name: getattr(args, name) for name in _SOURCE_FACTS}
+    told = {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
+    return msgspec.json.encode(told).decode() if told else None
+
+
+class _Annotated(msgspec.Struct, gc=False):
+    args: dict[str, Any] = {}
+
+
+_annotated = msgspec.json.Decoder(_Annotated)
+
+
+def annotations_of_piece(
+    piece: bytes | bytearray | list[bytes], row: Array, lane: Array, graph: Array, node: Array
+) -> tuple[Array, list[str]]:
+    """The annotations of the device activities of a piece.
+
+    Args:
+        piece: the JSON of the events, as one array or one text for each event.
+        row: index in the piece of each activity's event.
+        lane: number of the viewer's row of each activity.
+        graph: graph id of each activity.
+        node: node id of each activity, 0 outside of graphs.
+
+    Returns:
+        The index of each activity's annotation, -1 for none, and the distinct annotations: JSON objects of all
+        arguments that are not Kineto's own.
+    """
+    number = np.full(len(node), -1, np.int32)
+    graphed = np.flatnonzero(node)
+    if not len(graphed):
+        return number, []
+    first, of_key = _distinct(lane[graphed], graph[graphed], node[graphed])
+    try:
+        events = piece if isinstance(piece, list) else _raw_events.decode(bytes(piece))
+    except (msgspec.MsgspecError, RecursionError):
+        return number, []
+    texts: dict[str, int] = {}
+    numbers = []
+    for event in row[graphed[first]].tolist():
+        said = _said(bytes(events[event]))
+        numbers.append(texts.setdefault(said, len(texts)) if said else -1)
+    number[graphed] = np.array(numbers, np.int32)[of_key]
+    return number, list(texts)
+
+
+def _distinct(*columns: Array) -> tuple[Array, Array]:
+    """The first row of each distinct combination of values, in ascending order, and each row's combination number."""
+    combination = np.zeros(len(columns[0]), np.int64)
+    for values in columns:
+        different, number = np.unique(values, return_inverse=True)
+        combination = combination * len(different) + number
+    _, first, of_row = np.unique(combination, return_index=True, return_inverse=True)
+    return first, of_row
+
+
+def _said(event: bytes) -> str | None:
+    """The annotation in an event as JSON; None if there is none, or if thence wrote a label instead."""
+    try:
+        args = _annotated.decode(event).args
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if _BY_THENCE in args:
+        return None
+    fields = {
+        key: value
+        for key, value in args.items()
+        if key not in _OF_KINETO or (key in _NUMERIC_METADATA and isinstance(value, str))
+    }
+    return msgspec.json.encode(fields).decode() if fields else None
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
@@ -100,12 +284,6 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     annotation_text: Any = msgspec.field(default=None, name="str")
 
 
-_TELLING = attrgetter(
-    "label", "module", "collective", "annotated_stream", "autograd_phase", "module_fqn", "annotation",
-    "annotation_text",
-)  # fmt: skip
-_SILENT = (None,) * 8
-
 NO_ARGS = Args()
 
 
@@ -123,45 +301,11 @@ class Event(msgspec.Struct, gc=False):
     args: Args = NO_ARGS
 
 
-# Kinds of device activities and host categories, by the category of the event. Lower-case names are of torch 1.12
-# and newer, the others are older.
-_GPU = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2, "Kernel": 0, "Memcpy": 1, "Memset": 2}
-_HOST = {
-    "cpu_op": "op",
-    "Operator": "op",
-    "user_annotation": "range",
-    "python_function": "python",
-    "cuda_runtime": "runtime",
-    "hip_runtime": "runtime",
-    "xpu_runtime": "runtime",
-    "mtia_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "Runtime": "runtime",
-    "cuda_driver": "driver",
-    "xpu_driver": "driver",
-    "privateuse1_driver": "driver",
-    "overhead": "overhead",
-}
-RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
-"""Category names, by their index in ``host.category``."""
-_UNPAIRED = ("B", "E")
-_WAITING = ("cuda_sync", "cuda_event")
-_FORWARD_BACKWARD = ("fwdbwd", "forward_backward", "fwd_bwd")
-# Numbers of categories: kinds of device activities first, then host categories.
-_FIRST_HOST, _FLOW, _WAITS, _OTHER = 8, 100, 101, 102
-_NUMBERS = (
-    _GPU
-    | {name: _FIRST_HOST + RECORDED_CATEGORIES.index(category) for name, category in _HOST.items()}
-    | dict.fromkeys(_FORWARD_BACKWARD, _FLOW)
-    | dict.fromkeys(_WAITING, _WAITS)
-)
-
 _strict = msgspec.json.Decoder(list[Event])
+
+
 _lax = msgspec.json.Decoder(list[Event], strict=False)
 """Also accepts numbers written as text; about one sixth slower than `_strict`."""
-
-_NO_COLUMNS = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
-"""Errors of events that cannot become columns; an int beyond 64 bits is found only when the columns are made."""
 
 
 class _Codes(dict[Any, int]):
@@ -173,10 +317,10 @@ class _Codes(dict[Any, int]):
 
 
 class _CategoryNumbers(dict[str, int]):
-    """Category -> its number in `_NUMBERS`; its keys are the categories looked up so far."""
+    """Category -> its number in `_CATEGORY_NUMBERS`; its keys are the categories looked up so far."""
 
     def __missing__(self, category: str) -> int:
-        number = self[category] = _NUMBERS.get(category, _OTHER)
+        number = self[category] = _CATEGORY_NUMBERS.get(category, _OTHER)
         return number
 
 
@@ -254,7 +398,7 @@ def _columns(
     }
     columns |= _prefixed("gpu", _common(gpu, names, lanes) | _gpu(gpu))
     columns["gpu.annotation"], columns["annotations"] = np.full(len(gpu.events), -1, np.int32), []
-    if annotated or _told(gpu.events, columns["gpu.node"]):
+    if annotated or _has_annotation(gpu.events, columns["gpu.node"]):
         row = np.flatnonzero(gpu_mask)[gpu.row]
         columns["gpu.annotation"], columns["annotations"] = annotations_of_piece(
             texts, row, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
@@ -271,11 +415,11 @@ def _columns(
     return columns
 
 
-def _told(events: Sequence[Event], node: np.ndarray[Any, Any]) -> bool:
+def _has_annotation(events: Sequence[Event], node: np.ndarray[Any, Any]) -> bool:
     """Whether the arguments of any graphed activity show an annotation."""
     graphed = compress(events, node.astype(np.bool_).tolist())
     args = (event.args for event in graphed)
-    return any(told != _SILENT for told in map(_TELLING, args))
+    return any(fields != _NO_ANNOTATION for fields in map(_annotation_fields, args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,10 +538,6 @@ def _threads(events: Sequence[Event], lanes: _Codes) -> Columns:
     }
 
 
-_COLLECTIVE_FIELDS = {name: name for name in KINETO_KEYS} | {"sequence": "collective_sequence"}
-"""Columns that describe a collective, and the field of `Args` for each."""
-
-
 def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
     columns: dict[str, list[Any]] = defaultdict(list)
     described: list[Args] = []
@@ -416,15 +556,6 @@ def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
     return result
 
 
-_JOINED = {
-    "rule": "label_rule",
-    "label": "graph_label",
-    "shown_in": "lane",  # the label's lane; the column "lane" is the event's (pid, tid)
-    "detail": "label_detail",
-    **{name: name for name in GRAPH_LABELS if name != "label"},
-}
-
-
 def _graph_label_columns(events: Sequence[Event]) -> Columns:
     """Labels of graphed activities from a file that thence wrote."""
     labelled = given(events, "args.label_rule")
@@ -441,3 +572,35 @@ def _graph_label_columns(events: Sequence[Event]) -> Columns:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
+    """The arguments that identify a device activity."""
+
+    correlation: int = -1
+    device: int | None = None
+    stream: int | None = None
+    original_stream: int | None = None
+    from_device: int | None = msgspec.field(default=None, name="fromDevice")
+
+
+class DeviceEvent(msgspec.Struct, gc=False):
+    """The fields that identify a device activity."""
+
+    ts: msgspec.Raw = NO_TIME
+    dur: msgspec.Raw = NO_TIME
+    pid: int | str = 0
+    tid: int | str = 0
+    args: DeviceArgs = DeviceArgs()
+
+    def key(self, start: int, duration: int) -> tuple[int, ...]:
+        """Device, stream, start, duration and correlation as in the gpu table, with -1 for a null correlation.
+
+        Args:
+            start: ns.
+            duration: ns.
+        """
+        args = self.args
+        device = next((d for d in (args.device, args.from_device, self.pid) if isinstance(d, int)), 0)
+        stream = next((s for s in (args.original_stream, args.stream, self.tid) if isinstance(s, int)), 0)
+        return device, stream, start, duration, args.correlation

@@ -1,6 +1,7 @@
 """Reads a Kineto file into the tables of a trace: the columns of all pieces are joined, repaired, sorted and nested.
 
-A lane is one (pid, tid) pair of the file; a track is a host thread in the order of the host table.
+A lane is one (pid, tid) pair of the file; a track is a host thread in the order of the host table. Losses are the
+records that the file reports as missing, and the events that the reader left out or replaced.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.losses import Loss, says_lost
 from thence.model.tables import HOST_CATEGORIES, Meta, Tables
 from thence.model.waiting import with_waiting
 from thence.readers.categories import category_of, ranges_among_ops
 from thence.readers.kineto import metadata as describe
-from thence.readers.kineto.ahead import Begun
-from thence.readers.kineto.annotations import Written
 from thence.readers.kineto.collecting import collected
+from thence.readers.kineto.early_start import Begun
 from thence.readers.kineto.envelope import INLINE_ANNOTATED
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
-from thence.readers.kineto.frames import (
+from thence.readers.kineto.processes import PIECE_BYTES
+from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
+from thence.readers.kineto.sniffing import NAME
+from thence.readers.kineto.tables import (
+    Written,
     collective_frame,
     gpu_frame,
     graph_places,
@@ -30,20 +35,55 @@ from thence.readers.kineto.frames import (
     threads_frame,
     waiting_calls,
 )
-from thence.readers.kineto.losses import losses
-from thence.readers.kineto.processes import PIECE_BYTES
-from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
-from thence.readers.kineto.sniffing import NAME
 from thence.readers.nesting import IS_API_CALL, host_order
 from thence.units import several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from thence.model.arrays import Array
+    from thence.readers.kineto.envelope import Envelope
     from thence.readers.source import Source
 
+_LOG_LEVELS = ("ERROR", "WARNING")
+"""Keys of the metadata under which Kineto stores its log messages."""
 Arrays = dict[str, Any]
+
+
+def losses(envelope: Envelope, counts: Mapping[str, Any], unusable: int) -> tuple[Loss, ...]:
+    """The losses of one file.
+
+    Args:
+        envelope: of the file, which is read to its end.
+        counts: numbers of events: events (all), damaged, timeless.
+        unusable: device activities without a usable duration.
+    """
+    return tuple(_losses(envelope, counts, unusable))
+
+
+def _losses(envelope: Envelope, counts: Mapping[str, Any], unusable: int) -> Iterator[Loss]:
+    name = envelope.source.name
+    for text in envelope.cuts:
+        yield Loss("cut", name, 1, text)
+    if damaged := counts["damaged"]:
+        text = f"{name}: {damaged:,} of {counts['events']:,} events could not be read"
+        yield Loss("unreadable", name, damaged, text)
+    if timeless := counts["timeless"]:
+        yield Loss("no_times", name, timeless, f"{name}: {several(timeless, 'event')} without a start time")
+    if unusable:
+        text = f"{name}: {several(unusable, 'device activity')} without a duration, or with a negative one"
+        yield Loss("repaired", name, unusable, text)
+    for message in _logged(envelope.metadata):
+        yield Loss("dropped", name, 1, f"{name}: the profiler logged: {message}")
+
+
+def _logged(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """The profiler's log messages about records that it lost."""
+    for level in _LOG_LEVELS:
+        messages = metadata.get(level)
+        for message in messages if isinstance(messages, list) else [messages]:
+            if isinstance(message, str) and says_lost(message):
+                yield message.strip()
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:

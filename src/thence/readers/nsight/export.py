@@ -49,7 +49,7 @@ def read(
         DamagedInput: nsys cannot export it.
     """
     from thence.readers.nsight import sqlite
-    from thence.readers.nsight.read import tables_of
+    from thence.readers.nsight.tables import tables_of
 
     exported = cache_file(name)
     if not exported.is_file():

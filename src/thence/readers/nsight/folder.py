@@ -44,7 +44,7 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
     Raises:
         DamagedInput: a table cannot be read.
     """
-    from thence.readers.nsight.read import tables_of
+    from thence.readers.nsight.tables import tables_of
 
     paths = {f.stem: f for f in sorted(Path(name).iterdir())
              if f.suffix in _SUFFIXES and f.stem in READABLE and f.is_file()}  # fmt: skip

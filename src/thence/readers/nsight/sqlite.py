@@ -3,7 +3,7 @@
 Plain files are read in place; gzipped files are decompressed to a temporary file first. The database is
 opened read-only and never written to.
 
-Tables are decoded from their pages (`thence.readers.nsight.sqlite_pages`), a few megabytes at a time, in
+Tables are decoded from their pages (`thence.readers.nsight.sqlite_file_format`), a few megabytes at a time, in
 threads, which run concurrently because NumPy releases the GIL. Tables with an unusual layout are read
 with SQLite instead, which is several times slower.
 """
@@ -26,8 +26,7 @@ import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
 from thence.model.losses import Loss
-from thence.readers.nsight.sqlite_pages import MAGIC, PageFile, Unusual
-from thence.readers.nsight.sqlite_records import Records
+from thence.readers.nsight.sqlite_file_format import MAGIC, PageFile, Records, Unusual
 from thence.readers.nsight.store import EXPORT, PAYLOADS, READABLE, Part
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
 
 
 def _read(path: str, name: str) -> Tables:
-    from thence.readers.nsight.read import tables_of
+    from thence.readers.nsight.tables import tables_of
 
     with opened(path, name) as database:
         tables = tables_of(database)

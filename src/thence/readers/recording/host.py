@@ -31,8 +31,7 @@ from thence.readers.categories import category_of
 from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.nsight.ranges import LIBRARIES, NCCL
 from thence.readers.recording.counted import boundaries_of, counted_launches, numbers_of, outside_of_ranges
-from thence.readers.recording.place_ranges import place_ranges
-from thence.readers.recording.samples import cells_of
+from thence.readers.recording.place_ranges import cells_of, place_ranges
 from thence.readers.recording.xla import compile_phases
 from thence.units import several
 

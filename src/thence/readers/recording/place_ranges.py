@@ -7,12 +7,23 @@ Ranges of several kinds may cross, for example if a line opens a ``with`` block 
 of a launch are found by nesting, so where two ranges cross, one of them is cut at that time: a phase is cut by steps
 and by ranges that the user named, a module by these and by phases, a line by all of them, a sampled frame by all.
 
-Samples show in which function a thread was between two of its calls: where there are samples, they replace what the
-boundaries around them say of the line. No launch is inside such a time.
+**Samples** show in which function a thread was between two of its calls: where there are samples, they replace what
+the boundaries around them say of the line. No launch is inside such a time. The length of that time is known exactly,
+because calls are recorded. It is divided among its samples: each stands for the time around it, to the middle between
+it and the next one. So a change of function is known to half a period, and the times of all functions in a gap add up
+to the gap. A sample stands for no time further away than `_REACH_NS`, or a 50th of the time since the last call if
+that is more, except between two samples that show the same: the rest was not sampled, and stays what the boundaries
+around it say.
+
+**Autograd's threads.** While ``loss.backward()`` waits, threads of autograd run the nodes; a node has the places of
+its forward operator. Work of such a thread before its first node and after its last node, such as the first
+all-gather and the last reduce-scatter of FSDP, belongs to the call: it gets the line and phase of the call, if only
+one thread was inside such a call at that time.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,19 +32,23 @@ import polars as pl
 from thence.capture.boundaries.places import FRAME, KINDS, LINE, MODEL_CALL, MODULE, PHASE, STEP
 from thence.model.forest import depths
 from thence.model.formats import SAMPLE_STATES
-from thence.model.intervals import NO_ROW, chain_to, enclosing
+from thence.model.intervals import NO_ROW, chain_to, enclosing, reached_before
 from thence.model.phases import POSITIONS, Position
 from thence.readers.nesting import host_order
-from thence.readers.recording.engine_places import Noted, engine_calls, with_places_of_calls
-from thence.readers.recording.samples import NO_CELLS, without_notes
 
 if TYPE_CHECKING:
-    from thence.model.arrays import Int64
+    import numpy.typing as npt
+
+    from thence.model.arrays import Int64, Mask
     from thence.readers.recording.counted import Boundaries
-    from thence.readers.recording.engine_places import EngineCalls
-    from thence.readers.recording.samples import Cells
 
-
+_BACKWARD, _OF_NODES = "backward", ("backward", "recompute")
+"""The phase of a thread that calls autograd's engine, and the phases of the engine's own threads."""
+_REACH_NS = 10_000_000
+"""The sampler may be late by its longest look while launches come (5 ms), and by work of the recorder's thread."""
+_SHARE_OF_QUIET = 50
+"""Samples are a 100th of the time since the last call apart in long gaps (``SHARE_OF_QUIET`` of _samples.c)."""
+_LAST = np.iinfo(np.int64).max
 _MIN_STEPS = 2
 """Steps that no call of a model began, from which on calls of models are parts of them: without an optimizer's step
 there is at most one, with which the recording began."""
@@ -42,6 +57,231 @@ _MOST_LEVELS = 512
 """Most levels of a tree of places; a deeper place counts as one at this level."""
 _RANGE = {"thread": pl.Int64(), "start": pl.Int64(), "end": pl.Int64()}
 _WITH_STATE = pl.DataFrame(schema={"state": pl.Int64()})
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The boundaries of one kind of place: which place each thread is in from which time on.
+
+    Attributes:
+        thread: id; the rows of a thread are adjacent and in order of time.
+        time: Unix ns.
+        place: row of the place from then on.
+    """
+
+    thread: Int64
+    time: Int64
+    place: Int64
+
+    def until(self, last: int) -> Int64:
+        """The time at which the thread came to its next place; `last` (Unix ns) if there is no next place."""
+        result = np.append(self.time[1:], last)
+        result[np.append(self.thread[1:] != self.thread[:-1], np.True_)[: len(result)]] = last
+        return result[: len(self.time)]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCalls:
+    """Calls of autograd's engine during which no other thread was inside such a call.
+
+    Attributes:
+        engines: ids of autograd's threads.
+        thread: id of the thread that called.
+        begin: Unix ns, ascending.
+        end: likewise.
+    """
+
+    engines: Int64
+    thread: Int64
+    begin: Int64
+    end: Int64
+
+
+def engine_calls(phases: Noted, names: pl.Series, last: int) -> EngineCalls:
+    """Calls of autograd's engine, by the phases that threads were in.
+
+    Args:
+        phases: which phase each thread is in.
+        names: of the places; null means that a thread is in no place of the kind.
+        last: last time in the recording, Unix ns.
+    """
+    name = names.gather(phases.place)
+    of_nodes = name.is_in(_OF_NODES).fill_null(value=True).to_numpy()
+    others = np.unique(phases.thread[~of_nodes])
+    engines = np.setdiff1d(phases.thread[name.is_not_null().to_numpy()], others)
+    inside = (name == _BACKWARD).fill_null(value=False).to_numpy() & np.isin(phases.thread, others)
+    begin, end, thread = phases.time[inside], phases.until(last)[inside], phases.thread[inside]
+    order = np.argsort(begin, kind="stable")
+    begin, end, thread = begin[order], end[order], thread[order]
+    alone = (reached_before(end) <= begin) & (end <= np.append(begin[1:], last)[: len(end)])
+    return EngineCalls(engines, thread[alone], begin[alone], end[alone])
+
+
+def with_places_of_calls(noted: Noted, named: Mask, calls: EngineCalls) -> Noted:
+    """Gives threads of autograd the caller's places of one kind, wherever they are in none during a call.
+
+    Args:
+        noted: places of the kind.
+        named: for each place, whether it has a name; one without means that a thread is in no place of the kind.
+        calls: of autograd's engine.
+    """
+    callers = _of_callers(noted, calls)
+    parts = [(noted.thread, noted.time, noted.place, np.ones(len(noted.time), np.int64))]
+    for engine in calls.engines.tolist():
+        own = noted.thread == engine
+        time, known = noted.time[own], named[noted.place[own]]
+        free = ~np.append(np.False_, known)
+        begins = np.append(np.iinfo(np.int64).min, time)[free]
+        ends = np.append(time, np.iinfo(np.int64).max)[free]
+        _, row, begin, end = _shared((begins, ends), callers[:2])
+        thread, zero = np.full(len(row), engine), np.zeros(len(row), np.int64)
+        # At equal times, the end of a caller's place sorts first, then the thread's own, then the caller's begin.
+        parts += [(thread, end, zero, zero), (thread, begin, callers[2][row], zero + 2)]
+    threads, times, places, turn = map(np.concatenate, zip(*parts, strict=True))
+    order = np.lexsort((turn, times, threads))
+    return Noted(threads[order], times[order], places[order])
+
+
+def _of_callers(noted: Noted, calls: EngineCalls) -> tuple[Int64, Int64, Int64]:
+    """Begin, end and place for the places that callers are in during their calls, in order of time."""
+    empty = np.empty(0, np.int64)
+    parts = [(empty, empty, empty)]
+    until = noted.until(np.iinfo(np.int64).max)
+    for caller in np.unique(calls.thread).tolist():
+        own, of_it = noted.thread == caller, calls.thread == caller
+        row, _, begin, end = _shared((noted.time[own], until[own]), (calls.begin[of_it], calls.end[of_it]))
+        parts.append((begin, end, noted.place[own][row]))
+    begin, end, place = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(begin, kind="stable")
+    return begin[order], end[order], place[order]
+
+
+def _shared(first: tuple[Int64, Int64], second: tuple[Int64, Int64]) -> tuple[Int64, Int64, Int64, Int64]:
+    """Intersections of two sets of intervals, each without overlaps: row in the first, in the second, begin, end."""
+    (begins, ends), (other_begins, other_ends) = first, second
+    low = np.searchsorted(ends, other_begins, side="right")
+    count = np.maximum(np.searchsorted(begins, other_ends, side="left") - low, 0)
+    other = np.repeat(np.arange(len(count)), count)
+    one = np.arange(len(other)) + np.repeat(low - (np.cumsum(count) - count), count)
+    begin, end = (np.maximum(begins[one], other_begins[other]), np.minimum(ends[one], other_ends[other]))
+    return one, other, begin, end
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Pieces of time between calls, with what samples show of them; sorted by thread and time, without overlaps.
+
+    Attributes:
+        thread: id.
+        start, end: Unix ns.
+        line, frame: numbers of places, 0 for none.
+        state: number in `SAMPLE_STATES`.
+    """
+
+    thread: Int64
+    start: Int64
+    end: Int64
+    line: Int64
+    frame: Int64
+    state: Int64
+
+
+NO_CELLS = Cells(*(np.empty(0, np.int64),) * 6)
+"""Of a recording without samples."""
+
+
+def cells_of(samples: pl.DataFrame, calls: pl.DataFrame) -> Cells:
+    """Divides the time between calls among the samples.
+
+    Args:
+        samples: rows of ``samples``.
+        calls: columns thread, start and end (Unix ns) of the calls of all threads.
+    """
+    samples = samples.drop_nulls().sort("thread", "time")
+    begin, end = _gaps(samples["thread"].to_numpy(), samples["time"].to_numpy(), calls)
+    outside = begin <= samples["time"].to_numpy()  # of calls; the sampler drops others
+    columns = {name: samples[name].to_numpy()[outside] for name in samples.columns}
+    thread, first, until = columns["thread"], columns["time"], columns["until"]
+    begin, end = begin[outside], end[outside]
+    until = np.clip(until, first, np.maximum(end, first))
+    # Of neighbours in one gap, each gets the time to the middle between them, as far as it reaches.
+    reach = np.maximum(_REACH_NS, (first - begin) // _SHARE_OF_QUIET)
+    same = (thread[1:] == thread[:-1]) & (begin[1:] == begin[:-1])
+    alike = same.copy()
+    for name in ("line", "frame", "state"):
+        alike &= columns[name][1:] == columns[name][:-1]
+    between = (until[:-1] + first[1:]) // 2
+    left, right = np.maximum(begin, first - reach), np.minimum(end, until + reach)
+    left[1:][same] = np.maximum(between, first[1:] - reach[1:])[same]
+    right[:-1][same] = np.minimum(between, until[:-1] + reach[1:])[same]
+    left[1:][alike] = right[:-1][alike] = between[alike]
+    return _merged(columns, left, right, alike)
+
+
+def _gaps(thread: Int64, time: Int64, calls: pl.DataFrame) -> tuple[Int64, Int64]:
+    """For moments of threads: when the last call of the thread before it was over, and when its next one begins.
+
+    1 ns is left between them and the calls, so that calls are outside. Before the first call, the time begins with the
+    first of the moments.
+    """
+    begin, end = np.zeros(len(thread), np.int64), np.full(len(thread), _LAST)
+    calls = calls.drop_nulls(["thread", "start", "end"]).sort("thread", "start")
+    of_call, starts, ends = (calls[name].to_numpy() for name in ("thread", "start", "end"))
+    for number in np.unique(thread).tolist():
+        ours = thread == number
+        low, high = np.searchsorted(of_call, (number, number + 1))
+        before = np.searchsorted(starts[low:high], time[ours], "right")
+        over = np.append(time[ours].min(), np.maximum.accumulate(ends[low:high]) + 1)
+        begin[ours] = over[before]
+        end[ours] = np.append(starts[low:high] - 1, _LAST)[before]
+    return begin, end
+
+
+def _merged(columns: dict[str, Int64], left: Int64, right: Int64, alike: npt.NDArray[np.bool_]) -> Cells:
+    """The cells, of which adjacent ones that show the same are one."""
+    first = np.append(True, ~alike)[: len(left)]
+    last = np.append(first[1:], True)[: len(left)]
+    start, end = left[first], right[last]
+    lasting = end > start
+    kept = {name: columns[name][first][lasting] for name in ("thread", "line", "frame", "state")}
+    return Cells(start=start[lasting], end=end[lasting], **kept)
+
+
+def without_notes(noted: Noted, cells: Cells, place: Int64) -> Noted:
+    """The boundaries of one kind, with a place for each cell in place of what boundaries say of that time.
+
+    After a cell, the thread is where the boundaries before its next call say.
+
+    Args:
+        noted: boundaries of the kind.
+        cells: as `cells_of` returns them.
+        place: of each cell, 0 for none: then the boundaries are kept.
+    """
+    rows = np.flatnonzero(place > 0) if len(noted.time) else np.arange(len(place))
+    if not len(rows):
+        return noted
+    thread, start, end, place = cells.thread[rows], cells.start[rows], cells.end[rows], place[rows]
+    # The place after each cell: that of the last boundary up to a moment after it, at which the next call begins.
+    after = np.zeros(len(rows), np.int64)
+    dropped = np.zeros(len(noted.time), np.bool_)
+    for number in np.unique(thread).tolist():
+        ours = thread == number
+        low, high = np.searchsorted(noted.thread, (number, number + 1))
+        times = noted.time[low:high]
+        latest = np.searchsorted(times, end[ours] + 1, "right") - 1
+        places = np.append(noted.place[low:high], 0)
+        after[ours] = places[latest]
+        cell = np.searchsorted(start[ours], times, "right") - 1
+        dropped[low:high] = (cell >= 0) & (times < end[ours][np.maximum(cell, 0)])
+    follows = np.append((thread[1:] == thread[:-1]) & (start[1:] <= end[:-1]), False)[: len(end)]
+    parts = (
+        (noted.thread[~dropped], noted.time[~dropped], noted.place[~dropped]),
+        (thread[~follows], end[~follows], after[~follows]),
+        (thread, start, place),
+    )
+    threads, times, numbers = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((times, threads))
+    return Noted(threads[order], times[order], numbers[order])
 
 
 def place_ranges(

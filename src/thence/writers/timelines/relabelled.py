@@ -15,8 +15,8 @@ import polars as pl
 
 from thence.atomic_files import atomic_open, not_written
 from thence.errors import ThenceError
-from thence.readers.kineto.device_events import DeviceEvent
 from thence.readers.kineto.envelope import Envelope
+from thence.readers.kineto.events import DeviceEvent
 from thence.readers.kineto.sniffing import NAME as KINETO
 from thence.readers.kineto.times import nanoseconds
 from thence.readers.label_files import NAME as LABELS

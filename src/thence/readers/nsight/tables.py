@@ -1,9 +1,15 @@
-"""Reads an Nsight Systems export into the tables of a trace.
+"""The tables of a trace, from any store of an Nsight Systems export.
 
-nsys records the creation of CUDA graph nodes in CUDA_GRAPH_NODE_EVENTS. Instantiating a graph clones its nodes;
-the record of a clone names its original node (``originalGraphNodeId``). The ranges that were open on the same
-thread when the original node was created, such as the XLA thunk that recorded the command, show where the node
+**Graph nodes.** nsys records the creation of CUDA graph nodes in CUDA_GRAPH_NODE_EVENTS. Instantiating a graph clones
+its nodes; the record of a clone names its original node (``originalGraphNodeId``). The ranges that were open on the
+same thread when the original node was created, such as the XLA thunk that recorded the command, show where the node
 comes from.
+
+**Waits.** CUPTI_ACTIVITY_KIND_SYNCHRONIZATION holds waits of hosts and streams, CUPTI_ACTIVITY_KIND_CUDA_EVENT the
+records of events. A wait is for the record with the same process, eventId and eventSyncId; if the export lists
+records but not this one, the event was never recorded. nsys 2025.3 writes cudaStreamSynchronize with the type of
+cudaStreamWaitEvent and no event, so the type of a row is not read: the API call with the row's correlation id
+determines the kind of the wait.
 """
 
 from __future__ import annotations
@@ -17,25 +23,86 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.intervals import NO_ROW, innermost
 from thence.model.launches import IDENTIFIED, matched_rows
+from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, HOST, THREADS, Meta, Tables
-from thence.model.waiting import with_waiting
+from thence.model.waiting import SAID, said_of_calls, with_waiting
 from thence.readers.nesting import in_order
 from thence.readers.nsight import processes
 from thence.readers.nsight.activities import activities
-from thence.readers.nsight.diagnostics import diagnosed
-from thence.readers.nsight.nccl import described
-from thence.readers.nsight.ranges import XLA, host_ranges, nvtx
+from thence.readers.nsight.ranges import XLA, described, host_ranges, nvtx
 from thence.readers.nsight.store import EXPORT, gathered, numbered, process_of, thread_of
-from thence.readers.nsight.waiting import said_of_waiting
 from thence.readers.nsight.xla import with_compilation, with_programs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.model.schema import Table
+    from thence.readers.nsight.processes import Ranks
     from thence.readers.nsight.store import Store
 
+_TABLE = "DIAGNOSTIC_EVENT"
+_WARNING, _ERROR = 2, 3  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL
+_MOST = 20
+_SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+_RECORDS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+_COLUMNS = ("globalPid", "correlationId", "deviceId", "streamId", "eventId", "eventSyncId")
+_NONE = (1 << 32) - 1
+"""Value that the exporter writes if there is no stream, event or record."""
 _MOST_CLONE_STEPS = 8  # from a clone to the first node; child graphs take two or three
+
+
+def diagnosed(store: Store) -> tuple[Loss, ...]:
+    """Losses for the recording's warnings and errors that report missing records; at most the 20 most frequent.
+
+    Raises:
+        DamagedInput: the table cannot be read.
+    """
+    events = store.frame(_TABLE, ("severity",), ("text",)).filter(
+        pl.col("severity").is_in([_WARNING, _ERROR]), pl.col("text").is_not_null()
+    )
+    texts = events["text"].cast(pl.String)
+    counted = texts.filter(texts.map_elements(says_lost, pl.Boolean)).value_counts(sort=True)
+    return tuple(
+        Loss("dropped", store.name, int(n), f"{store.name}: Nsight Systems reports: {text.strip()}")
+        for text, n in counted.head(_MOST).rows()
+    )
+
+
+def said_of_waiting(store: Store, ranks: Ranks) -> pl.DataFrame:
+    """The facts that an export records about API calls, as `thence.model.waiting.SAID`.
+
+    Raises:
+        DamagedInput: a table cannot be read.
+    """
+    waits = _rows(store, _SYNCHRONIZATIONS)
+    records = _rows(store, _RECORDS)
+    lists_records = bool(store.columns(_RECORDS))
+    made = records.drop_nulls(["event", "record"]).select(
+        "process", "event", "record", recorded_by="correlation", recorded_on="stream"
+    )
+    made = made.unique(["process", "event", "record"], keep="none")
+    keys = ["process", "event", "record"]
+    waits = waits.join(made, on=keys, how="left", maintain_order="left").with_columns(
+        never_recorded=pl.lit(lists_records) & pl.col("event").is_not_null() & pl.col("recorded_by").is_null()
+    )
+    both = pl.concat([waits, records], how="diagonal")
+    return said_of_calls(both.with_columns(ranks.column(both["process"])).select(list(SAID)).to_dict())
+
+
+def _rows(store: Store, table: str) -> pl.DataFrame:
+    frame = store.frame(table, _COLUMNS)
+
+    def known(column: str) -> pl.Expr:
+        return pl.when(pl.col(column).is_between(0, _NONE - 1)).then(pl.col(column))
+
+    return frame.select(
+        process_of(pl.col("globalPid")).fill_null(0).alias("process"),
+        known("correlationId").alias("correlation"),
+        pl.when(pl.col("deviceId").is_between(0, (1 << 31) - 1)).then("deviceId").alias("device"),
+        known("streamId").alias("stream"),
+        known("eventId").alias("event"),
+        known("eventSyncId").alias("record"),
+    )
 
 
 def tables_of(store: Store) -> Tables:

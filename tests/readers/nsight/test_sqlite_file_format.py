@@ -17,9 +17,8 @@ import thence
 from helpers import examples
 from nsight_data import unpacked
 from thence.readers.nsight import sqlite
-from thence.readers.nsight import sqlite_pages as pages
-from thence.readers.nsight.sqlite_pages import Damaged, PageFile, Unusual
-from thence.readers.nsight.sqlite_records import Records
+from thence.readers.nsight import sqlite_file_format as pages
+from thence.readers.nsight.sqlite_file_format import Damaged, PageFile, Records, Unusual
 from thence.readers.nsight.store import distinct, distinct_values
 
 if TYPE_CHECKING:

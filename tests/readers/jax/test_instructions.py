@@ -15,7 +15,7 @@ from protowire import message, pack, packed
 from thence.attribution.xla.constituents import constituents_by_cost
 from thence.errors import DamagedInput
 from thence.readers.jax.hlo import decode_hlo
-from thence.readers.jax.instruction_table import IntegerLists
+from thence.readers.jax.instructions import IntegerLists
 
 if TYPE_CHECKING:
     from thence.model.hlo import HloModule

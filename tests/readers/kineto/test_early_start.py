@@ -12,7 +12,7 @@ import pytest
 from helpers import assert_same_tables, recording, unzipped
 from thence.__main__ import reading_ahead
 from thence.readers import registry
-from thence.readers.kineto import ahead, decoding, envelope, processes
+from thence.readers.kineto import decoding, early_start, envelope, processes
 from thence.readers.kineto.processes import Processes
 from thence.readers.source import Source
 
@@ -25,12 +25,12 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file for which decoding processes start, however small it is."""
     path = tmp_path / "rank0.json"
     path.write_bytes(unzipped(recording("torch_eager_rank0")))
-    for module in (ahead, decoding):
+    for module in (early_start, decoding):
         monkeypatch.setattr(module, "BYTES_BEFORE_PROCESSES", 1)
     monkeypatch.setattr(processes, "PIECE_BYTES", 100_000)
     monkeypatch.setattr(processes, "_usable_cores", lambda: 2)
     yield path
-    ahead.forget()
+    early_start.forget()
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Processes]:
 
 def test_the_reader_goes_on_with_what_has_begun(trace: Path, started: list[Processes]) -> None:
     expected = registry.read([trace], cores=1)
-    ahead.begin(str(trace))
+    early_start.begin(str(trace))
     assert len(started) == 1
     assert_same_tables(registry.read([trace]), expected)
     assert len(started) == 1
@@ -74,7 +74,7 @@ def test_a_file_that_is_replaced_or_deleted_while_it_is_read_is_read_as_it_was(
             trace.write_bytes(content.replace(b'"dur": ', b'"dur": 1'))
 
     with Source.open(str(trace)) as source:
-        begun = ahead.Begun.of(source)
+        begun = early_start.Begun.of(source)
         changed()
         assert Path(source.path).read_bytes() == content
         pieces = list(begun.columns)
@@ -89,7 +89,7 @@ def test_a_file_that_is_replaced_or_deleted_while_it_is_read_is_read_as_it_was(
 
 def test_a_file_that_changed_meanwhile_is_read_as_it_is_now(trace: Path, started: list[Processes]) -> None:
     whole = registry.read([trace], cores=1)
-    ahead.begin(str(trace))
+    early_start.begin(str(trace))
     text = trace.read_text().replace('"cat": "kernel"', '"cat": "no"', 1)
     trace.write_text(text)
     assert registry.read([trace]).gpu.height == whole.gpu.height - 1
@@ -97,16 +97,16 @@ def test_a_file_that_changed_meanwhile_is_read_as_it_is_now(trace: Path, started
 
 
 def test_other_settings_read_the_file_themselves(trace: Path, started: list[Processes]) -> None:
-    ahead.begin(str(trace))
+    early_start.begin(str(trace))
     registry.read([trace], cores=1)
     assert len(started) == 1
     assert started[0].first.poll() is None
 
 
 def test_what_nobody_asks_for_ends(trace: Path, started: list[Processes]) -> None:
-    ahead.begin(str(trace))
+    early_start.begin(str(trace))
     assert started[0].first.poll() is None
-    ahead.forget()
+    early_start.forget()
     assert started[0].first.poll() is not None
 
 
@@ -115,9 +115,9 @@ def test_what_is_wrong_with_a_file_is_left_for_its_reader(
     content: bytes, trace: Path, started: list[Processes]
 ) -> None:
     trace.write_bytes(content)
-    ahead.begin(str(trace))
-    ahead.begin(str(trace.with_name("absent.json")))
-    ahead.forget()
+    early_start.begin(str(trace))
+    early_start.begin(str(trace.with_name("absent.json")))
+    early_start.forget()
     assert all(one.first.poll() is not None for one in started)
 
 
@@ -148,14 +148,14 @@ def test_command_lines_that_read_one_large_trace_begin_with_it(
     (tmp_path / "small.json").write_bytes(b"{}")
     monkeypatch.chdir(tmp_path)
     begun: list[str] = []
-    monkeypatch.setattr(ahead, "begin", begun.append)
+    monkeypatch.setattr(early_start, "begin", begun.append)
     with reading_ahead(arguments):
         assert begun == [name for name in arguments if begins and name.endswith("large.json")]
 
 
 def test_decoding_begins_without_polars() -> None:
     code = (
-        "import sys, thence.__main__, thence.readers.kineto.ahead\n"
+        "import sys, thence.__main__, thence.readers.kineto.early_start\n"
         "print('polars' in sys.modules, 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
