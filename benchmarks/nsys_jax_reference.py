@@ -28,7 +28,7 @@ from thence.analysis.programs.programs import By, Programs, programs
 from thence.analysis.programs.warmup import Phases, WarmUp, module_keys, phases
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.constituents import constituents_by_place
-from thence.model.joined_tables import concat
+from thence.model.concat_tables import concat
 from thence.readers.nsys_jax.read import read
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from thence.errors import ThenceError
 from thence.model import tables
 from thence.model.attributed import SHARES
 from thence.model.places import KINDS
-from thence.model.schema import Table
+from thence.model.tables import Table
 
 VERBS = "reference/verbs"
 

@@ -14,7 +14,7 @@ from thence.analysis.query_tables import ANNOTATIONS, DESCRIBED_TABLES, describe
 
 if TYPE_CHECKING:
     import thence
-    from thence.model.schema import Table
+    from thence.model.tables import Table
 
 NUMBERS = {"integer": cs.integer(), "real": cs.float(), "boolean": cs.boolean()}
 

@@ -13,7 +13,7 @@ import thence
 from helpers import DATA, STACK, event, kernel, launch, opened, shared
 from thence.analysis.summary import summarize
 from thence.attribution.attribute import attribute
-from thence.model.joined_tables import concat
+from thence.model.concat_tables import concat
 from thence.model.tables import HOST
 
 if TYPE_CHECKING:

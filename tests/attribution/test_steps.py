@@ -12,8 +12,7 @@ import pytest
 import thence
 from helpers import DATA, TORCH, event, kernel, launch, opened, output, run_thence, shared
 from thence.attribution.attribute import attribute
-from thence.model.steps import STEP_KINDS
-from thence.model.tables import GPU, PROGRAMS, Tables
+from thence.model.tables import GPU, PROGRAMS, STEP_KINDS, Tables
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -40,7 +40,8 @@ QUESTIONS = {
 }  # fmt: skip
 """The analyses that questions begin with."""
 READERS = {
-    f"thence.readers.{name}" for name in ("jax.xplane", "kineto.read", "nsight.read", "nsys_jax.read", "recording.read")
+    f"thence.readers.{name}"
+    for name in ("jax.xplane", "kineto.read", "nsight.tables", "nsys_jax.read", "recording.read")
 }
 
 
@@ -81,7 +82,7 @@ def test_a_verb_imports_the_analyses_that_it_asks(arguments: tuple[str | Path, .
 
 @pytest.mark.parametrize(
     ("trace", "reader", "xla"),
-    [(_GRAPHS, "kineto.read", False), (_XSPACE, "jax.xplane", True), (_NSIGHT, "nsight.read", False)],
+    [(_GRAPHS, "kineto.read", False), (_XSPACE, "jax.xplane", True), (_NSIGHT, "nsight.tables", False)],
 )
 def test_only_the_reader_of_the_format_is_imported(trace: Path, reader: str, *, xla: bool) -> None:
     modules = loaded(_VERB, "report", trace)

@@ -30,8 +30,8 @@ from inside_data import (
     thence_buffer,
 )
 from perfetto_reading import decoded as perfetto
-from thence.analysis.inside.timeline import standalone
 from thence.inside import Decoded, Description, decode, save
+from thence.inside.timeline import standalone
 
 if TYPE_CHECKING:
     from pathlib import Path

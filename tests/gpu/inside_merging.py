@@ -54,8 +54,8 @@ def merging(folder: Path | None) -> None:
 
 def check_merged(trace: Any, parts: list[Any], label: str, directory: Path) -> None:
     """Launches found for all buffers and for each alone, and the ranges of the files that are written."""
-    from thence.analysis.inside.launch_matching import find_launches, span, with_rates
-    from thence.analysis.inside.timeline import merged
+    from thence.inside.launch_matching import find_launches, span, with_rates
+    from thence.inside.timeline import merged
     from thence.writers.timelines.write import write_timeline
 
     recorded = trace.timeline()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from thence.model.column_file import MOST_ROWS, DamagedPart, decode, encode, rows_of
+from thence.model.column_file import MAX_ROWS, DamagedPart, decode, encode, rows_of
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -76,7 +76,7 @@ def test_equal_rows_are_equal_bytes() -> None:
 
 def test_more_rows_than_a_part_holds_are_refused() -> None:
     with pytest.raises(ValueError, match="at most"):
-        encode({"id": np.zeros(MOST_ROWS + 1, np.int8)})
+        encode({"id": np.zeros(MAX_ROWS + 1, np.int8)})
 
 
 GOOD = encode({"start": np.arange(0, 4000, 10), "name": [f"kernel {n}" for n in range(400)]})

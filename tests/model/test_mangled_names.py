@@ -9,8 +9,7 @@ import subprocess
 import pytest
 
 from thence.model import kernel_names
-from thence.model.kernel_names import demangle, short_names
-from thence.model.mangled_names import function_of
+from thence.model.kernel_names import demangle, function_of, short_names
 
 SHORT = (
     "_ZN2ck13kernel_gemm_xINS_8GemmPipeINS_3rowEEELb1EEEvT_",

@@ -13,7 +13,7 @@ USERS = (
     "/home/user/project/train.py",
     "/home/user/torch/train.py",  # a folder that is called like a package
     "C:\\Users\\me\\train.py",
-    "profile.py",
+    "inside/profile.py",
     "<ipython-input-3-abc>",
 )
 OTHERS = (

@@ -13,7 +13,7 @@ import pytest
 
 import thence
 from helpers import DATA, TORCH, event, kernel, launch, opened, written
-from thence.model.joined_tables import concat
+from thence.model.concat_tables import concat
 from thence.model.tables import EVENTS, WAITS
 from thence.model.waiting import names_of_calls, waiting_tables
 from thence.readers.registry import read

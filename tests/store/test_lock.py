@@ -12,8 +12,8 @@ import pytest
 from helpers import PAIR, output, written
 from stores import InProcess, stored
 from thence.errors import UsageError
+from thence.store.ingest import locked
 from thence.store.layout import LOCK
-from thence.store.lock import locked
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stores import settings
+from thence.store.ingest import Found, numbered
 from thence.store.layout import Fingerprint, Part
-from thence.store.ranks import Found, numbered
 
 
 def found(source: str, *ranks: int, stated: bool = True, window: tuple[int, int] | None = (0, 100)) -> Found:

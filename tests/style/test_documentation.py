@@ -13,7 +13,7 @@ import thence
 from thence.cli.verbs import VERBS
 from thence.model import tables
 from thence.model.places import KINDS
-from thence.model.schema import Table
+from thence.model.tables import Table
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.group_by import split_by_weight
+from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import levels, unions
-from thence.model.one_timeline import OneTimeline, numbered
 
 if TYPE_CHECKING:
     from thence.model.arrays import Int64
@@ -58,7 +58,7 @@ def _exposed_groups(trace: Attributed, owner: Int64, groups: int) -> tuple[Int64
     every = pl.concat([frame.select("rank", "device", "start", "duration") for frame in frames])
     device, devices = numbered(every, "rank", "device")
     begin = every["start"].to_numpy()
-    line = OneTimeline.of(device, begin, begin + every["duration"].to_numpy(), devices.height)
+    line = GroupedIntervals.of(device, begin, begin + every["duration"].to_numpy(), devices.height)
     count = len(owner)
     start, end = line.start[:count], line.end[:count]
     group, opens, closes = unions(owner, start, end)

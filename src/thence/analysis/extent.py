@@ -24,8 +24,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.steps.windows import selected_windows, steps
+from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, unions
-from thence.model.one_timeline import OneTimeline, numbered
 
 if TYPE_CHECKING:
     from thence.model.arrays import Int64
@@ -125,7 +125,7 @@ def covered(windows: pl.DataFrame, work: pl.DataFrame) -> Int64:
     both = pl.concat([windows.select(columns), work.select(columns)], how="vertical_relaxed")
     group, devices = numbered(both, "rank", "device")
     start, end = _ends(both)
-    timeline = OneTimeline.of(group, start, end, devices.height)
+    timeline = GroupedIntervals.of(group, start, end, devices.height)
     count = windows.height
     return covered_lengths(timeline.start[:count], timeline.end[:count], timeline.start[count:], timeline.end[count:])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
-from thence.model.fitted_names import fitted
+from thence.model.shortened_names import fitted
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
 

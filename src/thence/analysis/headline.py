@@ -37,7 +37,7 @@ from thence.analysis.steps.plain import of_some_steps, plain_step, why_no_plain_
 from thence.analysis.steps.windows import Steps, basis_of, selected_steps
 from thence.analysis.verdict import Late, Measured, Verdict, verdict
 from thence.errors import MissingData
-from thence.model.steps import ENDLESS, NO_STEPS
+from thence.model.tables import ENDLESS, NO_STEPS
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class StepFigures:
     """The typical step.
 
     Attributes:
-        kind: how steps were found: a key of `thence.model.steps.STEP_KINDS`.
+        kind: how steps were found: a key of `thence.model.tables.STEP_KINDS`.
         what: what they are, in words.
         count: number of steps.
         typical: how many of them are typical.

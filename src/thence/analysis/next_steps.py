@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.idle.table import why_no_causes
+from thence.model.formats import THENCE_RECORDING
 from thence.model.places import STEP_KIND, TABLE_KINDS
 from thence.model.selection import TYPICAL
 from thence.units import format_ns, format_share
@@ -39,7 +40,7 @@ _MIN_ONE_LINE = 0.9
 """Share of the GPU time on one source line from which on the lines inside the library that it calls are worth having:
 programs whose training loop is a library's launch everything in one call."""
 _CODE = ("module", "label", "source", "op_name")
-_FORMATS_OF_RECORDINGS = frozenset({"thence recording"})
+_FORMATS_OF_RECORDINGS = frozenset({THENCE_RECORDING})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,19 @@ import polars as pl
 from thence.model.attributed import RULE
 from thence.model.phases import POSITIONS
 from thence.model.places import KINDS, PLACES
-from thence.model.schema import Column, Table
-from thence.model.tables import COLLECTIVES, EVENTS, GPU, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
+from thence.model.tables import (
+    COLLECTIVES,
+    EVENTS,
+    GPU,
+    HOST,
+    PROGRAMS,
+    STEP_TIMES,
+    STEPS,
+    THREADS,
+    WAITS,
+    Column,
+    Table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

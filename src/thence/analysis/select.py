@@ -13,11 +13,11 @@ import polars as pl
 from thence.analysis.programs.warmup import WarmUp, phases, set_apart
 from thence.analysis.steps.windows import selected_windows, steps
 from thence.errors import MissingData, UsageError
-from thence.model.forest import ancestors
+from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NO_ROW
-from thence.model.one_timeline import numbered
 from thence.model.places import SEARCHED
 from thence.model.selection import APART, MAIN, TYPICAL
+from thence.model.trees import ancestors
 from thence.units import format_count, format_ns
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from thence.analysis.collectives.exposure import exposure
 from thence.analysis.expectations import Check, judge, parse_expectation
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
 from thence.analysis.no_device_work import no_device_work
+from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, levels, union, unions
-from thence.model.one_timeline import OneTimeline, numbered
 from thence.notebook import Form, Shown
 from thence.units import several
 
@@ -243,14 +243,14 @@ class _Lanes:
         streams: rank, device, stream of each number.
     """
 
-    timeline: OneTimeline
+    timeline: GroupedIntervals
     lane: tuple[Int64, Int64, Int64]
     streams: pl.DataFrame
 
     @classmethod
     def of(cls, activities: pl.DataFrame, of_device: Int64, devices: int) -> _Lanes:
         start = activities["start"].to_numpy()
-        timeline = OneTimeline.of(of_device, start, start + activities["duration"].to_numpy(), devices)
+        timeline = GroupedIntervals.of(of_device, start, start + activities["duration"].to_numpy(), devices)
         of_stream, streams = numbered(activities, "rank", "device", "stream")
         return cls(timeline, unions(of_stream, timeline.start, timeline.end), streams)
 

@@ -15,8 +15,7 @@ from thence.analysis.layers import folded_rows
 from thence.analysis.summary import Summary, finished_rows
 from thence.model.places import BY, LAYERED
 from thence.model.reasons import Reason, reason_of
-from thence.model.schema import Column, Table
-from thence.model.tables import KINDS
+from thence.model.tables import KINDS, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

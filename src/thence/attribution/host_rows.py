@@ -11,9 +11,9 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.sources import parse_frames
+from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.launches import UNCERTAIN
-from thence.model.one_timeline import numbered, rows_of_groups
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:

@@ -37,11 +37,11 @@ from thence.attribution.host_rows import gathered, values_at
 from thence.attribution.optimizers import OPTIMIZER_RANGES, is_optimizer_file
 from thence.attribution.serving import serving_of
 from thence.attribution.sources import file_of_frame
-from thence.model.forest import ancestors
 from thence.model.intervals import NO_ROW
 from thence.model.names import matching
 from thence.model.phases import Phase
 from thence.model.reasons import CODES
+from thence.model.trees import ancestors
 
 if TYPE_CHECKING:
     from thence.attribution.host_rows import HostRows

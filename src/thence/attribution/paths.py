@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.fitted_names import narrowed
-from thence.model.forest import ancestors, depths, trie
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.shortened_names import narrowed
+from thence.model.trees import ancestors, depths, trie
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

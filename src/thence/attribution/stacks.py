@@ -25,11 +25,11 @@ import polars as pl
 from thence.attribution.launch_places import paths_of
 from thence.attribution.paths import SEPARATOR, PathTree, path_tree
 from thence.attribution.xla.op_names import segments_of
-from thence.model.forest import trie
 from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.own_code import OwnCode
 from thence.model.reasons import text_of
+from thence.model.trees import trie
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

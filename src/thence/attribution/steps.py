@@ -1,7 +1,7 @@
 """Finds the steps of a program, and the step in which each device activity was launched.
 
 A step is a time on the host: work belongs to the step that is open when it is launched. The steps of a trace are of
-one kind (`thence.model.steps.STEP_KINDS`), the first of these that any rank has:
+one kind (`thence.model.tables.STEP_KINDS`), the first of these that any rank has:
 
 step       ranges that the program or its profiler marks as steps: torch.profiler's step(), thence.step(),
            jax.profiler.StepTraceAnnotation, and the steps that thence's recorder sees. Of ranges inside each other

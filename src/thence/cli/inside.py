@@ -14,8 +14,8 @@ from thence.errors import MissingData, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.inside.summary import InsideSummary
     from thence.inside.decoding import Decoded
+    from thence.inside.summary import InsideSummary
     from thence.model.timeline import Timeline
 
 _EXAMPLES = """\b
@@ -102,7 +102,7 @@ def _decoded(buffers: tuple[str, ...], clock_ghz: float | None) -> list[tuple[st
 
 
 def _timeline(parts: Sequence[tuple[str, Decoded]], merge: tuple[str, ...], launch: int | None) -> Timeline:
-    from thence.analysis.inside.timeline import merged, standalone
+    from thence.inside.timeline import merged, standalone
 
     if not merge:
         return standalone(parts)
@@ -112,7 +112,7 @@ def _timeline(parts: Sequence[tuple[str, Decoded]], merge: tuple[str, ...], laun
 
 
 def _print(parts: Sequence[tuple[str, Decoded]], form: str) -> None:
-    from thence.analysis.inside.summary import summarize
+    from thence.inside.summary import summarize
 
     summaries: list[tuple[str, InsideSummary]] = []
     for name, decoded in parts:
@@ -153,8 +153,8 @@ def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
 def _tables(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
     from rich.text import Text
 
+    from thence.inside.text import headings_of, inside_lines
     from thence.writers.text.frame_table import frame_table
-    from thence.writers.text.inside import headings_of, inside_lines
 
     screen = console()
     for number, (name, summary) in enumerate(summaries):

@@ -4,14 +4,16 @@
     profile.summary()                                 # count, total, percentiles of every range
     profile.write("gemm.pftrace")                     # a track per SM, block and warpgroup
 
-`open` returns a `thence.profile.Inside`; its module is there because it imports the analyses and writers.
-
 description.py  description of a buffer: layout, names, launch
 formats/        one decoder module for each layout: words -> columns
 clocks.py       cycles and wrapped timers -> ns
-matching.py     pairs of enter and exit events -> ranges
+ranges.py       enter and exit events -> ranges
 decoding.py     the whole decoding: a buffer -> traces, ranges, events
 files.py        reads and writes buffers on disk
+profile.py      what `open` returns: the decoded buffer with its summary and timelines
+summary.py      time of each range; text.py shows it
+launch_matching.py  the launch of a trace that a buffer belongs to
+timeline.py     in-kernel ranges on timelines, alone or under their kernels
 launches.py     allocates device buffers for launches and reads them back
 cuda.py, thence_inside.cuh, triton.py, pallas_kernels.py, mosaic.py
                 instrument kernels to write buffers; imported by name: ``from thence.inside import cuda``
@@ -31,18 +33,18 @@ if TYPE_CHECKING:
     from thence.inside.description import Limits as Limits
     from thence.inside.files import save as save
     from thence.inside.pallas_kernels import pallas as pallas
-    from thence.profile import Inside as Inside
-    from thence.profile import open_inside as open
+    from thence.inside.profile import Inside as Inside
+    from thence.inside.profile import open_inside as open
 
 __all__ = ["Decoded", "Description", "Inside", "Limits", "decode", "open", "pallas", "save"]
 
 _LATER = {
     "Decoded": ("thence.inside.decoding", "Decoded"),
     "Description": ("thence.inside.description", "Description"),
-    "Inside": ("thence.profile", "Inside"),
+    "Inside": ("thence.inside.profile", "Inside"),
     "Limits": ("thence.inside.description", "Limits"),
     "decode": ("thence.inside.decoding", "decode"),
-    "open": ("thence.profile", "open_inside"),
+    "open": ("thence.inside.profile", "open_inside"),
     "pallas": ("thence.inside.pallas_kernels", "pallas"),
     "save": ("thence.inside.files", "save"),
 }

@@ -36,10 +36,10 @@ _TIMER_STEP_NS = 32
 """Resolution of %globaltimer on an H200."""
 _LENGTHS_THAT_SHOW_A_STEP = 3
 _SHORT_NS = 32 * _TIMER_STEP_NS
-_LEAST_SPAN_NS = 100 * _TIMER_STEP_NS
-_MOST_SPAN_NS = 1_000_000_000
+_MIN_SPAN_NS = 100 * _TIMER_STEP_NS
+_MAX_SPAN_NS = 1_000_000_000
 """Longest span in which the low word of an SM clock cannot wrap, at up to 4 GHz."""
-_LEAST_GHZ, MAX_GHZ = 0.1, 4.0
+_MIN_GHZ, MAX_GHZ = 0.1, 4.0
 """SM clocks beyond these are impossible."""
 _WRAP = 1 << 32
 _OUTSIDE_NS, _OUTSIDE_RANGE_NS = 950, 350
@@ -81,8 +81,8 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
         UsageError: ``clock_ghz`` is outside the range of possible clock rates, or it is needed, because some traces
             count ns and others cycles of an unknown rate.
     """
-    if clock_ghz is not None and not _LEAST_GHZ <= clock_ghz <= MAX_GHZ:
-        raise UsageError(f"a clock of {clock_ghz} GHz is impossible: SM clocks run at {_LEAST_GHZ} to {MAX_GHZ} GHz")
+    if clock_ghz is not None and not _MIN_GHZ <= clock_ghz <= MAX_GHZ:
+        raise UsageError(f"a clock of {clock_ghz} GHz is impossible: SM clocks run at {_MIN_GHZ} to {MAX_GHZ} GHz")
     start = columns.timer if columns.timer_bits == 64 else unwrapped(columns.timer)
     rate, source = _measured(columns)
     missing = np.isnan(rate) & columns.in_cycles
@@ -135,7 +135,7 @@ def _measured(columns: Columns) -> tuple[Float64, npt.NDArray[np.uint8]]:
         step = common * _TIMER_STEP_NS
         vague = has_samples & ~long & (np.abs(columns.total_cycles - expected) <= step)
         rate[vague], source[vague] = common, _NEIGHBOURS
-    rate[~((rate >= _LEAST_GHZ) & (rate <= MAX_GHZ))] = np.nan
+    rate[~((rate >= _MIN_GHZ) & (rate <= MAX_GHZ))] = np.nan
     return rate, source
 
 
@@ -175,7 +175,7 @@ def rate_in_slice(columns: Columns, slice_ns: int) -> tuple[float, float] | None
     lengths = np.maximum(lengths, columns.total_cycles)
 
     def rate(span_ns: float) -> float:
-        low, high = _LEAST_GHZ, MAX_GHZ
+        low, high = _MIN_GHZ, MAX_GHZ
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if (begun + lengths / middle).max() > span_ns else (low, middle)
@@ -184,7 +184,7 @@ def rate_in_slice(columns: Columns, slice_ns: int) -> tuple[float, float] | None
     middle, fast, slow = (
         rate(slice_ns - _OUTSIDE_NS + change) for change in (0, -_OUTSIDE_RANGE_NS, _OUTSIDE_RANGE_NS)
     )
-    if not _LEAST_GHZ * 1.01 < middle < MAX_GHZ * 0.99:
+    if not _MIN_GHZ * 1.01 < middle < MAX_GHZ * 0.99:
         return None
     return middle, (fast - slow) / 2 / middle
 
@@ -241,12 +241,12 @@ def _successive_blocks(columns: Columns, start: Int64) -> float | None:
     last = np.append(first[1:], len(rows)) - 1
     span = start[rows[last]] - start[rows[first]]
     cycles = (columns.clock[rows[last]] - columns.clock[rows[first]]) % _WRAP
-    good = (span >= _LEAST_SPAN_NS) & (span <= _MOST_SPAN_NS)
+    good = (span >= _MIN_SPAN_NS) & (span <= _MAX_SPAN_NS)
     if not good.any():
         return None
     rates = cycles[good] / span[good]
     rate = float(np.median(rates))
-    return rate if _LEAST_GHZ <= rate <= MAX_GHZ else None
+    return rate if _MIN_GHZ <= rate <= MAX_GHZ else None
 
 
 def unwrapped(low: Int64) -> Int64:

@@ -45,7 +45,7 @@ _STATIC_SHARED_BYTES = 48 * 1024
 
 _NAMED = re.compile(r'\bTHENCE_(?:RANGE|BEGIN|END|INSTANT)\s*\(\s*"((?:[^"\\\n]|\\.)*)"\s*\)')
 _OWN_STAGING = re.compile(r"\bTHENCE_KERNEL_IN\s*\(")
-_MOST_NAMES = 1 << 28
+_MAX_NAMES = 1 << 28
 
 
 def names_in(source: str) -> tuple[str, ...]:
@@ -198,8 +198,8 @@ def _check_names(names: Sequence[str]) -> None:
             raise UsageError(
                 f"{name!r} is not a valid range name: use printable characters without quotes or backslashes."
             )
-    if len(names) >= _MOST_NAMES:
-        raise UsageError(f"{len(names):,} names: fewer than {_MOST_NAMES:,} fit into a record.")
+    if len(names) >= _MAX_NAMES:
+        raise UsageError(f"{len(names):,} names: fewer than {_MAX_NAMES:,} fit into a record.")
 
 
 _CALIBRATION = """

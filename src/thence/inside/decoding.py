@@ -36,8 +36,8 @@ _READERS: Mapping[str, Reader] = {
     "mirage": flashinfer.read,
     "proton": proton.read,
 }
-_MOST_SMS = 1 << 16
-_MOST_OVERHEAD_CYCLES = 64
+_MAX_SMS = 1 << 16
+_MAX_OVERHEAD_CYCLES = 64
 """Recording an event takes about 50 cycles on an H200; a larger distance includes other work."""
 
 
@@ -146,7 +146,7 @@ def decode(buffer: Any, description: Description, clock_ghz: float | None = None
         UsageError: ``clock_ghz`` is outside the range of possible clock rates.
     """
     columns = _READERS[description.flavour](as_words(buffer, path), description, path)
-    columns.sm = np.where(columns.sm < _MOST_SMS, columns.sm, UNKNOWN)
+    columns.sm = np.where(columns.sm < _MAX_SMS, columns.sm, UNKNOWN)
     return _decoded(columns, description, clocks_of(columns, clock_ghz))
 
 
@@ -184,8 +184,8 @@ def _overhead(columns: Columns, description: Description) -> tuple[float, list[s
     inner &= np.repeat(columns.in_cycles, columns.count)[1:]
     if not inner.any():
         return 0.0, []
-    least = int(np.diff(columns.counter).min(where=inner, initial=_MOST_OVERHEAD_CYCLES + 1))
-    if 0 < least <= _MOST_OVERHEAD_CYCLES:
+    least = int(np.diff(columns.counter).min(where=inner, initial=_MAX_OVERHEAD_CYCLES + 1))
+    if 0 < least <= _MAX_OVERHEAD_CYCLES:
         return float(least), [f"{_net_time_note(least)}, the smallest distance between two neighbouring events"]
     return 0.0, ["the cost of recording an event is unknown and not subtracted"]
 

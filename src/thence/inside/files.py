@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from thence.model.arrays import UInt32
 
 _PATTERNS = ("*.npz", "*.npy")
-_MOST_DESCRIPTION_BYTES = 16 << 20
-_MOST_BUFFER_BYTES = 16 << 30
+_MAX_DESCRIPTION_BYTES = 16 << 20
+_MAX_BUFFER_BYTES = 16 << 30
 _ARRAY_HEADER_BYTES = 1 << 16
 
 _DAMAGE = (
@@ -139,12 +139,12 @@ def _from_npz(file: Path) -> tuple[UInt32, Description]:
     if missing:
         wanted = " and ".join(sorted(part.removesuffix(".npy") for part in missing))
         raise DamagedInput(name, f"holds no array {wanted}: it is not a buffer of in-kernel events")
-    if sizes["description.npy"] > _MOST_DESCRIPTION_BYTES:
+    if sizes["description.npy"] > _MAX_DESCRIPTION_BYTES:
         raise DamagedInput(name, f"has a description of {format_bytes(sizes['description.npy'])}: too large")
     with np.load(file, allow_pickle=False) as arrays:
         text = np.asarray(arrays["description"])
         description = Description.from_bytes(text.tobytes(), name)
-        most = _MOST_BUFFER_BYTES
+        most = _MAX_BUFFER_BYTES
         if description.flavour == "thence":  # a small archive may claim to hold any amount
             most = description.global_bytes + _ARRAY_HEADER_BYTES
         if sizes["buffer.npy"] > most:
@@ -160,7 +160,7 @@ def _from_npy(file: Path) -> tuple[UInt32, Description]:
     beside = file.with_suffix(".json")
     if not beside.exists():
         raise InputError(str(file), f"has no description next to it: {beside.name} with names, grid and block")
-    if beside.stat().st_size > _MOST_DESCRIPTION_BYTES:
+    if beside.stat().st_size > _MAX_DESCRIPTION_BYTES:
         raise DamagedInput(str(beside), "is too large for a description of in-kernel events")
     description = Description.from_bytes(beside.read_bytes(), str(beside))
     _check_header(file)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _SCOPES = {"warpgroup": (2, 128), "warp": (3, 32)}  # number in the records, threads
 _MAGIC = 0x7E4CE001
 _ENTER, _EXIT = 0, 1 << 30
-_MOST_NAMES = 1 << 28
+_MAX_NAMES = 1 << 28
 
 # $0 whether this thread records, $1 address of the record, $2 block, $3 trace in the block, $4 scope,
 # $5 capacity. The end times are zero until the trace has finished.
@@ -199,8 +199,8 @@ class ProfilerSpec:
     def intern_name(self, name: str) -> int:
         """The number of a name; a new name gets the next number."""
         number = self.interned_names.setdefault(name, len(self.interned_names))
-        if number >= _MOST_NAMES:
-            raise UsageError(f"{number:,} names: fewer than {_MOST_NAMES:,} fit into a record.")
+        if number >= _MAX_NAMES:
+            raise UsageError(f"{number:,} names: fewer than {_MAX_NAMES:,} fit into a record.")
         return number
 
     def dump(self, buffer: Any, f: Any, grid: Sequence[int], block: Sequence[int]) -> None:

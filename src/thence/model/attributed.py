@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.joined_tables import concat, moved, row_offsets
+from thence.model.concat_tables import concat, moved, row_offsets
 from thence.model.reasons import CODES
 from thence.model.selection import Selection
 from thence.model.tables import COLLECTIVES, Tables
@@ -80,7 +80,7 @@ class Attributed(Tables):
 
 
 def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
-    """Concatenates attributed traces of several ranks as `thence.model.joined_tables.concat` does their tables.
+    """Concatenates attributed traces of several ranks as `thence.model.concat_tables.concat` does their tables.
 
     Args:
         parts: whole traces, in which nothing is selected.

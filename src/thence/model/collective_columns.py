@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from thence.model.collectives import Collective
 
 _INT32 = ("group_size", "source_rank", "destination_rank")
-_MOST_ELEMENTS = 1 << 50
+_MAX_ELEMENTS = 1 << 50
 _UNKNOWN = -1
 # Bytes per element, by the names that c10::ScalarType prints (c10/core/ScalarType.h).
 _ELEMENT_BYTES = {
@@ -47,7 +47,7 @@ def described(raw: Mapping[str, Any]) -> pl.DataFrame:
     texts = {name: pl.Series([text or None for text in raw[name]], dtype=pl.String) for name in TEXTS}
     numbers = {name: _known_numbers(raw[name], name) for name in NUMBERS}
     for name in ("in_elements", "out_elements"):
-        numbers[name] = np.minimum(numbers[name], _MOST_ELEMENTS)
+        numbers[name] = np.minimum(numbers[name], _MAX_ELEMENTS)
     scatters = np.array(["reduce_scatter" in (text or "") for text in texts["collective"]], np.bool_)
     size = [_ELEMENT_BYTES.get((t or "").removeprefix("torch."), _UNKNOWN) for t in texts["element_type"]]
     element, moved = np.array(size, np.int64), np.where(scatters, *(

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
     Column = Array | Sequence[str | None]
 
-MOST_ROWS = 1 << 19
+MAX_ROWS = 1 << 19
 """Most rows of one part. It bounds the number of rows that a small file can claim to hold."""
 
 _INDEX = "columns.json"
 _ALL_BITS = (1 << 64) - 1
 _FORMAT = "thence.columns"
-_MOST_INDEX_BYTES = 1 << 16
-_MOST_TEXT_BYTES = 1 << 28
+_MAX_INDEX_BYTES = 1 << 16
+_MAX_TEXT_BYTES = 1 << 28
 _FASTEST = 1  # zlib's compression level
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal tables give equal bytes
 
@@ -56,7 +56,7 @@ def encode(columns: Mapping[str, Column]) -> bytes:
     """Encodes a table as the content of a part.
 
     Args:
-        columns: name to integers (bool and any integer type) or text, all of one length, at most `MOST_ROWS`.
+        columns: name to integers (bool and any integer type) or text, all of one length, at most `MAX_ROWS`.
 
     Raises:
         ValueError: there are more rows.
@@ -76,8 +76,8 @@ def encode(columns: Mapping[str, Column]) -> bytes:
         else:
             stored[name] = "text"
             arrays[name], arrays[f"{name}.lengths"] = _packed_text(values)
-    if rows > MOST_ROWS:
-        raise ValueError(f"{rows} rows; a part holds at most {MOST_ROWS}")
+    if rows > MAX_ROWS:
+        raise ValueError(f"{rows} rows; a part holds at most {MAX_ROWS}")
     index = {"format": _FORMAT, "rows": rows, "columns": stored, "first": first}
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
@@ -190,9 +190,9 @@ def _opened(content: bytes) -> zipfile.ZipFile:
 
 def _index(archive: zipfile.ZipFile) -> _Index:
     try:
-        index = json.loads(_member(archive, _INDEX, _MOST_INDEX_BYTES))
+        index = json.loads(_member(archive, _INDEX, _MAX_INDEX_BYTES))
         rows, columns, first = index["rows"], dict(index["columns"]), dict(index["first"])
-        known = index["format"] == _FORMAT and type(rows) is int and 0 <= rows <= MOST_ROWS
+        known = index["format"] == _FORMAT and type(rows) is int and 0 <= rows <= MAX_ROWS
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedPart(f"{_INDEX} cannot be read ({error})") from error
     if not known or not all(type(value) is int for value in first.values()):
@@ -253,7 +253,7 @@ def _integers(archive: zipfile.ZipFile, name: str, index: _Index, start: object)
 
 
 def _text(archive: zipfile.ZipFile, name: str, rows: int) -> list[str | None]:
-    joined = _array(archive, name, _MOST_TEXT_BYTES // 8)
+    joined = _array(archive, name, _MAX_TEXT_BYTES // 8)
     lengths = _array(archive, f"{name}.lengths", rows).astype(np.int64)
     sizes = np.maximum(lengths, 0)
     ends = np.cumsum(sizes)

@@ -1,4 +1,4 @@
-"""The file formats of thence: their names, versions, files, tables and codes.
+"""Names of the formats of inputs, and the file formats of thence: their versions, files, tables and codes.
 
 Writers, readers and inspection tools share these definitions. This module imports only the standard library and
 `thence.model.collectives` and `thence.model.phases`, which do the same, because recorded processes import it.
@@ -36,6 +36,15 @@ from thence.model.phases import HOST_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+KINETO_TRACE = "torch.profiler (Kineto JSON)"
+XSPACE_TRACE = "jax.profiler (XSpace)"
+NSIGHT_EXPORT = "Nsight Systems export"
+"""For all file types of exports."""
+NSIGHT_CSV = "Nsight Systems cuda_gpu_trace (CSV)"
+NSYS_JAX_ARCHIVE = "nsys-jax archive"
+THENCE_RECORDING = "thence recording"
+"""Names of the formats of inputs, as messages and ``Meta.formats`` have them; advice and analyses go by them."""
 
 RECORDING = "thence.recording"
 RECORDING_VERSION = 4

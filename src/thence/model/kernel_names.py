@@ -8,6 +8,16 @@ the function and the operation that it was instantiated for::
 
 Producers differ in their spelling (``{lambda(float)#1}`` and ``[lambda(float) (instance 1)]``,
 ``8`` and ``(int)8``); the short name does not.
+
+Kernels of AMD's libraries have Itanium-mangled names, which are read without a demangler: ``__cxa_demangle`` refuses
+names of more than 1,024 characters, its result may grow exponentially with the number of back references, and a
+machine may have no C++ runtime. The part of a name that a table needs is at its beginning, where each identifier
+follows its length::
+
+    _ZN2ck16kernel_gemm_xdlINS_21GridwiseGemm_xdl_implINS_13tensor_layout4gemm8RowMajorE...
+    -> ck::kernel_gemm_xdl<GridwiseGemm_xdl_impl>
+
+Grammar: https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling.
 """
 
 from __future__ import annotations
@@ -23,13 +33,15 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from thence.model.mangled_names import function_of, without_suffix
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+_SUFFIX = re.compile(r"(?:\.kd| \[clone \.kd\])$")
+_LENGTH = re.compile(r"L?([1-9][0-9]{0,3})")
+_MANGLED_QUALIFIERS = re.compile(r"N[rVK]{0,3}[RO]?")
+_MAX_PARTS = 32
 _PARSED = 32_768  # characters of a name that are parsed; the rest only enters its hash
-_MOST_SHORTENED = 20_000  # names of one trace: each takes 0.1 ms, and a file may hold a million
+_MAX_SHORTENED = 20_000  # names of one trace: each takes 0.1 ms, and a file may hold a million
 _FOLDED = 60  # operations that make a short name longer than this are left out
 _LONGEST = 96  # a detailed short name that is longer than this is replaced by one with a hash
 _DEEPEST = 4  # template levels that are examined
@@ -59,6 +71,54 @@ _WRAPPERS = re.compile(r"ReduceOp|func_wrapper_t|ParallelForAgent|enable_sm\w+")
 _GENERIC = ("functor", "impl", "kernel", "op")  # mean nothing without their namespace
 _CALLS = ("lambda", "operator")
 _BOOLEANS = {"false": "0", "true": "1"}  # other tools print (bool)0
+
+
+def without_suffix(name: str) -> str:
+    """A kernel's name without the suffix ``.kd``, which AMD's compiler gives to the kernel's descriptor."""
+    return _SUFFIX.sub("", name)
+
+
+def function_of(name: str) -> str | None:
+    """The function with its namespaces, and the first class that it is instantiated for.
+
+    Args:
+        name: such as ``_ZN2ck6kernelINS_4GemmEEvv``.
+
+    Returns:
+        ``ck::kernel<Gemm>``; None if the name is not mangled in this way.
+    """
+    if not name.startswith("_Z"):
+        return None
+    parts, end = _path(name, 2)
+    if not parts:
+        return None
+    function = "::".join(parts)
+    if name[end : end + 1] != "I":
+        return function
+    inner, _ = _path(name, end + 1)
+    return f"{function}<{inner[-1]}>" if inner else function
+
+
+def _path(name: str, at: int) -> tuple[list[str], int]:
+    """The identifiers with a length from position ``at`` on, and the position after the last of them."""
+    parts: list[str] = []
+    if nested := _MANGLED_QUALIFIERS.match(name, at):
+        at = nested.end()
+    for mark, meaning in (("St", "std"), ("S_", None), ("S0_", None)):  # abbreviations of an enclosing name
+        if name.startswith(mark, at):
+            at += len(mark)
+            parts += [meaning] if meaning else []
+            break
+    most = _MAX_PARTS if nested else len(parts) + 1  # parameters follow an unnested name
+    while len(parts) < most and (length := _LENGTH.match(name, at)):
+        begin, size = length.end(), int(length[1])
+        part = name[begin : begin + size]
+        if len(part) < size:
+            break
+        if not part.startswith("_GLOBAL__N"):  # an anonymous namespace
+            parts.append(part)
+        at = begin + size
+    return parts, at
 
 
 @dataclass(slots=True)
@@ -147,13 +207,13 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         full name -> short name, in the order of the first occurrence.
     """
     names = list(dict.fromkeys(names))
-    spellings = {name: _spellings(name) for name in names[:_MOST_SHORTENED]}
+    spellings = {name: _spellings(name) for name in names[:_MAX_SHORTENED]}
     short = {name: next(spelling) for name, spelling in spellings.items()}
     while len(set(short.values())) < len(short):
         uses = Counter(short.values())
         for name in [name for name, text in short.items() if uses[text] > 1]:
             short[name] = next(spellings[name])
-    return short | {name: name for name in names[_MOST_SHORTENED:]}
+    return short | {name: name for name in names[_MAX_SHORTENED:]}
 
 
 def clip(name: str, width: int) -> str:

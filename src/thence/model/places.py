@@ -55,8 +55,8 @@ class Kind:
     categories: tuple[str, ...] = ()
     nests: bool = False
     follows_forward: bool = True
-    missing: str = "not_said"
-    outside: str = "not_said"
+    missing: str = "not_recorded"
+    outside: str = "not_recorded"
     verbs: frozenset[Verb] = frozenset()
 
 

@@ -3,7 +3,7 @@
 Codes are stable; texts may change. Column ``<kind>_rule`` of ``Attributed.places`` holds a code: of `RULES`
 if the activity has a place of that kind, else of `REASONS`. The text of a reason is the same for every
 trace; the advice on how to record what is missing depends on the format of the trace: `ADVICE`. This
-module imports only the standard library, because documentation and command line read it.
+module imports only names, because documentation and command line read it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from thence.model.formats import (
+    KINETO_TRACE,
+    NSIGHT_CSV,
+    NSIGHT_EXPORT,
+    NSYS_JAX_ARCHIVE,
+    THENCE_RECORDING,
+    XSPACE_TRACE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -78,7 +87,7 @@ _COMMAND_BUFFER = "inside a CUDA graph (command buffer): the profiler recorded n
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
-        "not_said": "the trace does not say",
+        "not_recorded": "the trace does not say",
         # The launch.
         "no_launch": "the trace holds no API call that launched it",
         "launched_together": "launched while two threads were launching",
@@ -178,7 +187,7 @@ _FOR_EVERYBODY: Mapping[str, str] = {
 }
 
 ADVICE: Mapping[str, Mapping[str, str]] = {
-    "torch.profiler (Kineto JSON)": {
+    KINETO_TRACE: {
         "no_ranges": "record_function, NVTX",
         "no_modules": "with_stack=True records them",
         "no_operators": "ProfilerActivity.CPU records them",
@@ -191,7 +200,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
             " and CUDA; for those of CUDA graphs: thence label"
         ),
     },
-    "thence recording": {
+    THENCE_RECORDING: {
         "launched_together": "thence record --with launches records the thread of every launch",
         "compiled_before": "empty the compile cache, or set TORCH_COMPILE_CACHE_KEY_TAG for recorded runs",
         "no_loops": "loops inside a fusion or a CUDA graph have none; NVTX records the others",
@@ -207,7 +216,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
             " torch.distributed nor by JAX: thence.torch.collective(...) around such a call describes it"
         ),
     },
-    "Nsight Systems export": {
+    NSIGHT_EXPORT: {
         "no_ranges": "thence.mark, NVTX",
         "no_modules": _CALLS,
         "no_operators": _EMIT_NVTX,
@@ -218,18 +227,18 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "no_gpu": "record with nsys profile --trace=cuda,nvtx",
         "no_collectives": _NCCL_RANGES,
     },
-    "Nsight Systems cuda_gpu_trace (CSV)": {
+    NSIGHT_CSV: {
         **dict.fromkeys(_OF_LAUNCHES, "this CSV lists device work only, the SQLite export holds more"),
         "no_collectives": _NCCL_RANGES,
     },
-    "nsys-jax archive": {
+    NSYS_JAX_ARCHIVE: {
         "no_ranges": "jax.named_scope",
         "no_modules": "jax.named_scope names layers",
         "no_operators": _ARCHIVE,
         "no_python_frames": _ARCHIVE,
         "no_steps": _ARCHIVE,
     },
-    "jax.profiler (XSpace)": {
+    XSPACE_TRACE: {
         "no_ranges": "jax.named_scope, thence.mark",
         "no_modules": "jax.named_scope names layers",
         "no_operators": "host_tracer_level=2 of jax.profiler.ProfileOptions records them",

@@ -2,12 +2,14 @@
 
 Readers fill these tables; everything else only reads them. Times are int64 nanoseconds on the trace's
 own clock; ``Meta.epoch_ns`` is the epoch of that clock. A null always means "the trace does not say".
+`thence.attribution.steps` finds steps, and defines where each kind of them begins and ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import polars as pl
@@ -15,8 +17,6 @@ import polars as pl
 from thence.credentials import without_credentials
 from thence.model.phases import HOST_STATES, POSITIONS
 from thence.model.reasons import CODES
-from thence.model.schema import Column, Table
-from thence.model.steps import STEP_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +26,28 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.losses import Loss
 
-
+STEP_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "step": "marked by the program or its profiler",
+        "pass": "passes of an inference server",
+        "range": "named ranges that count steps",
+        "program": "executions of the XLA program with most time",
+        "optimizer": "from one optimizer step to the next",
+        "graph": "launches of CUDA graphs that repeat",
+        "module": "calls of the outermost module",
+        "batch": "from one batch of a DataLoader to the next",
+    }
+)
+"""Every kind of steps, in the order in which they are looked for: the first one that a trace has counts."""
+ENDLESS = frozenset({"program", "graph", "module"})
+"""Kinds whose last step ends with its own last work, because nothing marks its end."""
+NO_STEPS = (
+    "nothing marks steps (torch.profiler's step(), thence.step() and jax.profiler.StepTraceAnnotation do), and no "
+    "XLA program, step of an optimizer, outermost module, CUDA graph or fetch of a batch is seen to repeat"
+)
+"""Why a trace has no steps, as a part of a sentence."""
 KINDS = ("kernel", "memcpy", "memset", "thunk")
 """Kinds of device activities. thunk: the work of one XLA thunk, from producers that do not list its kernels."""
-
 HOST_CATEGORIES = (
     "step",
     "phase",
@@ -51,13 +69,114 @@ nn.Module. python: a Python frame, ``file.py(12): function``. range: a range tha
 compilation phase. sample: a Python frame, written as for python, that samples of the thread showed between two
 API calls; of nested ones the innermost is where the thread was, and has the column ``state``. runtime, driver: a
 CUDA or HIP API call. overhead: time taken by the profiler itself."""
-
 API_CALLS = ("runtime", "driver")
 """Categories of `HOST_CATEGORIES` that are API calls: the activities that they launched share their correlation id."""
-
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 """Most inputs that a sentence names."""
 _NAME = pl.Categorical()
+EVENT_KINDS = ("record", "wait")
+"""What a stream can do with a CUDA event: record it, or wait until it has been recorded."""
+WAIT_KINDS = ("device", "stream", "event", "copy", "free")
+"""What a host call can wait for. device: all work of the device (cudaDeviceSynchronize). stream: all work of one
+stream. event: all work before the record of an event. copy: its own copy (cudaMemcpy). free: cudaFree, which
+waits for the device before it frees memory."""
+KNOWN = ("recorded", "inferred", "never_recorded", "unknown")
+"""How the stream and the record of an event or wait are known. recorded: the producer wrote ids that fit the
+trace. inferred: they follow from the order of the calls, and the times of the activities do not contradict this.
+never_recorded: the event was never recorded, so that waiting for it has no effect. unknown: the trace does not
+say, or the times contradict what follows from the order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: as in the frame.
+        dtype: Polars type.
+        meaning: what it holds, in which unit, and what null stands for.
+    """
+
+    name: str
+    dtype: pl.DataType | type[pl.DataType]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The schema of one table.
+
+    Attributes:
+        name: attribute of `Tables` and name in SQL.
+        meaning: what one row is.
+        columns: in order.
+        required: names of columns that are never null.
+        nothing: the frame without rows, and one null of each column, made when they are first used: thousands of small
+            inputs need them.
+    """
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    required: tuple[str, ...] = ()
+    nothing: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Polars schema: column name to type."""
+        return {column.name: column.dtype for column in self.columns}
+
+    def frame(self, columns: Mapping[str, Any]) -> pl.DataFrame:
+        """A frame with this schema; columns that are not given are null.
+
+        Args:
+            columns: column name to Series, array or list, all of one length.
+        """
+        rows = max((len(values) for values in columns.values()), default=0)
+        if not rows:
+            return self.empty()
+        return pl.DataFrame(
+            [
+                _column(name, columns[name], dtype)
+                if name in columns
+                else self._null(name, dtype).new_from_index(0, rows)
+                for name, dtype in self.schema.items()
+            ]
+        )
+
+    def _null(self, name: str, dtype: Any) -> pl.Series:
+        """A column of one null."""
+        if name not in self.nothing:
+            self.nothing[name] = pl.Series(name, [None], dtype=dtype)
+        null: pl.Series = self.nothing[name]
+        return null
+
+    def lacking(self, frame: pl.DataFrame) -> list[str]:
+        """The required columns that are null in some row of a frame with this schema."""
+        return [name for name in self.required if frame[name].null_count()]
+
+    def complete(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Returns a frame with this schema, after a check that no required column holds a null.
+
+        Raises:
+            ValueError: a required column holds a null.
+        """
+        if lacking := self.lacking(frame):
+            raise ValueError(f"rows of the table {self.name} without {', '.join(lacking)}")
+        return frame
+
+    def empty(self) -> pl.DataFrame:
+        """A frame with this schema and no rows."""
+        if "" not in self.nothing:
+            self.nothing[""] = pl.DataFrame(schema=self.schema)
+        frame: pl.DataFrame = self.nothing[""]
+        return frame
+
+
+def _column(name: str, values: Any, dtype: Any) -> pl.Series:
+    column = values.alias(name) if isinstance(values, pl.Series) else pl.Series(name, values)
+    return column if column.dtype == dtype else column.cast(dtype)
+
 
 GPU = Table(
     "gpu",
@@ -85,6 +204,7 @@ GPU = Table(
     ),
     required=("rank", "device", "stream", "kind", "name", "start", "duration"),
 )
+
 
 HOST = Table(
     "host",
@@ -123,6 +243,7 @@ HOST = Table(
     required=("rank", "process", "thread", "category", "name", "start", "duration"),
 )
 
+
 COLLECTIVES = Table(
     "collectives",
     "one collective kernel, with the message as its library described it",
@@ -146,8 +267,10 @@ COLLECTIVES = Table(
     ),
 )
 
+
 DESCRIBED = tuple(name for name in COLLECTIVES.schema if name not in ("gpu", "host"))
 """Columns of `COLLECTIVES` that describe the collective."""
+
 
 PROGRAMS = Table(
     "programs",
@@ -166,6 +289,7 @@ PROGRAMS = Table(
     ),
     required=("rank", "device", "name", "execution", "start", "duration"),
 )
+
 
 GRAPH_PLACES = Table(
     "graph_places",
@@ -199,6 +323,7 @@ GRAPH_PLACES = Table(
     required=("gpu", "rule"),
 )
 
+
 THREADS = Table(
     "threads",
     "one named host thread",
@@ -211,19 +336,6 @@ THREADS = Table(
     required=("rank", "process", "thread"),
 )
 
-EVENT_KINDS = ("record", "wait")
-"""What a stream can do with a CUDA event: record it, or wait until it has been recorded."""
-
-WAIT_KINDS = ("device", "stream", "event", "copy", "free")
-"""What a host call can wait for. device: all work of the device (cudaDeviceSynchronize). stream: all work of one
-stream. event: all work before the record of an event. copy: its own copy (cudaMemcpy). free: cudaFree, which
-waits for the device before it frees memory."""
-
-KNOWN = ("recorded", "inferred", "never_recorded", "unknown")
-"""How the stream and the record of an event or wait are known. recorded: the producer wrote ids that fit the
-trace. inferred: they follow from the order of the calls, and the times of the activities do not contradict this.
-never_recorded: the event was never recorded, so that waiting for it has no effect. unknown: the trace does not
-say, or the times contradict what follows from the order."""
 
 EVENTS = Table(
     "events",
@@ -240,6 +352,7 @@ EVENTS = Table(
     ),
     required=("rank", "kind", "host"),
 )
+
 
 WAITS = Table(
     "waits",
@@ -314,9 +427,9 @@ class Device:
 
 def named_inputs(inputs: Sequence[str]) -> str:
     """The names of inputs for a sentence or a title; of more than three, the first two and the number of the others."""
-    if len(inputs) <= _MOST_NAMED:
+    if len(inputs) <= _MAX_NAMED:
         return ", ".join(inputs)
-    return f"{', '.join(inputs[: _MOST_NAMED - 1])} and {len(inputs) - _MOST_NAMED + 1} more"
+    return f"{', '.join(inputs[: _MAX_NAMED - 1])} and {len(inputs) - _MAX_NAMED + 1} more"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ _NO_NAME = (1 << 32) - 1
 _MAX_NAMES = 4096
 """Names whose kind is remembered: thousands of small files have the same."""
 
-SAID = {
+CALL_FACTS = {
     "rank": pl.Int32(),
     "correlation": pl.Int64(),
     "device": pl.Int32(),
@@ -54,7 +54,7 @@ it acts. event: id. recorded_by: for waits, correlation of the call that made th
 record. never_recorded: whether the producer lists all records, and none is of this event. Null if not stated."""
 
 
-_NOTHING_SAID = pl.DataFrame(schema=SAID)
+_NO_FACTS = pl.DataFrame(schema=CALL_FACTS)
 
 
 def names_of_calls(names: pl.Series) -> pl.DataFrame:
@@ -72,14 +72,14 @@ def kind_of_call(name: str) -> str | None:
     return next((kind for kind, pattern in _PATTERNS if pattern.fullmatch(name)), None)
 
 
-def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
-    """A frame with the columns of `SAID`; columns that are not given are null."""
+def call_facts(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
+    """A frame with the columns of `CALL_FACTS`; columns that are not given are null."""
     if columns is None:
-        return _NOTHING_SAID
+        return _NO_FACTS
     given = pl.DataFrame(columns)
     return given.select(
         (pl.col(name) if name in given.columns else pl.lit(None)).cast(dtype).alias(name)
-        for name, dtype in SAID.items()
+        for name, dtype in CALL_FACTS.items()
     )
 
 
@@ -90,14 +90,14 @@ class Calls(NamedTuple):
     kinds: npt.NDArray[np.object_]
 
 
-def with_waiting(tables: Tables, said: pl.DataFrame, calls: Calls | None = None) -> Tables:
+def with_waiting(tables: Tables, facts: pl.DataFrame, calls: Calls | None = None) -> Tables:
     """The tables of a reader with events and waits, made from host rows and from what the producer states of calls."""
-    events, waits = waiting_tables(tables.host, said, calls)
+    events, waits = waiting_tables(tables.host, facts, calls)
     return dataclasses.replace(tables, events=events, waits=waits)
 
 
 def waiting_tables(
-    host: pl.DataFrame, said: pl.DataFrame | None = None, calls: Calls | None = None
+    host: pl.DataFrame, facts: pl.DataFrame | None = None, calls: Calls | None = None
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The tables events and waits of the calls in a host table; ``known`` is null if the producer states nothing.
 
@@ -106,7 +106,7 @@ def waiting_tables(
 
     Args:
         host: as `thence.model.tables.HOST`.
-        said: as `SAID`, at most one row for each call.
+        facts: as `CALL_FACTS`, at most one row for each call.
         calls: the calls, if the reader knows them; otherwise they are found by category and name.
     """
     rows, kinds = _calls(host) if calls is None else calls
@@ -115,14 +115,14 @@ def waiting_tables(
     rank = host["rank"].to_numpy()[rows]
     order = np.lexsort((rows, host["start"].to_numpy()[rows], rank))
     rows, kinds = rows[order], kinds[order]
-    if said is None or said.is_empty():
+    if facts is None or facts.is_empty():
         return _tables_of_names(rank[order], rows, kinds)
     every = (
         host.select("rank", "category", "name", "start", "correlation")
         .with_row_index("host")[rows]
         .with_columns(kind=pl.Series(kinds, dtype=pl.String))
     )
-    once = said.filter(pl.col("correlation").is_not_null()).unique(
+    once = facts.filter(pl.col("correlation").is_not_null()).unique(
         ["rank", "correlation"], keep="first", maintain_order=True
     )
     every = every.join(once, on=["rank", "correlation"], how="left", maintain_order="left")

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_MOST_FILES = 1000  # label files that are added to one set of tables
+_MAX_FILES = 1000  # label files that are added to one set of tables
 NAME = "labels of CUDA graphs (thence.save_labels)"
 PATTERNS = ("*labels*.json", "*labels*.json.gz")
 """Globs of the files of a directory that may be labels."""
 _FORMAT_KEY = re.compile(rf'"format"\s*:\s*"{re.escape(GRAPH_LABELS)}"'.encode())
-_MOST_BYTES = 1 << 30
-_MOST_NODES = 20_000_000
-_FEW_OBJECTS = 100_000
-_LEAST_BYTES = 20  # that a file must have for each object beyond _FEW_OBJECTS
+_MAX_BYTES = 1 << 30
+_MAX_NODES = 20_000_000
+_ALLOWED_OBJECTS = 100_000
+_MIN_BYTES = 20  # that a file must have for each object beyond _ALLOWED_OBJECTS
 _HOW = "call thence.save_labels() at the end of the program to write the file again"
 _Triple = tuple[JsonUInt32, JsonUInt32, JsonUInt32]
 _Parent = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 32)]  # the number of a node; -1: none
@@ -90,8 +90,8 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         )
     try:
         file = decoded(content, _File)
-        if sum(len(graph.nodes.number) for graph in file.graphs) > _MOST_NODES:
-            raise DamagedInput(name, f"lists more than {_MOST_NODES:,} nodes, the limit for one file")
+        if sum(len(graph.nodes.number) for graph in file.graphs) > _MAX_NODES:
+            raise DamagedInput(name, f"lists more than {_MAX_NODES:,} nodes, the limit for one file")
         labels = _Labels(file)
         graphs = tuple(_graph(graph, file, labels) for graph in file.graphs)
         return GraphLabels(
@@ -273,13 +273,13 @@ def _check_objects(content: bytes, name: str) -> None:
         DamagedInput: the JSON has too many objects for its size.
     """
     objects = content.count(b"{")
-    if objects > _FEW_OBJECTS + len(content) // _LEAST_BYTES:
+    if objects > _ALLOWED_OBJECTS + len(content) // _MIN_BYTES:
         raise DamagedInput(name, f"holds {objects:,} JSON objects, most of them empty or nearly so")
 
 
 def _content(source: Source) -> bytes:
-    content = source.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
+    content = source.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
         raise DamagedInput(source.name, "is larger than 1 GB, the limit for labels of CUDA graphs")
     if not content.strip():
         raise UnknownFormat(source.name, source.damage or "is empty; expected labels of CUDA graphs")
@@ -325,7 +325,7 @@ def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables
     folders = {Path(name).parent for name in tables.meta.inputs if name != STANDARD_INPUT and Path(name).is_file()}
     added, warnings = [], []
     paths = sorted({path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)})
-    for path in paths[:_MOST_FILES]:
+    for path in paths[:_MAX_FILES]:
         if path.resolve() in already_read:
             continue
         try:
@@ -352,7 +352,7 @@ def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> T
         path.resolve(): path for folder in folders for path in torch_annotations.annotation_files(folder, tables.ranks)
     }
     added, warnings = [], []
-    for path in list(paths.values())[:_MOST_FILES]:
+    for path in list(paths.values())[:_MAX_FILES]:
         try:
             added.append(read_labels(path, expansion))
         except InputError as error:

@@ -36,7 +36,7 @@ _EXPECTED = (0, 4)
 _PATIENCE_S = 300
 _SPARE: Bytes = 1 << 30
 """Address space that the child may use in addition to the tables: thread stacks, and memory that allocators keep."""
-_MOST_FAILURES = 20
+_MAX_FAILURES = 20
 """Damaged tables after which `unreadable` counts all others as damaged."""
 _CHILD = f"""
 import os, sys
@@ -136,7 +136,7 @@ def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Pat
     bad: set[Path] = set()
     left = list(files)
     while left:
-        if len(bad) > _MOST_FAILURES:
+        if len(bad) > _MAX_FAILURES:
             return bad.union(left)
         with probing(left, "", expansion) as probe:
             with contextlib.suppress(DamagedInput):

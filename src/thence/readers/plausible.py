@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.fitted_names import affordable
 from thence.model.losses import Loss
+from thence.model.shortened_names import affordable
 from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
 from thence.model.times import LATEST_NS, LONGEST_NS
 from thence.units import several
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
 
 _Tables = TypeVar("_Tables", bound="Tables")
-_MOST_TOTAL_NS = 1 << 62
+_MAX_TOTAL_NS = 1 << 62
 MAX_TEXT, MAX_TEXT_PER_ROW = 16_000_000, 1000
 """Characters of a column of names, written out for all rows: of any table, and more for each row. The longest real
 names of kernels, those of CUTLASS, have some thousands."""
@@ -56,7 +56,7 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         tables = dataclasses.replace(tables, gpu=gpu, host=host, meta=meta)
     gpu, repaired = _with_possible_durations(gpu)
     host, on_host = _with_possible_durations(host)
-    if float(gpu["duration"].cast(pl.Float64).sum()) > _MOST_TOTAL_NS:
+    if float(gpu["duration"].cast(pl.Float64).sum()) > _MAX_TOTAL_NS:
         raise DamagedInput(name, "has durations that add up to more than a century")
     if not repaired + on_host:
         return tables

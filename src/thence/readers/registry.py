@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
 from thence.memory_limits import check_memory
-from thence.model.joined_tables import concat
+from thence.model.concat_tables import concat
 from thence.readers import flight_recorder
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
@@ -344,8 +344,6 @@ def _read_file(name: str, progress: Callable[[str, int, int], None], expansion: 
         return archive.read(name, lambda done: progress(name, done, 0), expansion)
     if not head:
         raise UnknownFormat(name, source.damage or "is empty")
-    from thence.readers.registry import described
-
     known = described(name, head)
     raise UnknownFormat(name, known or f"has no format that thence reads; expected one of: {_expected()}")
 

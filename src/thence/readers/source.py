@@ -29,7 +29,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
 _DAMAGE = (EOFError, _ISAL_ERROR, zlib.error)
 _STEP_BYTES = 1 << 15
-_MOST_AT_ONCE = 1 << 26  # bytes of one read call, which allocates that much in advance
+_MAX_AT_ONCE = 1 << 26  # bytes of one read call, which allocates that much in advance
 _CHANGED = (
     "was written to while it was read, so that parts of it may be older than others; "
     "read it again when it is complete, or read a copy"
@@ -201,7 +201,7 @@ class Source:
         parts = [self._ahead[:size]]
         self._ahead = self._ahead[size:]
         size -= len(parts[0])
-        while size > 0 and (part := self._take(min(size, _MOST_AT_ONCE))):
+        while size > 0 and (part := self._take(min(size, _MAX_AT_ONCE))):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)

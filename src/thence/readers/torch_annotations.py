@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_MOST_NODES = 20_000_000
+_MAX_NODES = 20_000_000
 _MEMORY_SNAPSHOT = {"segments", "device_traces"}
 """Keys of what ``torch.cuda.memory._dump_snapshot`` pickles."""
 _IS_SNAPSHOT = (
@@ -111,7 +111,7 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
     if isinstance(annotations, dict) and annotations.keys() >= _GRAPH_DATA:
         graph, kernels = _graph_of_data(annotations, name)
         return GraphLabels(name, process, kernels=kernels, graphs=(graph,))
-    if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
+    if not isinstance(annotations, dict) or len(annotations) > _MAX_NODES:
         raise UnknownFormat(name, "holds no annotations: expected a dict with node ids as keys")
     if annotations.keys() >= _MEMORY_SNAPSHOT:
         raise UnknownFormat(name, _IS_SNAPSHOT)
@@ -157,7 +157,7 @@ def _graph_of_data(stored: dict[Any, Any], name: str) -> tuple[CapturedGraph, tu
         raise DamagedInput(name, f"does not hold a graph as torch.cuda.export_graph_data writes it: {error}") from error
     nodes, ids = data.nodes, np.array([node.node_id for node in data.nodes], np.int64)
     ends = np.array([(edge.source, edge.target) for edge in data.edges], np.int64).reshape(-1, 2)
-    if len(nodes) > _MOST_NODES or len(np.unique(ids)) < len(ids) or ends.max(initial=-1) >= len(ids):
+    if len(nodes) > _MAX_NODES or len(np.unique(ids)) < len(ids) or ends.max(initial=-1) >= len(ids):
         raise DamagedInput(name, "lists nodes that occur twice, or edges of nodes that do not exist")
     names = dict.fromkeys(node.kernel_name for node in nodes if node.kernel_name is not None)
     number = {text: i for i, text in enumerate(names)}

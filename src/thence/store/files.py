@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-_MOST_NESTED = 3
+_MAX_NESTED = 3
 """Most levels of lists within lists in a column; with hundreds of levels, each takes a megabyte to read."""
 
 
@@ -100,8 +100,8 @@ def rows_within(plan: pl.LazyFrame, paths: Sequence[Path], where: Path) -> pl.La
     """
     with reading(where):
         schema = plan.collect_schema()
-        if any(_depth(dtype) > _MOST_NESTED for dtype in schema.values()):
-            raise DamagedInput(str(where), f"holds columns with more than {_MOST_NESTED} levels of nested lists")
+        if any(_depth(dtype) > _MAX_NESTED for dtype in schema.values()):
+            raise DamagedInput(str(where), f"holds columns with more than {_MAX_NESTED} levels of nested lists")
         claimed = decoded_bytes(plan.select(pl.len()).collect().item(), schema)
         stored = sum(path.stat().st_size for path in paths)
     if claimed > DEFAULT.most(stored):

@@ -46,9 +46,9 @@ BAD = frozenset({"unreadable", "lost"})
 """The reasons that mean that a rank is missing from the store."""
 _FOLDER = re.compile(r"rank-\d{5,10}-[0-9a-f]{12}")
 _SUMMARY = re.compile(r"[a-z_]{1,60}")
-MOST_RANKS = 1 << 31
+MAX_RANKS = 1 << 31
 """Every rank is less than this, because tables hold ranks as Int32."""
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 """Most bytes of a description; a manifest has some 100 bytes for each rank."""
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -251,7 +251,7 @@ def read_part(folder: Path) -> Part:
 
 
 def _read(path: Path, kind: type[_Struct]) -> _Struct:
-    content = content_of(path, _MOST_BYTES)
+    content = content_of(path, _MAX_BYTES)
     try:
         return decoded(content, kind)
     except NotAsWritten as error:

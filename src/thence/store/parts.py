@@ -1,9 +1,10 @@
-"""Writes and reads one part of a store: the attributed tables of one input as Parquet files.
+"""Writes and reads one part of a store, and the joined summaries of many parts.
 
-Device activities and their places are in one file, ``activities``. Columns of `GPU` keep their names, except
-``program``, ``hlo`` and ``iteration``, which are stored as ``program_row``, ``hlo_recorded`` and ``repetition``,
-because places have columns of these names. Enums are stored as categoricals, so that a store stays readable when a
-later version adds codes.
+A part is the attributed tables of one input as Parquet files. Device activities and their places are in one file,
+``activities``. Columns of `GPU` keep their names, except ``program``, ``hlo`` and ``iteration``, which are stored as
+``program_row``, ``hlo_recorded`` and ``repetition``, because places have columns of these names. Enums are stored as
+categoricals, so that a store stays readable when a later version adds codes. The summaries of some hundred ranks are
+joined in one file.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.consistency import consistent_references
+from thence.atomic_files import atomic_folder
 from thence.errors import Contradiction, DamagedInput
 from thence.model.attributed import RULE, SHARES, Attributed
+from thence.model.concat_tables import renumbered
 from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
-from thence.model.joined_tables import renumbered
 from thence.model.phases import POSITIONS
 from thence.model.places import PLACES
 from thence.model.tables import (
@@ -34,19 +36,19 @@ from thence.model.tables import (
 from thence.readers.plausible import plausible
 from thence.store.facts import decode_facts
 from thence.store.files import content_of, is_there, reading, tables_within, write_table
-from thence.store.layout import FACTS
+from thence.store.layout import FACTS, RANKS, SUMMARIES, summary_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from thence.store.facts import Facts
+    from thence.store.layout import Entry, Manifest
 
 ACTIVITIES = "activities"
 _RENAMED = {"program": "program_row", "hlo": "hlo_recorded", "iteration": "repetition"}
 GPU_COLUMNS = {name: _RENAMED.get(name, name) for name in GPU.schema}
 """Columns of ``gpu``, and their names in ``activities``."""
-
 _PLACE_TYPES = pl.Schema(
     {
         "launch": pl.Int32(),
@@ -56,14 +58,12 @@ _PLACE_TYPES = pl.Schema(
         "apart": RULE,
     }
 )
-_MOST_FACTS = 1 << 30
+_MAX_FACTS = 1 << 30
 """Most bytes of a part's facts, which have some kilobytes and the notes."""
-
 _TABLES = {
     table.name: table.schema
     for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES)
 }
-_TABLES |= {"collective_parts": COLLECTIVES.schema, "host_collectives": COLLECTIVES.schema}
 _HLO = {"instructions": INSTRUCTIONS, "computations": COMPUTATIONS, "loops": LOOPS, "frames": FRAMES}
 _MODULE_FACTS = {
     "name": pl.String(), "id": pl.Int64(), "fingerprint": pl.String(), "entry": pl.Int64(),
@@ -71,6 +71,11 @@ _MODULE_FACTS = {
 }  # fmt: skip
 _OF_HOST = ("host", "events", "waits", "host_collectives")
 """Tables whose rows are host ranges, or refer to them."""
+_AT_ONCE = 256
+"""Parts whose summaries go to one file; they are in memory together while it is written."""
+
+
+_TABLES |= {"collective_parts": COLLECTIVES.schema, "host_collectives": COLLECTIVES.schema}
 
 
 def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
@@ -131,7 +136,7 @@ def read_facts(folder: Path) -> Facts:
         DamagedInput: they cannot be read.
     """
     path = folder / FACTS
-    return decode_facts(content_of(path, _MOST_FACTS), str(path))
+    return decode_facts(content_of(path, _MAX_FACTS), str(path))
 
 
 def read_table(folder: Path, name: str) -> pl.DataFrame | None:
@@ -223,3 +228,61 @@ def memory_of(trace: Attributed, *, host: bool) -> int:
     names = [*_TABLES, "gpu", "places"]
     kept = [name for name in names if host or name not in _OF_HOST]
     return sum(int(getattr(trace, name).estimated_size()) for name in kept)
+
+
+def join_summaries(root: Path, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Writes every summary of all ranks, in the order of the ranks, as a folder of files.
+
+    Returns:
+        names of the summaries.
+    """
+    target = root / SUMMARIES
+    with atomic_folder(target) as folder:
+        for first in range(0, len(entries), _AT_ONCE):
+            _join(root, entries[first : first + _AT_ONCE], folder, f"{first:07}.parquet")
+    return tuple(sorted(path.name for path in target.iterdir()))
+
+
+def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None:
+    """Writes one file of each summary that at least one of these parts has."""
+    before, after = summary_file("*").split("*")
+    files: dict[str, list[tuple[Path, Entry]]] = {}
+    for entry in entries:
+        for path in (root / RANKS / entry.folder).glob(summary_file("*")):
+            summary = path.name.removeprefix(before).removesuffix(after)
+            files.setdefault(summary, []).append((path, entry))
+    for summary, found in files.items():
+        (target / summary).mkdir(exist_ok=True)
+        whole = tables_within([path for path, _ in found], root / RANKS)
+        with reading(root / RANKS):
+            if any(entry.renumbered for _, entry in found):
+                plans = (with_numbers(pl.scan_parquet(path, glob=False), e.renumbered) for path, e in found)
+                joined = pl.concat(plans).collect()
+            else:  # much faster
+                joined = whole.collect()
+        write_table(joined, target / summary / name)
+
+
+def summary_folders(root: Path, names: Sequence[str]) -> list[Path]:
+    """The folders of the joined summaries.
+
+    Args:
+        root: of the store.
+        names: of the summaries.
+    """
+    return [root / SUMMARIES / name for name in names]
+
+
+def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | None:
+    """A summary of all ranks as a lazy frame; None if no rank has it.
+
+    Raises:
+        DamagedInput: the manifest names it, but it is missing or is not a table.
+    """
+    if name not in manifest.summaries:
+        return None
+    files = sorted((root / SUMMARIES / name).glob("*.parquet"))
+    if not files:
+        path = root / SUMMARIES / name
+        raise DamagedInput(str(path), "is missing; run the same thence ingest again to write it")
+    return tables_within(files, root)

@@ -22,10 +22,9 @@ from thence.model.tables import GPU, Meta, Tables
 from thence.readers.source import unchanged
 from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundness
 from thence.store.files import is_there, reading, rows_within
-from thence.store.joining import read_summary, summary_folders
 from thence.store.layout import MANIFEST, RANKS, SUMMARIES, Manifest, read_manifest
 from thence.store.parquet_check import check_parquet
-from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
+from thence.store.parts import ACTIVITIES, GPU_COLUMNS, read_summary, rows_of, summary_folders, with_numbers
 from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TABLES, WINDOWS
 from thence.units import format_bytes, several
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.store.layout import Entry
 
-_MOST_OF_MEMORY = 0.5
+_MAX_OF_MEMORY = 0.5
 """Largest fraction of the free memory that the tables of all ranks may take: analyses need as much again."""
 _LATER = ("host_ns", "job_ranks")
 """Columns of summaries that earlier versions did not write; for their stores they are read as null."""
@@ -112,7 +111,7 @@ class Store:
             UsageError: they do not.
         """
         needed, free = sum(entry.memory_bytes for entry in self.entries), free_bytes()
-        if free is not None and needed > _MOST_OF_MEMORY * free:
+        if free is not None and needed > _MAX_OF_MEMORY * free:
             raise UsageError(
                 f"{self.root}: this needs the tables of all {several(len(self.ranks), 'rank')} at once, about "
                 f"{format_bytes(needed)}, but only {format_bytes(free)} of memory are free; select ranks with --rank "

@@ -11,7 +11,7 @@ import polars as pl
 from thence.errors import DamagedInput, MissingData
 from thence.model.attributed import concat_attributed
 from thence.model.selection import Selection
-from thence.model.steps import STEP_KINDS
+from thence.model.tables import STEP_KINDS
 from thence.store.summaries import SUMMARISED_BY
 from thence.trace import Trace
 

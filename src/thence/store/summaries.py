@@ -13,8 +13,8 @@ from thence.analysis.select import select
 from thence.analysis.summary import summarize
 from thence.analysis.summary_merge import TABLES as REPORT_TABLES
 from thence.analysis.summary_merge import summary_tables
-from thence.model.schema import Column, Table
 from thence.model.selection import Selection
+from thence.model.tables import Column, Table
 from thence.store.facts import Facts, encode_facts
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _KINDS = (KERNEL, MEMCPY, MEMCPY2, MEMSET)
 _FIELDS = ("name", "start", "end")
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 """Room for about a million kernels between one `KernelTimes.take` and the next."""
 
 
@@ -153,7 +153,7 @@ class KernelTimes:
 @functools.cache
 def _buffers() -> Buffers:
     """The buffers of the whole process: CUPTI may keep some buffers from one recording to the next."""
-    return Buffers(_MOST_BYTES)
+    return Buffers(_MAX_BYTES)
 
 
 def _check_not_recorded() -> None:

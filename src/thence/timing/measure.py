@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from thence.timing.kernel_times import Activities
 
 _MODES = ("cupti", "events")
-_MOST_VALUES = 100_000  # most values that `_values` visits to find the framework or the devices
+_MAX_VALUES = 100_000  # most values that `_values` visits to find the framework or the devices
 
 
 def measure(
@@ -257,7 +257,7 @@ def _owner(value: Any) -> str | None:
 def _values(tree: Any) -> Iterator[Any]:
     """The values in nested lists, tuples, dicts, and pytrees registered with JAX."""
     waiting, seen = [tree], 0
-    while waiting and seen < _MOST_VALUES:
+    while waiting and seen < _MAX_VALUES:
         value = waiting.pop()
         seen += 1
         if isinstance(value, dict):

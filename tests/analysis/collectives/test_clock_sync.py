@@ -12,7 +12,7 @@ from thence.analysis.collectives.clock_sync import Alignment
 from thence.analysis.collectives.clock_sync import align_clocks as of_attributed
 from thence.analysis.collectives.instances import collective_instances
 from thence.attribution.attribute import attribute
-from thence.model.joined_tables import concat
+from thence.model.concat_tables import concat
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables
 
 

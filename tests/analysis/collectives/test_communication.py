@@ -18,8 +18,8 @@ from thence.analysis.programs.warmup import WarmUp
 from thence.analysis.spread import compute_spread as spread_of_attributed
 from thence.attribution.attribute import attribute
 from thence.model.collective_kinds import kind_of, kind_of_kernel
+from thence.model.concat_tables import concat
 from thence.model.intervals import covered_lengths
-from thence.model.joined_tables import concat
 from thence.model.tables import COLLECTIVES, GPU, Tables
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from thence.analysis.programs.compilation import LIBRARY_LOADING, Autotuning, compilation
-from thence.model.joined_tables import concat
+from thence.model.concat_tables import concat
 from thence.model.tables import HOST, Tables
 
 # name, start, end, thread, parent. Sorted by thread and start, as the table is.

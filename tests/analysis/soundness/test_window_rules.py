@@ -9,7 +9,7 @@ import polars as pl
 from faults import changed
 from helpers import DATA, FSDP, event, kernel, launch, opened
 from thence.analysis.soundness.check import check
-from thence.model.joined_tables import concat
+from thence.model.concat_tables import concat
 from thence.model.tables import Tables
 from thence.readers.registry import read
 

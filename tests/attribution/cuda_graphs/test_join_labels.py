@@ -236,7 +236,7 @@ def test_labels_of_each_rank_go_to_that_rank(tmp_path: Path, pids: tuple[int, in
         path.write_text(json.dumps(one.document(process={"pid": pids[rank], "rank": rank})))
         files.append(path)
         right += [one.labels[node] for node in nodes]
-    from thence.model.joined_tables import concat
+    from thence.model.concat_tables import concat
 
     labelled = Trace(concat(parts)).label(files)
     assert labelled.places["label"].to_list() == right
@@ -244,7 +244,7 @@ def test_labels_of_each_rank_go_to_that_rank(tmp_path: Path, pids: tuple[int, in
 
 
 def test_labels_stay_with_their_activities_when_traces_are_put_together(labels: Callable[[Path], Path]) -> None:
-    from thence.model.joined_tables import concat
+    from thence.model.concat_tables import concat
 
     parts = [thence.open(trace).label(labels(trace)) for trace in (WITH_IDS, WITHOUT_IDS)]
     whole = Trace(concat([part.tables for part in parts]))

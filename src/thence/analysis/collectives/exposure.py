@@ -20,8 +20,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.kernel_groups import communicates, computes
+from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, reached_before, union
-from thence.model.one_timeline import OneTimeline, numbered
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -52,7 +52,7 @@ def exposure(trace: Attributed) -> Exposure:
     lanes = lanes.sort("start", "gpu")
     number, devices = numbered(lanes, "rank", "device")
     start = lanes["start"].to_numpy()
-    timeline = OneTimeline.of(number, start, start + lanes["duration"].to_numpy(), devices.height)
+    timeline = GroupedIntervals.of(number, start, start + lanes["duration"].to_numpy(), devices.height)
     computing = lanes["computes"].to_numpy()
     compute = union(timeline.start[computing], timeline.end[computing])
     # Sorted by start on the common timeline, the lowest row first among equal starts.

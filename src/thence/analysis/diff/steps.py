@@ -16,8 +16,8 @@ from thence.analysis.collectives.exposure import exposure
 from thence.analysis.steps.table import step_table
 from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
+from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NO_ROW, last_begun, union_lengths
-from thence.model.one_timeline import numbered
 
 if TYPE_CHECKING:
     from thence.model.arrays import Int64

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, last_begun, levels, unions
-from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
     from thence.model.arrays import Int64

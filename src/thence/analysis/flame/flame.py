@@ -25,12 +25,12 @@ from thence.analysis.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
-from thence.model.forest import ancestors
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
 from thence.model.phases import Phase
 from thence.model.places import FLAMES, LAYERED
 from thence.model.reasons import REASONS
+from thence.model.trees import ancestors
 from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from thence.model.forest import depths, subtree_minima, subtree_sums, trie
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.phases import Phase
+from thence.model.trees import depths, subtree_minima, subtree_sums, trie
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -42,8 +42,8 @@ from thence.analysis.idle.late_starts import Gaps, Starts, device_gaps, held_unt
 from thence.analysis.idle.pieces import IDLE, NO_REASON, IdlePieces, idle_frame
 from thence.analysis.idle.rules import NUMBER, REASONS, host_causes
 from thence.analysis.idle.silence import says_what_runs
+from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NEVER, NO_ROW, last_begun
-from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,9 +28,9 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.waiting import event_edges
+from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NEVER, NO_ROW, reached_before
 from thence.model.names import matching
-from thence.model.one_timeline import numbered
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from thence.analysis.steps.windows import steps
 from thence.attribution.host_rows import gathered, row_numbers
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import MissingData
-from thence.model.forest import numbered, trie
+from thence.model.grouped_intervals import numbered as numbered_rows
 from thence.model.intervals import NO_ROW, chain_to
-from thence.model.one_timeline import numbered as numbered_rows
 from thence.model.own_code import OwnCode
 from thence.model.tables import HOST_CATEGORIES
+from thence.model.trees import numbered, trie
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

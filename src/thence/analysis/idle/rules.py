@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.silence import RECORDING
+from thence.model.formats import THENCE_RECORDING
 from thence.model.intervals import NO_ROW
 from thence.model.phases import HOST_STATES, HostState, Phase
 from thence.model.tables import API_CALLS
@@ -159,7 +159,7 @@ def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> UInt8:
     kinds = names_of_calls(rows["name"].cast(pl.Categorical()))
     waits = set(kinds.filter(pl.col("kind").is_in(_WAITING))["name"].cast(pl.String))
     # In recordings of thence, a row of this category is the function around two launches, not a frame that ran.
-    frames = "host" if set(formats) == {RECORDING} else "python"
+    frames = "host" if set(formats) == {THENCE_RECORDING} else "python"
     told = [_told(str(category), name or "", state, waits, frames) for category, name, state in rows.rows()]
     own = np.array([NUMBER[own] for own, _ in told], np.uint8)[number]
     parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thence.model.formats import KINETO_TRACE, THENCE_RECORDING
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
 
-_KINETO, RECORDING = "torch.profiler (Kineto JSON)", "thence recording"
-"""Names of formats."""
 _NAMES = re.compile(r"(?i)python|^MainThread$|pt_main_thread")
 """Names of main threads of Python programs: set by Python, by the program, and by PyTorch."""
 _SAYING = np.isin(HOST_CATEGORIES, ("op", "compile", "python", "module"))
@@ -50,7 +49,7 @@ def program_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, t
         end: end of each row of host, ns.
     """
     formats, host = set(trace.meta.formats), trace.host
-    if not formats or not formats <= {_KINETO, RECORDING} or host.is_empty():
+    if not formats or not formats <= {KINETO_TRACE, THENCE_RECORDING} or host.is_empty():
         return {}
     category = host["category"].to_physical().to_numpy()
     keys = host.select("rank", "process", "thread")[begins.tolist()]
@@ -62,7 +61,7 @@ def program_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, t
         name = named.get((rank, process, thread))
         if thread != process or not (name is None or _NAMES.search(name)):
             continue
-        if formats == {RECORDING} or _SAYING[category[low:high]].any():
+        if formats == {THENCE_RECORDING} or _SAYING[category[low:high]].any():
             result[number] = (int(start[low]), int(end[low:high].max()))
     return result
 

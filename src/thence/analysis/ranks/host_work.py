@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import covered_lengths
-from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed

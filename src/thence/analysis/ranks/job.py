@@ -19,7 +19,7 @@ from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.ranks.stragglers import CONFIDENCE, FEWEST_STEPS, LEAST_SHARE, late_since
 from thence.analysis.steps.counted import left_out, without_end
 from thence.errors import MissingData
-from thence.model.steps import ENDLESS
+from thence.model.tables import ENDLESS
 from thence.units import format_share, listed, several
 
 if TYPE_CHECKING:

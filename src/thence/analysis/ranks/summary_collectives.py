@@ -17,8 +17,8 @@ from thence.analysis.collectives.exposure import exposure
 from thence.analysis.collectives.first_calls import first_calls_of_ranks
 from thence.analysis.collectives.instances import collective_instances
 from thence.analysis.ranks.summary_tables import COLLECTIVES, GROUPS, PARTS
+from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import covered_lengths, reached_before, union
-from thence.model.one_timeline import numbered, rows_of_groups
 
 if TYPE_CHECKING:
     from thence.model.arrays import Int64

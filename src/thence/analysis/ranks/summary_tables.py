@@ -10,7 +10,7 @@ from __future__ import annotations
 import polars as pl
 
 from thence.analysis.idle.rules import CAUSES
-from thence.model.schema import Column, Table
+from thence.model.tables import Column, Table
 
 MOST_ROWS = 150
 """Maximum number of rows with a name for one step, device and kind of place: those with the most time. The others are

@@ -6,7 +6,7 @@ late rank makes them.
 
 first      the first step of the run, and of each device, if there are others: recording begins in it or right before
            it, with an empty queue and, in short runs, with work that later steps do not have
-last       the last step if nothing marks its end (`thence.model.steps.ENDLESS`), or if it computed for less than half
+last       the last step if nothing marks its end (`thence.model.tables.ENDLESS`), or if it computed for less than half
            of the median: recording or the loop ended in it. It is left out if at least 3 other steps remain
 warm_up    consecutive steps at the beginning that take longer than any ordinary step; at most half of the steps, and
            only in runs of 4 or more steps

@@ -34,9 +34,9 @@ from thence.analysis.kernel_groups import communicates, computes
 from thence.analysis.steps.counted import RULES, left_out_of_windows
 from thence.attribution.host_rows import row_numbers
 from thence.errors import MissingData
+from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import NEVER, NO_ROW, covered_lengths, reached_before
-from thence.model.one_timeline import OneTimeline, numbered
-from thence.model.steps import ENDLESS, NO_STEPS, STEP_KINDS
+from thence.model.tables import ENDLESS, NO_STEPS, STEP_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +83,7 @@ class Steps:
             host_ns: start and duration on the host. activities: number of activities that it launched. first:
             whether it is the first on its device. left_out: the rule of `thence.analysis.steps.counted.RULES` by
             which it is not typical; null if it is. row: its row in ``Attributed.steps``.
-        kind: how they were found: a key of `thence.model.steps.STEP_KINDS`.
+        kind: how they were found: a key of `thence.model.tables.STEP_KINDS`.
     """
 
     frame: pl.DataFrame
@@ -262,7 +262,7 @@ def _ran(
         rows: device, start and end of each activity.
     """
     group, start, end = (np.concatenate(pair) for pair in zip(windows, rows, strict=True))
-    timeline = OneTimeline.of(group, start, end, int(group.max()) + 1)
+    timeline = GroupedIntervals.of(group, start, end, int(group.max()) + 1)
     count = len(windows[0])
     begins, ends = timeline.start[:count], timeline.end[:count]
     starts, finishes = timeline.start[count:], timeline.end[count:]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.atomic_files import atomic_write
-from thence.model.column_file import MOST_ROWS, encode
+from thence.model.column_file import MAX_ROWS, encode
 from thence.model.formats import ACTIVITIES, DESCRIPTION, part_name
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class Parts:
 
     def _write(self, table: str, pieces: Sequence[Columns]) -> None:
         whole = _joined(pieces)
-        for first in range(0, _rows(whole), MOST_ROWS):
-            part = {name: values[first : first + MOST_ROWS] for name, values in whole.items()}
+        for first in range(0, _rows(whole), MAX_ROWS):
+            part = {name: values[first : first + MAX_ROWS] for name, values in whole.items()}
             number = self.numbers[table] = self.numbers.get(table, 0) + 1
             if self._replace(part_name(table, number), encode(part)):
                 self.counts[table] = self.counts.get(table, 0) + _rows(part)

@@ -35,7 +35,7 @@ _OLD_BLOCK_HEADER, _BLOCK_HEADER = 4, 10
 _CUDA = 1
 _CLOCK_BITS, _SHORT_CLOCK_BITS = 43, 32
 _OVERHEAD_CYCLES = 7.0  # Proton's own constant for CUDA devices
-_MOST_NS = 1 << 42
+_MAX_NS = 1 << 42
 
 
 def read(words: UInt32, description: Description, path: str) -> Columns:
@@ -124,10 +124,10 @@ def _columns(table: UInt32, header: int, units: int, uids: list[int], ring: int)
     if times is not None:
         timer = times[:, 0] | (times[:, 1] & 0x7FFF_FFFF) << 32
         total_ns = (times[:, 2] | (times[:, 3] & 0x7FFF_FFFF) << 32) - timer
-        wrong = (total_ns < 0) | (total_ns >= _MOST_NS)
+        wrong = (total_ns < 0) | (total_ns >= _MAX_NS)
         # An integer median: np.median computes with floats, which may round to 2^63 and lose hundreds of ns.
         middle = np.partition(timer, blocks // 2)[blocks // 2]
-        wrong |= np.abs(timer - middle) >= _MOST_NS
+        wrong |= np.abs(timer - middle) >= _MAX_NS
         timer[wrong], total_ns[wrong] = middle, UNKNOWN
         state[np.repeat(wrong, warps)] = DAMAGED
     return Columns(

@@ -45,9 +45,9 @@ _NAME_BITS = (1 << 28) - 1
 _KIND_SHIFT = 30
 _CLOCK64, _GLOBALTIMER = 0, 1
 _SCOPES = {1: "block", 2: "warpgroup", 3: "warp"}
-_MOST_APART = 1 << 10
+_MAX_APART = 1 << 10
 """Largest difference of a trace's start from the median start, in the high word of %globaltimer: 73 minutes."""
-_MOST_NS, _MOST_CYCLES = 1 << 42, 1 << 44
+_MAX_NS, _MAX_CYCLES = 1 << 42, 1 << 44
 """Longest plausible duration of a trace: 73 minutes (ns), and 2.4 hours at 2 GHz (cycles)."""
 
 
@@ -97,7 +97,7 @@ def _checked(header: Int64, description: Description, path: str, warnings: list[
     )
     if good.any():  # all blocks of a launch begin within about an hour: others are damaged
         high = header[:, _TIMER + 1]
-        good &= (np.abs(high - np.median(high[good])) <= _MOST_APART) & (high < 1 << 31)
+        good &= (np.abs(high - np.median(high[good])) <= _MAX_APART) & (high < 1 << 31)
     bad = written & ~good
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
@@ -126,7 +126,7 @@ def _columns(table: UInt32, header: Int64, rows: Int64) -> Columns:
     state[dropped > 0] = OVERFLOW
     state[~finished] = UNFINISHED
     backwards = finished & ~(
-        (total_ns >= 0) & (total_ns < _MOST_NS) & (total_cycles >= 0) & (total_cycles < _MOST_CYCLES)
+        (total_ns >= 0) & (total_ns < _MAX_NS) & (total_cycles >= 0) & (total_cycles < _MAX_CYCLES)
     )
     total_ns[backwards] = total_cycles[backwards] = UNKNOWN
     in_cycles = header[:, 1] >> 8 == _CLOCK64

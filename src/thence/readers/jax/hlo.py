@@ -15,8 +15,8 @@ import polars as pl
 from google.protobuf.message import DecodeError
 
 from thence.errors import DamagedInput
-from thence.model.fitted_names import affordable
 from thence.model.hlo import ASYNCHRONOUS, COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, Frame, HloModule
+from thence.model.shortened_names import affordable
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.instruction_costs import backend_config, work_columns
 from thence.readers.jax.instructions import Body, Distinct, memory_space, replica_groups

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-NAME = "jax.profiler (XSpace)"
+from thence.model.formats import XSPACE_TRACE
+
+NAME = XSPACE_TRACE
 PATTERNS = ("*.xplane.pb", "*.xplane.pb.gz")
 """Files of a directory that may be XSpaces."""
 _PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment")

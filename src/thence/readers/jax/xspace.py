@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from thence.readers.jax.protos.xplane_pb2 import XPlane
 
-_MOST_SAID, _MOST_SENTENCES = 500, 20
+_MAX_SAID, _MAX_SENTENCES = 500, 20
 """Most bytes of one message of the profiler, and most messages, that are passed on."""
 DETAILS: dict[str, pl.DataType] = {
     "registers": pl.Int32(),  # per thread
@@ -195,7 +195,7 @@ def _sentences(said: Sequence[bytes]) -> tuple[str, ...]:
 
     Some messages are long reports, and in a damaged file a message can be any bytes.
     """
-    lines = [" ".join(text(one[:_MOST_SAID]).split()) for one in said[:_MOST_SENTENCES]]
+    lines = [" ".join(text(one[:_MAX_SAID]).split()) for one in said[:_MAX_SENTENCES]]
     more = len(said) - len(lines)
     return (*lines, f"and {several(more, 'more message')}, not shown") if more else tuple(lines)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from thence.model.arrays import Array
 
 _FIRST_ROWS = 1 << 14
-_LEAST_GROWTH, _MOST_GROWTH = 2, 300
+_MIN_GROWTH, _MAX_GROWTH = 2, 300
 _SPARE = 1.1
 """Factor of extra capacity, for later pieces that hold more rows than the pieces so far."""
 Arrays = dict[str, Any]
@@ -102,7 +102,7 @@ class _GrowingArray:
         """
         needed = self._used + len(values)
         if self._room is None or needed > len(self._room):
-            growth = min(max(_SPARE * share, _LEAST_GROWTH), _MOST_GROWTH)
+            growth = min(max(_SPARE * share, _MIN_GROWTH), _MAX_GROWTH)
             size = max(int(needed * growth), _FIRST_ROWS)
             larger = np.empty((size, *values.shape[1:]), values.dtype)
             if self._room is not None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from thence.readers.kineto.events import Columns
 
-_MOST_AHEAD = 64
+_MAX_AHEAD = 64
 """Maximum pieces of a plain file that are submitted before the caller takes the first; their columns take some 45 MB,
 at a time when the joined columns of the file are still small."""
 
@@ -95,7 +95,7 @@ def _in_processes(pieces: Iterator[Piece], path: str, processes: Processes) -> I
     try:
         for piece in pieces:
             running.append(workers.submit(piece))
-            if len(running) >= (enough if piece.events is not None else max(enough, _MOST_AHEAD)):
+            if len(running) >= (enough if piece.events is not None else max(enough, _MAX_AHEAD)):
                 break
     except BaseException:
         workers.stop()

@@ -37,8 +37,8 @@ INLINE_ANNOTATED = "cudaGraphInlineAnnotated"
 _BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 18
-_MOST_HEAD_BYTES = 64 << 20
-_MOST_EVENT_BYTES = 16 << 20
+_MAX_HEAD_BYTES = 64 << 20
+_MAX_EVENT_BYTES = 16 << 20
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LAST_EVENT_END = re.compile(rb"\}\s*\]\s*(?:,\s*\"|\}\s*$|$)")
 _CONTROL = re.compile(rb"[\x00-\x1f]")
@@ -92,7 +92,7 @@ class Envelope:
         while self._fill(PIECE_BYTES):
             cut = self._last_cut(separator)
             if cut is None:
-                if len(self._buffer) > _MOST_EVENT_BYTES:
+                if len(self._buffer) > _MAX_EVENT_BYTES:
                     raise DamagedInput(self.source.name, "an event of over 16 MB; torch.profiler writes none")
                 if not self._fill(2 * len(self._buffer)):
                     break
@@ -148,7 +148,7 @@ class Envelope:
             return
         while (match := _EVENTS_KEY.search(self._buffer)) is None:
             size = len(self._buffer)
-            if size > _MOST_HEAD_BYTES or not self._fill(2 * size + _READ_BYTES):
+            if size > _MAX_HEAD_BYTES or not self._fill(2 * size + _READ_BYTES):
                 if len(self._buffer) > size:
                     continue
                 raise DamagedInput(

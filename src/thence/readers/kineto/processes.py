@@ -28,7 +28,7 @@ PIECE_BYTES = 4 << 20
 """Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the CPU's caches."""
 BYTES_BEFORE_PROCESSES = 48 << 20
 """Bytes of JSON decoded in this process before others are started: for less, starting them costs more than it saves."""
-_MOST_PROCESSES = 16
+_MAX_PROCESSES = 16
 """Maximum number of processes: one process joins the columns of all, so further processes would wait for it."""
 _PIPE_BYTES = 1 << 20
 """Capacity requested for each pipe of columns: with the default of 64 KiB, threads switch for every 64 KiB."""
@@ -50,7 +50,7 @@ def fitting(expected_bytes: int, cores: int | None = None) -> int:
         expected_bytes: estimated size of the JSON, 0 if unknown: there are no more processes than pieces.
         cores: how many cores may be used; None: all that this process may use.
     """
-    processes = min(cores or _usable_cores(), _MOST_PROCESSES)
+    processes = min(cores or _usable_cores(), _MAX_PROCESSES)
     return min(processes, -(-expected_bytes // PIECE_BYTES)) if expected_bytes else processes
 
 

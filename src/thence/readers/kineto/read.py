@@ -31,9 +31,9 @@ from thence.readers.kineto.tables import (
     gpu_frame,
     graph_places,
     host_frame,
-    said_of_waiting,
     threads_frame,
     waiting_calls,
+    waiting_facts,
 )
 from thence.readers.nesting import IS_API_CALL, host_order
 from thence.units import several
@@ -142,7 +142,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         losses=lost,
         ranks_stated=stated is not None,
     )
-    said = said_of_waiting(_table(columns, "waiting"), np.unique(gpu["rank"]).tolist())
+    said = waiting_facts(_table(columns, "waiting"), np.unique(gpu["rank"]).tolist())
     return with_waiting(dataclasses.replace(tables, meta=meta), said, calls)
 
 

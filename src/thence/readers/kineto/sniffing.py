@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-NAME = "torch.profiler (Kineto JSON)"
+from thence.model.formats import KINETO_TRACE
+
+NAME = KINETO_TRACE
 PATTERNS = ("*.json", "*.json.gz")
 """Globs of the files of a directory that may be Kineto traces."""
 

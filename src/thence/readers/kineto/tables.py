@@ -38,7 +38,7 @@ from thence.model.intervals import NO_ROW
 from thence.model.json_fields import JsonInt64, NotAsWritten, decoded
 from thence.model.reasons import REASONS, RULES
 from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES, HOST, HOST_CATEGORIES, KINDS, THREADS
-from thence.model.waiting import Calls, kind_of_call, said_of_calls
+from thence.model.waiting import Calls, call_facts, kind_of_call
 from thence.parallel import in_threads
 from thence.readers.categories import positions_of_functions, shown_name
 from thence.readers.kineto.events import MISSING
@@ -463,8 +463,8 @@ def waiting_calls(host: Arrays, order: Array, names: list[str]) -> Calls:
     return Calls(_places_after(rows, order), np.array(found, np.object_))
 
 
-def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
-    """What the file records about calls that wait and about CUDA events, as `thence.model.waiting.SAID`.
+def waiting_facts(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
+    """What the file records about calls that wait and about CUDA events, as `thence.model.waiting.CALL_FACTS`.
 
     Empty if the file holds several ranks, because their correlation ids collide.
 
@@ -473,7 +473,7 @@ def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
         ranks: the ranks that used a device.
     """
     if len(ranks) != 1 or not len(waiting["correlation"]):
-        return said_of_calls()
+        return call_facts()
 
     def known(name: str) -> pl.Series:
         return _integers(waiting[name], 0)
@@ -488,7 +488,7 @@ def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
         "recorded_by": known("wait_on_record"),
         "recorded_on": known("wait_on_stream"),
     }
-    return said_of_calls(columns)
+    return call_facts(columns)
 
 
 def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:

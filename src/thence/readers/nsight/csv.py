@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
+from thence.model.formats import NSIGHT_CSV
 from thence.model.losses import Loss
 from thence.model.names import UNNAMED
 from thence.model.tables import GPU, Device, Meta, Tables
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from thence.readers.source import Source
 
-NAME = "Nsight Systems cuda_gpu_trace (CSV)"
+NAME = NSIGHT_CSV
 PATTERNS: tuple[str, ...] = ()
 """Empty: the export that a CSV was made from is usually in the same directory, and is read instead."""
 
@@ -41,7 +42,7 @@ _BYTES = {
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
 _MAX_BYTES = 8 << 30
-_FEW_ROWS = 100_000
+_MIN_ROWS_TO_REFUSE = 100_000
 _EMPTY_LINE = re.compile(rb"\r?\n[ \t]*\r?\n")
 _COPY = r"^\[CUDA (?:Unified Memory )?memcpy ?(.*)\]$"
 _SET = r"^\[CUDA (?:Unified Memory )?memset\]$"
@@ -156,7 +157,7 @@ def _check_rows(data: bytes, commas: int, name: str) -> None:
         DamagedInput: more than half of the cells are absent.
     """
     rows = data.count(b"\n")
-    if rows > _FEW_ROWS and data.count(b",") < rows * commas // 2:
+    if rows > _MIN_ROWS_TO_REFUSE and data.count(b",") < rows * commas // 2:
         raise DamagedInput(name, f"has {rows:,} rows, most of which lack most of the columns")
 
 

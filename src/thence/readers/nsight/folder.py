@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.formats import NSIGHT_EXPORT
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.nsight.store import EXPORT, PAYLOADS, READABLE, Part
+from thence.readers.nsight.store import PAYLOADS, READABLE, Part
 from thence.readers.parquet_probe import ARROW_ENDING, MAX_ROWS, probing
 from thence.readers.source import changes_in, unchanged
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-NAME = f"{EXPORT} (parquetdir, arrowdir)"
+NAME = f"{NSIGHT_EXPORT} (parquetdir, arrowdir)"
 PATTERNS: tuple[str, ...] = ()
 """Empty: an export is a directory, not a file in one."""
 

@@ -25,9 +25,10 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
+from thence.model.formats import NSIGHT_EXPORT
 from thence.model.losses import Loss
 from thence.readers.nsight.sqlite_file_format import MAGIC, PageFile, Records, Unusual
-from thence.readers.nsight.store import EXPORT, PAYLOADS, READABLE, Part
+from thence.readers.nsight.store import PAYLOADS, READABLE, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
     from thence.readers.source import Source
 
-NAME = f"{EXPORT} (SQLite)"
+NAME = f"{NSIGHT_EXPORT} (SQLite)"
 PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
 """Globs of the files of a directory that may be exports."""
 _MAX_UNPACKED = 64 << 30

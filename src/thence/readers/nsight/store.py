@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     Rows = npt.NDArray[np.intp]
 
-EXPORT = "Nsight Systems export"
-"""Name of the format, for all file types of exports."""
 _SLOT_BITS = 14  # tables of this size stay in the processor's cache
 _HASH_ROUNDS = 8
 _BLOCK_ROWS = 1 << 17

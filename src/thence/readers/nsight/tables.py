@@ -21,22 +21,23 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.formats import NSIGHT_EXPORT
 from thence.model.intervals import NO_ROW, innermost
 from thence.model.launches import IDENTIFIED, matched_rows
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, HOST, THREADS, Meta, Tables
-from thence.model.waiting import SAID, said_of_calls, with_waiting
+from thence.model.waiting import CALL_FACTS, call_facts, with_waiting
 from thence.readers.nesting import in_order
 from thence.readers.nsight import processes
 from thence.readers.nsight.activities import activities
 from thence.readers.nsight.ranges import XLA, described, host_ranges, nvtx
-from thence.readers.nsight.store import EXPORT, gathered, numbered, process_of, thread_of
+from thence.readers.nsight.store import gathered, numbered, process_of, thread_of
 from thence.readers.nsight.xla import with_compilation, with_programs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.model.schema import Table
+    from thence.model.tables import Table
     from thence.readers.nsight.processes import Ranks
     from thence.readers.nsight.store import Store
 
@@ -48,7 +49,7 @@ _RECORDS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 _COLUMNS = ("globalPid", "correlationId", "deviceId", "streamId", "eventId", "eventSyncId")
 _NONE = (1 << 32) - 1
 """Value that the exporter writes if there is no stream, event or record."""
-_MOST_CLONE_STEPS = 8  # from a clone to the first node; child graphs take two or three
+_MAX_CLONE_STEPS = 8  # from a clone to the first node; child graphs take two or three
 
 
 def diagnosed(store: Store) -> tuple[Loss, ...]:
@@ -68,8 +69,8 @@ def diagnosed(store: Store) -> tuple[Loss, ...]:
     )
 
 
-def said_of_waiting(store: Store, ranks: Ranks) -> pl.DataFrame:
-    """The facts that an export records about API calls, as `thence.model.waiting.SAID`.
+def waiting_facts(store: Store, ranks: Ranks) -> pl.DataFrame:
+    """The facts that an export records about API calls, as `thence.model.waiting.CALL_FACTS`.
 
     Raises:
         DamagedInput: a table cannot be read.
@@ -86,7 +87,7 @@ def said_of_waiting(store: Store, ranks: Ranks) -> pl.DataFrame:
         never_recorded=pl.lit(lists_records) & pl.col("event").is_not_null() & pl.col("recorded_by").is_null()
     )
     both = pl.concat([waits, records], how="diagonal")
-    return said_of_calls(both.with_columns(ranks.column(both["process"])).select(list(SAID)).to_dict())
+    return call_facts(both.with_columns(ranks.column(both["process"])).select(list(CALL_FACTS)).to_dict())
 
 
 def _rows(store: Store, table: str) -> pl.DataFrame:
@@ -135,7 +136,7 @@ def tables_of(store: Store) -> Tables:
         collectives=payloads.collectives(_nvtx_host_rows(host, ranges)),
         threads=THREADS.frame(threads.join(thread_names, on=["process", "thread"], maintain_order="left").to_dict()),
     )
-    tables = with_waiting(tables, said_of_waiting(store, rank_of_process))
+    tables = with_waiting(tables, waiting_facts(store, rank_of_process))
     if (ranges["domain"] == XLA).any():
         created = _creation_rows(store, gpu, host)
         domain = ranges["domain"].gather(host["nvtx"])
@@ -144,7 +145,7 @@ def tables_of(store: Store) -> Tables:
         warnings += more_warnings
     meta = Meta(
         inputs=(store.name,),
-        formats=(EXPORT,),
+        formats=(NSIGHT_EXPORT,),
         epoch_ns=_epoch(store),
         facts=({"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu)},),
         devices=processes.devices(store, tables.gpu),
@@ -232,7 +233,7 @@ def _created_as_original(events: pl.DataFrame) -> pl.DataFrame:
         "process", pl.col("node").alias("original"), pl.col("start").alias("began"),
         pl.col("thread").alias("on"), pl.col("original").alias("further"),
     )  # fmt: skip
-    for _ in range(_MOST_CLONE_STEPS):
+    for _ in range(_MAX_CLONE_STEPS):
         if events["original"].null_count() == events.height:
             break
         joined = events.join(moments, on=["process", "original"], how="left", maintain_order="left")

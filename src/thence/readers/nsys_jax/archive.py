@@ -23,6 +23,7 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from thence.errors import DamagedInput, InputError
+from thence.model.formats import NSYS_JAX_ARCHIVE
 from thence.readers.expansion import DEFAULT, Expansion, decoded_bytes
 from thence.readers.parquet_probe import MAX_ROWS
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-NAME = "nsys-jax archive"
+NAME = NSYS_JAX_ARCHIVE
 PATTERNS = ("*.zip",)
 """Globs of the files of a directory that may be archives; an unpacked archive is a directory itself."""
 

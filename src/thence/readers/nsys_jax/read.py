@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.joined_tables import concat
+from thence.model.concat_tables import concat
 from thence.model.tables import HOST, THREADS, Device, Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.hlo import decode_hlo

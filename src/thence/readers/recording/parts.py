@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from thence.units import Bytes
 
 _VERSIONS = range(1, RECORDING_VERSION + 1)
-_MOST_PARTS = 1_000_000
+_MAX_PARTS = 1_000_000
 """More than a recorder ever writes; if a description claims more, missing parts are not searched for."""
 _LISTED = 5
 """Most part numbers that a warning lists."""
@@ -205,7 +205,7 @@ class Folder:
         """Notes a loss if parts of a table are damaged or missing, with the number of rows lost."""
         numbers = self._parts.get(name, {})
         written = max(self.description.parts.get(name, 0), max(numbers, default=0))
-        missing = [] if written > _MOST_PARTS else [n for n in range(1, written + 1) if n not in numbers]
+        missing = [] if written > _MAX_PARTS else [n for n in range(1, written + 1) if n not in numbers]
         if not damaged and not missing:
             return
         lost = self.description.counts.get(name, 0) - rows

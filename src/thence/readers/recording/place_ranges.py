@@ -30,10 +30,10 @@ import numpy as np
 import polars as pl
 
 from thence.capture.boundaries.places import FRAME, KINDS, LINE, MODEL_CALL, MODULE, PHASE, STEP
-from thence.model.forest import depths
 from thence.model.formats import SAMPLE_STATES
 from thence.model.intervals import NO_ROW, chain_to, enclosing, reached_before
 from thence.model.phases import POSITIONS, Position
+from thence.model.trees import depths
 from thence.readers.nesting import host_order
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _MIN_STEPS = 2
 """Steps that no call of a model began, from which on calls of models are parts of them: without an optimizer's step
 there is at most one, with which the recording began."""
 _CATEGORY = {MODULE: "module", LINE: "python", PHASE: "phase", STEP: "step"}
-_MOST_LEVELS = 512
+_MAX_LEVELS = 512
 """Most levels of a tree of places; a deeper place counts as one at this level."""
 _RANGE = {"thread": pl.Int64(), "start": pl.Int64(), "end": pl.Int64()}
 _WITH_STATE = pl.DataFrame(schema={"state": pl.Int64()})
@@ -374,7 +374,7 @@ class _Tree:
         wrong = (parent >= np.arange(1, len(parent) + 1)) | (self.kind[parent] != self.kind[1:])
         self.parent = np.concatenate([[0], np.where(wrong | ~named[parent], 0, parent)])
         above = np.where(self.parent[1:] == 0, NO_ROW, self.parent[1:] - 1)
-        depth = np.minimum(depths(above), _MOST_LEVELS)
+        depth = np.minimum(depths(above), _MAX_LEVELS)
         self.depth = np.where(named, np.concatenate([[0], depth]), 0)
         nothing = pl.Series([None], dtype=pl.String)
         self.names = pl.concat([nothing, known["name"]])

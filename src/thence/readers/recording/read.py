@@ -10,8 +10,8 @@ import msgspec
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
+from thence.model.concat_tables import concat
 from thence.model.formats import ACTIVITIES, LABELS_FILE
-from thence.model.joined_tables import concat
 from thence.model.losses import says_lost
 from thence.model.names import UNNAMED
 from thence.model.tables import GPU, KINDS, STEP_TIMES, THREADS, Device, Meta, Tables

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thence.model.formats import DESCRIPTION
+from thence.model.formats import DESCRIPTION, THENCE_RECORDING
 from thence.readers.remote import is_url, urls_within
 
-NAME = "thence recording"
+NAME = THENCE_RECORDING
 PATTERNS: tuple[str, ...] = ()
 """Empty: a recording is a folder, not a file in one."""
 

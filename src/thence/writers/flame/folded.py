@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.fitted_names import narrowed
+from thence.model.shortened_names import narrowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from thence.model.fitted_names import fitted
+from thence.model.shortened_names import fitted
 from thence.units import format_cell
 from thence.writers.text.printable import printable
 

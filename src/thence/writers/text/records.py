@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import RenderableType
 
-    from thence.model.schema import Table as Shape
+    from thence.model.tables import Table as Shape
 
 
 def records(frame: pl.DataFrame) -> RenderableType:

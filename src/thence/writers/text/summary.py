@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from thence.analysis.summary import IDLE_INSIDE, OVERLAPPED
-from thence.model.fitted_names import fitted
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
+from thence.model.shortened_names import fitted
 from thence.units import (
     format_bytes,
     format_cell,

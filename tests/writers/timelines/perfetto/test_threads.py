@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from helpers import event, kernel, launch, opened
-from thence.writers.timelines.perfetto.layout import layout
-from thence.writers.timelines.perfetto.threads import host_processes
+from thence.writers.timelines.perfetto.layout import host_processes, layout
 
 if TYPE_CHECKING:
     from pathlib import Path

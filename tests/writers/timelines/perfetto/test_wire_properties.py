@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
-from thence.writers.timelines.perfetto import wire
+from thence.writers.timelines.perfetto import packets as wire
 
 uint64 = st.integers(0, (1 << 64) - 1)
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)

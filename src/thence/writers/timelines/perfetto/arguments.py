@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from thence.model.timeline import Timeline
-    from thence.writers.timelines.perfetto.interning import Interned
+    from thence.writers.timelines.perfetto.packets import Interned
 
 _GPU = {
     "stream": "stream",

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.kernel_names import short_names
-from thence.writers.timelines.perfetto.wire import (
+from thence.writers.timelines.perfetto.packets import (
     VARINT,
     bytes_field,
     constant,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from thence.model.arrays import Int64, UInt8
     from thence.model.timeline import Timeline
     from thence.writers.timelines.perfetto.layout import Layout
-    from thence.writers.timelines.perfetto.wire import Part
+    from thence.writers.timelines.perfetto.packets import Part
 
 
 _CHUNK_ROWS = 8192

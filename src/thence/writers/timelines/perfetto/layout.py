@@ -1,12 +1,20 @@
 """Layout: assigns the rows of a timeline to tracks, and creates the tracks.
 
 Each device is a group with its streams, counters and lanes; each process of each rank is a group of threads. Devices
-come before processes. If the timeline has `thence.model.timeline.JobRows`, these rows are above and below all others.
-Times are those of the timeline minus `Layout.origin_ns`.
+come before processes. If the timeline has `thence.model.timeline.JobRows`, their summary rows of all ranks are a group
+above all others, and the group of the ranks that are not expanded is below. In-kernel ranges have a group for each
+launch, with nested groups for its SMs, their blocks and traces. Times are those of the timeline minus
+`Layout.origin_ns`.
+
+Threads of the program come first, threads with nothing but the profiler's own overhead last. Producers of traces put
+ids into thread names in different ways (``thread 2639 (pt_autograd_0)``, ``py_xla_execute/-5594605286789560846``).
+Here the name is shown without it; the thread's id follows in parentheses if it is an id of the operating system.
 """
 
 from __future__ import annotations
 
+import collections
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +23,40 @@ import polars as pl
 
 from thence.analysis.timelines.timeline import COUNTERS
 from thence.analysis.timelines.track_packing import nested_sequence, split_lanes
-from thence.writers.timelines.perfetto.arguments import gpu_arguments, host_arguments
-from thence.writers.timelines.perfetto.inside import add_inside, device_groups
-from thence.writers.timelines.perfetto.interning import Interned
-from thence.writers.timelines.perfetto.job import JobLayout
-from thence.writers.timelines.perfetto.packets import Arrows, Counter, Slices
-from thence.writers.timelines.perfetto.threads import host_processes
+from thence.model.tables import API_CALLS
+from thence.writers.timelines.perfetto.arguments import (
+    columns_as_arguments,
+    gpu_arguments,
+    host_arguments,
+    inside_arguments,
+)
+from thence.writers.timelines.perfetto.packets import Arrows, Counter, Interned, Slices
 from thence.writers.timelines.perfetto.tracks import Process, Thread, Tracks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from thence.model.arrays import Int64
+    from thence.model.timeline import JobRows, Phases
+
+    GroupOf = Callable[[Phases], int]
     from thence.model.timeline import Timeline
 
-
+_OF_KINETO = re.compile(r"thread -?\d+ \((.+)\)", re.DOTALL)
+_WITH_ID = re.compile(r"(.+)/-?\d+", re.DOTALL)
+_MAX_ID = 1 << 31
+"""Thread ids of the operating system are below this; larger ids are handles and hashes, useless to the reader."""
+_PROFILER = "overhead"
+_UNIT = "ms"
+_ARGUMENTS = {
+    "step": "step",
+    "step_ns": "step ns",
+    "compute_ns": "compute ns",
+    "wait_ns": "exposed wait ns",
+    "caused_ns": "wait caused ns",
+    "detail": "detail",
+}
+_CATEGORY = "in kernel"
 _GROUPS = {
     "label": "labels",
     "module": "modules",
@@ -37,6 +64,228 @@ _GROUPS = {
     "process-group": "process groups",
     "lane": "lanes",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class HostThread:
+    """One thread: its id in the table ``host``, and the name that is shown."""
+
+    thread: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostProcess:
+    """One process of a rank.
+
+    Attributes:
+        rank: rank of the process.
+        process: id in the table ``host``.
+        name: the name that is shown.
+        threads: threads, in the order in which they are shown.
+        of_profiler: whether the process has nothing but the profiler's own overhead.
+    """
+
+    rank: int
+    process: int
+    name: str
+    threads: tuple[HostThread, ...]
+    of_profiler: bool
+
+
+def host_processes(host: pl.DataFrame, names: pl.DataFrame) -> list[HostProcess]:
+    """The processes of all ranks, in the order in which they are shown; processes of the profiler come last.
+
+    Args:
+        host: the table ``host``.
+        names: the table ``threads``.
+    """
+    category = pl.col("category").cast(pl.String)
+    threads = (
+        host.group_by("rank", "process", "thread")
+        .agg(profiler=(category == _PROFILER).all(), calls=category.is_in(API_CALLS).all())
+        .join(names.unique(["rank", "process", "thread"], keep="first"), on=["rank", "process", "thread"], how="left")
+        .with_columns(main=pl.col("process") == pl.col("thread"))
+        .sort("rank", "process", "profiler", ~pl.col("main"), "calls", "thread")
+    )
+    found = [
+        HostProcess(rank, process, *_described(process, rows))
+        for (rank, process), rows in threads.group_by("rank", "process", maintain_order=True)
+    ]
+    return sorted(found, key=lambda each: each.of_profiler)
+
+
+def _described(process: int, rows: pl.DataFrame) -> tuple[str, tuple[HostThread, ...], bool]:
+    """Name of a process, its threads, and whether it has only overhead of the profiler."""
+    of_profiler = bool(rows["profiler"].all())
+    columns = rows.select("thread", "name", "main", "calls", "profiler").rows()
+    titles = _distinct([_title(*column) for column in columns])
+    threads = tuple(HostThread(t, title) for t, title in zip(rows["thread"], titles, strict=True))
+    return ("profiler" if of_profiler else f"process {process}"), threads, of_profiler
+
+
+def _title(thread: int, name: str | None, main: bool, calls: bool, profiler: bool) -> str:  # noqa: FBT001 - a row
+    """The name under which a thread is shown."""
+    if not name:
+        known = f"thread {thread}"
+        return f"{known}, calls only" if calls else f"{known}, profiler" if profiler else known
+    match = _OF_KINETO.fullmatch(name) or _WITH_ID.fullmatch(name)
+    plain = match[1] if match else name
+    if main and plain != "MainThread":
+        return f"{plain}, main thread"
+    return f"{plain} ({thread})" if match and 0 < thread < _MAX_ID else plain
+
+
+def _distinct(titles: Sequence[str]) -> Iterable[str]:
+    """The titles; titles of several threads get a number each."""
+    several = {title for title, count in collections.Counter(titles).items() if count > 1}
+    seen: collections.Counter[str] = collections.Counter()
+    for title in titles:
+        seen[title] += 1
+        yield f"{title} {seen[title]}" if title in several else title
+
+
+class JobLayout:
+    """Adds the rows of a job to a file.
+
+    Args:
+        job: the rows.
+        tracks, interned: tracks and interned texts of the file.
+        origin_ns: ns to subtract from every time.
+    """
+
+    def __init__(self, job: JobRows, tracks: Tracks, interned: Interned, origin_ns: int) -> None:
+        self._job = job
+        self._tracks = tracks
+        self._interned = interned
+        self._origin_ns = origin_ns
+
+    def above(self) -> tuple[list[Slices], Counter]:
+        """The group above: counters of the whole job, late ranks, and a row for each rank that is shown in full."""
+        group = self._group(self._job.title)
+        counters = self._counters(group)
+        late = self._slices(self._job.spans, group, "late rank")
+        return [late, self._steps(group, folded=False)], counters
+
+    def below(self) -> Slices:
+        """The group below: a row for each of the other ranks."""
+        return self._steps(self._group(self._job.folded_title), folded=True)
+
+    def _group(self, title: str) -> int:
+        return self._tracks.add(title, of=Process(self._tracks.free_pid(), title))
+
+    def _steps(self, group: int, *, folded: bool) -> Slices:
+        rows = self._job.rows.filter(pl.col("folded") == folded)
+        return self._slices(rows, group, "step of a rank")
+
+    def _slices(self, rows: pl.DataFrame, group: int, category: str) -> Slices:
+        """Slices on one row per track name under a group, in the order in which the names first occur."""
+        titles = rows["track"].unique(maintain_order=True)
+        number = rows["track"].cast(pl.Enum(titles)).to_physical().cast(pl.Int64).to_numpy()
+        start = rows["start"].to_numpy() - self._origin_ns
+        end = start + rows["duration"].to_numpy()
+        lane = split_lanes(number, start, end)
+        most = np.ones(len(titles), np.int64)
+        np.maximum.at(most, number, lane + 1)
+        uuids = [
+            uuid
+            for title, count in zip(titles, most.tolist(), strict=True)
+            for uuid in self._tracks.lanes(title, group, count)
+        ]
+        first = np.cumsum(most) - most
+        track = np.array(uuids, np.int64)[first[number] + lane]
+        return Slices(
+            track,
+            start,
+            end,
+            self._interned.names.column(rows["name"]),
+            np.full(len(track), self._interned.categories.of(category)),
+            nested_sequence(track, start, end),
+            columns_as_arguments(rows, _ARGUMENTS, self._interned),
+        )
+
+    def _counters(self, group: int) -> Counter:
+        rows = self._job.counters
+        titles = rows["counter"].unique(maintain_order=True).to_list()
+        track = {title: self._tracks.add(title, group, unit=_UNIT) for title in titles}
+        of = np.array([track[title] for title in rows["counter"]], np.int64)
+        return Counter(of, rows["time"].to_numpy() - self._origin_ns, rows["value"].to_numpy())
+
+
+def device_groups(tracks: Tracks, devices: dict[tuple[int, int], int]) -> GroupOf:
+    """A function that returns the track of a launch's device, and adds it if the trace lacks the device."""
+
+    def group(phases: Phases) -> int:
+        key = phases.rank, phases.device
+        if key not in devices:
+            name = f"GPU {phases.device}"
+            devices[key] = tracks.add(name, of=Process(tracks.free_pid(), name))
+        return devices[key]
+
+    return group
+
+
+def add_inside(
+    tracks: Tracks, interned: Interned, inside: Sequence[Phases], group_of: GroupOf, origin_ns: int
+) -> list[Slices]:
+    """Adds the tracks of all launches.
+
+    Args:
+        tracks: tracks of the file.
+        interned: interned texts of the file.
+        inside: in-kernel ranges of each launch.
+        group_of: returns the parent track of a launch.
+        origin_ns: ns to subtract from every time.
+
+    Returns:
+        The slices of each launch.
+    """
+    return [_launch(tracks, interned, phases, group_of(phases), origin_ns) for phases in inside]
+
+
+def _launch(tracks: Tracks, interned: Interned, phases: Phases, device: int, origin_ns: int) -> Slices:
+    ranges = phases.ranges
+    keys = ranges.select("sm", "block", "index")
+    distinct = keys.unique().sort("sm", "block", "index", nulls_last=True)
+    numbers = keys.join(
+        distinct.with_row_index("number"),
+        on=["sm", "block", "index"], how="left", nulls_equal=True, maintain_order="left",
+    )["number"].cast(pl.Int64).to_numpy()  # fmt: skip
+    start = ranges["start_ns"].to_numpy() - origin_ns
+    end = start + ranges["duration_ns"].to_numpy()
+    lane = split_lanes(numbers, start, end)
+    most = np.zeros(distinct.height, np.int64)
+    np.maximum.at(most, numbers, lane + 1)
+    uuids = _tracks(tracks, phases, device, distinct.rows(), most)
+    first = np.cumsum(most) - most
+    track = uuids[first[numbers] + lane] if len(numbers) else numbers
+    return Slices(
+        track,
+        start,
+        end,
+        interned.names.column(ranges["name"]),
+        np.full(len(track), interned.categories.of(_CATEGORY)),
+        nested_sequence(track, start, end),
+        inside_arguments(ranges, interned),
+    )
+
+
+def _tracks(tracks: Tracks, phases: Phases, device: int, keys: Sequence[tuple[Any, ...]], lanes: Int64) -> Int64:
+    """Adds the tracks of the traces under the tracks of their SMs and blocks; returns the uuids of all lanes."""
+    root = tracks.add(f"inside {phases.title}", device)
+    uuids: list[int] = []
+    last_sm: object = tracks  # a value that no key has; None would be an unknown SM
+    last_block: object = tracks
+    of_sm = of_block = root
+    for (sm, block, index), count in zip(keys, lanes.tolist(), strict=True):
+        if sm != last_sm:
+            of_sm = tracks.add("SM unknown" if sm is None else f"SM {sm}", root)
+            last_sm, last_block = sm, tracks
+        if block != last_block:
+            of_block = tracks.add(f"block {block}", of_sm)
+            last_block = block
+        uuids += tracks.lanes(f"{phases.scope} {index}", of_block, count)
+    return np.array(uuids, np.int64)
 
 
 @dataclass

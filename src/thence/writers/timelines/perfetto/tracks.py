@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from thence.writers.timelines.perfetto.wire import bytes_field, text_field, uint_field
+from thence.writers.timelines.perfetto.packets import bytes_field, text_field, uint_field
 
 _EXPLICIT_CHILDREN = 3
 _MERGE_BY_KEY = 3
 _EXPLICIT = 1  # of process_ordering and thread_ordering
-_MOST_PID = (1 << 31) - 1
-_MOST_TID = (1 << 63) - 1
+_MAX_PID = (1 << 31) - 1
+_MAX_TID = (1 << 63) - 1
 _FIRST_FREE_PID = 1_000_000_000
 
 
@@ -110,7 +110,7 @@ class Tracks:
 
         Processes on different hosts may have the same id, devices have no id, and 0 is the idle process.
         """
-        pid = wanted if 0 < wanted < _MOST_PID else _FIRST_FREE_PID
+        pid = wanted if 0 < wanted < _MAX_PID else _FIRST_FREE_PID
         while pid in self._pids:
             pid = max(pid + 1, _FIRST_FREE_PID)
         self._pids.add(pid)
@@ -119,4 +119,4 @@ class Tracks:
     @staticmethod
     def thread_id(thread: int) -> int:
         """The id itself if it is valid; else a number that no operating system gives to a thread."""
-        return thread if 0 < thread <= _MOST_TID else (1 << 40) + (-thread & 0xFFFF_FFFF)
+        return thread if 0 < thread <= _MAX_TID else (1 << 40) + (-thread & 0xFFFF_FFFF)

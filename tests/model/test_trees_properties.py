@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from thence.model import forest
+from thence.model import trees
 from thence.model.intervals import NO_ROW, chain_to
 
 settings.register_profile("thence", deadline=None, max_examples=examples(150))
@@ -44,16 +44,16 @@ def test_sums_minima_and_depths(parent: list[int], data: st.DataObject) -> None:
         for above in way_up(parent, row):
             below[above].append(values[row] % 2**40)
     at, given_values = np.array(parent, np.int64), np.array(values, np.int64) % 2**40
-    assert forest.depths(at).tolist() == [len(way_up(parent, row)) for row in range(len(parent))]
-    assert forest.subtree_sums(at, given_values).tolist() == [sum(rows) for rows in below]
-    assert forest.subtree_minima(at, given_values).tolist() == [min(rows) for rows in below]
+    assert trees.depths(at).tolist() == [len(way_up(parent, row)) for row in range(len(parent))]
+    assert trees.subtree_sums(at, given_values).tolist() == [sum(rows) for rows in below]
+    assert trees.subtree_minima(at, given_values).tolist() == [min(rows) for rows in below]
 
 
 @given(forests(), st.data())
 def test_what_is_around_rows(parent: list[int], data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(-1, len(parent) - 1), max_size=10))
     expected = {above for row in rows for above in way_up(parent, row)}
-    marked = forest.ancestors(np.array(parent, np.int64), np.array(rows, np.int64))
+    marked = trees.ancestors(np.array(parent, np.int64), np.array(rows, np.int64))
     assert set(np.flatnonzero(marked).tolist()) == expected
     wanted = [data.draw(st.booleans()) for _ in parent]
     nearest = [next((r for r in way_up(parent, row) if wanted[r]), NO_ROW) for row in rows]
@@ -69,8 +69,8 @@ def test_rows_are_one_node_where_all_codes_above_are_the_same(
     code = [data.draw(st.integers(-1, 2)) for _ in parent]
     paths = [tuple(code[r] for r in reversed(way_up(parent, row))) for row in range(len(parent))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forest, "_MOST_LEVELS", levels)
-        node, first = forest.trie(np.array(parent, np.int64), np.array(code, np.int64))
+        patch.setattr(trees, "_MAX_LEVELS", levels)
+        node, first = trees.trie(np.array(parent, np.int64), np.array(code, np.int64))
     # By depth, then by first row.
     distinct = sorted(dict.fromkeys(paths), key=lambda path: (len(path), paths.index(path)))
     assert [distinct[n] for n in node.tolist()] == paths
@@ -79,7 +79,7 @@ def test_rows_are_one_node_where_all_codes_above_are_the_same(
 
 @given(st.lists(st.sampled_from([-(2**40), -3, 0, 1, 2, 70_000, 2**40]), max_size=20))
 def test_values_are_numbered_in_order_of_their_first_rows(values: list[int]) -> None:
-    number, first = forest.numbered(np.array(values, np.int64))
+    number, first = trees.numbered(np.array(values, np.int64))
     distinct = list(dict.fromkeys(values))
     assert [distinct[n] for n in number.tolist()] == values
     assert first.tolist() == [values.index(value) for value in distinct]
@@ -96,5 +96,5 @@ def test_steps_of_doubling_length_find_what_single_steps_find() -> None:
     assert chain_to(parent, rows, only_top).tolist() == [-1, -1, -1, -1, 5, 5]
     every = np.arange(count, dtype=np.int64)
     assert (chain_to(parent, every, only_top) == np.where(every < 5, NO_ROW, 5)).all()
-    assert forest.ancestors(parent, np.array([40_000])).sum() == 40_001
-    assert (forest.depths(parent) == every + 1).all()
+    assert trees.ancestors(parent, np.array([40_000])).sum() == 40_001
+    assert (trees.depths(parent) == every + 1).all()

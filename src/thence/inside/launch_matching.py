@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
-from thence.analysis.inside.kernel_launches import KernelLaunches, knows_device, positive_or_none
 from thence.errors import MissingData, UsageError
 from thence.inside.clocks import MAX_GHZ
 from thence.units import format_ns, format_share, several
@@ -29,15 +29,13 @@ from thence.units import format_ns, format_share, several
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import polars as pl
-
     from thence.inside.decoding import Decoded
     from thence.model.arrays import Int64, Mask
     from thence.model.timeline import Timeline
 
     Parts = Sequence[tuple[str, Decoded]]
 
-_MOST_SHIFT_NS = 60_000_000_000
+_MAX_SHIFT_NS = 60_000_000_000
 """A larger offset between timer and trace means that they were recorded at different times."""
 _UNIX_TIMES_NS = 1_500_000_000_000_000_000
 """A timer with smaller values does not count from 1970."""
@@ -48,7 +46,112 @@ _JITTER_NS, _DRIFT = 5_000, 1e-4
 _SHORT, _SHORT_SHARE = 2_000, 0.05
 """By how much a slice may be shorter than the ranges in it: ns, and a share."""
 _WRAP = 1 << 32
-_MOST_NAMED = 6
+_MAX_NAMED = 6
+
+
+class KernelLaunches:
+    """The kernel launches of a trace, looked up by kernel name and cached for all buffers.
+
+    Attributes:
+        recorded: the trace.
+    """
+
+    def __init__(self, recorded: Timeline) -> None:
+        self.recorded = recorded
+        self._named: dict[str, pl.DataFrame] = {}
+
+    def of(self, name: str, decoded: Decoded) -> pl.DataFrame:
+        """The launches of a buffer's kernel in order of start.
+
+        Args:
+            name: name of the buffer, for the error message.
+            decoded: content of the buffer.
+
+        Returns:
+            id (row of gpu), rank, device, duration, corrected (start on the timeline), and, on the clock as
+            recorded, start (of the kernel) and call (start of the launch call; the kernel's start if there is none).
+
+        Raises:
+            MissingData: the trace has no such launch.
+        """
+        description = decoded.description
+        pid = description.launch.get("pid")
+        chosen = _of_process(self.recorded, self._of_kernel(description.kernel), pid)
+        for column, size in (("grid", description.grid), ("block", description.block)):
+            wanted = pl.lit(list(size), pl.Array(pl.UInt32, 3))
+            if size != (1, 1, 1):
+                chosen = chosen.filter((pl.col(column) == wanted).fill_null(value=True))
+        if knows_device(decoded):
+            of_device = chosen.filter(pl.col("device") == description.device)
+            chosen = chosen if of_device.is_empty() else of_device
+        if chosen.is_empty():
+            what = f"of {description.kernel!r}" if description.kernel else "of a kernel"
+            raise MissingData(
+                f"{name}: the trace has no launch {what} with grid {description.grid} and block"
+                f" {description.block}, so its ranges cannot be drawn"
+            )
+        correction = pl.lit(0, pl.Int64)
+        for rank, ns in self.recorded.corrections.items():
+            correction = pl.when(pl.col("rank") == rank).then(ns).otherwise(correction)
+        return (
+            chosen.select(
+                "id", "rank", "device", "duration", corrected="start", start=pl.col("start") + correction,
+                call=pl.coalesce("call", "start") + correction,
+            )
+            .sort("start")
+        )  # fmt: skip
+
+    def _of_kernel(self, kernel: str) -> pl.DataFrame:
+        """Rows of gpu with this kernel, on the timeline's clock, with the start of their launch call."""
+        if kernel not in self._named:
+            self._named[kernel] = _with_calls(self.recorded, _named(self.recorded, kernel))
+        return self._named[kernel]
+
+
+def _with_calls(recorded: Timeline, launches: pl.DataFrame) -> pl.DataFrame:
+    calls = (
+        recorded.trace.host.filter(pl.col("category").is_in(["runtime", "driver"]))
+        .join(launches, on=["rank", "correlation"], how="semi")
+        .group_by("rank", "correlation")
+        .agg(call=pl.col("start").min())
+    )
+    return launches.join(calls, on=["rank", "correlation"], how="left", maintain_order="left")
+
+
+def _named(recorded: Timeline, kernel: str) -> pl.DataFrame:
+    """Rows of gpu whose kernel has this name, exactly or as a word of a longer name; all kernels if it is empty."""
+    gpu = recorded.trace.gpu.with_row_index("id").filter(pl.col("kind") == "kernel")
+    full = pl.col("name").cast(pl.String)
+    if not kernel:
+        return gpu
+    chosen = gpu.filter(full == kernel)
+    word = pl.escape_regex(kernel)
+    if chosen.is_empty():  # with its return type and parameters, as demanglers write it
+        pattern = rf"(^|[^A-Za-z0-9_]){word}([^A-Za-z0-9_]|$)"
+        chosen = gpu.filter(full.str.contains(pattern))
+    if chosen.is_empty():  # as Mosaic GPU names it
+        pattern = rf"(^|[^A-Za-z0-9]){word}([^A-Za-z0-9]|$)"
+        chosen = gpu.filter(full.str.contains(pattern) & full.str.contains("mosaic", literal=True))
+    return chosen
+
+
+def _of_process(recorded: Timeline, launches: pl.DataFrame, process: Any) -> pl.DataFrame:
+    """The launches of the ranks with this process id; all launches if the trace does not have it."""
+    process = positive_or_none(process)
+    if process is None or launches["rank"].n_unique() < 2:
+        return launches
+    ranks = recorded.trace.host.filter(pl.col("process") == process)["rank"].unique()
+    return launches.filter(pl.col("rank").is_in(ranks.implode())) if len(ranks) else launches
+
+
+def knows_device(decoded: Decoded) -> bool:
+    """Whether a buffer's description tells on which device its kernel ran."""
+    return not isinstance(decoded.description.launch.get("device"), str)  # "one of 8"
+
+
+def positive_or_none(value: Any) -> int | None:
+    """The value if it is a positive int below 2^62, else None: descriptions may hold anything."""
+    return value if type(value) is int and 0 < value < 1 << 62 else None
 
 
 @dataclass(frozen=True)
@@ -260,7 +363,7 @@ def _with_possible(buffer: _Buffer, epoch: int | None) -> _Buffer:
     ordered, alone = _in_order(launches, epoch, decoded.description.launch)
     same_time = np.ones(launches.height, np.bool_)
     if epoch is not None and decoded.timer_bits == 64 and first > _UNIX_TIMES_NS:
-        same_time = np.abs(buffer.offsets) <= _MOST_SHIFT_NS
+        same_time = np.abs(buffer.offsets) <= _MAX_SHIFT_NS
     duration = launches["duration"].to_numpy().astype(np.int64)
     long = duration + max(_SHORT, int(_SHORT_SHARE * (last - first))) >= last - first
     _check_candidates(buffer.name, same_time, ordered, long, buffer.offsets, last - first)
@@ -417,12 +520,12 @@ def _match_reason(buffer: _Buffer, buffers: int) -> str:
 
 
 def _raise_ambiguous(buffer: _Buffer, rows: Int64, several: bool) -> None:  # noqa: FBT001 - words it
-    shown = buffer.launches[rows[:_MOST_NAMED]].select("start", "duration").iter_rows()
+    shown = buffer.launches[rows[:_MAX_NAMED]].select("start", "duration").iter_rows()
     named = [
         f"{row} (at {format_ns(start)}, {format_ns(duration)})"
         for row, (start, duration) in zip(rows.tolist(), shown, strict=False)
     ]
-    more = f" and {len(rows) - _MOST_NAMED:,} more" if len(rows) > _MOST_NAMED else ""
+    more = f" and {len(rows) - _MAX_NAMED:,} more" if len(rows) > _MAX_NAMED else ""
     raise MissingData(
         f"{buffer.name}: could be any of {len(rows):,} launches of its kernel, and its content does"
         f" not identify one: name it with --launch{', one buffer at a time' * several}:"

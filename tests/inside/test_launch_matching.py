@@ -25,9 +25,9 @@ from inside_data import (
     thence_buffer,
 )
 from perfetto_reading import decoded as perfetto
-from thence.analysis.inside.launch_matching import find_launches
-from thence.analysis.inside.timeline import merged
 from thence.inside import Description, decode
+from thence.inside.launch_matching import find_launches
+from thence.inside.timeline import merged
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,8 +1,8 @@
-"""Forests as parent arrays: subtree sums, depths and prefix trees, for any depth.
+"""Trees as parent arrays: subtree sums, depths and prefix trees, for any depth.
 
-A forest is an int64 array: the parent row of every row, `NO_ROW` for roots. Cycles are not allowed.
+Any number of trees is one int64 array: the parent row of every row, `NO_ROW` for roots. Cycles are not allowed.
 Nothing here loops over rows: pointer doubling handles n rows of depth d in O(n log d). Only the prefix trees of
-shallow forests are made level by level.
+shallow trees are made level by level.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _ROUND = 1000
 """Fixed cost of one round of array operations, expressed in rows."""
-_MOST_LEVELS = 1000
-"""Most levels of a forest whose prefix tree is made level by level: each level has a fixed cost of about 50 us."""
+_MAX_LEVELS = 1000
+"""Most levels of trees whose prefix tree is made level by level: each level has a fixed cost of about 50 us."""
 _SMALL_TABLE = 1 << 16
 """Entries that a lookup table over the range of the values may always have, even if there are few values."""
 
@@ -68,7 +68,7 @@ def ancestors(parent: Int64, rows: Int64) -> Mask:
     """
     marked = np.zeros(len(parent), np.bool_)
     marked[rows[rows >= 0]] = True
-    # Going up level by level touches each row once. What is left of a very deep forest uses pointer doubling.
+    # Going up level by level touches each row once. What is left of a very deep trees uses pointer doubling.
     owner = np.empty(len(parent), np.int64)
     frontier, spent = np.flatnonzero(marked), 0
     while len(frontier) and spent <= len(parent):
@@ -108,7 +108,7 @@ def numbered(values: Int64) -> tuple[Int64, Int64]:
 
 
 def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
-    """The prefix tree of a forest: rows with equal sequences of codes from the root share a node.
+    """The prefix tree of trees: rows with equal sequences of codes from the root share a node.
 
     Args:
         parent: of every row, shape (n,).
@@ -119,7 +119,7 @@ def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
         order of their depth, those of one depth in order of their first rows.
     """
     depth = depths(parent)
-    if int(depth.max(initial=0)) <= _MOST_LEVELS:
+    if int(depth.max(initial=0)) <= _MAX_LEVELS:
         return _trie_by_levels(parent, numbered(code)[0], depth)
     return _trie_by_hashes(parent, code)
 
@@ -147,7 +147,7 @@ def _trie_by_levels(parent: Int64, code: Int64, depth: Int64) -> tuple[Int64, In
 
 
 def _trie_by_hashes(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
-    """As `trie`, for deep forests.
+    """As `trie`, for deep trees.
 
     Each path is hashed with a random seed by pointer doubling. The result is then verified exactly; in
     case of a collision the loop repeats with another seed.

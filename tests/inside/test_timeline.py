@@ -12,10 +12,10 @@ import pytest
 import thence
 from helpers import DATA
 from perfetto_reading import decoded as perfetto
-from thence.analysis.inside.launch_matching import find_launches
-from thence.analysis.inside.timeline import merged
 from thence.inside import Decoded, decode
 from thence.inside.files import load
+from thence.inside.launch_matching import find_launches
+from thence.inside.timeline import merged
 from thence.writers.timelines.write import write_timeline
 
 if TYPE_CHECKING:

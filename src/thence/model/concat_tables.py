@@ -35,7 +35,7 @@ _ROW_REFERENCES = {
 """Columns that hold row numbers, by table, and the table that they point into."""
 _TIMES = ("start", "launch")
 """Columns that hold times."""
-_FEW_PARTS = 16
+_MAX_CHUNKS = 16
 """Of more parts, the columns are made contiguous: each part of a column costs time in every query."""
 
 
@@ -104,7 +104,7 @@ def _joined(
         offsets: number that is added to a column of row numbers, for each input.
     """
     heights = [frame.height for frame in frames]
-    joined = pl.concat(frames, rechunk=len(frames) > _FEW_PARTS)
+    joined = pl.concat(frames, rechunk=len(frames) > _MAX_CHUNKS)
     added = {column: np.array(values, np.int32) for column, values in offsets.items()}
     added |= {column: np.array(shifts) for column in _TIMES if column in joined.columns}
     return joined.with_columns(

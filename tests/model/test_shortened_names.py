@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thence.model.fitted_names import affordable, fitted
+from thence.model.shortened_names import affordable, fitted
 
 GEMMS = [
     f"sm90_xmma_gemm_f32f32_tf32f32_f32_{layout}_n_tilesize{tile}x128x32_warpgroupsize1x1x1_execute_segment_k_off"

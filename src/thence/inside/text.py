@@ -9,7 +9,7 @@ from thence.units import format_count, format_ns, format_share
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from thence.analysis.inside.summary import InsideSummary
+    from thence.inside.summary import InsideSummary
 
 _HEADINGS = {
     "name": "range",

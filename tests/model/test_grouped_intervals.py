@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
+from thence.model.grouped_intervals import GroupedIntervals, numbered, rows_of_groups
 from thence.model.intervals import union
-from thence.model.one_timeline import OneTimeline, numbered, rows_of_groups
 from thence.model.times import LATEST_NS
 
 GROUPS = 3
@@ -26,7 +26,7 @@ def test_against_counting_every_nanosecond(rows: list[tuple[int, int, int, int]]
     group = np.array([g for g, *_ in rows], np.int64)
     start = np.array([far + at for _, far, at, _ in rows], np.int64)
     length = np.array([n for *_, n in rows], np.int64)
-    moved = OneTimeline.of(group, start, start + length, GROUPS)
+    moved = GroupedIntervals.of(group, start, start + length, GROUPS)
     assert (moved.end - moved.start == length).all()
     for i, (g, far, at, n) in enumerate(rows):
         for j, (other, other_far, other_at, m) in enumerate(rows):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.inside.launch_matching import find_launches, span, with_rates
 from thence.analysis.timelines.timeline import timeline
 from thence.attribution.attribute import attribute
+from thence.inside.launch_matching import find_launches, span, with_rates
 from thence.model.tables import Meta, Tables
 from thence.model.timeline import Phases
 
@@ -66,7 +66,7 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
         recorded: timeline of a trace recorded at the same time.
         parts: name and decoded content of each buffer.
         launch: number of the launch among the kernel's launches, in order of start from 0; None finds it
-            by the criteria of `thence.analysis.inside.launch_matching`.
+            by the criteria of `thence.inside.launch_matching`.
 
     Raises:
         MissingData: no launch, or more than one, matches a buffer; or nothing tells the rate of its clock.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thence.analysis.inside.summary import InsideSummary, summarize
-from thence.analysis.inside.timeline import merged, standalone
 from thence.inside.decoding import Decoded, decode
 from thence.inside.files import load
+from thence.inside.summary import InsideSummary, summarize
+from thence.inside.text import inside_lines
+from thence.inside.timeline import merged, standalone
 from thence.notebook import MOST_ROWS, table_html
 from thence.units import format_cell, format_count, format_share
-from thence.writers.text.inside import inside_lines
 from thence.writers.timelines.write import write_timeline
 
 if TYPE_CHECKING:

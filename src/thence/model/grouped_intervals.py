@@ -1,4 +1,4 @@
-"""Places the intervals of several groups on one timeline, so that one pass over it measures all groups.
+"""Intervals of several groups on one timeline, so that one pass over it measures all groups.
 
 With one pass per device, a hundred thousand devices take minutes. If each group were shifted by the spans of the
 groups before it, times might not fit int64. Only overlaps matter for unions and coverage, so the time in which
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OneTimeline:
+class GroupedIntervals:
     """Intervals with their lengths and overlaps, shifted so that intervals of different groups never touch.
 
     Attributes:
@@ -37,7 +37,7 @@ class OneTimeline:
     groups: int
 
     @classmethod
-    def of(cls, group: Int64, start: Int64, end: Int64, groups: int) -> OneTimeline:
+    def of(cls, group: Int64, start: Int64, end: Int64, groups: int) -> GroupedIntervals:
         """Places the intervals of groups on one timeline.
 
         Args:

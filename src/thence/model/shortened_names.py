@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _WORDS = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
 _LONGEST = 4096
 """Characters of a name that are examined."""
-_LEAST_WIDTH = 8
+_MIN_WIDTH = 8
 _SHARED = 0.01
 """Weight of a word that every name has. So of two runs of such words, the one with fewer words is left out."""
 _MUCH_LESS = 0.5
-_LEAST_FUNCTION = 3
+_MIN_FUNCTION = 3
 """Characters of a function's name, with the space before it, below which the name is left out."""
 _START = 0.6
 """Share of the width that the start of a name gets if several runs have the same weight."""
@@ -47,7 +47,7 @@ def fitted(names: Sequence[str], width: int, lines: int = 1) -> list[str]:
         lines: lines of a name, broken between its words where that is possible. File and line of a place in a source
             file stand on one.
     """
-    line = max(width, _LEAST_WIDTH)
+    line = max(width, _MIN_WIDTH)
     width = line * lines
     distinct = list(dict.fromkeys(names))
     short = _shortened(distinct, width, line)
@@ -137,7 +137,7 @@ def _short_place(name: str, width: int, line: int) -> str | None:
     room = width - len(file)
     if len(function) <= room:
         return file + function
-    return file + (f"{function[: room - 1]}…" if room > _LEAST_FUNCTION else "")
+    return file + (f"{function[: room - 1]}…" if room > _MIN_FUNCTION else "")
 
 
 def _cut(words: Sequence[str], uses: Mapping[str, int], names: int, width: int) -> str:

@@ -1,1 +1,0 @@
-"""In-kernel profiles: summaries, matching with the kernel launches of a trace, and timelines."""
