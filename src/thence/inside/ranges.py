@@ -231,15 +231,7 @@ class _Defects:
 def ranges_of(
     columns: Columns, clocks: Clocks, end_ns: Int64, names: tuple[str, ...], overhead_cycles: float
 ) -> tuple[pl.DataFrame, list[str]]:
-    """All ranges and instants, and warnings about events that do not belong to a complete, named range.
-
-    Args:
-        columns: columns of one buffer.
-        clocks: clocks of its traces.
-        end_ns: end of each trace.
-        names: names by id.
-        overhead_cycles: cycles for recording one event.
-    """
+    """All ranges and instants, and warnings about events that do not belong to a complete, named range."""
     labels = Labels.of(columns.name, names)
     defects = _Defects()
     rate = clocks.ghz if clocks.unit == "cycles" else clocks.sm_ghz

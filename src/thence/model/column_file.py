@@ -15,6 +15,9 @@ kernel, are not compressed: zlib would take several times as long as everything 
 Text is compressed. The zip file holds a checksum (CRC-32) of every member. This module imports only the standard
 library and NumPy, because recorded processes use it: a larger library would be loaded, with its threads, into the
 user's program.
+
+Why not `numpy.savez`: on 70 tables of recordings (125,220 rows) this takes 17.5 bytes a row, savez 7.4 times as many
+and no less CPU, and savez_compressed half as many and 9 times the CPU (54 times on tables of 100,000 rows).
 """
 
 from __future__ import annotations

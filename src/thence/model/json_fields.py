@@ -53,11 +53,6 @@ def decoded(content: bytes | str, kind: type[_Kind]) -> _Kind:
 def field(values: Mapping[str, Any], name: str, kind: Any) -> Any:
     """A field of a JSON object whose other fields are kept if this one is damaged.
 
-    Args:
-        values: the fields.
-        name: of the field.
-        kind: its type, with its range.
-
     Returns:
         The value; None if it is missing, of another type or out of its range.
     """

@@ -28,7 +28,7 @@ _FRAMEWORK = re.compile(
     r"Torch-Compiled Region|CompiledFunction|TorchDynamo|Inductor|DTensor|PyTorch Profiler|\[pl\]|"
     r"[\w.]+_data: (?:.*, )?compile_id=)"
 )
-# Names among the operators that are no user's ranges: ranges that torch itself opens (torch/_dynamo,
+# Operator names that are not user annotations: ranges that torch itself opens (torch/_dynamo,
 # torch/_functorch, torch/_inductor, torch/distributed), autograd nodes, and Inductor's kernels.
 _NO_LABEL = re.compile(
     r"Pregraph bytecode|AOTDispatcher |Python(?:DispatchMode|Subclass|TLSSnapshot)$|record_param_comms$|"
@@ -61,9 +61,6 @@ def positions_of_functions(category: pl.Series) -> pl.Series:
     Profilers that hook into calls record that line instead of the current one: PyTorch's (``PyFrame_GetLineNumber``
     at the moment of the call, which is the line of ``def``; for functions that were already running when profiling
     began, the line that they had reached) and JAX's (``co_firstlineno``).
-
-    Args:
-        category: of the host rows.
     """
     python = category == "python"
     if not python.any():

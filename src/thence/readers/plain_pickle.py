@@ -14,6 +14,13 @@ What a pickle may cost:
   and a dict of such keys takes time quadratic in their number.
 - Repetition: a few kB of lists that refer to each other can describe a value with any number of elements.
   `_check_shape` limits what a reader meets who follows every reference.
+
+Why not Python's `pickle.Unpickler` with a `find_class` that refuses: it has no limit between opcodes. A pickle of 9
+bytes that stores at memo index 2^29 takes 8 GB and a minute there; 8 million empty lists take 629 MB (here refused at
+100 MB); 60,000 integers with one hash take over two minutes (here refused at the first). The price is time: a flight
+record of 1.6 MB takes 0.5 s here and 0.03 s there, which is 3 and 50 MB/s. That is enough for flight records and
+annotations, which have some megabytes. It is not for memory snapshots of hundreds of megabytes, nor is the unpickler,
+whose objects take 14 times the size of the file.
 """
 
 from __future__ import annotations

@@ -94,12 +94,7 @@ _ON_DISK = (".zip", ".sqlite", ".sqlite.gz", ".xplane.pb")
 
 
 def described(name: str, head: bytes) -> str | None:
-    """What is said about a file that no reader accepts; None if its format is not known either.
-
-    Args:
-        name: of the file.
-        head: its first decompressed bytes.
-    """
+    """What is said about a file that no reader accepts; None if its format is not known either."""
     by_content = (text for beginning, text in _CONTENTS.items() if re.match(beginning, head))
     by_name = (text for ending, text in _ENDINGS.items() if name.endswith(ending))
     return next(by_content, None) or next(by_name, None)

@@ -103,10 +103,6 @@ def encode_facts(facts: Facts) -> bytes:
 def decode_facts(content: bytes | str, path: str) -> Facts:
     """The facts that `encode_facts` wrote.
 
-    Args:
-        content: JSON.
-        path: for messages.
-
     Raises:
         DamagedInput: they are not as written.
     """
@@ -138,11 +134,7 @@ def _fields(stored: msgspec.Struct) -> dict[str, Any]:
 
 
 def merged_meta(parts: Sequence[Meta]) -> Meta:
-    """Facts of all ranks; each distinct warning and note once.
-
-    Args:
-        parts: of single ranks.
-    """
+    """Facts of all ranks; each distinct warning and note once."""
 
     def all_of(name: str) -> tuple[Any, ...]:
         return tuple(value for part in parts for value in getattr(part, name))

@@ -80,10 +80,6 @@ def content_of(path: Path, most: Bytes) -> bytes:
 def tables_within(paths: Sequence[Path], where: Path) -> pl.LazyFrame:
     """Parquet files as one lazy table, of which only the footers have been read.
 
-    Args:
-        paths: files that exist.
-        where: for messages.
-
     Raises:
         DamagedInput: they are not Parquet files, or claim many times more rows than they can store.
     """

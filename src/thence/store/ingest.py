@@ -73,9 +73,6 @@ def locked(store: Path) -> Iterator[str | None]:
 
     The lock file is emptied but never deleted: if it were, two processes could lock two inodes of the same name.
 
-    Args:
-        store: a folder.
-
     Yields:
         A sentence where the store's file system has no locks, else None.
 

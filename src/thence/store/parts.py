@@ -264,12 +264,7 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
 
 
 def summary_folders(root: Path, names: Sequence[str]) -> list[Path]:
-    """The folders of the joined summaries.
-
-    Args:
-        root: of the store.
-        names: of the summaries.
-    """
+    """The folders of the joined summaries."""
     return [root / SUMMARIES / name for name in names]
 
 

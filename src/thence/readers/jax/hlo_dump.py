@@ -72,10 +72,6 @@ def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:
     A module belongs to a program if name and number agree (``jit_step.12``), or, where no module has
     that name and number, if it is the only module given that has the program's name. The module's
     fingerprint, which is equal on all ranks, then becomes the identity of the program.
-
-    Args:
-        tables: of any reader.
-        modules: for instance of `thence.readers.jax.hlo_dump.hlo_dump_modules`.
     """
     before = len(tables.hlo)
     programs = tables.programs.join(

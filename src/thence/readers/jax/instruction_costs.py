@@ -56,11 +56,6 @@ _SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
 def work_columns(body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto]) -> dict[str, Any]:
     """The columns of `INSTRUCTIONS` for operands, called computations, bytes and floating-point operations.
 
-    Args:
-        body: of the module.
-        shapes: of the instructions, serialized.
-        parsed: the distinct shapes.
-
     Raises:
         DecodeError: the operands of an instruction are damaged.
     """

@@ -154,10 +154,6 @@ class XSpace:
 def decode_xspace(data: bytes, path: str) -> XSpace:
     """Decodes one file.
 
-    Args:
-        data: its content, a serialized XSpace.
-        path: for messages.
-
     Raises:
         DamagedInput: the bytes are no XSpace, end too early, or hold no plane.
     """

@@ -39,11 +39,6 @@ def accelerator(metadata: Mapping[str, Any], categories: Iterable[str], names: I
 
     Kineto for ROCm writes HIP's API calls under the category ``cuda_runtime``, so rocm is also recognised by the
     names of the calls.
-
-    Args:
-        metadata: of the file.
-        categories: of the file's events.
-        names: of the file's events.
     """
     hip = any(key.startswith("hip_") for key in metadata) or any(map(_HIP_CALL.fullmatch, names))
     prefixes = {category.partition("_")[0] for category in categories if "_" in category}

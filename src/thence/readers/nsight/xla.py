@@ -27,12 +27,7 @@ _COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
 
 
 def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
-    """The NVTX ranges, with the category of XLA's compilation ranges set to compile.
-
-    Args:
-        ranges: columns of `Nvtx.ranges`.
-        path: for messages.
-    """
+    """The NVTX ranges, with the category of XLA's compilation ranges set to compile."""
     xla_ranges = ranges.filter(pl.col("domain") == XLA)
     if xla_ranges.is_empty():
         return ranges

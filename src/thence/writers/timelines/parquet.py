@@ -27,10 +27,6 @@ def write_parquet(timeline: Timeline, folder: Path) -> None:
     """Writes every table of `_TABLES`, the counters among them, and meta.json.
 
     In-kernel ranges, if there are any, are in inside.parquet.
-
-    Args:
-        timeline: the timeline to write.
-        folder: an existing folder.
     """
     trace = timeline.trace
     for name in _TABLES:

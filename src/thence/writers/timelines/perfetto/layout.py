@@ -94,12 +94,7 @@ class HostProcess:
 
 
 def host_processes(host: pl.DataFrame, names: pl.DataFrame) -> list[HostProcess]:
-    """The processes of all ranks, in the order in which they are shown; processes of the profiler come last.
-
-    Args:
-        host: the table ``host``.
-        names: the table ``threads``.
-    """
+    """The processes of all ranks, in the order in which they are shown; processes of the profiler come last."""
     category = pl.col("category").cast(pl.String)
     threads = (
         host.group_by("rank", "process", "thread")
