@@ -35,7 +35,7 @@ for each event. proton: Triton's instrumentation."""
 _EVENT_WORDS = 2
 _MOSAIC_HEADER_WORDS = 3
 _WARP, _WARPGROUP = 32, 128
-_MOST = (1 << 31) - 1
+_MAX_INT32 = (1 << 31) - 1
 
 Triple = tuple[int, int, int]
 
@@ -95,12 +95,12 @@ class Description:
             flavours = ", ".join(FLAVOURS)
             raise UsageError(f"{self.flavour!r} is not a layout of in-kernel events; the layouts are {flavours}")
         positive = (*self.grid, *self.block, self.traces_per_block)
-        if not all(0 < n <= _MOST for n in positive) or not 0 <= self.capacity <= _MOST:
+        if not all(0 < n <= _MAX_INT32 for n in positive) or not 0 <= self.capacity <= _MAX_INT32:
             raise UsageError(
                 f"grid {self.grid}, block {self.block} and {self.traces_per_block} traces of"
                 f" {self.capacity} events for each block: all must be at least 1; the number of events may be 0"
             )
-        if self.blocks > _MOST or self.threads > _MOST:
+        if self.blocks > _MAX_INT32 or self.threads > _MAX_INT32:
             raise UsageError(f"grid {self.grid} of blocks {self.block}: CUDA cannot launch such a grid")
 
     @property
@@ -241,7 +241,7 @@ def _mixed(values: Any) -> str:
     )
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT32)]
 _Counts = tuple[_Count, _Count, _Count]
 
 
@@ -259,7 +259,7 @@ class _Fields(msgspec.Struct):
     kernel: str | None = ""
     device: _Count = 0
     overhead_cycles: float | None = None
-    words_per_trace: Annotated[int, msgspec.Meta(ge=_MOSAIC_HEADER_WORDS, le=_MOST)] | None = None
+    words_per_trace: Annotated[int, msgspec.Meta(ge=_MOSAIC_HEADER_WORDS, le=_MAX_INT32)] | None = None
     launch: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -269,7 +269,7 @@ class _Fields(msgspec.Struct):
 
 class _ProfilerSpec(msgspec.Struct):
     names: dict[str, Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]]
-    entries: Annotated[int, msgspec.Meta(ge=_MOSAIC_HEADER_WORDS, le=_MOST)]
+    entries: Annotated[int, msgspec.Meta(ge=_MOSAIC_HEADER_WORDS, le=_MAX_INT32)]
     grid: list[_Count]
     block: list[_Count]
     scope: str = "warpgroup"

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_SUFFIX = re.compile(r"(?:\.kd| \[clone \.kd\])$")
-_LENGTH = re.compile(r"L?([1-9][0-9]{0,3})")
+_DESCRIPTOR_SUFFIX = re.compile(r"(?:\.kd| \[clone \.kd\])$")
+_MANGLED_LENGTH = re.compile(r"L?([1-9][0-9]{0,3})")
 _MANGLED_QUALIFIERS = re.compile(r"N[rVK]{0,3}[RO]?")
 _MAX_PARTS = 32
 _PARSED = 32_768  # characters of a name that are parsed; the rest only enters its hash
@@ -75,7 +75,7 @@ _BOOLEANS = {"false": "0", "true": "1"}  # other tools print (bool)0
 
 def without_suffix(name: str) -> str:
     """A kernel's name without the suffix ``.kd``, which AMD's compiler gives to the kernel's descriptor."""
-    return _SUFFIX.sub("", name)
+    return _DESCRIPTOR_SUFFIX.sub("", name)
 
 
 def function_of(name: str) -> str | None:
@@ -89,17 +89,17 @@ def function_of(name: str) -> str | None:
     """
     if not name.startswith("_Z"):
         return None
-    parts, end = _path(name, 2)
+    parts, end = _mangled_path(name, 2)
     if not parts:
         return None
     function = "::".join(parts)
     if name[end : end + 1] != "I":
         return function
-    inner, _ = _path(name, end + 1)
+    inner, _ = _mangled_path(name, end + 1)
     return f"{function}<{inner[-1]}>" if inner else function
 
 
-def _path(name: str, at: int) -> tuple[list[str], int]:
+def _mangled_path(name: str, at: int) -> tuple[list[str], int]:
     """The identifiers with a length from position ``at`` on, and the position after the last of them."""
     parts: list[str] = []
     if nested := _MANGLED_QUALIFIERS.match(name, at):
@@ -110,7 +110,7 @@ def _path(name: str, at: int) -> tuple[list[str], int]:
             parts += [meaning] if meaning else []
             break
     most = _MAX_PARTS if nested else len(parts) + 1  # parameters follow an unnested name
-    while len(parts) < most and (length := _LENGTH.match(name, at)):
+    while len(parts) < most and (length := _MANGLED_LENGTH.match(name, at)):
         begin, size = length.end(), int(length[1])
         part = name[begin : begin + size]
         if len(part) < size:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _FILE = "tried-tables"
 """File in the user's cache: one line for each folder and state of its files."""
-_MOST: Bytes = 1 << 22
+_MAX_CACHE_BYTES: Bytes = 1 << 22
 """Most bytes of that file: about 120,000 lines."""
 _AT_ONCE: Bytes = 1 << 28
 """Bytes of files that one child process reads; it has five minutes for them."""
@@ -109,7 +109,7 @@ def _remember(names: Sequence[str]) -> None:
     with suppress(OSError, MissingRequirement):
         file = cache_folder() / _FILE
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if file.exists() and file.stat().st_size + len(lines) > _MOST:
-            atomic_write(file, file.read_bytes()[-_MOST // 2 :])
+        if file.exists() and file.stat().st_size + len(lines) > _MAX_CACHE_BYTES:
+            atomic_write(file, file.read_bytes()[-_MAX_CACHE_BYTES // 2 :])
         with file.open("ab", buffering=0) as stream:
             stream.write(lines)

@@ -97,7 +97,7 @@ _NO_COLUMNS = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, Over
 """Errors of events that cannot become columns; an int beyond 64 bits is found only when the columns are made."""
 _COLLECTIVE_FIELDS = {name: name for name in KINETO_KEYS} | {"sequence": "collective_sequence"}
 """Columns that describe a collective, and the field of `Args` for each."""
-_JOINED = {
+_LABEL_FIELDS = {
     "rule": "label_rule",
     "label": "graph_label",
     "shown_in": "lane",  # the label's lane; the column "lane" is the event's (pid, tid)
@@ -181,7 +181,7 @@ def annotations_of_piece(
     graphed = np.flatnonzero(node)
     if not len(graphed):
         return number, []
-    first, of_key = _distinct(lane[graphed], graph[graphed], node[graphed])
+    first, of_key = _distinct_keys(lane[graphed], graph[graphed], node[graphed])
     try:
         events = piece if isinstance(piece, list) else _raw_events.decode(bytes(piece))
     except (msgspec.MsgspecError, RecursionError):
@@ -189,13 +189,13 @@ def annotations_of_piece(
     texts: dict[str, int] = {}
     numbers = []
     for event in row[graphed[first]].tolist():
-        said = _said(bytes(events[event]))
-        numbers.append(texts.setdefault(said, len(texts)) if said else -1)
+        annotation = _annotation_text(bytes(events[event]))
+        numbers.append(texts.setdefault(annotation, len(texts)) if annotation else -1)
     number[graphed] = np.array(numbers, np.int32)[of_key]
     return number, list(texts)
 
 
-def _distinct(*columns: Array) -> tuple[Array, Array]:
+def _distinct_keys(*columns: Array) -> tuple[Array, Array]:
     """The first row of each distinct combination of values, in ascending order, and each row's combination number."""
     combination = np.zeros(len(columns[0]), np.int64)
     for values in columns:
@@ -205,7 +205,7 @@ def _distinct(*columns: Array) -> tuple[Array, Array]:
     return first, of_row
 
 
-def _said(event: bytes) -> str | None:
+def _annotation_text(event: bytes) -> str | None:
     """The annotation in an event as JSON; None if there is none, or if thence wrote a label instead."""
     try:
         args = _annotated.decode(event).args
@@ -561,7 +561,7 @@ def _graph_label_columns(events: Sequence[Event]) -> Columns:
     labelled = given(events, "args.label_rule")
     rows = [row for row in labelled if type(events[row].args.label_rule) is str]
     args = [events[row].args for row in rows]
-    result: Columns = {name: [_text(getattr(arg, key)) for arg in args] for name, key in _JOINED.items()}
+    result: Columns = {name: [_text_or_empty(getattr(arg, key)) for arg in args] for name, key in _LABEL_FIELDS.items()}
     result["metadata"] = [
         msgspec.json.encode(arg.annotations).decode() if isinstance(arg.annotations, dict) else "" for arg in args
     ]
@@ -570,7 +570,7 @@ def _graph_label_columns(events: Sequence[Event]) -> Columns:
     return result | {"gpu": np.array(rows, np.int64), "confidence": np.fromiter(values, np.float64, len(args))}
 
 
-def _text(value: object) -> str:
+def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 

@@ -54,19 +54,19 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import Label
     from thence.readers.kineto.ranks import Lanes
 
-_LANE = "annotated_stream"
+_LANE_KEY = "annotated_stream"
 _DEFAULT_LANES = (7, 8)
 _PHASE = "autograd_phase"
-_LOST = (
+_STREAM_LOST = (
     "PyTorch's tool for annotated CUDA graphs moved their activities to lanes and shifted some by up to 1 us; the "
     "file does not hold the streams on which they ran"
 )
-_TELLING = frozenset((*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, KINETO_KEYS["collective"]))
+_ANNOTATION_KEYS = frozenset((*MODULE_KEYS, "name", "str", "annotation", _LANE_KEY, _PHASE, KINETO_KEYS["collective"]))
 _INTEGER, _REAL = (re.compile(r"-?(?:0|[1-9][0-9]{0,17})"), re.compile(r"-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?"))
-_WORDS = {"True": True, "False": False, "None": None}
-_SELDOM = ("kernel", "metadata")
+_CONSTANTS = {"True": True, "False": False, "None": None}
+_RARE_COLUMNS = ("kernel", "metadata")
 """Text columns that are empty in most files."""
-_LAST = np.iinfo(np.int64).max
+_SORTED_LAST = np.iinfo(np.int64).max
 """Sorts after all rows."""
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 Arrays = dict[str, Any]
@@ -111,19 +111,19 @@ def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Int64, Int64]:
     """
     if not len(flows["id"]) or not len(ops["row"]):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    op_key, flow_key = _keys(ops, flows)
+    op_key, flow_key = _sequence_keys(ops, flows)
     op_before = np.searchsorted(op_key, flow_key, side="right") - 1
     tied = (op_before >= 0) & (op_key[op_before] == flow_key)
     row = ops["row"][op_before]
     _, identity = np.unique(flows["id"], return_inverse=True)
     arrow = flows["rank"].astype(np.int64) * (int(identity.max()) + 1) + identity
-    begin_ids, begin_rows = _once(arrow[tied & flows["is_start"]], row[tied & flows["is_start"]])
-    end_ids, end_rows = _once(arrow[tied & ~flows["is_start"]], row[tied & ~flows["is_start"]])
+    begin_ids, begin_rows = _unique_keys(arrow[tied & flows["is_start"]], row[tied & flows["is_start"]])
+    end_ids, end_rows = _unique_keys(arrow[tied & ~flows["is_start"]], row[tied & ~flows["is_start"]])
     _, begins, ends = np.intersect1d(begin_ids, end_ids, assume_unique=True, return_indices=True)
     return begin_rows[begins], end_rows[ends]
 
 
-def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Int64, Int64]:
+def _sequence_keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Int64, Int64]:
     """(track, time) as one number, for ops and flows; ascending for ops, which are sorted by track and start."""
     first = min(int(ops["start"].min()), int(flows["time"].min()))
     span = max(int(ops["start"].max()), int(flows["time"].max())) - first + 1
@@ -135,7 +135,7 @@ def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Int64, Int64]:
     return ops["track"] * span + start, flows["track"] * span + time
 
 
-def _once(keys: Int64, rows: Int64) -> tuple[Int64, Int64]:
+def _unique_keys(keys: Int64, rows: Int64) -> tuple[Int64, Int64]:
     """Keys that occur exactly once, and their rows; other keys do not identify an arrow with certainty."""
     distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
     return distinct[counts == 1], rows[first[counts == 1]]
@@ -216,7 +216,7 @@ def annotated_places(written: Written, row_after: Callable[[Array], pl.Series]) 
         The rows, and warnings.
     """
     fields = [_typed(text) for text in written.texts]
-    if not written.inline and not any(_TELLING & said.keys() for said in fields):
+    if not written.inline and not any(_ANNOTATION_KEYS & annotation.keys() for annotation in fields):
         return GRAPH_PLACES.empty(), []  # the extra arguments may be those of a newer Kineto
     graphed = np.flatnonzero(written.node)
     lanes, lost = _lanes(written)
@@ -229,18 +229,18 @@ def annotated_places(written: Written, row_after: Callable[[Array], pl.Series]) 
     columns = _columns(labels)
     rows = {name: values.gather(pl.Series(of_row)) for name, values in columns.items()}
     frame = GRAPH_PLACES.frame({**rows, "gpu": row_after(graphed)}).sort("gpu")
-    return frame, [_LOST] if lost else []
+    return frame, [_STREAM_LOST] if lost else []
 
 
 def _with_lane(fields: dict[str, Any], lane: int, missing: int) -> dict[str, Any]:
-    rest = {key: value for key, value in fields.items() if key != _LANE}
+    rest = {key: value for key, value in fields.items() if key != _LANE_KEY}
     return rest if lane == missing else rest | {"stream": lane}
 
 
 def _lanes(written: Written) -> tuple[Array, bool]:
     """The lane that an annotation gives each activity, ``missing`` for none; whether the real streams are lost."""
     missing, stream = written.missing, written.stream
-    asked = np.array([_asked(text, missing) for text in written.texts], np.int64)
+    asked = np.array([_annotated_stream(text, missing) for text in written.texts], np.int64)
     lane = np.where(written.number >= 0, np.append(asked, missing)[written.number], missing)
     moved, replaced = written.original_stream != missing, stream != written.row_stream
     plain = moved & (written.number < 0)
@@ -256,8 +256,8 @@ def _lanes(written: Written) -> tuple[Array, bool]:
     return lane, bool((lane != missing).any())
 
 
-def _asked(text: str, missing: int) -> int:
-    value = _typed(text).get(_LANE)
+def _annotated_stream(text: str, missing: int) -> int:
+    value = _typed(text).get(_LANE_KEY)
     return value if type(value) is int and abs(value) < 1 << 62 else missing
 
 
@@ -269,7 +269,7 @@ def _typed(text: str) -> dict[str, Any]:
 def _value(value: object) -> object:
     if not isinstance(value, str):
         return value
-    result: object = _WORDS.get(value, value)
+    result: object = _CONSTANTS.get(value, value)
     if _INTEGER.fullmatch(value):
         result = int(value)
     elif _REAL.fullmatch(value):
@@ -377,7 +377,7 @@ def host_frame(host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows
     """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
 
     def sort(key: str) -> None:
-        if key not in _SELDOM or (host[key] >= 0).any():
+        if key not in _RARE_COLUMNS or (host[key] >= 0).any():
             host[key] = host[key][order]
 
     in_threads(sort, list(host), len(order))
@@ -433,7 +433,7 @@ def collective_frame(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.D
     if not len(moved["gpu"]):
         return COLLECTIVES.empty()
     rows = {"gpu": _places_after(moved["gpu"], gpu_order), "host": _places_after(moved["host"], host_order)}
-    order = np.lexsort([np.where(rows[name] < 0, _LAST, rows[name]) for name in ("host", "gpu")])
+    order = np.lexsort([np.where(rows[name] < 0, _SORTED_LAST, rows[name]) for name in ("host", "gpu")])
     columns = described(moved).to_dict() | {name: _integers(rows[name], 0) for name in rows}
     frame = COLLECTIVES.frame(columns)
     return frame[order] if (np.diff(order) != 1).any() else frame

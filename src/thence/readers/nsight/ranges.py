@@ -47,7 +47,7 @@ LIBRARIES = r"(?i)^(?:NCCL|TSL|XLA|CCCL|NVSHMEM|cu(?:BLAS|DNN|SPARSE|SOLVER|FFT|
 # ENUM_NSYS_EVENT_TYPE of the exporter schema reference.
 _THREAD_NAME, _PUSH_POP, _START_END, _DOMAIN = 39, 59, 60, 75
 _OPERATOR = r"^(?:aten|c10d|prims|torchvision|autograd)::"  # torch.autograd.profiler.emit_nvtx
-_COLUMNS = (*("start", "end", "eventType", "globalTid", "endGlobalTid"), *("textId", "domainId", "rangeId"))
+_NVTX_COLUMNS = (*("start", "end", "eventType", "globalTid", "endGlobalTid"), *("textId", "domainId", "rangeId"))
 _DRIVER = 1  # ENUM_NSYS_EVENT_CLASS: 0 is the CUDA runtime, 1 the driver
 _CALL_VERSION = r"^(cuda\w+?)_v\d{4,5}$"  # cudaLaunchKernel_v7000: version of the signature
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
@@ -57,7 +57,7 @@ _RANGE = {
     "kind": pl.UInt32(), "start": pl.Int64(), "duration": pl.Int64(), "correlation": pl.Int64(),
     "nvtx": pl.Int32(),
 }  # fmt: skip
-_KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
+_RANGE_KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
 COLLECTIVE_NAMES = {
     "ncclAllReduce": "all_reduce", "ncclAllGather": "all_gather", "ncclReduceScatter": "reduce_scatter",
     "ncclBroadcast": "broadcast", "ncclBcast": "broadcast", "ncclReduce": "reduce",
@@ -65,7 +65,7 @@ COLLECTIVE_NAMES = {
     "ncclScatter": "scatter", "ncclSend": "send", "ncclRecv": "recv",
 }  # fmt: skip
 """NCCL calls that move data, and thence's names of their collectives."""
-_FIELDS = {
+_PAYLOAD_FIELDS = {
     "communicator": "NCCL communicator ID",
     "bytes": "Message size [bytes]",
     "ranks": "No. of ranks",
@@ -137,7 +137,7 @@ class _RangesByKind:
 
     Attributes:
         frame: columns of `_RANGE`: kind is a row of ``kinds``, nvtx a row of `Nvtx.ranges`; times in ns.
-        kinds: columns of `_KIND`: place holds process and thread, 24 bits each.
+        kinds: columns of `_RANGE_KIND`: place holds process and thread, 24 bits each.
     """
 
     frame: pl.DataFrame
@@ -145,8 +145,8 @@ class _RangesByKind:
 
     @classmethod
     def of(cls, frame: pl.DataFrame) -> _RangesByKind:
-        """The ranges of a frame with the columns of `_KIND` and `_RANGE`; correlation and nvtx may be absent."""
-        kinds = frame.select(pl.col(c).cast(dtype) for c, dtype in _KIND.items())
+        """The ranges of a frame with the columns of `_RANGE_KIND` and `_RANGE`; correlation and nvtx may be absent."""
+        kinds = frame.select(pl.col(c).cast(dtype) for c, dtype in _RANGE_KIND.items())
         first, of = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
         return cls(
             frame.with_columns(pl.Series("kind", of)).select(
@@ -162,7 +162,7 @@ def _place(column: str) -> pl.Expr:
 
 
 def _kinds_of_calls(store: Store, call_kinds: pl.DataFrame) -> pl.DataFrame:
-    """Columns of `_KIND` from place, nameId and eventClass of API calls."""
+    """Columns of `_RANGE_KIND` from place, nameId and eventClass of API calls."""
     text = pl.col("value").cast(pl.String)
     by_name = pl.col("eventClass").is_null() & ~text.str.starts_with("cuda") & (text != UNNAMED)
     is_driver = (pl.col("eventClass") == _DRIVER).fill_null(value=False) | by_name
@@ -263,7 +263,7 @@ def nvtx(store: Store) -> Nvtx:
 
 def _events_with_names(store: Store) -> pl.DataFrame:
     """Events with row and name; the name is the text of the event itself, or its registered string."""
-    events = store.frame("NVTX_EVENTS", _COLUMNS, ("text",)).with_row_index("row")
+    events = store.frame("NVTX_EVENTS", _NVTX_COLUMNS, ("text",)).with_row_index("row")
     # Exports write the id 0 of the default domain as null. In StringIds, 0 is the id of an ordinary string.
     domain = pl.col("domainId").fill_null(0)
     texts = store.strings(events["textId"])
@@ -307,7 +307,7 @@ class Described:
     """Payloads of NCCL's ranges.
 
     Attributes:
-        payloads: row (in NVTX_EVENTS) and the columns of `_FIELDS`, Int64; null if unknown.
+        payloads: row (in NVTX_EVENTS) and the columns of `_PAYLOAD_FIELDS`, Int64; null if unknown.
     """
 
     payloads: pl.DataFrame
@@ -353,7 +353,7 @@ def described(store: Store) -> Described:
     """
     payloads = store.payloads()
     if payloads.is_empty():
-        schema = {"row": pl.Int64(), **dict.fromkeys(_FIELDS, pl.Int64())}
+        schema = {"row": pl.Int64(), **dict.fromkeys(_PAYLOAD_FIELDS, pl.Int64())}
         return Described(pl.DataFrame(schema=schema))
     fields = _from_json(payloads)
     if payloads["binary"].null_count() < payloads.height:
@@ -371,7 +371,7 @@ def _from_json(payloads: pl.DataFrame) -> pl.DataFrame:
             .cast(pl.UInt64, strict=False)
             .cast(pl.Int64, wrap_numerical=True)
             .alias(field)
-            for field, name in _FIELDS.items()
+            for field, name in _PAYLOAD_FIELDS.items()
         ),
     )
 
@@ -379,7 +379,7 @@ def _from_json(payloads: pl.DataFrame) -> pl.DataFrame:
 def _from_bytes(store: Store, payloads: pl.DataFrame) -> pl.DataFrame:
     entries = store.frame("NVTX_PAYLOAD_SCHEMA_ENTRIES", ("schemaId", "offset"), ("name",))
     entries = entries.with_columns(pl.col("offset").fill_null(0), pl.col("name").cast(pl.String))
-    parts = [pl.DataFrame(schema={"row": pl.Int64(), **dict.fromkeys(_FIELDS, pl.Int64())})]
+    parts = [pl.DataFrame(schema={"row": pl.Int64(), **dict.fromkeys(_PAYLOAD_FIELDS, pl.Int64())})]
     sized = payloads.select("row", "binary", size=pl.col("binary").bin.size()).drop_nulls()
     sized = sized.filter(pl.col("size").is_between(_HEADERS[0], _MAX_PAYLOAD))
     for (size,), group in sized.group_by("size"):
@@ -391,15 +391,15 @@ def _from_bytes(store: Store, payloads: pl.DataFrame) -> pl.DataFrame:
                 rows = (schema == number) & (length == count - header)
                 layout = entries.filter(pl.col("schemaId") == number).unique("name")
                 offsets = dict(layout.select("name", "offset").drop_nulls().rows())
-                parts.append(_fields(data[rows], group["row"].filter(pl.Series(rows)), offsets, header))
+                parts.append(_payload_fields(data[rows], group["row"].filter(pl.Series(rows)), offsets, header))
     return pl.concat(parts).unique("row", keep="first")
 
 
-def _fields(
+def _payload_fields(
     data: np.ndarray[tuple[int, int], np.dtype[np.uint8]], row: pl.Series, offsets: Mapping[str, int], header: int
 ) -> pl.DataFrame:
     columns: dict[str, pl.Series] = {"row": row}
-    for field, name in _FIELDS.items():
+    for field, name in _PAYLOAD_FIELDS.items():
         offset, width = header + offsets.get(name, 0), _FIELD_BYTES[field]
         fits = name in offsets and header <= offset <= data.shape[1] - width
         values = _words(data, offset, width) if fits else [None] * len(row)

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from thence.readers.nsight.processes import Ranks
     from thence.readers.nsight.store import Store
 
-_TABLE = "DIAGNOSTIC_EVENT"
+_DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 _WARNING, _ERROR = 2, 3  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL
-_MOST = 20
+_MAX_DIAGNOSTICS = 20
 _SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 _RECORDS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
-_COLUMNS = ("globalPid", "correlationId", "deviceId", "streamId", "eventId", "eventSyncId")
-_NONE = (1 << 32) - 1
+_SYNC_COLUMNS = ("globalPid", "correlationId", "deviceId", "streamId", "eventId", "eventSyncId")
+_NO_NUMBER = (1 << 32) - 1
 """Value that the exporter writes if there is no stream, event or record."""
 _MAX_CLONE_STEPS = 8  # from a clone to the first node; child graphs take two or three
 
@@ -58,14 +58,14 @@ def diagnosed(store: Store) -> tuple[Loss, ...]:
     Raises:
         DamagedInput: the table cannot be read.
     """
-    events = store.frame(_TABLE, ("severity",), ("text",)).filter(
+    events = store.frame(_DIAGNOSTICS, ("severity",), ("text",)).filter(
         pl.col("severity").is_in([_WARNING, _ERROR]), pl.col("text").is_not_null()
     )
     texts = events["text"].cast(pl.String)
     counted = texts.filter(texts.map_elements(says_lost, pl.Boolean)).value_counts(sort=True)
     return tuple(
         Loss("dropped", store.name, int(n), f"{store.name}: Nsight Systems reports: {text.strip()}")
-        for text, n in counted.head(_MOST).rows()
+        for text, n in counted.head(_MAX_DIAGNOSTICS).rows()
     )
 
 
@@ -75,8 +75,8 @@ def waiting_facts(store: Store, ranks: Ranks) -> pl.DataFrame:
     Raises:
         DamagedInput: a table cannot be read.
     """
-    waits = _rows(store, _SYNCHRONIZATIONS)
-    records = _rows(store, _RECORDS)
+    waits = _sync_rows(store, _SYNCHRONIZATIONS)
+    records = _sync_rows(store, _RECORDS)
     lists_records = bool(store.columns(_RECORDS))
     made = records.drop_nulls(["event", "record"]).select(
         "process", "event", "record", recorded_by="correlation", recorded_on="stream"
@@ -90,11 +90,11 @@ def waiting_facts(store: Store, ranks: Ranks) -> pl.DataFrame:
     return call_facts(both.with_columns(ranks.column(both["process"])).select(list(CALL_FACTS)).to_dict())
 
 
-def _rows(store: Store, table: str) -> pl.DataFrame:
-    frame = store.frame(table, _COLUMNS)
+def _sync_rows(store: Store, table: str) -> pl.DataFrame:
+    frame = store.frame(table, _SYNC_COLUMNS)
 
     def known(column: str) -> pl.Expr:
-        return pl.when(pl.col(column).is_between(0, _NONE - 1)).then(pl.col(column))
+        return pl.when(pl.col(column).is_between(0, _NO_NUMBER - 1)).then(pl.col(column))
 
     return frame.select(
         process_of(pl.col("globalPid")).fill_null(0).alias("process"),
