@@ -142,7 +142,7 @@ def ends_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_cache_keeps_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(parquet_check, "_MOST", 330)
+    monkeypatch.setattr(parquet_check, "_MAX_CACHE_BYTES", 330)
     names = [f"{number:032}" for number in range(25)]
     for name in names:
         parquet_check._remember([name])
