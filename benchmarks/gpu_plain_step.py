@@ -438,7 +438,7 @@ def check(out: Path) -> None:
 def compare_verdicts(out: Path, name: str, result: dict[str, Any], medians: list[float]) -> None:
     """Prints the verdict of the recording beside the idle share by the program's own step and its kernels."""
     import thence
-    from thence.analysis.verdict import MIN_IDLE
+    from thence.model.thresholds import VERDICT_IDLE_SHARE
 
     spread = max(medians) / min(medians) - 1
     typical = statistics.median(medians)
@@ -446,7 +446,7 @@ def compare_verdicts(out: Path, name: str, result: dict[str, Any], medians: list
     print(f"{name}: runs alone differ by {100 * spread:.1f} %", end="")
     if "error" not in profiled:
         idle = max(1 - profiled["busy_ms"] / typical, 0.0)
-        of_kernels = "GPU-bound" if idle < MIN_IDLE else "not GPU-bound"
+        of_kernels = "GPU-bound" if idle < VERDICT_IDLE_SHARE else "not GPU-bound"
         print(
             f"; torch.profiler adds {100 * profiled['profiler_added']:.1f} %; by the step alone and the profiler's "
             f"kernels ({profiled['busy_ms']:.3f} ms) the GPU is idle for {100 * idle:.1f} %: {of_kernels}",

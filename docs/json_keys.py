@@ -461,7 +461,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "steps[].first": "whether it is the first on its device",
         "spread": "by device, of the typical steps",
         "steps[].idle_*_ns": "ns idle in the step for the cause in the name; these add up to idle_ns",
-        "outliers": "steps that exceed the median by 5 % and by 4 robust standard deviations",
+        "outliers": "steps that exceed the median by 10 % and by 8 robust standard deviations",
         "outliers[].step": "its name",
         "outliers[].excess_ns": "ns over the median of its device",
         "outliers[].because": "the part of the step that grew most",

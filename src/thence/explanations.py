@@ -123,9 +123,9 @@ class Explanations(ABC):
     @property
     def quick_idle(self) -> Part[IdleTime]:
         """Idle time by place, if it can be divided in little time."""
-        from thence.analysis.headline import MAX_HOST_RANGES
         from thence.analysis.idle.table import why_no_causes
         from thence.analysis.part import Part
+        from thence.model.thresholds import MAX_HOST_RANGES
 
         trace = self.attributed
         unknown = why_no_causes(trace)
@@ -138,8 +138,8 @@ class Explanations(ABC):
     @property
     def _quick_late(self) -> Part[Job]:
         """Late ranks, if the trace has collectives and they can be found in little time."""
-        from thence.analysis.headline import MAX_HOST_RANGES
         from thence.analysis.part import Part
+        from thence.model.thresholds import MAX_HOST_RANGES
 
         trace = self.attributed
         if trace.collectives.is_empty() or not trace.selection.of_ranks_and_devices_only:
@@ -177,12 +177,12 @@ class Explanations(ABC):
 
     def _replays(self) -> bool:
         """Whether `what_if` can replay the trace."""
-        from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
         from thence.analysis.whatif.health import health, missing_calls
+        from thence.model.thresholds import MAX_UNEXPLAINED_SHARE
 
         if missing_calls(self.whole):
             return False
-        return health(self.whole, self._program).unexplained <= MAX_UNEXPLAINED
+        return health(self.whole, self._program).unexplained <= MAX_UNEXPLAINED_SHARE
 
     def idle(self, by: str = "place") -> IdleTime:
         """Why the devices were idle: every idle nanosecond has exactly one cause.
@@ -347,12 +347,12 @@ class Explanations(ABC):
         """
         if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
             return []
-        from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
         from thence.analysis.whatif.critical_path import critical_path, path_track
         from thence.analysis.whatif.health import health
+        from thence.model.thresholds import MAX_UNEXPLAINED_SHARE
 
         program = self._program
-        if health(self.whole, program).unexplained > MAX_UNEXPLAINED:
+        if health(self.whole, program).unexplained > MAX_UNEXPLAINED_SHARE:
             return []
         tiles = critical_path(self.whole, program)
         tiles = tiles.with_columns(start=pl.col("start") + program.origin_ns)

@@ -19,6 +19,7 @@ from thence.analysis.headline import around, sampled_idle
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.select import in_time
 from thence.analysis.steps.windows import steps
+from thence.model import thresholds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -262,7 +263,8 @@ def test_causes_of_a_part_of_the_steps_are_those_of_the_whole_trace(paths: tuple
 def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = shared(STACK)
     expected = trace.headline.verdict.code
-    monkeypatch.setattr(headline, "MAX_HOST_RANGES", trace.host.height - 1)
+    for module in (headline, thresholds):
+        monkeypatch.setattr(module, "MAX_HOST_RANGES", trace.host.height - 1)
     again = thence.open(STACK)
     assert again.quick_idle.result is None
     assert again.headline.verdict.code == expected == "launch_bound"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,3 +83,23 @@ def test_the_page_of_codes_is_up_to_date() -> None:
     docs = PACKAGE.parents[1] / "docs"
     made = runpy.run_path(str(docs / "make_reasons.py"))["page"]()
     assert (docs / "reasons.md").read_text(encoding="utf-8") == made
+
+
+def test_the_table_of_thresholds_is_up_to_date() -> None:
+    docs = PACKAGE.parents[1] / "docs"
+    text = (docs / "numbers.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(docs / "make_thresholds.py"))["page"](text) == text
+
+
+def test_latencies_are_defined_among_the_thresholds() -> None:
+    """So that one meaning has one value; others only say how a computation ends or what it shows."""
+    number = re.compile(r"^(_?[A-Z][A-Z_]*_NS) = [\d_.]+\b", re.MULTILINE)
+    rooms = [path for room in ("analysis", "attribution") for path in (PACKAGE / room).rglob("*.py")]
+    rooms = [path for path in rooms if path.parent.name != "inside"]
+    defined = {name for path in rooms for name in number.findall(path.read_text(encoding="utf-8"))}
+    assert defined == {
+        "_SETTLED_NS",  # when an iteration has converged
+        "_LEAST_NS",  # the first bin of a histogram, the error of sums
+        "_DAY_NS", "_SECOND_NS",  # units
+        "_LATE_NS", "_CLOCKS_NS", "TOLERANCE_NS", "_FAR_OFF_NS",  # matching of labels, flight records and calls
+    }  # fmt: skip

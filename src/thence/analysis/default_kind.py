@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from thence.model.thresholds import WELL_COVERED_SHARE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thence.model.attributed import Attributed
-
-_WELL_COVERED = 2 / 3
 
 
 def default_kind(trace: Attributed, kinds: Sequence[str], otherwise: str) -> str:
@@ -31,7 +31,7 @@ def default_kind(trace: Attributed, kinds: Sequence[str], otherwise: str) -> str
             continue
         time = duration.filter(places.is_not_null()).sum()
         covered[kind] = int(time) / total
-        if covered[kind] >= _WELL_COVERED:
+        if covered[kind] >= WELL_COVERED_SHARE:
             return kind
     best = max(covered, key=covered.__getitem__, default=otherwise)
     return best if covered.get(best) else otherwise

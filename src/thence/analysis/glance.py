@@ -12,6 +12,7 @@ import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
 from thence.model.shortened_names import fitted
+from thence.model.thresholds import SHOWN_AT_FIRST_SHARE
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _MOST_CAUSES = 4
 _MOST_PLACES = 3
 _PLACE = 44
-_LEAST_SHARE = 0.005
 
 _APART_WORDS = {"warm_up": "warm-up", "incomplete": "incomplete executions", "autotuning": "autotuning"}
 """A few words for each code of `thence.model.reasons.APART`."""
@@ -127,7 +127,7 @@ def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
             [
                 f"{phase} {format_share(ns, summary.sum_ns)}"
                 for phase, ns in known.rows()
-                if ns >= _LEAST_SHARE * summary.sum_ns
+                if ns >= SHOWN_AT_FIRST_SHARE * summary.sum_ns
             ]
             + _included(summary),
         )
@@ -157,14 +157,14 @@ def _idle_answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
         if glance.idle.reason and not glance.summary.idle_unknown:
             yield "idle because of", [glance.idle.reason]
         return
-    causes = idle.causes.filter(pl.col("share") >= _LEAST_SHARE).head(_MOST_CAUSES)
+    causes = idle.causes.filter(pl.col("share") >= SHOWN_AT_FIRST_SHARE).head(_MOST_CAUSES)
     yield "idle because of", _shares(causes["cause"].to_list(), causes["share"])
     places = (
         idle.rows.filter(pl.col("name").is_not_null(), pl.col("by") != "reason")
         .group_by("name")
         .agg(pl.col("share").sum())
         .sort("share", "name", descending=[True, False])
-        .filter(pl.col("share") >= _LEAST_SHARE)
+        .filter(pl.col("share") >= SHOWN_AT_FIRST_SHARE)
         .head(_MOST_PLACES)
     )
     if not places.is_empty():

@@ -38,6 +38,7 @@ from thence.analysis.steps.windows import Steps, basis_of, selected_steps
 from thence.analysis.verdict import Late, Measured, Verdict, verdict
 from thence.errors import MissingData
 from thence.model.tables import ENDLESS, NO_STEPS
+from thence.model.thresholds import MAX_HOST_RANGES, SHOWN_SHARE
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -63,11 +64,6 @@ _PART_WORDS = {
     "unrecorded": "steps that were not recorded, to measure the cost of recording",
     "after": "after the steps",
 }
-MAX_HOST_RANGES = 1_000_000
-"""Idle time of traces with more host ranges is divided by cause only for some of the typical steps, and late ranks are
-not looked for on the first screen: that takes some 2 s of CPU time per million."""
-_MIN_SHOWN = 0.01
-"""Parts with less than this share of the recording, and what has less than this share of a part, are not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +186,7 @@ class RunPart:
                 ("XLA's autotuner", self.autotuning_ns),
                 ("GPU busy", self.busy_ns - self.autotuning_ns),
             )
-            if ns >= max(_MIN_SHOWN * self.ns, 1)
+            if ns >= max(SHOWN_SHARE * self.ns, 1)
         ]
         name = _PART_WORDS.get(self.part, self.part)
         return f"{name} {format_ns(self.ns)}" + (f" ({', '.join(inside)})" if inside else "")
@@ -268,7 +264,7 @@ class Headline:
     def rest(self) -> str:
         """The parts of the recording besides the typical steps, in words; empty if they are short."""
         whole = max(sum(part.ns for part in self.run), 1)
-        shown = [part for part in self.run if part.part != "steps" and part.ns >= _MIN_SHOWN * whole]
+        shown = [part for part in self.run if part.part != "steps" and part.ns >= SHOWN_SHARE * whole]
         return f"rest of the recording: {', '.join(part.text for part in shown)}" if shown else ""
 
     def to_json(self) -> dict[str, Any]:

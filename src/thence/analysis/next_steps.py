@@ -15,6 +15,14 @@ from thence.analysis.idle.table import why_no_causes
 from thence.model.formats import THENCE_RECORDING
 from thence.model.places import STEP_KIND, TABLE_KINDS
 from thence.model.selection import TYPICAL
+from thence.model.thresholds import (
+    ONE_LINE_SHARE,
+    PROPOSED_COMPILING_SHARE,
+    PROPOSED_COVERED_SHARE,
+    PROPOSED_EXPOSED_SHARE,
+    PROPOSED_SPREAD_SHARE,
+    VERDICT_IDLE_SHARE,
+)
 from thence.units import format_ns, format_share
 
 if TYPE_CHECKING:
@@ -29,16 +37,6 @@ MAX_SHOWN = 3
 MAX_REPLAYED = 150_000
 """Most rows (activities and host ranges) of a trace for which it is tried whether ``whatif`` can replay it: that takes
 about a second for so many, and only a replay shows whether the recording explains enough."""
-MIN_IDLE = 0.1
-MIN_EXPOSED = 0.1
-MIN_COMPILING = 0.2
-"""Shares of a step, or of the recording, from which on a verb that explains them is proposed."""
-_MIN_SPREAD = 0.1
-"""Share by which typical steps are longer or shorter than their median, from which on they are worth a look."""
-_MIN_COVERED = 0.5
-_MIN_ONE_LINE = 0.9
-"""Share of the GPU time on one source line from which on the lines inside the library that it calls are worth having:
-programs whose training loop is a library's launch everything in one call."""
 _CODE = ("module", "label", "source", "op_name")
 _FORMATS_OF_RECORDINGS = frozenset({THENCE_RECORDING})
 
@@ -119,7 +117,7 @@ def _ranks(trace: Attributed, headline: Headline) -> NextStep | None:
 
 
 def _collectives(trace: Attributed, headline: Headline) -> NextStep | None:
-    if headline.measured.exposed < MIN_EXPOSED or trace.collectives.is_empty():
+    if headline.measured.exposed < PROPOSED_EXPOSED_SHARE or trace.collectives.is_empty():
         return None
     share = format_share(headline.measured.exposed, 1)
     why = f"communication is exposed for {share} of {_whole(headline)}: shows sizes and bandwidths"
@@ -128,7 +126,7 @@ def _collectives(trace: Attributed, headline: Headline) -> NextStep | None:
 
 def _idle(trace: Attributed, headline: Headline) -> NextStep | None:
     idle = 1 - headline.measured.busy
-    if idle < MIN_IDLE or why_no_causes(trace.around) is not None:
+    if idle < VERDICT_IDLE_SHARE or why_no_causes(trace.around) is not None:
         return None
     why = (
         f"the GPU is idle for {format_share(idle, 1)} of {_whole(headline)}: shows the lines and calls that it waits "
@@ -143,7 +141,7 @@ def _idle(trace: Attributed, headline: Headline) -> NextStep | None:
 def _compile(trace: Attributed, headline: Headline) -> NextStep | None:
     compiled = sum(part.compile_ns for part in headline.run)
     whole = max(sum(part.ns for part in headline.run), 1)
-    if compiled < MIN_COMPILING * whole or not (trace.host["category"] == "compile").any():
+    if compiled < PROPOSED_COMPILING_SHARE * whole or not (trace.host["category"] == "compile").any():
         return None
     why = f"the host compiled for {format_ns(compiled)}: by phase and program"
     return NextStep("compile", (), "trace.compile_times()", why)
@@ -161,7 +159,7 @@ def _steps(trace: Attributed, headline: Headline) -> NextStep | None:
     steps = headline.steps
     if steps is None or steps.count < 2 or (trace.host.is_empty() and trace.programs.is_empty()):
         return None
-    if steps.spread < _MIN_SPREAD and "outlier" not in steps.left_out:
+    if steps.spread < PROPOSED_SPREAD_SHARE and "outlier" not in steps.left_out:
         return None
     shortest, longest = format_ns(steps.min_ns), format_ns(steps.max_ns)
     why = f"steps take {shortest} to {longest}: shows each, and what the long ones spend more on"
@@ -181,7 +179,7 @@ def _rows(trace: Attributed, summary: Summary) -> NextStep | None:
             several = trace.places[kind].drop_nulls().n_unique() > 1
             known = trace.places[kind].is_not_null()
             covered = int(trace.gpu["duration"].filter(known).sum()) / whole
-        if several and covered >= _MIN_COVERED:
+        if several and covered >= PROPOSED_COVERED_SHARE:
             why = f"the same time by {kind}" + (f" ({format_share(covered, 1)})" * (covered < 1))
             return NextStep("report", ("--by", kind), f'trace.summary("{kind}")', why)
     return None
@@ -213,7 +211,7 @@ def advice(trace: Attributed, summary: Summary) -> Iterator[str]:
         return
     covered = max(summary.attributed_ns.get(kind, 0) for kind in _CODE)
     recorded = set(trace.meta.formats) <= _FORMATS_OF_RECORDINGS
-    known = covered >= _MIN_COVERED * summary.sum_ns or recorded or not trace.programs.is_empty()
+    known = covered >= PROPOSED_COVERED_SHARE * summary.sum_ns or recorded or not trace.programs.is_empty()
     if not known and not trace.meta.accelerators - {"cuda"}:
         yield (
             f"{format_share(summary.sum_ns - covered, summary.sum_ns)} of the GPU time has no module, label or line: "
@@ -229,7 +227,7 @@ def _one_line(trace: Attributed, summary: Summary) -> Iterator[str]:
     lines = places.drop_nulls("source").group_by("source").agg(pl.col("duration").sum())
     largest = lines.sort("duration").tail(1)
     share = sum(largest["duration"]) / max(summary.sum_ns, 1)
-    if share >= _MIN_ONE_LINE and places["module"].drop_nulls().n_unique() > 1:
+    if share >= ONE_LINE_SHARE and places["module"].drop_nulls().n_unique() > 1:
         yield (
             f"{format_share(share, 1)} of the GPU time is launched by one line, {largest['source'][0]}: "
             "thence record --own PACKAGE, with the library that it calls (--own transformers), names lines inside it"

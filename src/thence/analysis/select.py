@@ -17,6 +17,7 @@ from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NO_ROW
 from thence.model.places import SEARCHED
 from thence.model.selection import APART, MAIN, TYPICAL
+from thence.model.thresholds import MAIN_PROGRAMS_SHARE
 from thence.model.trees import ancestors
 from thence.units import format_count, format_ns
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from thence.model.arrays import Mask
     from thence.model.attributed import Attributed
     from thence.model.selection import Selection, StepChoice
-
-
-MAIN_SHARE = 0.9
-"""The main programs are the fewest that take this share of the time of XLA programs in the typical steps."""
 
 
 def select(trace: Attributed, selection: Selection) -> Attributed:
@@ -166,7 +163,7 @@ def _of_program(trace: Attributed, name: str) -> Mask:
 
 
 def main_programs(trace: Attributed) -> list[str]:
-    """The names of the main XLA programs: the fewest with `MAIN_SHARE` of the programs' time in the typical steps.
+    """The names of the main XLA programs: the fewest with `MAIN_PROGRAMS_SHARE` of the time in the typical steps.
 
     Without steps, those with that share of the whole trace.
     """
@@ -176,7 +173,7 @@ def main_programs(trace: Attributed) -> list[str]:
     spent = frame.drop_nulls().group_by("name").agg(pl.col("ns").sum())
     ordered = spent.sort("ns", "name", descending=[True, False])
     before = ordered["ns"].cum_sum() - ordered["ns"]
-    return ordered.filter(before < MAIN_SHARE * int(ordered["ns"].sum()))["name"].to_list()
+    return ordered.filter(before < MAIN_PROGRAMS_SHARE * int(ordered["ns"].sum()))["name"].to_list()
 
 
 def _matching(trace: Attributed, expression: str) -> Mask:

@@ -8,15 +8,15 @@ not_sound            work is missing in the trace, or times are impossible: its 
 waits_for_rank       ranks are late (`thence.analysis.ranks`), and make the others wait for at least as long as the
                      GPUs are idle for the largest group of causes. Before communication, because who waits for a late
                      rank does so inside of collectives: until the rank is in time, their time is not that of transfers.
-communication_bound  the GPUs communicate without computing for at least `MIN_EXPOSED`, and for at least as long as
-                     they are idle. A fifth and not a tenth: faster transfers gain no more than this time, while the
-                     GPU still decides how long the rest of the step takes.
-gpu_bound            the GPUs are idle for less than `MIN_IDLE`, or mostly between work that was queued already: a
-                     faster host would gain nothing.
+communication_bound  the GPUs communicate without computing for at least `VERDICT_EXPOSED_SHARE`, and for at least as
+                     long as they are idle. A fifth and not a tenth: faster transfers gain no more than this time, while
+                     the GPU still decides how long the rest of the step takes.
+gpu_bound            the GPUs are idle for less than `VERDICT_IDLE_SHARE`, or mostly between work that was queued
+                     already: a faster host would gain nothing.
 input_bound, launch_bound, host_bound, unknown
-                     the GPUs are idle for at least `MIN_IDLE`: the group of causes (`GROUPS`) with most of it. From a
-                     tenth on, the queue runs empty in every step, so that the host decides how long a step takes,
-                     however fast the kernels are.
+                     the GPUs are idle for at least `VERDICT_IDLE_SHARE`: the group of causes (`GROUPS`) with most of
+                     it. From a tenth on, the queue runs empty in every step, so that the host decides how long a step
+                     takes, however fast the kernels are.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from thence.model.thresholds import NAMED_CAUSE_SHARE, VERDICT_EXPOSED_SHARE, VERDICT_IDLE_SHARE
 from thence.units import format_share
 
 if TYPE_CHECKING:
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.soundness.findings import Soundness
 
-MIN_IDLE = 0.10
-"""From this share of a step on, idle time decides the verdict."""
-MIN_EXPOSED = 0.20
-"""From this share of a step on, exposed communication may decide the verdict."""
-MIN_NAMED = 0.1
-"""Causes are named in the sentence if they have at least this share of the idle time."""
 _MAX_NAMED = 3
 COMPARING = frozenset({"windows_apart", "work_without_launch"})
 """Rules of soundness that concern neither busy nor idle time: their violation leaves other verdicts possible."""
@@ -141,17 +136,17 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
     if measured.late and late >= groups.get(largest, idle):
         return Verdict("waits_for_rank", _late_text(measured, whole))
     others = f"; {_late_text(measured, whole)}" if measured.late else ""
-    if measured.exposed >= MIN_EXPOSED and measured.exposed >= idle:
+    if measured.exposed >= VERDICT_EXPOSED_SHARE and measured.exposed >= idle:
         comma = "" if measured.of_steps else ","
         text = (
             f"communication-bound: for {format_share(measured.exposed, 1)} of {whole}{comma} the GPU communicates and "
             "computes nothing"
         )
         return Verdict("communication_bound", text + others)
-    if idle < MIN_IDLE:
+    if idle < VERDICT_IDLE_SHARE:
         exposed = (
             f", {format_share(measured.exposed, 1)} of it communication without computing"
-            if measured.exposed >= MIN_IDLE
+            if measured.exposed >= VERDICT_IDLE_SHARE
             else ""
         )
         text = f"GPU-bound: the GPU is busy for {format_share(measured.busy, 1)} of {whole}{exposed}"
@@ -175,5 +170,5 @@ def _named(causes: Mapping[str, float], code: str) -> str:
     whole = sum(causes.values())
     of_code = {c: share for c, share in causes.items() if GROUPS.get(c, "host_bound") == code}
     ordered = sorted(of_code, key=lambda cause: (-of_code[cause], cause))
-    kept = [cause for cause in ordered if of_code[cause] >= MIN_NAMED * whole] or ordered[:1]
+    kept = [cause for cause in ordered if of_code[cause] >= NAMED_CAUSE_SHARE * whole] or ordered[:1]
     return ", ".join(f"{cause} {format_share(of_code[cause], 1)}" for cause in kept[:_MAX_NAMED])

@@ -9,22 +9,22 @@ step       ranges that the program or its profiler marks as steps: torch.profile
 pass       the same if they are passes of an inference server (`thence.attribution.server_passes`); if other threads of
            the rank have other marked steps, those of which there are more count
 range      two or more ranges of the user whose names count steps, iterations or batches ("step 7", "train/iter_7"),
-           if at least `MIN_SHARE` of the device time that was launched from the first to the last of them was
+           if at least `STEP_RANGES_SHARE` of the device time that was launched from the first to the last of them was
            launched in them
 program    executions of one XLA program on a device, each from its launch to the next launch: of the programs that
-           ran at least twice, the one with most device time, if that is `MIN_PROGRAM_SHARE` of the time of all
+           ran at least twice, the one with most device time, if that is `STEP_PROGRAM_SHARE` of the time of all
            programs or more. A trace of XLA programs has none of the kinds below: loops inside a program repeat, too
 optimizer  from the end of one step of torch.optim to the end of the next; the first begins with the rank's first
            host row
-graph      launches of CUDA graphs, if at least `MIN_SHARE` of the device time was launched so
+graph      launches of CUDA graphs, if at least `STEP_RANGES_SHARE` of the device time was launched so
 module     calls of modules that are in no other module, and launched work
 batch      from one fetch of a batch from a torch DataLoader to the next; what follows the last fetch is in no step
 
 Graphs and modules are sequences of names on one thread: the main thread if it launched such work, else the one that
 launched most of it. A sequence repeats with the period p if the share of its names that are equal to the name p
-positions later is at least `MIN_ALIKE`, and there are at least `MIN_REPEATS` periods; the p with the largest share
-counts, and of shares that differ by less than `_AS_ALIKE` the smallest p. A step begins at a name that occurs once
-in a period, and ends where the next step begins; the last one ends with its last call. So a loop that captured two
+positions later is at least `REPEATED_SHARE`, and there are at least `MIN_REPEATS` periods; the p with the largest share
+counts, and of shares that differ by less than `LONGER_PERIOD_SHARE` the smallest p. A step begins at a name that occurs
+once in a period, and ends where the next step begins; the last one ends with its last call. So a loop that captured two
 graphs has one step for both, and the calls or graphs of layers are no steps, because their names differ. Graphs
 without an id have the names of what they ran; layers may have equal ones, so such graphs repeat only if all of them
 are equal, or with a period of two or more.
@@ -42,6 +42,13 @@ from thence.attribution.server_passes import server_passes
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW, last_begun
 from thence.model.tables import STEPS
+from thence.model.thresholds import (
+    LONGER_PERIOD_SHARE,
+    MIN_REPEATS,
+    REPEATED_SHARE,
+    STEP_PROGRAM_SHARE,
+    STEP_RANGES_SHARE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,20 +58,8 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
 
 
-MIN_REPEATS = 3
-"""Steps that are found by repetition repeat at least this often: two equal calls may be chance."""
-MIN_ALIKE = 0.8
-"""Share of a sequence that equals what stands one period later: warm-up, evaluation and pauses interrupt loops."""
 MAX_PERIOD = 256
 """Longest period that is looked for; a model of 80 layers that are graphs of their own has some 81 launches a pass."""
-MIN_PROGRAM_SHARE = 0.1
-"""Least share of the device time of XLA programs in the program whose executions are steps."""
-MIN_SHARE = 0.5
-"""Least share of the device time that was launched in ranges that count steps, or by CUDA graphs, if they are steps:
-other ranges count batches that they load, and a program may use a small graph somewhere."""
-_AS_ALIKE = 0.01
-"""A longer period counts only if that much more of the sequence fits it: a change of the batch size between hundreds
-of equal launches favours no period, a first and a last layer that differ from 80 others do."""
 _NUMBER = r"(\d{1,18})\D*$"
 _COUNTS = r"(?i)(?:^|[\W_])(?:step|iter|iteration|batch)[\W_]{0,3}\d{1,18}$"
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
@@ -190,7 +185,7 @@ def _ranges(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     inside, between = (
         duration[_launched_in(tables, host, _numbered(frame))[0] != NO_ROW].sum() for frame in (found, whole)
     )
-    return found if inside >= max(MIN_SHARE * between, 1) else None
+    return found if inside >= max(STEP_RANGES_SHARE * between, 1) else None
 
 
 # ---- Executions of XLA programs
@@ -225,7 +220,7 @@ def _main_executions(tables: Tables) -> pl.DataFrame:
         executions.group_by(key)
         .agg(pl.col("ns").sum(), times=pl.len())
         .with_columns(share=share)
-        .filter(pl.col("times") > 1, pl.col("share") >= MIN_PROGRAM_SHARE)
+        .filter(pl.col("times") > 1, pl.col("share") >= STEP_PROGRAM_SHARE)
         .sort("ns", "program")
         .group_by("rank", "device", maintain_order=True)
         .agg(pl.col("program").last())
@@ -300,7 +295,7 @@ class _Sequence:
 def _graph_launches(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     """Launches of CUDA graphs. Launches are alike if they are of one graph, or ran equally named work."""
     duration = tables.gpu["duration"].to_numpy()
-    if duration[host.in_graph].sum() < max(MIN_SHARE * duration.sum(), 1):
+    if duration[host.in_graph].sum() < max(STEP_RANGES_SHARE * duration.sum(), 1):
         return None
     launched = pl.DataFrame(
         {
@@ -382,15 +377,15 @@ def _begins(token: Int64, *, sure: bool) -> Int64 | None:
     """The positions at which the periods of a sequence begin; None if it does not repeat."""
     periods = range(1, min(len(token) // MIN_REPEATS, MAX_PERIOD) + 1)
     alike = np.array([(token[period:] == token[:-period]).mean() for period in periods])
-    if not len(alike) or alike.max() < MIN_ALIKE:
+    if not len(alike) or alike.max() < REPEATED_SHARE:
         return None
-    period = int(np.flatnonzero(alike > alike.max() - _AS_ALIKE)[0]) + 1
+    period = int(np.flatnonzero(alike > alike.max() - LONGER_PERIOD_SHARE)[0]) + 1
     if period == 1:
         return np.arange(len(token)) if sure or alike[0] == 1 else None
     values, first = np.unique(token, return_index=True)
     for value in values[np.argsort(first)]:
         begins = np.flatnonzero(token == value)
-        if len(begins) >= MIN_REPEATS and (np.diff(begins) == period).mean() >= MIN_ALIKE:
+        if len(begins) >= MIN_REPEATS and (np.diff(begins) == period).mean() >= REPEATED_SHARE:
             return begins
     return None
 

@@ -22,6 +22,7 @@ import polars as pl
 
 from thence.model.intervals import NEVER, NO_ROW
 from thence.model.tables import EVENTS, WAITS
+from thence.model.thresholds import EARLY_RETURN_NS, TIMESTAMP_NS
 from thence.model.waiting import waiting_tables
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 _THREAD = ["rank", "process", "thread"]
 _STREAM = ["rank", "device", "stream"]
-_CLOCKS_NS = 1_000  # an activity may begin this much before the end of what it waited for: rounding
-_RETURN_NS = 2_000  # a host call may return this much before: its times are of another clock
 
 
 def completed_waiting(tables: Tables, launch: Int64) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -76,7 +75,7 @@ def event_edges(tables: Tables, launch: Int64) -> pl.DataFrame:
     timed, on_stream = _timed(events, tables.host), _by_stream(_launches(tables, launch))
     direct = _pairs(timed)
     through = _through(timed, direct, on_stream)
-    passed = _edges(timed, through, on_stream).filter(pl.col("ended") <= pl.col("starts") + _CLOCKS_NS)
+    passed = _edges(timed, through, on_stream).filter(pl.col("ended") <= pl.col("starts") + TIMESTAMP_NS)
     return pl.concat([_edges(timed, direct, on_stream), passed]).select(list(schema)).unique(maintain_order=True)
 
 
@@ -249,7 +248,7 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     )
     timed = _with_streams_of_records(timed, named)
     contradicted = _edges(timed, _pairs(timed), _by_stream(launches)).filter(
-        pl.col("ended") > pl.col("starts") + _CLOCKS_NS
+        pl.col("ended") > pl.col("starts") + TIMESTAMP_NS
     )
     wrong = pl.col("silent") & pl.col("row").is_in(contradicted["wait"].implode())
     timed = timed.with_columns(record=pl.when(~wrong).then("record"))
@@ -310,7 +309,7 @@ def _inferred_waits(waits: pl.DataFrame, events: pl.DataFrame, launches: pl.Data
         left_on="guess_record", right_on="record_row", how="left", maintain_order="left",
     )  # fmt: skip
     timed = _asof(timed, on_stream.select(*_STREAM, "time", stream_ended="end"), _STREAM, "backward")
-    returned = pl.col("until") + _RETURN_NS
+    returned = pl.col("until") + EARLY_RETURN_NS
     fits_stream = (pl.col("stream_ended") <= returned).fill_null(value=False)
     fits_record = (pl.col("record_ended") <= returned).fill_null(value=False)
     guessed_event = silent & (kind == "event")

@@ -7,6 +7,7 @@ other modules use these functions, so that they treat empty and touching interva
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -29,6 +30,28 @@ _FEW_GROUPS = 500  # mean number of rows of a group from which on a NumPy call p
 _AT_ONCE = 1 << 18  # rows whose temporaries fit in the processor's cache
 _MOST_CLIMBED = 4  # most single steps up, in multiples of all rows, before pointer doubling
 _ROUND = 1000  # fixed cost of one round of array operations, expressed in rows
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Intervals of time in the order of what they belong to, such as rows of gpu.
+
+    Attributes:
+        start: first nanosecond of each, shape (n,).
+        end: first nanosecond after each, shape (n,).
+    """
+
+    start: Int64
+    end: Int64
+
+    @property
+    def duration(self) -> Int64:
+        """Length of each, ns."""
+        return self.end - self.start
+
+    def shifted(self, ns: int) -> Intervals:
+        """The same intervals, later by this many nanoseconds."""
+        return Intervals(self.start + ns, self.end + ns)
 
 
 def reached_before(end: Int64, group: Int64 | None = None) -> Int64:

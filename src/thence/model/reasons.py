@@ -51,7 +51,6 @@ RULES: Mapping[str, str] = MappingProxyType(
         "hlo_recorded": "recorded by the profiler",
         "hlo_creation": "XLA's range around the command when the CUDA graph was created",
         "hlo_thunk_number": "number of the CUDA graph's first thunk, and node numbers from there",
-        "hlo_node_order": "order of the CUDA graph's nodes against the HLO schedule",
         "hlo_library_order": "order of the library calls in the CUDA graph against the HLO schedule",
         "hlo_instruction": "HLO instruction",
         "hlo_inside": "instruction inside",
@@ -139,10 +138,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "command_buffer": _COMMAND_BUFFER,
         "command_buffer_no_schedule": f"{_COMMAND_BUFFER}, and the HLO of its program has no schedule",
         "command_buffer_no_fit": f"{_COMMAND_BUFFER}, and its kernels do not all fit the HLO schedule",
-        "command_buffer_no_end": f"{_COMMAND_BUFFER}, and the start of the graph's library calls is unknown",
-        "command_buffer_several": f"{_COMMAND_BUFFER}, and its kernels fit the HLO schedule at several places",
-        "command_buffer_order": f"{_COMMAND_BUFFER}, and where it fits the HLO schedule contradicts the order"
-        " of the graphs",
+        "command_buffer_no_origin": f"{_COMMAND_BUFFER}, and neither the graph's creation nor the number of its first"
+        " thunk is in the trace",
         "command_buffer_too_early": f"{_COMMAND_BUFFER}, and by the HLO schedule it would have started"
         " before the instruction whose result it reads",
         "command_buffer_library": f"{_COMMAND_BUFFER}, and the graph's library kernels cannot be distinguished",

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from helpers import examples
-from thence.analysis.ranks.stragglers import LEAST_SHARE, late_since
+from thence.analysis.ranks.stragglers import late_since
+from thence.model.thresholds import LATE_RANK_SHARE
 
 STEP = 1e9
 
@@ -33,9 +34,9 @@ def test_equal_devices_are_not_named(devices: int) -> None:
 
 def test_a_device_that_costs_less_than_the_least_share_is_not_named() -> None:
     caused = np.zeros((4, 20))
-    caused[1] = 0.9 * LEAST_SHARE * STEP
+    caused[1] = 0.9 * LATE_RANK_SHARE * STEP
     assert not late_since(caused, STEP)["straggler"].any()
-    caused[1] = 1.1 * LEAST_SHARE * STEP
+    caused[1] = 1.1 * LATE_RANK_SHARE * STEP
     assert late_since(caused, STEP)["straggler"].to_list() == [False, True, False, False]
 
 
@@ -72,7 +73,7 @@ def test_a_late_device_that_began_in_the_middle_of_a_long_run_is_found_though_it
     caused = draws(8, 100, 0.001, 3)
     caused[2, 90:] += 0.1 * STEP
     found = late_since(caused, STEP)
-    assert caused[2].mean() < LEAST_SHARE * STEP
+    assert caused[2].mean() < LATE_RANK_SHARE * STEP
     assert found.filter(found["straggler"])["since"].to_list() == [90]
 
 

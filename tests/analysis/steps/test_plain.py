@@ -7,8 +7,9 @@ import math
 import polars as pl
 import pytest
 
-from thence.analysis.steps.plain import BETWEEN_PROCESSES, median_interval, plain_step
+from thence.analysis.steps.plain import median_interval, plain_step
 from thence.model.tables import STEP_TIMES
+from thence.model.thresholds import BETWEEN_PROCESSES_SHARE
 
 
 def times(*ranks: list[tuple[int, int, bool, bool]]) -> pl.DataFrame:
@@ -56,7 +57,7 @@ def test_only_steps_that_count_make_the_median() -> None:
     assert (found.plain.median_ns, found.plain.count) == (1_000_000, 6)
     assert (found.recorded.median_ns, found.recorded.count) == (1_200_000, 6)
     assert found.added_share == pytest.approx(0.2)
-    beside = BETWEEN_PROCESSES * 1_000_000
+    beside = BETWEEN_PROCESSES_SHARE * 1_000_000
     assert (found.plain.low_ns, found.plain.high_ns) == (1_000_000 - beside, 1_000_000 + beside)
 
 
@@ -78,8 +79,8 @@ def test_the_interval_holds_the_median_of_each_window() -> None:
     assert found is not None
     assert found.plain.windows == 2
     assert found.plain.median_ns == 100_000
-    assert found.plain.high_ns == math.ceil(150_000 + BETWEEN_PROCESSES * 100_000)
-    assert found.plain.low_ns == math.floor(100_000 - BETWEEN_PROCESSES * 100_000)
+    assert found.plain.high_ns == math.ceil(150_000 + BETWEEN_PROCESSES_SHARE * 100_000)
+    assert found.plain.low_ns == math.floor(100_000 - BETWEEN_PROCESSES_SHARE * 100_000)
 
 
 def test_a_trace_without_unrecorded_steps_has_no_plain_step() -> None:

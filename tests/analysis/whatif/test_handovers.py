@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helpers import examples
 from thence.analysis.whatif.edges import Edges, Nodes
 from thence.analysis.whatif.handovers import handovers
+from thence.model.intervals import Intervals
 
 US = 1000
 Row = tuple[int, int, int, int, str]
@@ -75,8 +76,8 @@ def test_handovers_are_those_of_a_plain_search(document: list[Row]) -> None:
     thread = np.array([sorted(set(keys)).index(key) for key in keys], np.int64)
     nodes, edges = Nodes(), Edges()
     trace = cast("Any", SimpleNamespace(host=frame))
-    ends = start + frame["duration"].to_numpy() * US
-    targets = handovers(trace, (start, ends), thread, nodes, edges)
+    host = Intervals(start, start + frame["duration"].to_numpy() * US)
+    targets = handovers(trace, host, thread, nodes, edges)
     time, _, chain, row = (np.concatenate(column) for column in zip(*nodes.columns, strict=True))
     source, target, lag, *_ = (np.concatenate(column) for column in zip(*edges.columns, strict=True))
     assert target.tolist() == targets.tolist()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
@@ -16,13 +14,13 @@ from protowire import every, first
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.command_buffers import derived_instructions
 from thence.model.launches import launch_correlations
-from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers.jax import xplane
 from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.source import Source
 
 if TYPE_CHECKING:
     from thence.model.hlo import HloModule
+    from thence.model.tables import Tables
 
 JAX = DATA / "jax"
 
@@ -45,37 +43,6 @@ def thunks(name: str) -> list[tuple[str, str]]:
 
 def module_of(name: str) -> HloModule:
     return hlo_dump_modules(str(JAX / name))[0]
-
-
-def cupti() -> tuple[Tables, list[dict[str, Any]]]:
-    """The kernels that CUPTI recorded of four steps, as the tables of a trace; and themselves."""
-    kernels = json.loads(gzip.decompress((JAX / "command_buffer.kernels.json.gz").read_bytes()))
-    kernels.sort(key=lambda kernel: kernel["start_ns"])
-    launches = sorted({kernel["correlation"] for kernel in kernels})
-    rows = len(kernels)
-    gpu = GPU.frame(
-        {
-            "rank": [0] * rows,
-            "device": [0] * rows,
-            "kind": ["kernel"] * rows,
-            "name": [kernel["name"] for kernel in kernels],
-            "start": [kernel["start_ns"] for kernel in kernels],
-            "duration": [kernel["end_ns"] - kernel["start_ns"] for kernel in kernels],
-            "correlation": [kernel["correlation"] for kernel in kernels],
-            "graph": [kernel["graph_id"] for kernel in kernels],
-            "node": [kernel["graph_node_id"] for kernel in kernels],
-            "program": [launches.index(kernel["correlation"]) for kernel in kernels],
-        }
-    )
-    programs = PROGRAMS.frame(
-        {
-            "rank": [0] * len(launches),
-            "device": [0] * len(launches),
-            "name": ["jit_train_step"] * len(launches),
-            "hlo": [0] * len(launches),
-        }
-    )
-    return Tables(gpu=gpu, programs=programs, hlo=(module_of("command_buffer.hlo.pb.xz"),)), kernels
 
 
 @pytest.fixture(scope="module")
@@ -107,31 +74,15 @@ def test_every_kernel_of_the_profiler_is_the_thunk_that_ran_then(single: Tables,
         assert kernels.filter(pl.col("program") == program)["derived"].to_list() == wanted
 
 
-def test_every_kernel_of_cupti_is_the_thunk_that_ran_then() -> None:
-    tables, kernels = cupti()
-    steps = thunks("command_buffer.thunk_metadata.pb")
-    wanted = [name for name, kind in steps if kind != "kCopy"]
-    found = derived_instructions(tables)["hlo"].to_list()
-    launches = [kernel["correlation"] for kernel in kernels]
-    for launch in set(launches):
-        ran = [name for name, of in zip(found, launches, strict=True) if of == launch]
-        assert ran == wanted
-
-
-@pytest.mark.parametrize("recording", ["jax_single", "cupti"])
-def test_nodes_are_numbered_as_thunks(recording: str, single: Tables) -> None:
-    tables = single if recording == "jax_single" else cupti()[0]
-    metadata = "jax_single" if recording == "jax_single" else "command_buffer"
-    steps = thunks(f"{metadata}.thunk_metadata.pb")
+def test_nodes_are_numbered_as_thunks(single: Tables) -> None:
+    steps = thunks("jax_single.thunk_metadata.pb")
     calls = iter([name for name, kind in steps if kind == "kCublasLtMatmul"])
-    # jax.profiler names the thunk that launches the graph, CUPTI alone does not.
-    by = "hlo_thunk_number" if recording == "jax_single" else "hlo_node_order"
-    nodes = tables.gpu.with_columns(derived_instructions(tables), number=pl.col("node") & 0xFFFFFFFF).filter(
+    nodes = single.gpu.with_columns(derived_instructions(single), number=pl.col("node") & 0xFFFFFFFF).filter(
         pl.col("program") == 0
     )
     for number, kind, name, rule in nodes.sort("number").select("number", "kind", "hlo", "rule").iter_rows():
         if number < len(steps):
-            assert (name, rule) == (steps[number][0], by)
+            assert (name, rule) == (steps[number][0], "hlo_thunk_number")
         elif kind == "kernel":
             assert (name, rule) == (next(calls), "hlo_library_order")
     assert next(calls, None) is None
@@ -216,11 +167,11 @@ def test_a_graph_instantiated_again_is_found_again(single: Tables, derived: pl.D
 # --- what stays unknown ----------------------------------------------------------------------------
 
 
-def refusals(tables: Tables) -> set[tuple[str, str | None]]:
-    """Why nothing was found, code and sentence; fails where something was."""
+def refusals(tables: Tables) -> set[str]:
+    """Why nothing was found; fails where something was."""
     found = derived_instructions(tables)
     assert found["hlo"].null_count() == len(found)
-    return set(found.select("rule", "detail").iter_rows())
+    return set(found["rule"])
 
 
 def with_module(tables: Tables, module: HloModule) -> Tables:
@@ -232,26 +183,24 @@ def test_a_shuffled_schedule_is_refused(single: Tables, seed: int) -> None:
     module = single.hlo[0]
     shuffled = module.instructions.with_columns(pl.col("step").shuffle(seed=seed).over("computation"))
     changed = dataclasses.replace(module, instructions=shuffled)
-    ((reason, detail),) = refusals(with_module(single, changed))
-    assert reason == "command_buffer_no_fit"
-    assert "of the graph's 165 own kernels fit the HLO schedule" in (detail or "")
+    assert refusals(with_module(single, changed)) == {"command_buffer_no_fit"}
 
 
 def test_the_hlo_of_another_program_is_refused(single: Tables, sharded: Tables) -> None:
-    ((reason, detail),) = refusals(with_module(single, sharded.hlo[0]))
-    assert reason == "command_buffer_no_fit"
-    assert "kernels fit the HLO schedule" in (detail or "")
+    assert refusals(with_module(single, sharded.hlo[0])) == {"command_buffer_no_fit"}
     # The same program compiled again: two fusions more, other numbers.
-    ((reason, detail),) = refusals(with_module(single, module_of("command_buffer.hlo.pb.xz")))
-    assert reason == "command_buffer_no_fit"
-    assert "kernels fit the HLO schedule" in (detail or "")
+    assert refusals(with_module(single, module_of("command_buffer.hlo.pb.xz"))) == {"command_buffer_no_fit"}
 
 
 def test_an_hlo_without_a_schedule_is_refused(single: Tables) -> None:
     module = single.hlo[0]
     table = module.instructions.with_columns(step=pl.lit(None, pl.Int32))
-    (reason,) = refusals(with_module(single, dataclasses.replace(module, instructions=table)))
-    assert reason == ("command_buffer_no_schedule", None)
+    without = dataclasses.replace(module, instructions=table)
+    assert refusals(with_module(single, without)) == {"command_buffer_no_schedule"}
+
+
+def test_a_graph_with_neither_creation_nor_thunk_has_no_instruction(single: Tables) -> None:
+    assert refusals(dataclasses.replace(single, host=single.host.clear())) == {"command_buffer_no_origin"}
 
 
 def renamed(tables: Tables, name: str, other: str) -> Tables:
@@ -261,9 +210,8 @@ def renamed(tables: Tables, name: str, other: str) -> Tables:
     return dataclasses.replace(tables, gpu=tables.gpu.with_columns(name=changed.cast(pl.Categorical())))
 
 
-@pytest.mark.parametrize("recording", ["jax_single", "cupti"])
-def test_a_kernel_with_a_foreign_name_costs_its_node_alone(recording: str, single: Tables) -> None:
-    tables = single if recording == "jax_single" else cupti()[0]
+def test_a_kernel_with_a_foreign_name_costs_its_node_alone(single: Tables) -> None:
+    tables = single
     name = tables.gpu["name"].cast(pl.String)[20]
     before = derived_instructions(tables)
     found = derived_instructions(renamed(tables, name, "my_triton_kernel"))
@@ -280,12 +228,6 @@ def test_a_kernel_of_another_command_costs_its_node_alone(single: Tables, derive
     assert of_it.any()
     assert set(found.filter(of_it)["rule"]) == {"command_buffer_contradicted"}
     assert found.filter(~of_it).equals(derived.filter(~of_it))
-
-
-def test_without_the_thunk_one_kernel_of_another_command_refuses_its_graph() -> None:
-    tables, _ = cupti()
-    (reason,) = refusals(renamed(tables, "loop_add_fusion_3", "loop_add_fusion_4"))
-    assert reason[0] == "command_buffer_no_fit"
 
 
 def test_library_calls_in_another_order_are_unknown(single: Tables, derived: pl.DataFrame) -> None:

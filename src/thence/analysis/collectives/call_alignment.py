@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thence.model.thresholds import CALLS_ALIGNED_NS, TIMESTAMP_NS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,11 +36,7 @@ if TYPE_CHECKING:
 
 
 _ABOUT_AS_WELL = 3.0
-"""A run fits about as well as the best if its residual is at most this many times the least, plus `_RESOLUTION_NS`."""
-_RESOLUTION_NS = 1000
-"""Differences below this may be due to the resolution of GPU timestamps."""
-_CLOCKS_AGREE_NS = 20_000
-"""If several offsets fit, the one whose calls end within this time, by the recorded clocks, is chosen ..."""
+"""A run fits about as well as the best if its residual is at most this many times the least, plus `TIMESTAMP_NS`."""
 _FARTHER = 10
 """... if the calls of the other offsets end at least this many times farther apart."""
 _FAR_OFF = 20
@@ -135,7 +133,7 @@ def pair_calls(a: Calls, b: Calls, *, one_clock: bool) -> Pairs:
 def _chosen(rated: list[_Run], *, one_clock: bool) -> tuple[_Run | None, int]:
     """The run that fits best, None if runs with another shift fit about as well; and the number that fit."""
     best = min(rated, key=lambda run: (run.residual, -run.length))
-    limit = _ABOUT_AS_WELL * best.residual + _RESOLUTION_NS
+    limit = _ABOUT_AS_WELL * best.residual + TIMESTAMP_NS
     fitting = [run for run in rated if run.residual <= limit]
     others = [run for run in fitting if abs(run.shift - best.shift) > limit]
     if not others:  # runs with the same shift are blocks of one pairing, with lost calls between
@@ -144,7 +142,7 @@ def _chosen(rated: list[_Run], *, one_clock: bool) -> tuple[_Run | None, int]:
         near = min(fitting, key=lambda run: run.apart)
         others = [run for run in fitting if abs(run.shift - near.shift) > limit]
         far = min((run.apart for run in others), default=math.inf)
-        if near.apart <= _CLOCKS_AGREE_NS and far >= _FARTHER * max(near.apart, 1.0):
+        if near.apart <= CALLS_ALIGNED_NS and far >= _FARTHER * max(near.apart, 1.0):
             return near, 1
     return None, len(others) + 1
 

@@ -26,6 +26,7 @@ import polars as pl
 
 from thence.analysis.collectives.instances import Instances, collective_instances, together
 from thence.analysis.collectives.kinds import JOINT
+from thence.model.thresholds import CLOCK_SCATTER_QUANTILE, TIMESTAMP_NS
 from thence.notebook import Form, Shown
 from thence.units import format_ns
 
@@ -42,10 +43,6 @@ _PASSES = 1000
 """Upper bound on the passes of the median iteration."""
 _SETTLED_NS = 0.5
 """The iteration has converged when every correction changes by less than this."""
-_RESOLUTION_NS = 1000
-"""Resolution of GPU timestamps; if no correction exceeds it, all are 0."""
-_SCATTER = 0.9
-"""Share of the absolute residuals that a correction must exceed."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ def aligned(instances: Instances, ranks: Sequence[int]) -> Alignment:
         shared.select("rank", "instance").with_columns(skew_ns=left),
         float(np.median(absolute)) if some else None,
         float(absolute.max()) if some else None,
-        float(np.quantile(absolute, _SCATTER)) if some else None,
+        float(np.quantile(absolute, CLOCK_SCATTER_QUANTILE)) if some else None,
         shared["instance"].n_unique(),
     )
 
@@ -180,7 +177,7 @@ def _worth_it(rank: Int64, instance: Int64, end: Float64, estimated: Float64) ->
     left, recorded = _skews(instance, end - corrections[rank]), _skews(instance, end)
     if not len(end):
         return corrections, left
-    scatter = max(np.quantile(np.abs(left), _SCATTER), _RESOLUTION_NS)
+    scatter = max(np.quantile(np.abs(left), CLOCK_SCATTER_QUANTILE), TIMESTAMP_NS)
     within = np.abs(corrections).max() <= scatter
     if within or np.median(np.abs(recorded)) <= np.median(np.abs(left)):
         return np.zeros_like(corrections), recorded

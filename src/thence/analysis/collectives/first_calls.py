@@ -7,7 +7,8 @@ call, so a call is left out only if
 - its sequence number is 1 (torch.distributed counts the collectives of each group from 1), or
 - it is the first that its rank launched after a range ``ncclCommInit...`` began, or
 - it is the first of its group and device in the trace, and its host op (``c10d::...``), which creates the communicator,
-  took more than `_MAKING_NS` and more than `_TIMES` times the median of the group's other ops, if there are any.
+  took more than `FIRST_CALL_NS` and more than `FIRST_CALL_RATIO` times the median of the group's other ops, if there
+  are any.
 
 All kernels of an instance are left out together; a kernel of a batch is an instance of its own.
 Collectives of XLA programs are warm-up if the execution that contains them is (`thence.analysis.programs.warmup`).
@@ -24,13 +25,12 @@ import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.names import matching
+from thence.model.thresholds import FIRST_CALL_NS, FIRST_CALL_RATIO
 from thence.units import format_ns
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-_TIMES = 10
-_MAKING_NS = 10_000_000
 _OPS = r"^(?:c10d::|record_param_comms$)"
 _INITIALISED = r"(?i)^(?:nccl|rccl)CommInit"
 
@@ -115,7 +115,7 @@ def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     took[known] = trace.host["duration"].to_numpy()[op[known]]
     timed = rows.with_columns(took=pl.Series(took)).filter(pl.Series(known))
     usual = pl.col("took").filter(~pl.col("first")).median().over("group", "rank", "device")
-    long = (pl.col("took") > _MAKING_NS) & (pl.col("took") > _TIMES * usual).fill_null(value=True)
+    long = (pl.col("took") > FIRST_CALL_NS) & (pl.col("took") > FIRST_CALL_RATIO * usual).fill_null(value=True)
     return timed.filter("first", long)
 
 

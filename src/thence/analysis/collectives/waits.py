@@ -33,6 +33,7 @@ import polars as pl
 
 from thence.analysis.collectives.batches import NO_PEERS
 from thence.analysis.collectives.kinds import FROM_ROOT, JOINT, MESSAGES, PEERS, TO_ROOT, bandwidths
+from thence.model.thresholds import TOGETHER_SHARE
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
@@ -49,10 +50,6 @@ launched_ahead: the hosts of the ranks that waited had launched ahead. They need
 rank that arrived last, so the steps are host-bound. early: the wait of a device before the median rank arrived.
 not_all_shown: communication in collectives in which a participant that the trace does not show, or that could not be
 matched, may have arrived last; at most this much of it is waiting."""
-_MAX_LATER = 0.1
-"""If the trace lacks a participant, the last one that it shows counts as the last to arrive if the collective ended
-within this share of the longest wait after that arrival. The missing participant then arrived at most that much later,
-so at least nine tenths of the wait had passed when the last one shown arrived."""
 
 
 def participants(rows: pl.DataFrame, alignment: Alignment | None, peers: pl.DataFrame = NO_PEERS) -> pl.DataFrame:
@@ -115,7 +112,7 @@ def _last_if_certain(places: pl.DataFrame) -> pl.DataFrame:
         places, own_end=pl.when("own").then("end"), arrival=pl.when(awaited).then("start"), wait=pl.col("wait_ns")
     )
     rest = pl.col("most_own_end") - pl.col("most_arrival")
-    certain = pl.col("complete") | (rest <= _MAX_LATER * pl.col("most_wait")).fill_null(value=False)
+    certain = pl.col("complete") | (rest <= TOGETHER_SHARE * pl.col("most_wait")).fill_null(value=False)
     return ends.with_columns(awaited & certain).select(places.columns)
 
 

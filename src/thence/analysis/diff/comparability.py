@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.model.thresholds import (
+    COMMON_KERNELS_SHARE,
+    FEW_OTHER_GRIDS_SHARE,
+    GPU_CLOCK_SHARE,
+    OTHER_GRIDS_SHARE,
+    SAME_BYTES_SHARE,
+)
 from thence.units import format_bytes, format_share
 
 if TYPE_CHECKING:
@@ -15,16 +22,6 @@ if TYPE_CHECKING:
 
     from thence.analysis.diff.conditions import Conditions
     from thence.analysis.diff.sample import Sample
-
-_MOST_GRIDS = 0.5
-"""Inputs have other shapes if grids differ in more than this share of the common kernels' time."""
-_FEW_GRIDS = 0.05
-"""As `_MOST_GRIDS`, if the bytes copied to the device also differ."""
-_SAME_BYTES = 0.01
-_LEAST_COMMON = 0.2
-"""Share of all time that the common kernels must take for a comparison of their grids to be meaningful."""
-_CLOCK_WITHIN = 0.2
-"""One factor explains the kernels' ratios of times if their quartiles differ by at most this part of the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +159,11 @@ def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refus
     one, other = (side[0].conditions for side in (before, after))
     differing, common = _grid_difference(one.grids, other.grids)
     sizes = [c.copied_bytes for c in (one, other)]
-    copies_differ = min(sizes) > 0 and abs(sizes[1] - sizes[0]) > _SAME_BYTES * sizes[0]
-    if common < _LEAST_COMMON:
+    copies_differ = min(sizes) > 0 and abs(sizes[1] - sizes[0]) > SAME_BYTES_SHARE * sizes[0]
+    if common < COMMON_KERNELS_SHARE:
         return
     share = format_share(differing, 1)
-    if differing > (_FEW_GRIDS if copies_differ else _MOST_GRIDS):
+    if differing > (FEW_OTHER_GRIDS_SHARE if copies_differ else OTHER_GRIDS_SHARE):
         copied = (
             f", and {format_bytes(sizes[0])} per step are copied to the device in one, {format_bytes(sizes[1])} in "
             "the other"
@@ -221,7 +218,7 @@ def _one_factor(before: Sample, after: Sample) -> str:
         return ""
     ratios = (joined["ns_right"] / joined["ns"]).sort()
     low, middle, high = (float(ratios.quantile(q) or 1.0) for q in (0.25, 0.5, 0.75))
-    if abs(middle - 1) < 0.03 or high - low > _CLOCK_WITHIN * abs(middle - 1):
+    if abs(middle - 1) < 0.03 or high - low > GPU_CLOCK_SHARE * abs(middle - 1):
         return ""
     return (
         f"; but all kernels that both sides ran equally often take {middle:.3f} times as long (half of them from "

@@ -20,6 +20,14 @@ from thence.analysis.steps.counted import RULES
 from thence.errors import UsageError
 from thence.model.kernel_names import short_names
 from thence.model.places import LAYERED
+from thence.model.thresholds import (
+    FALSE_DISCOVERY_RATE,
+    NEGLIGIBLE_STEP_SHARE,
+    ONE_RUN_IDLE_SHARE,
+    ONE_RUN_STEP_SHARE,
+    ONE_RUN_WORK_SHARE,
+    SAME_SHARE,
+)
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_share
 
@@ -37,24 +45,6 @@ if TYPE_CHECKING:
 
 
 VERDICTS = ("slower", "faster", "new", "gone", "unknown", "same")
-LEVEL = 0.05
-"""The false discovery rate, and the probability that the true difference is outside of its 95 % interval."""
-SAME_SHARE = 0.01
-"""A row is the same if the interval of its difference lies within this share of the row's time before, ..."""
-ONE_RUN_STEP = 0.09
-"""With one run a side, the length of a step is not called different up to this share of it: of 13 programs whose step
-their hosts limited, 12 took up to 9 % longer or less in another run than their trace predicts, and programs that their
-device limited up to 4 % (`thence.analysis.whatif.health`)."""
-ONE_RUN_WORK = 0.13
-"""The same for busy time, and for the time of kernels and places: the largest of the 95th percentiles by which kernels
-of equal name and number differed between two processes of one program (`benchmarks/diff_noise.py processes`): 12 % in
-a Llama under DistributedDataParallel and 12 % under FSDP2 on two H100s, 13 % in a JAX program on two H200s, 1 % in a
-paxml program on two A100s. Kernels that share the device with a waiting collective differ more."""
-ONE_RUN_IDLE = 0.55
-"""The same for idle time and exposed communication, which depend on the pace of hosts: it had a standard deviation of
-20 % from run to run (`thence.analysis.whatif.health`), so two runs differ by up to 1.96 * sqrt(2) * 20 %."""
-_SAME_SHARE_OF_STEP = 0.001
-"""... or within this share of the step, whichever is more; rows below this share on both sides are left out."""
 _WHOLE = (STEP, BUSY, IDLE, COMMUNICATION)
 _ALWAYS = ((STEP, ALL), (BUSY, ALL), (IDLE, ALL), (COMMUNICATION, EXPOSED))
 """Rows that are never left out, even if they are small."""
@@ -323,7 +313,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
     total = Row(*(whole[k] for k in ("before_ns", "after_ns", "low_ns", "high_ns", "verdict", "more_runs")))
     rows = frame.filter(~is_step)
     moved = moved_time(*kernels, max(total.before_ns, total.after_ns))
-    known_share = None if found.between else ONE_RUN_STEP
+    known_share = None if found.between else ONE_RUN_STEP_SHARE
     streams = moved_work(before, after, renamed, total.to_json(), known_share)
     explained = explain(total.to_json(), rows, moved, kernels, known_share)
     return Diff(
@@ -370,7 +360,7 @@ def _rows(
 ) -> tuple[pl.DataFrame, int]:
     """The rows with their verdicts, as `Diff.rows`, and the number of rows that were too small."""
     step_ns = max(found.before[step], found.after[step])
-    least = _SAME_SHARE_OF_STEP * step_ns
+    least = NEGLIGIBLE_STEP_SHARE * step_ns
     parts = np.array([by in _WHOLE for by, _ in means.keys], np.bool_)
     whole = np.array([key in _ALWAYS for key in means.keys], np.bool_)
     kept = np.flatnonzero(whole | (np.maximum(found.before, found.after) >= least))
@@ -420,8 +410,8 @@ def _known_to_differ(
     found: Estimates, kept: npt.NDArray[np.int64], names: Sequence[tuple[str, str]]
 ) -> npt.NDArray[np.float64]:
     """By how much runs of the same program are known to differ in each row, ns."""
-    shares = {STEP: ONE_RUN_STEP, IDLE: ONE_RUN_IDLE, COMMUNICATION: ONE_RUN_IDLE}
-    share = np.array([shares.get(by, ONE_RUN_WORK) for by, _ in names])
+    shares = {STEP: ONE_RUN_STEP_SHARE, IDLE: ONE_RUN_IDLE_SHARE, COMMUNICATION: ONE_RUN_IDLE_SHARE}
+    share = np.array([shares.get(by, ONE_RUN_WORK_SHARE) for by, _ in names])
     return share * np.maximum(found.before, found.after)[kept]
 
 
@@ -446,7 +436,7 @@ def _verdicts(
     new, gone = alone
     tested = np.flatnonzero(~(new | gone))
     differs = np.zeros(len(kept), np.bool_)
-    differs[tested] = discoveries(found.p[kept][tested], LEVEL)
+    differs[tested] = discoveries(found.p[kept][tested], FALSE_DISCOVERY_RATE)
     difference = (found.after - found.before)[kept]
     inside = (found.low[kept] >= -margin) & (found.high[kept] <= margin)
     nothing = (found.before[kept] == 0) & (found.after[kept] == 0)
@@ -457,11 +447,11 @@ def _verdicts(
         VERDICTS.index("unknown"),
     )
     verdicts = [VERDICTS[number] for number in code]
-    level = LEVEL * (1 + int(differs.sum())) / max(1, len(tested))
+    level = FALSE_DISCOVERY_RATE * (1 + int(differs.sum())) / max(1, len(tested))
     deviation = found.deviation[kept]
     known = np.isfinite(deviation)
     deviation = np.where(known, deviation, np.inf)
-    needed = more_runs(np.maximum(np.abs(difference), margin), deviation, runs, min(level, LEVEL))
+    needed = more_runs(np.maximum(np.abs(difference), margin), deviation, runs, min(level, FALSE_DISCOVERY_RATE))
     unknown = (code == VERDICTS.index("unknown")) & known
     if not found.between:
         needed = np.maximum(needed, 2)  # fewer than three runs a side hardly show how runs differ

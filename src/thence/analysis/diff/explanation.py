@@ -20,6 +20,7 @@ from thence.analysis.diff.paths import PARTS
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, IDLE, UNATTRIBUTED
 from thence.analysis.diff.signs import signs
 from thence.model.kernel_names import clip, short_names
+from thence.model.thresholds import EXPLAINING_SHARE, NEARLY_BEST_SHARE, PATH_INSIDE_SHARE
 from thence.units import format_ns, signed_share
 
 if TYPE_CHECKING:
@@ -35,12 +36,6 @@ _ORDER = (
     *("kernel", IDLE, BUSY),
 )
 """Kinds of causes, the most informative first."""
-_NEARLY = 0.7
-"""Share of the best explanation that a cause of a more informative kind must reach to be named instead."""
-_ALIKE = 0.9
-"""Share of the best explanation of a kind that a path inside must reach to be named instead."""
-_LEAST = 0.2
-"""A row that explains less than this part of the total is not named as a cause."""
 _MORE = 5
 _LONGEST = 100
 
@@ -147,11 +142,11 @@ def _causes(difference: float, rows: pl.DataFrame, certain: pl.DataFrame, found:
     if not difference:
         return []
     causes = [*_of_rows(difference, certain), *_of_signs(difference, rows, found)]
-    causes = [cause for cause in causes if cause.explained >= _LEAST]
+    causes = [cause for cause in causes if cause.explained >= EXPLAINING_SHARE]
     if not causes:
         return []
     best = max(cause.explained for cause in causes)
-    near = [cause for cause in causes if cause.explained >= _NEARLY * best]
+    near = [cause for cause in causes if cause.explained >= NEARLY_BEST_SHARE * best]
     ordered = sorted(near, key=lambda cause: _ORDER.index(cause.kind))
     ordered = [_innermost(group) for _, group in groupby(ordered, key=lambda cause: cause.kind)]
     rest = sorted((cause for cause in causes if cause not in near), key=lambda cause: -cause.explained)
@@ -164,7 +159,7 @@ def _causes(difference: float, rows: pl.DataFrame, certain: pl.DataFrame, found:
 def _innermost(causes: Iterable[_Cause]) -> _Cause:
     """The cause to name among causes of one kind: the innermost of those that explain nearly as much as the best."""
     ranked = sorted(causes, key=lambda cause: -cause.explained)
-    close = [cause for cause in ranked if cause.explained >= _ALIKE * ranked[0].explained]
+    close = [cause for cause in ranked if cause.explained >= PATH_INSIDE_SHARE * ranked[0].explained]
     return max(close, key=lambda cause: cause.depth)
 
 
@@ -223,7 +218,7 @@ def _largest(certain: pl.DataFrame) -> str | None:
     if not known:
         return None
     best = max(abs(row["difference_ns"]) for row in known)
-    near = [row for row in known if abs(row["difference_ns"]) >= _NEARLY * best]
+    near = [row for row in known if abs(row["difference_ns"]) >= NEARLY_BEST_SHARE * best]
     return _text(min(near, key=lambda r: (_ORDER.index(_kind(r)), -abs(r["difference_ns"]))))
 
 

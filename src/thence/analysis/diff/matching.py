@@ -26,6 +26,7 @@ import polars as pl
 from thence.analysis.diff.sample import PLACED
 from thence.analysis.kernel_groups import groups_of_names
 from thence.model.kernel_names import short_names
+from thence.model.thresholds import NEGLIGIBLE_STEP_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -47,8 +48,6 @@ _CHANGING = (
 _LINE = re.compile(r":\d+(?= |$)")
 _TELLING = ("GEMM", "attention", "reduction", "communication")
 """Groups of which a label and module rarely have more than one kernel that changes."""
-_LEAST_MOVED = 0.001
-"""Share of a step below which moved time is not reported."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ def moved_time(before: pl.DataFrame, after: pl.DataFrame, step_ns: float) -> lis
             rows += [_moved(by, place, sides[0][place], sides[1][place]) for place in sides[0]]
         else:  # time also moved between places, so it is reported for the outermost place around them
             rows.append(_moved(by, outer, *(_merged(side.values()) for side in sides)))
-    told = [r for r in rows if min(r["before_ns"], r["after_ns"]) >= _LEAST_MOVED * step_ns]
+    told = [r for r in rows if min(r["before_ns"], r["after_ns"]) >= NEGLIGIBLE_STEP_SHARE * step_ns]
     return sorted(told, key=lambda row: (-max(row["before_ns"], row["after_ns"]), row["place"]))
 
 

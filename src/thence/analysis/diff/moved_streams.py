@@ -42,6 +42,13 @@ from thence.analysis.diff.streams import OWN_STREAM, SHAPE
 from thence.analysis.kernel_groups import groups_of_names
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import clip, short_names
+from thence.model.thresholds import (
+    MOVED_COUNT_SHARE,
+    MOVED_SHARE,
+    MOVED_VERDICT_SHARE,
+    NEGLIGIBLE_STEP_SHARE,
+    PARTLY_MOVED_SHARE,
+)
 from thence.units import format_ns, signed_share
 
 if TYPE_CHECKING:
@@ -54,20 +61,8 @@ if TYPE_CHECKING:
 
 PARTS = ("streams", "overlapped", "any", "other", "idle")
 """Times of a step: the sum of all T(s), overlapped time, T, other work alone, idle."""
-MIN_MOVED_SHARE = 0.95
-"""Share of a row's launches that must be on another stream than before for the row to have moved as a whole."""
-MIN_PARTLY_SHARE = 0.05
-"""Share of a row's launches on another stream from which on the row moved partly."""
-MIN_STEP_SHARE = 0.001
-"""Share of a step that what moved must take on either side: the share below which no row is shown."""
-MAX_COUNT_CHANGE = 0.02
-"""Share by which the number of launches of the moved work and of the work beside it may differ between the sides: if it
-differs more, their time also changed for that reason, and contention is not known."""
 _LINE = r":\d+\b"
 """The number of a source line."""
-MIN_OWN_SHARE = 0.2
-"""Share of the change of a step that contention less the overlap gained must be for the verdict on the step to be the
-one on what moved."""
 MAX_NAMES = 3
 MAX_NAME = 60
 
@@ -157,8 +152,8 @@ def moved_work(
     keys, classes, rows = _rows(found, renamed, sides)
     share = pl.col("moved_share")
     most = rows.select(pl.max_horizontal("before_ns", "after_ns") * share).to_series()
-    least = MIN_STEP_SHARE * max(total["before_ns"], total["after_ns"])
-    moved = (rows["moved_share"] >= MIN_PARTLY_SHARE).to_numpy()
+    least = NEGLIGIBLE_STEP_SHARE * max(total["before_ns"], total["after_ns"])
+    moved = (rows["moved_share"] >= PARTLY_MOVED_SHARE).to_numpy()
     placed = (rows["before_placement"] != rows["after_placement"]).fill_null(value=False).to_numpy() & ~moved
     ran = bool(most.filter(pl.Series(moved)).sum() >= least)
     if (
@@ -170,12 +165,12 @@ def moved_work(
     work = concerned | _beside(found, keys, concerned)
     parts = _times(samples, found, keys, classes, work, sides)
     launched = rows.filter(pl.Series(work)).select("before_count", "after_count").sum().row(0)
-    same_launches = abs(launched[1] - launched[0]) <= MAX_COUNT_CHANGE * max(launched)
+    same_launches = abs(launched[1] - launched[0]) <= MOVED_COUNT_SHARE * max(launched)
     told = rows.with_columns(placed=placed).sort("before_ns", "name", descending=[True, False])
     chosen = (
-        ran & (share >= MIN_MOVED_SHARE),
+        ran & (share >= MOVED_SHARE),
         ran
-        & share.is_between(MIN_PARTLY_SHARE, MIN_MOVED_SHARE, closed="left")
+        & share.is_between(PARTLY_MOVED_SHARE, MOVED_SHARE, closed="left")
         & (pl.max_horizontal("before_ns", "after_ns") * share >= least),
         pl.col("placed"),
     )
@@ -250,7 +245,7 @@ def _placements(runs: Sequence[Streams], keys: Sequence[Int64], side: range, cou
         ran.drop_nulls()
         .group_by("key", "placement")
         .agg(pl.col("count").sum())
-        .filter(share >= MIN_PARTLY_SHARE)
+        .filter(share >= PARTLY_MOVED_SHARE)
         .sort("placement")
         .group_by("key")
         .agg(pl.col("placement").str.join(" and "))
@@ -429,7 +424,7 @@ def _verdict(
 
     gained, contention = change("overlapped"), change("streams")
     longest = max(float(parts["overlapped"][f"{side}_ns"] or 0) for side in ("before", "after"))
-    if longest < MIN_STEP_SHARE * max(total["before_ns"], total["after_ns"]):
+    if longest < NEGLIGIBLE_STEP_SHARE * max(total["before_ns"], total["after_ns"]):
         overlap, paid = "hardly any overlap", f"their own time {signed_ns(contention)}"
     else:
         overlap = f"overlap {'gained' if gained >= 0 else 'lost'} {format_ns(abs(gained))}"
@@ -448,7 +443,7 @@ def _verdict(
     if not same_launches:
         verdict = "unknown"
         judged = "whether it paid is not known: the work changed, too"
-    elif verdict in ("faster", "slower") and own < MIN_OWN_SHARE * abs(total["difference_ns"]):
+    elif verdict in ("faster", "slower") and own < MOVED_VERDICT_SHARE * abs(total["difference_ns"]):
         judged = f"the step is {verdict} because of {reason}"
         verdict = "unknown"
     else:
@@ -496,7 +491,7 @@ def _names(rows: pl.DataFrame, partly: pl.DataFrame) -> str:
     shown = told.sort("moved", descending=True, maintain_order=True)
     names = []
     for name, whole, part in shown.iter_rows():
-        share = "" if part >= MIN_MOVED_SHARE * whole else f" ({100 * part / whole:.0f} % of its launches)"
+        share = "" if part >= MOVED_SHARE * whole else f" ({100 * part / whole:.0f} % of its launches)"
         names.append(clip(name, MAX_NAME) + share)
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{', '.join(names[:MAX_NAMES])}{more}, {format_ns(moved)} of a step"

@@ -21,6 +21,7 @@ from thence.analysis.steps.counted import OUTLIER, RULES
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED
+from thence.model.thresholds import MAX_HOST_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -39,8 +40,6 @@ UNATTRIBUTED = "[no place known]"
 _ROWS = pl.Schema(
     {"by": pl.String(), "name": pl.String(), "step": pl.Int32(), "ns": pl.Float64(), "count": pl.Float64()}
 )
-_MOST_HOST_RANGES = 600_000
-"""The most host ranges for which idle time is divided by cause by default: some 1 s of CPU time per million."""
 PLACED = (*("label", "module"), *("op_name", "op"))
 """Kinds of place (columns of places) by which kernels are matched."""
 
@@ -101,7 +100,7 @@ def sample(
         MissingData: no step counts, because the selected part of the trace has left-out ones only.
     """
     if causes is None:
-        causes = trace.host.height <= _MOST_HOST_RANGES
+        causes = trace.host.height <= MAX_HOST_RANGES
     steps = run_steps(trace, causes=causes)
     codes = steps.times["left_out"]
     if outliers:

@@ -44,6 +44,7 @@ from thence.analysis.idle.rules import NUMBER, REASONS, host_causes
 from thence.analysis.idle.silence import says_what_runs
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NEVER, NO_ROW, last_begun
+from thence.model.thresholds import EARLY_RETURN_NS, FIRST_USE_CALL_NS, FIRST_USE_OPERATOR_NS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
 
-_LONG_CALL_NS = 200_000  # a launch that loads its kernel takes longer; others take 2 to 30 us
-_LONG_OPERATOR_NS = 1_000_000  # without any call, until it launches a kernel of a new name
-_EMPTIED_NS = 2_000  # a wait that emptied the queue may return this early: clocks differ
 _MOST_DEVICES = 1_000  # of one rank; real ranks have at most 16, and each device takes 10 ms
 _MOST_PIECES = 1_000_000  # in addition to
 _MOST_OF_A_ROW = 16  # pieces per row of the trace: a host row may be in a gap of every device
@@ -231,7 +229,7 @@ def _emptied(facts: _Facts, parts: Sequence[Gaps]) -> list[Int64]:
             act = act[ours]
             last = last_begun(facts.start[rows], facts.starts.launched[act])
             row = np.where(last == NO_ROW, NO_ROW, rows[last])
-            emptied = (row != NO_ROW) & (facts.end[row] >= begins[act] - _EMPTIED_NS)
+            emptied = (row != NO_ROW) & (facts.end[row] >= begins[act] - EARLY_RETURN_NS)
             result[ours] = np.where(emptied, row, NO_ROW)
         results.append(result)
     return results
@@ -247,7 +245,7 @@ def _of_device(facts: _Facts, of: Gaps) -> IdlePieces:
     pieces.add(every, (np.where(known, end, begin), end), _UNKNOWN, NO_ROW, _REASON["no_launch"])
     row = np.where(known, facts.launch[act], NO_ROW)
     took = facts.starts.returned[act] - facts.starts.launched[act]
-    loads = facts.first_of_name[act] & (took > _LONG_CALL_NS)
+    loads = facts.first_of_name[act] & (took > FIRST_USE_CALL_NS)
     _before_launch(facts, of, parts.launched, pieces)
     codes = np.where(loads, NUMBER["first_use"], NUMBER["launch"]).astype(np.uint8)
     pieces.add(every, (parts.launched, parts.returned), codes, row)
@@ -296,7 +294,7 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> UInt8:
         return np.full(len(gpu), _UNKNOWN, np.uint8)
     codes = facts.cause[pieces.row]
     codes[pieces.row == NO_ROW] = _UNKNOWN
-    long = np.flatnonzero(pieces.end - pieces.start > _LONG_OPERATOR_NS)
+    long = np.flatnonzero(pieces.end - pieces.start > FIRST_USE_OPERATOR_NS)
     long = long[(codes[long] == NUMBER["operator"]) & (gpu[long] != NO_ROW)]
     gpu = gpu[long]
     ended = facts.end[pieces.row[long]] > facts.starts.launched[gpu]

@@ -5,12 +5,12 @@ unless its stream waits for an event. With the launch call lasting from ``b`` to
 
     before b          the host had not launched it yet
     b to e            the call; without this and the next part if it was launched before the gap
-    up to patience    `LATENCY_NS` after the call returned, or `QUEUED_NS` after the gap began if it was launched before
-                      the gap; the whole rest if the same call launched an activity that began before the gap: nodes of
-                      a CUDA graph wait for each other and for the graph's conditions
-    up to held        if its stream waits for events: while the work before them runs, and `LATENCY_NS` after its end
-                      and after the gap began; host functions and memory values that its stream waits for have no
-                      recorded end, so they hold the whole rest
+    up to patience    `MAX_LAUNCH_LATENCY_NS` after the call returned, or `MAX_QUEUED_GAP_NS` after the gap began if it
+                      was launched before the gap; the whole rest if the same call launched an activity that began
+                      before the gap: nodes of a CUDA graph wait for each other and for the graph's conditions
+    up to held        if its stream waits for events: while the work before them runs, and `MAX_LAUNCH_LATENCY_NS` after
+                      its end and after the gap began; host functions and memory values that its stream waits for have
+                      no recorded end, so they hold the whole rest
     the rest          unexplained: the device did, or its stream waited for, something that the trace does not contain
 
 `thence.analysis.idle.causes` names a cause for each part, and unknown for the last (reason started_late).
@@ -32,6 +32,7 @@ from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NEVER, NO_ROW, reached_before
 from thence.model.names import matching
 from thence.model.tables import API_CALLS
+from thence.model.thresholds import MAX_LAUNCH_LATENCY_NS, MAX_QUEUED_GAP_NS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,15 +42,6 @@ if TYPE_CHECKING:
     from thence.model.arrays import Int64
     from thence.model.tables import Tables
 
-
-QUEUED_NS = 5_000
-"""Maximum time between two activities of a stream that were both launched long before."""
-LATENCY_NS = 100_000
-"""Maximum time in which an activity begins if nothing holds it. Launches take 2 to 20 us on the GPUs that were
-measured; clocks of host and device differ by up to 50 us in sound traces."""
-MAX_UNEXPLAINED = 0.05
-"""Maximum share of the time by which activities may begin later than the trace explains. Above it, nothing is
-predicted, and idle time is an upper bound. Of 60 sound recordings none has over 0.02 of idle time of this kind."""
 
 _LATEST = int(np.iinfo(np.int64).max)
 _HOLDING = r"(?:LaunchHostFunc|StreamAddCallback|StreamWaitValue|StreamBatchMemOp|WaitExternalSemaphores)"
@@ -213,11 +205,11 @@ class Starts:
         launched = np.where(known, np.clip(self.launched[act], begin, end), begin)
         returned = np.where(known, np.clip(self.returned[act], launched, end), begin)
         queued = known & (self.launched[act] <= begin)
-        patience = np.where(queued, QUEUED_NS, LATENCY_NS)
+        patience = np.where(queued, MAX_QUEUED_GAP_NS, MAX_LAUNCH_LATENCY_NS)
         patience[queued & (self.begun[act] < begin)] = _LATEST >> 1
         patient = np.where(known, np.minimum(end, returned + patience), begin)
         waits = self.held[act] != NEVER  # to see that an event has happened takes time, too
-        held = np.where(waits, np.maximum(self.held[act], begin + LATENCY_NS), patient)
+        held = np.where(waits, np.maximum(self.held[act], begin + MAX_LAUNCH_LATENCY_NS), patient)
         held = np.where(known, np.clip(held, patient, end), end)
         return Parts(launched, returned, patient, held, queued, known)
 
@@ -233,7 +225,7 @@ def held_until(tables: Tables, launch: Int64) -> Int64:
     edges = event_edges(tables, launch)
     awaited = edges["awaited"].to_numpy().astype(np.int64)
     end = tables.gpu["start"].to_numpy() + tables.gpu["duration"].to_numpy()
-    np.maximum.at(held, edges["waiting"].to_numpy().astype(np.int64), end[awaited] + LATENCY_NS)
+    np.maximum.at(held, edges["waiting"].to_numpy().astype(np.int64), end[awaited] + MAX_LAUNCH_LATENCY_NS)
     calls = tables.host.select("rank", "category", "name", "start").filter(pl.col("category").is_in(API_CALLS))
     holding = calls.filter(matching(calls["name"], _HOLDING)).sort("rank", "start")
     if not holding.is_empty():

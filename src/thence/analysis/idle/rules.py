@@ -34,6 +34,7 @@ from thence.model.formats import THENCE_RECORDING
 from thence.model.intervals import NO_ROW
 from thence.model.phases import HOST_STATES, HostState, Phase
 from thence.model.tables import API_CALLS
+from thence.model.thresholds import LONG_BUILT_IN_NS
 from thence.model.waiting import names_of_calls
 
 if TYPE_CHECKING:
@@ -118,8 +119,6 @@ _BUILT_IN_CAUSES = (
     (re.compile(r"<built-in (?:function|method) sleep\b.*"), "sleep"),
     (re.compile(r"(?i)<built-in method (?:acquire|__enter__) of [\w.]*lock\b.*"), "lock"),
 )
-_LONG_BUILT_IN_NS = 100_000
-"""A recorded call of a C function that takes longer is not Python: isinstance, append and the like take 1 us."""
 _GC = re.compile(r"(?i)(?:.*\bgc\.(?:collect|py).*|.*built-in function collect.*|python gc\b.*|gc|.*garbage collect.*)")
 _BY_CATEGORY = {
     "step": "host",
@@ -184,7 +183,7 @@ def _with_traced_frames(own: UInt8, traced: Mask, parent: Int64, duration: Int64
         duration: of each row, ns.
     """
     host = NUMBER["host"]
-    own = np.where(traced & (own == host) & (duration < _LONG_BUILT_IN_NS), NUMBER["python"], own)
+    own = np.where(traced & (own == host) & (duration < LONG_BUILT_IN_NS), NUMBER["python"], own)
     around = _from_around(np.where(traced, own, 255).astype(np.uint8), parent)
     inside = (own == host) & ~traced & (around != 255)
     return np.where(inside, around, own).astype(np.uint8)

@@ -19,14 +19,12 @@ import polars as pl
 
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
 from thence.model.intervals import NEVER, covered_lengths, reached_before, union_lengths
+from thence.model.thresholds import SHOWN_SHARE
 from thence.notebook import Form, Shown
 from thence.units import several
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
-
-SHOWN_SHARE = 0.01
-"""Smallest share of the time of all programs with which a program is shown in a row of its own by default."""
 
 
 class By(enum.Enum):

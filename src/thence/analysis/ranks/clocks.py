@@ -5,8 +5,8 @@
     drift     slope of a straight line, fitted by least squares to the residuals after the offset, in ns per second
 
 A drift is applied only if, over the time of the rank's shared collectives, it moves the rank by more than 1 us and by
-more than `_CLEAR` times the scatter of the residuals (their 90th percentile) about the line, and if the line halves
-that scatter. Otherwise the slope may be due to noise or to an outlier.
+more than `CLOCK_DRIFT_RATIO` times the scatter of the residuals (their 90th percentile) about the line, and if the line
+halves that scatter. Otherwise the slope may be due to noise or to an outlier.
 """
 
 from __future__ import annotations
@@ -18,19 +18,13 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.clock_sync import Alignment, aligned, quantiles
+from thence.model.thresholds import CLOCK_DRIFT_RATIO, CLOCK_SCATTER_QUANTILE, MIN_CLOCK_SAMPLES, TIMESTAMP_NS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.collectives.instances import Instances
     from thence.model.arrays import Float64, Int64
-
-
-_RESOLUTION_NS = 1000
-_FEWEST = 8
-"""Minimum number of shared collectives of a rank for which a line is fitted."""
-_SCATTER = 0.9
-_CLEAR = 5
 
 
 @dataclass(frozen=True)
@@ -109,10 +103,10 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
     present, at, count = np.unique(skews["rank"].to_numpy(), return_inverse=True, return_counts=True)
     slope, intercept, span = _lines(at, (time - middle) / 1e9, skew, len(present))
     fitted = skew - intercept[at] - slope[at] * (time - middle) / 1e9
-    scatter = quantiles(at, np.abs(fitted), len(present), _SCATTER)
+    scatter = quantiles(at, np.abs(fitted), len(present), CLOCK_SCATTER_QUANTILE)
     moved = np.abs(slope) * span
-    before = quantiles(at, np.abs(skew), len(present), _SCATTER)
-    applied = (count >= _FEWEST) & (moved > np.maximum(_CLEAR * scatter, _RESOLUTION_NS))
+    before = quantiles(at, np.abs(skew), len(present), CLOCK_SCATTER_QUANTILE)
+    applied = (count >= MIN_CLOCK_SAMPLES) & (moved > np.maximum(CLOCK_DRIFT_RATIO * scatter, TIMESTAMP_NS))
     applied &= scatter < before / 2
     left = np.where(applied[at], fitted, skew)
     # A line through the residuals also changes the offset: by its intercept.
@@ -121,10 +115,10 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
         {
             "rank": pl.Series(present, dtype=pl.Int32),
             "extra": extra,
-            "drift_ns_per_s": np.where(count >= _FEWEST, slope, np.nan),
+            "drift_ns_per_s": np.where(count >= MIN_CLOCK_SAMPLES, slope, np.nan),
             "drift_applied": applied,
             "residual_median_ns": quantiles(at, np.abs(left), len(present), 0.5),
-            "residual_p90_ns": quantiles(at, np.abs(left), len(present), _SCATTER),
+            "residual_p90_ns": quantiles(at, np.abs(left), len(present), CLOCK_SCATTER_QUANTILE),
         }
     ).with_columns(pl.col("drift_ns_per_s").fill_nan(None))
     every = pl.DataFrame({"rank": pl.Series(ranks, dtype=pl.Int32)})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.ranks.stragglers import LEAST_SHARE
+from thence.model.thresholds import LATE_RANK_SHARE
 from thence.model.timeline import JobRows
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 MOST_CELLS = 1_000_000
 """Maximum number of spans of all ranks together; to stay below it, consecutive steps are merged into one span."""
 STATES = ("makes others wait", "waits most of the step", "waits", "in time")
-"""Names of spans. The first that applies is used: the device caused waits of more than `LEAST_SHARE` of the step; it
-waited for more than half of the step; it waited for more than a tenth of it; none of these."""
+"""Names of spans. The first that applies is used: the device caused waits of more than `LATE_RANK_SHARE` of the step;
+it waited for more than half of the step; it waited for more than a tenth of it; none of these."""
 _MOST, _SOME = 0.5, 0.1
 _PLACE = ["rank", "device"]
 _TIMES = ("step_ns", "compute_ns", "wait_ns", "caused_ns")
@@ -122,7 +122,7 @@ def _state() -> pl.Expr:
     """The name of each span, one of `STATES`."""
     step = pl.col("step_ns")
     return (
-        pl.when(pl.col("caused_ns") > LEAST_SHARE * step)
+        pl.when(pl.col("caused_ns") > LATE_RANK_SHARE * step)
         .then(pl.lit(STATES[0]))
         .when(pl.col("wait_ns") > _MOST * step)
         .then(pl.lit(STATES[1]))

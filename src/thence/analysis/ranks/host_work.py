@@ -9,15 +9,10 @@ import polars as pl
 
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import covered_lengths
+from thence.model.thresholds import FULL_QUEUE_CALL_NS, FULL_QUEUE_CALL_RATIO
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
-
-
-_SLOW = 20
-"""A launch that takes more than this many times the median launch waited for room in the device's queue, ..."""
-_LEAST_NS = 100_000
-"""... if it also took longer than this."""
 
 
 def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
@@ -55,7 +50,7 @@ def _waited(trace: Attributed) -> pl.DataFrame:
     rows = trace.places["launch"].drop_nulls().unique()
     launches = trace.host[rows.cast(pl.UInt32)].select(columns)
     usual = pl.col("duration").median().over("rank")
-    slow = (pl.col("duration") > _SLOW * usual) & (pl.col("duration") > _LEAST_NS)
+    slow = (pl.col("duration") > FULL_QUEUE_CALL_RATIO * usual) & (pl.col("duration") > FULL_QUEUE_CALL_NS)
     waits = trace.host[trace.waits["host"].cast(pl.UInt32)].select(columns)
     every = pl.concat([launches.with_columns(waits=slow), waits.with_columns(waits=pl.lit(value=True))])
     return every.with_columns(end=pl.col("start") + pl.col("duration")).sort("rank", "start")

@@ -16,10 +16,11 @@ from thence.analysis.ranks.joined import Joined, joined, table_of
 from thence.analysis.ranks.lateness import Lateness, lateness, step_keys
 from thence.analysis.ranks.pipelines import stage_causes, stages
 from thence.analysis.ranks.reasons import Reasons, reasons_of
-from thence.analysis.ranks.stragglers import CONFIDENCE, FEWEST_STEPS, LEAST_SHARE, late_since
+from thence.analysis.ranks.stragglers import late_since
 from thence.analysis.steps.counted import left_out, without_end
 from thence.errors import MissingData
 from thence.model.tables import ENDLESS
+from thence.model.thresholds import LATE_RANK_SHARE, MIN_STEPS_FOR_LATE_RANKS, SHOWN_CONFIDENCE, UNUSUAL_STEP_RATIO
 from thence.units import format_share, listed, several
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 _PLACE = ["rank", "device"]
 _EXPLAINED = 8
 """Maximum number of stragglers that are explained: those that caused the longest waits."""
-_UNUSUAL = 4
-"""A step in which a straggler caused more than this many times its median is left out of the explanation: its cause
-may be another than that of the other steps."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +116,10 @@ class Job:
             )
         if self.step_kind is None:
             return "no late rank is named: the traces have no steps, so a late rank cannot be told from chance"
-        if count < FEWEST_STEPS:
+        if count < MIN_STEPS_FOR_LATE_RANKS:
             return (
                 f"no late rank is named: {several(count, 'step')} {'counts' if count == 1 else 'count'}, which is too "
-                f"few to tell a late rank from chance ({FEWEST_STEPS} are needed)"
+                f"few to tell a late rank from chance ({MIN_STEPS_FOR_LATE_RANKS} are needed)"
             )
         late = [
             f"{_device(row)} ({format_share(row['late_share'], 1)} of a step)"
@@ -133,10 +131,10 @@ class Job:
         shown = " among the ranks that are shown" if self.shown.missing else ""
         most = self.ranks.row(0, named=True)
         share = format_share(most["caused_share"], 1)
-        if most["caused_share"] <= LEAST_SHARE:
+        if most["caused_share"] <= LATE_RANK_SHARE:
             return (
                 f"no straggler{shown}: in {several(count, 'step')} no device makes the others wait for more than "
-                f"{format_share(LEAST_SHARE, 1)} of a step on average (most: {_device(most)}, {share})"
+                f"{format_share(LATE_RANK_SHARE, 1)} of a step on average (most: {_device(most)}, {share})"
             )
         return (
             f"no straggler{shown}: {_device(most)} makes the others wait most ({share} of a step on average), but that "
@@ -176,8 +174,8 @@ class Job:
             "stragglers": self.stragglers.select(*_PLACE).to_dicts(),
             "missing_ranks": self.shown.missing_ranks,
             "ranks_shown": self.shown.statement or None,
-            "least_share": LEAST_SHARE,
-            "confidence": CONFIDENCE,
+            "least_share": LATE_RANK_SHARE,
+            "confidence": SHOWN_CONFIDENCE,
             "steps": len(self.keys),
             "counted_steps": len(self.counted),
             "step_kind": self.step_kind,
@@ -345,13 +343,16 @@ def _to_explain(
 
 
 def _usual(caused: pl.DataFrame, place: tuple[int, int], keys: list[str], step_ns: float) -> list[str]:
-    """The steps except those in which a device caused far more than its median; all if that is below `LEAST_SHARE`."""
+    """The steps but those in which a device caused far more waiting than its median in a step.
+
+    All steps if that median is below `LATE_RANK_SHARE`.
+    """
     rows = caused.filter(pl.col("rank") == place[0], pl.col("device") == place[1], pl.col("key").is_in(keys))
     of = dict(rows.select("key", "caused_ns").iter_rows())
     median = float(np.median([of.get(key, 0) for key in keys])) if keys else 0.0
-    if median < LEAST_SHARE * step_ns:
+    if median < LATE_RANK_SHARE * step_ns:
         return keys
-    return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
+    return [key for key in keys if of.get(key, 0) <= UNUSUAL_STEP_RATIO * median]
 
 
 def _not_caused(found: Lateness, beyond: pl.DataFrame, counted: list[str], step_ns: float) -> pl.DataFrame:
@@ -386,8 +387,8 @@ def _left_out_of_causes(places: list[tuple[int, int]], every: list[list[str]], u
         if names:
             shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
             said.append(
-                f"rank {rank} GPU {device} made others wait more than {_UNUSUAL} times as long as usual in {shown}; "
-                "the causes shown do not include those of these steps"
+                f"rank {rank} GPU {device} made others wait more than {UNUSUAL_STEP_RATIO} times as long as usual "
+                f"in {shown}; the causes shown do not include those of these steps"
             )
     return said
 

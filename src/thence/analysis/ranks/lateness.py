@@ -12,7 +12,7 @@ late. Each late rank is compared with the median rank:
                 (nothing computed on them when it ended, and almost nothing while they waited for it). (A rank that
                 computes while it waits is ahead afterwards: the late rank still has to compute the same.) Without
                 such a collective, it begins with the first activities of both ranks, if these began together (at
-                most `_TOGETHER` of the wait apart)
+                most `TOGETHER_SHARE` of the wait apart)
     extra       compute, copies, idle time and communication of the late rank in the stretch, less those of the median
                 rank in its own stretch between the same two collectives
     inherited   the extra time in which the late rank itself waited for others, in other groups
@@ -45,6 +45,7 @@ import polars as pl
 
 from thence.analysis.collectives.instances import attached
 from thence.analysis.collectives.kinds import JOINT, MESSAGES
+from thence.model.thresholds import TOGETHER_SHARE
 
 if TYPE_CHECKING:
     from thence.analysis.ranks.joined import Joined
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 PARTS = ("compute", "copy", "idle", "transfer")
 """What a late rank can have spent its extra time on."""
 _PLACE = ("rank", "device")
-_TOGETHER = 0.1
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.Dat
         middle, on=["median_rank", "median_device"], how="left", maintain_order="left"
     )
     apart = (pl.col("first") - pl.col("middle_first")).abs()
-    used = pl.col("before").is_null() & (apart <= _TOGETHER * pl.col("wait_ns"))
+    used = pl.col("before").is_null() & (apart <= TOGETHER_SHARE * pl.col("wait_ns"))
     zero = pl.when(used).then(0)
     return placed.with_columns(
         begun=pl.when(used).then("first").otherwise("begun"),
@@ -285,7 +285,7 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
         instance, rank, device, before (instance of that collective), begun, launch_begun, and cumulated times.
     """
     ahead = pl.col("wait_ns") - pl.col("exposed_wait_ns")
-    together = pl.col("gated") & (ahead <= _TOGETHER * pl.col("wait_ns")).fill_null(value=True)
+    together = pl.col("gated") & (ahead <= TOGETHER_SHARE * pl.col("wait_ns")).fill_null(value=True)
     ended = (
         running.select(
             *_PLACE, "group", "end", "gated", before="instance", begun="end", launch_begun="launch",

@@ -24,6 +24,7 @@ import polars as pl
 
 from thence.analysis.ranks.joined import table_of
 from thence.analysis.ranks.lateness import PARTS
+from thence.model.thresholds import LISTED_CAUSE_SHARE, NAMED_PLACE_SHARE, SLOWER_GPU_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,12 +43,6 @@ REASON = {
 }
 """Columns of `Reasons.rows`."""
 
-_NAMED_SHARE = 0.2
-"""A place is named if it has at least this share of a cause's extra time."""
-_LEAST_SLOWER = 1.01
-"""Smallest ratio of the kernels' times with which a GPU counts as slower; smaller ratios are noise."""
-_LEAST_SHARE = 0.03
-"""A cause is listed if it has at least this share of the lateness."""
 _BY = {"source": "line", "module": "module", "label": "label", "hlo": "hlo", "op": "op", "phase": "phase"}
 _IDLE_BY = ("line", "module", "label", "op", "call", "phase")
 _KEY = ("kind", "name", "shape")
@@ -145,7 +140,7 @@ def _frame(rows: list[tuple[str, str, str | None, int, None, str | None]], whole
     return (
         frame.with_row_index("at")
         .join(of_cause, on="cause")
-        .filter(pl.col("large") >= _LEAST_SHARE)
+        .filter(pl.col("large") >= LISTED_CAUSE_SHARE)
         .sort("whole", "at", descending=[True, False])
         .select(list(REASON))
     )
@@ -197,7 +192,7 @@ def _named(
     if named.is_empty() or whole <= 0:
         return []
     more = float(named["more"][0])
-    if more < _NAMED_SHARE * whole:
+    if more < NAMED_PLACE_SHARE * whole:
         return []
     return [_row(cause, by, str(named["name"][0]), amount * min(1.0, more / whole))]
 
@@ -222,7 +217,7 @@ def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int,
     else:
         typical, whole = _ratios(alike)
         cause, rows = "compute", alike
-        if typical >= max(1 + (whole - 1) / 2, _LEAST_SLOWER):
+        if typical >= max(1 + (whole - 1) / 2, SLOWER_GPU_RATIO):
             cause = "slower_gpu"
             detail = f"the same kernels take {typical:.3f} times as long (median, weighted by time)"
     result = [_row(cause, "cause", None, amount, detail)]

@@ -5,10 +5,11 @@ Among equal ranks, of which a different one comes last by chance each time, the 
 count among the other devices: if some are found, all devices are tested again without them, until no more are found. A
 device is a straggler if
 
-- it caused waits of more than `LEAST_SHARE` of a step's time on average, and
-- the lower bound of its mean sample is above 0. The bounds of all devices hold together with the probability `SURE`
-  (Bonferroni's correction for the number of devices, and of the steps since which a device may be late): of a hundred
-  jobs without a late rank, a straggler is named in at most one. The bound that is shown holds with `CONFIDENCE`.
+- it caused waits of more than `LATE_RANK_SHARE` of a step's time on average, and
+- the lower bound of its mean sample is above 0. The bounds of all devices hold together with the probability
+  `LATE_CONFIDENCE` (Bonferroni's correction for the number of devices, and of the steps since which a device may be
+  late): of a hundred jobs without a late rank, a straggler is named in at most one. The bound that is shown holds with
+  `SHOWN_CONFIDENCE`.
 
 A single step that takes far longer than all others tells little about the rest, but makes the error of the mean
 large. So in addition to the mean of all samples, the mean without the fifth of the samples at either end is tested
@@ -28,6 +29,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.diff.student import quantile
+from thence.model.thresholds import LATE_CONFIDENCE, LATE_RANK_SHARE, MIN_STEPS_FOR_LATE_RANKS, SHOWN_CONFIDENCE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,14 +37,6 @@ if TYPE_CHECKING:
     from thence.model.arrays import Float64, Int64
 
 
-LEAST_SHARE = 0.02
-"""A straggler makes the others wait for more than this share of a step's time."""
-CONFIDENCE = 0.95
-"""Probability with which all lower bounds that are shown hold together."""
-SURE = 0.99
-"""Probability with which all lower bounds that decide about stragglers hold together."""
-FEWEST_STEPS = 3
-"""Minimum number of steps from which a bound is computed."""
 _FEWEST_BEFORE = 2
 """Minimum number of steps before a device is late: one may be special, because the late host runs ahead of it."""
 _TRIMMED = 5
@@ -59,7 +53,8 @@ def late_since(caused: Float64, step_ns: float) -> pl.DataFrame:
     Returns:
         One row per device: straggler, since (number of the first late step, 0 if it is late from the beginning;
         null if it is no straggler), mean_ns (wait caused per step, since then), low_ns (lower bound of the mean
-        sample; null with fewer than `FEWEST_STEPS` steps), steps (number of steps that mean_ns and low_ns are of).
+        sample; null with fewer than `MIN_STEPS_FOR_LATE_RANKS` steps), steps (number of steps that mean_ns and low_ns
+        are of).
     """
     known = np.zeros(len(caused), np.bool_)
     while True:
@@ -79,7 +74,7 @@ def _late_since(caused: Float64, step_ns: float, known: npt.NDArray[np.bool_]) -
     sample = caused - others if devices > 1 else caused * 0.0
     begin = _divides_best(caused)
     whole, parts = np.zeros(devices, np.int64), _candidates(caused, begin, step_ns)
-    tests, least = 2 * devices, LEAST_SHARE * step_ns
+    tests, least = 2 * devices, LATE_RANK_SHARE * step_ns
     mean, low, sure = _bounds(sample, caused, whole, tests)
     late = (mean > least) & (sure > 0)
     mean_of_part, low_of_part, sure = _bounds(sample, caused, parts, tests * max(steps, 1))
@@ -103,14 +98,14 @@ def _late_since(caused: Float64, step_ns: float, known: npt.NDArray[np.bool_]) -
 def _divides_best(values: Float64) -> Int64:
     """For each row, the first column of the second part in the division into two parts whose means fit best."""
     devices, steps = values.shape
-    if steps < FEWEST_STEPS + 1:
+    if steps < MIN_STEPS_FOR_LATE_RANKS + 1:
         return np.zeros(devices, np.int64)
     sums = np.cumsum(values, axis=1)
     total = sums[:, -1:]
     before = np.arange(1, steps)
     # The larger this is, the smaller is the sum of squared residuals.
     between = np.square(sums[:, :-1]) / before + np.square(total - sums[:, :-1]) / (steps - before)
-    between[:, steps - FEWEST_STEPS :] = -np.inf
+    between[:, steps - MIN_STEPS_FOR_LATE_RANKS :] = -np.inf
     result: Int64 = np.argmax(between, axis=1) + 1
     return result
 
@@ -133,14 +128,15 @@ def _in_time(caused: Float64, begin: Int64, step_ns: float) -> npt.NDArray[np.bo
         ],
         np.bool_,
     )
-    result: npt.NDArray[np.bool_] = (begin > 0) & ((early < LEAST_SHARE * step_ns) | half) & (late > 2 * early)
+    result: npt.NDArray[np.bool_] = (begin > 0) & ((early < LATE_RANK_SHARE * step_ns) | half) & (late > 2 * early)
     return result
 
 
 def _bounds(sample: Float64, caused: Float64, begin: Int64, tests: int) -> tuple[Float64, Float64, Float64]:
-    """Mean wait caused since a step, and lower bounds of the mean sample with `CONFIDENCE` and with `SURE`.
+    """Mean wait caused since a step, and two lower bounds of the mean sample.
 
-    The larger bound of the plain and the trimmed mean counts. Bounds are NaN if there are too few steps.
+    The bounds hold with `SHOWN_CONFIDENCE` and with `LATE_CONFIDENCE`. The larger bound of the plain and the trimmed
+    mean counts. Bounds are NaN if there are too few steps.
     """
     counted = np.arange(sample.shape[1]) >= begin[:, None]
     count = counted.sum(axis=1)
@@ -170,10 +166,10 @@ def _bounds_of_mean(sample: Float64, begin: Int64, cut: Int64, tests: int) -> tu
     middle = put.sum(axis=1) / np.maximum(count, 1)
     squares = np.where(counted, np.square(put - middle[:, None]), 0).sum(axis=1)
     error = np.sqrt(squares / left / np.maximum(left - 1, 1))
-    enough = left >= FEWEST_STEPS
+    enough = left >= MIN_STEPS_FOR_LATE_RANKS
     # `quantile` takes the probability of both tails together.
     low, sure = (
         np.where(enough, mean - quantile(2 * (1 - confidence) / tests, left - 1.0) * error, np.nan)
-        for confidence in (CONFIDENCE, SURE)
+        for confidence in (SHOWN_CONFIDENCE, LATE_CONFIDENCE)
     )
     return low, sure

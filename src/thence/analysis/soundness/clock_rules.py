@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.late_starts import LATENCY_NS, MAX_UNEXPLAINED, AllGaps, Starts, held_until
+from thence.analysis.idle.late_starts import AllGaps, Starts, held_until
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import CLOCKS, MISSING, Finding, NotChecked
 from thence.attribution.waiting import completed_waiting
 from thence.model.intervals import NEVER, NO_ROW, covered_lengths
 from thence.model.row_groups import rows_by_number
+from thence.model.thresholds import (
+    CLOCKS_NOTED_NS,
+    CLOCKS_WRONG_NS,
+    MAX_LAUNCH_LATENCY_NS,
+    MAX_UNEXPLAINED_SHARE,
+    MIN_IDLE_STARTS,
+    NO_WAIT_NS,
+)
 from thence.model.waiting import waiting_tables
 from thence.units import format_ns, several
 
@@ -26,10 +34,6 @@ if TYPE_CHECKING:
     from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
 
-_NOTED_NS = 10_000  # clocks of host and device that differ by more are reported as a note
-_MAX_APART_NS = 50_000  # clocks of host and device that differ by more are reported as a finding
-_MIN_STARTS = 5  # launches on an idle device; in sound traces each starts at most 13 us after its call returned
-_WAITED_NS = 20_000  # a call that has nothing to wait for, such as one for another device, takes less
 _WAITS = ("device", "stream", "event")
 
 
@@ -47,8 +51,8 @@ def clocks(evidence: Evidence) -> Judgement:
         words = "activities end after a call returned that had waited for them"
         _contradictions(evidence, judgement, "late_clock", late, known, words)
     ranks = evidence.tables.gpu["rank"].to_numpy()
-    wrong = early > _MAX_APART_NS
-    wrong |= False if late is None else late > _MAX_APART_NS
+    wrong = early > CLOCKS_WRONG_NS
+    wrong |= False if late is None else late > CLOCKS_WRONG_NS
     apart = set(ranks[wrong].tolist())
     judged = _slow_starts(evidence, judgement, gaps, apart)
     if late is None and not judged:
@@ -81,8 +85,8 @@ def _slow_starts(evidence: Evidence, judgement: Judgement, gaps: AllGaps, apart:
     rank, place, number = np.unique(ranks, return_inverse=True, return_counts=True)
     quickest = np.full(len(rank), np.iinfo(np.int64).max)
     np.minimum.at(quickest, place, lag)
-    enough = number >= _MIN_STARTS
-    for which in np.flatnonzero(enough & (quickest > _MAX_APART_NS)).tolist():
+    enough = number >= MIN_IDLE_STARTS
+    for which in np.flatnonzero(enough & (quickest > CLOCKS_WRONG_NS)).tolist():
         window = evidence.window(int(rank[which]))
         if int(rank[which]) not in apart:
             text = (
@@ -100,7 +104,7 @@ def _contradictions(
     evidence: Evidence, judgement: Judgement, code: str, apart: Int64, judged: Mask, words: str
 ) -> None:
     """Adds findings and notes about activities that contradict the host's times by more than 50 us, or 10 us."""
-    wrong = np.flatnonzero(apart > _NOTED_NS)
+    wrong = np.flatnonzero(apart > CLOCKS_NOTED_NS)
     ranks = evidence.tables.gpu["rank"].to_numpy()
     number = np.unique(ranks[judged], return_counts=True) if len(wrong) else ()
     count = dict(zip(*number, strict=True)) if len(wrong) else {}
@@ -111,7 +115,7 @@ def _contradictions(
         first = int(part["start"].to_numpy().min())
         touched = int(part["start"].to_numpy().max()) - first
         most = int(apart[wrong[rows]].max())
-        (judgement.findings if most > _MAX_APART_NS else judgement.notes).append(
+        (judgement.findings if most > CLOCKS_WRONG_NS else judgement.notes).append(
             Finding(
                 code,
                 rank,
@@ -190,7 +194,7 @@ def _scopes(evidence: Evidence, waits: pl.DataFrame, events: pl.DataFrame) -> pl
     )
     row = waits["host"].cast(pl.UInt32)
     waits = waits.with_columns(begin=host["start"].gather(row), returned=host["end"].gather(row))
-    waited = pl.col("returned") - pl.col("begin") >= _WAITED_NS
+    waited = pl.col("returned") - pl.col("begin") >= NO_WAIT_NS
     return (
         waits.join(devices, on="rank", how="left")
         .join(made, left_on=pl.col("record").cast(pl.UInt32), right_on="made", how="left")
@@ -221,10 +225,10 @@ class _Late:
     duration: Int64
 
     def of_much_idle_devices(self) -> _Late:
-        """The pieces of devices of whose span they are more than `MAX_UNEXPLAINED`."""
+        """The pieces of devices of whose span they are more than `MAX_UNEXPLAINED_SHARE`."""
         number = self.gaps.number[self.row]
         total = np.bincount(number, self.duration, minlength=len(self.gaps.span))
-        much = (total > MAX_UNEXPLAINED * self.gaps.span)[number]
+        much = (total > MAX_UNEXPLAINED_SHARE * self.gaps.span)[number]
         return replace(self, row=self.row[much], start=self.start[much], duration=self.duration[much])
 
 
@@ -246,7 +250,7 @@ def _started_late(evidence: Evidence, judgement: Judgement, gaps: AllGaps, apart
         text = f"{evidence.without_launches()}, so when device work could have started is unknown"
         judgement.not_checked.append(NotChecked("started_late", text, MISSING))
         return
-    gaps = gaps.chosen(gaps.end - gaps.start > LATENCY_NS)  # no other can hold a piece of that length
+    gaps = gaps.chosen(gaps.end - gaps.start > MAX_LAUNCH_LATENCY_NS)  # no other can hold a piece of that length
     late = _late(evidence, gaps, np.full(evidence.tables.gpu.height, NEVER))
     if len(late.row):  # what waits for events is explained; finding that takes time
         launch = np.where(call == NO_ROW, NO_ROW, evidence.calls["host"].to_numpy().astype(np.int64)[call])
@@ -285,7 +289,7 @@ def _late(evidence: Evidence, gaps: AllGaps, held: Int64) -> _Late:
     )
     starts = Starts.of(gpu["start"].to_numpy(), call, launched, returned, held)
     since = starts.parts(gaps).held
-    row = np.flatnonzero(gaps.end - since > LATENCY_NS)
+    row = np.flatnonzero(gaps.end - since > MAX_LAUNCH_LATENCY_NS)
     late = _Late(gaps, row, since[row], (gaps.end - since)[row]).of_much_idle_devices()
     row = late.row[~_uploading(gpu, gaps.gpu[late.row])]
     begin, end = since[row], gaps.end[row]

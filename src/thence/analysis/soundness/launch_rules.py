@@ -24,6 +24,7 @@ from thence.analysis.soundness.findings import MISSING, UNKNOWN_LAUNCHES, Findin
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
 from thence.model.launches import COUNTED
 from thence.model.row_groups import rows_by_number
+from thence.model.thresholds import LAUNCHED_AT_END_NS, LAUNCHED_AT_END_SHARE
 from thence.units import listed
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 _BEGIN, _END = r"StreamBeginCapture", r"StreamEndCapture"
 _ONLY_LAUNCHES = r"Launch|Memcpy|Memset|Synchronize|StreamWaitEvent"
-_LATENCY_NS = 10_000_000
-_TAIL_SHARE = 0.05
 _LAST_PART = 0.25
 
 
@@ -244,7 +243,7 @@ def _queued_at_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mas
 def _no_later_than(evidence: Evidence, rank: int, start: Int64) -> Mask:
     """Mask of launches at most 10 ms, or 5 % of the window if that is longer, after the last recorded work."""
     window = evidence.window(rank)
-    result: Mask = start <= window.end + max(_LATENCY_NS, int(window.span * _TAIL_SHARE))
+    result: Mask = start <= window.end + max(LAUNCHED_AT_END_NS, int(window.span * LAUNCHED_AT_END_SHARE))
     return result
 
 

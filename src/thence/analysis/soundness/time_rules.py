@@ -13,6 +13,7 @@ from thence.analysis.soundness.findings import UNKNOWN_LAUNCHES, Finding, NotChe
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
 from thence.model.row_groups import rows_by_number
+from thence.model.thresholds import FASTEST_KERNEL_NS, OUTLASTS_NS, OUTLASTS_UNKNOWN_NS
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ _WAITING = r"(?i)spin|wait|sleep|delay|barrier|signal|poll|notify|dispatch|combi
 _DAY_NS = 86_400_000_000_000
 _SECOND_NS = 1_000_000_000
 _LATER = 10  # this many later activities of a stream cannot all have ended while an earlier one still runs
-_OUTLASTS_NS = 10_000
-_OUTLASTS_UNKNOWN_NS = 1_000_000  # if it is unknown whether all activities are of one process
-_FASTEST_NS = 250  # the shortest of 400,000 kernels on H100 and H200 GPUs took 543 ns
 
 
 def outlier(evidence: Evidence) -> Judgement:
@@ -167,7 +165,7 @@ def _too_fast(gpu: pl.DataFrame) -> dict[int, int]:
         .filter(pl.col("kind") == "kernel")
         .group_by("rank")
         .agg(pl.len(), tenth=duration.quantile(0.1, "lower").cast(pl.Int64), rounded=(duration % 1000 == 0).all())
-        .filter(pl.col("len") >= _FEWEST, pl.col("tenth") < _FASTEST_NS, ~pl.col("rounded"))
+        .filter(pl.col("len") >= _FEWEST, pl.col("tenth") < FASTEST_KERNEL_NS, ~pl.col("rounded"))
         .collect()
     )
     return dict(frame.select("rank", "tenth").rows())
@@ -183,7 +181,7 @@ def _fast_kernels(evidence: Evidence, rank: int, tenth: int, count: int) -> Find
         window.span,
         1.0,
         f"rank {rank}: a tenth of the kernels take {tenth:,} ns or less, and no GPU runs a kernel in less than"
-        f" {_FASTEST_NS:,} ns: the unit of the times is not what the trace states, or the clock is wrong",
+        f" {FASTEST_KERNEL_NS:,} ns: the unit of the times is not what the trace states, or the clock is wrong",
     )
 
 
@@ -221,7 +219,7 @@ def _outlasting(evidence: Evidence) -> Mask:
     inside = np.minimum(tenth, len(rows) - 1)
     in_graph = evidence.in_graph[rows]
     known = evidence.call_of_work[rows[covering]] != NO_ROW
-    margin = np.where(known, _OUTLASTS_NS, _OUTLASTS_UNKNOWN_NS)
+    margin = np.where(known, OUTLASTS_NS, OUTLASTS_UNKNOWN_NS)
     later = (tenth < len(rows)) & (stream[inside] == stream[covering])
     later &= in_graph[inside] | ~in_graph[covering]
     result[rows[covering[later & (end[covering] - end[inside] >= margin)]]] = True

@@ -25,6 +25,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.thresholds import (
+    MIN_STEPS_BESIDE_LAST,
+    MIN_STEPS_FOR_OUTLIERS,
+    MIN_STEPS_FOR_WARM_UP,
+    OUTLIER_DEVIATIONS,
+    OUTLIER_SHARE,
+    REST_OF_STEP_SHARE,
+    STANDARD_DEVIATIONS_PER_MAD,
+)
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -40,13 +50,6 @@ RULES = {
 }
 """Why a step is left out."""
 
-_SCALE = 1.4826
-"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
-_DEVIATIONS, _LEAST_SHARE = 8, 0.10
-_MIN_COMPUTE = 0.5
-"""The last step computed for less than this share of the median if it is only the rest of a recording."""
-_FEWEST_BESIDE_LAST, _FEWEST_FOR_WARM_UP, _FEWEST_FOR_OUTLIERS = 3, 4, 8
-
 
 def left_out(total: Float64, last: Mask, *, outliers: bool = False) -> list[str | None]:
     """For each step of a run, the key of `RULES` by which it is left out; None if it counts.
@@ -58,16 +61,16 @@ def left_out(total: Float64, last: Mask, *, outliers: bool = False) -> list[str 
     """
     codes: list[str | None] = [None] * len(total)
     counted = np.ones(len(total), np.bool_)
-    if (~last).sum() >= _FEWEST_BESIDE_LAST:
+    if (~last).sum() >= MIN_STEPS_BESIDE_LAST:
         _leave_out(codes, counted, np.flatnonzero(last), LAST)
     rows = np.flatnonzero(counted)
-    if len(rows) >= _FEWEST_FOR_WARM_UP:
+    if len(rows) >= MIN_STEPS_FOR_WARM_UP:
         _, high = _ordinary(total[rows[len(rows) // 2 :]])
         long = total[rows] > high
         leading = int(np.argmin(long)) if not long.all() else 0
         _leave_out(codes, counted, rows[: min(leading, len(rows) // 2)], WARM_UP)
     rows = np.flatnonzero(counted)
-    if len(rows) >= _FEWEST_FOR_OUTLIERS and not outliers:
+    if len(rows) >= MIN_STEPS_FOR_OUTLIERS and not outliers:
         low, high = _ordinary(total[rows])
         _leave_out(codes, counted, rows[(total[rows] < low) | (total[rows] > high)], OUTLIER)
     if counted[1:].any() and counted[0]:
@@ -84,7 +87,7 @@ def without_end(compute: Float64, *, endless: bool) -> Mask:
     """
     last = np.zeros(len(compute), np.bool_)
     if len(compute):
-        last[-1] = endless or bool(compute[-1] < _MIN_COMPUTE * np.median(compute))
+        last[-1] = endless or bool(compute[-1] < REST_OF_STEP_SHARE * np.median(compute))
     return last
 
 
@@ -130,6 +133,6 @@ def _ordinary(total: Float64) -> tuple[float, float]:
     if not len(total):
         return 0.0, float("inf")
     median = float(np.median(total))
-    deviation = _SCALE * float(np.median(np.abs(total - median)))
-    away = max(_DEVIATIONS * deviation, _LEAST_SHARE * median)
+    deviation = STANDARD_DEVIATIONS_PER_MAD * float(np.median(np.abs(total - median)))
+    away = max(OUTLIER_DEVIATIONS * deviation, OUTLIER_SHARE * median)
     return median - away, median + away

@@ -10,8 +10,8 @@ the median of the distribution lies between the k-th smallest and the k-th large
 whatever the distribution is, if the values are independent (David and Nagaraja, Order Statistics, 7.1). k is the
 largest for which this is at least 95 %, so 6 values are needed. Steps that follow each other are not independent: the
 host of a program becomes slower and faster over seconds, so this interval alone is too narrow. It is made wider where
-the medians of single windows are outside of it, and then by `BETWEEN_PROCESSES` of the median on each side, for what no
-window of a process shows.
+the medians of single windows are outside of it, and then by `BETWEEN_PROCESSES_SHARE` of the median on each side, for
+what no window of a process shows.
 
 With several ranks, a step counts as plain if no rank recorded it, and as recorded if all ranks did; its duration is the
 longest of the ranks, because the others wait for it.
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.model.thresholds import BETWEEN_PROCESSES_SHARE
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 
 PROBABILITY = 0.95
 """Of the intervals of medians."""
-BETWEEN_PROCESSES = 0.005
-"""Share of a step by which processes that do the same differ. On an H100, a compiled training step took 0.3 % longer
-while CUPTI was detached than in processes that were never recorded, whose medians differed by 0.03 %
-(`benchmarks/gpu_plain_step.py`)."""
 MIN_STEPS = 6
 """Fewer values have no interval of a median with that probability: 2 * 0.5**5 > 1 - `PROBABILITY`."""
 
@@ -211,7 +208,7 @@ def _typical(steps: pl.DataFrame) -> Typical | None:
     medians = steps.group_by(window=window).agg(pl.col("duration").median())["duration"].to_numpy()
     low, high = (values[end] for end in ends)
     median = float(np.median(values))
-    beside = BETWEEN_PROCESSES * median
+    beside = BETWEEN_PROCESSES_SHARE * median
     return Typical(
         len(values),
         median,

@@ -13,6 +13,7 @@ from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.rules import CAUSES
 from thence.analysis.steps.plain import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import STEP, selected_steps, steps
+from thence.model.thresholds import OUTLIER_DEVIATIONS, OUTLIER_SHARE, STANDARD_DEVIATIONS_PER_MAD
 from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from thence.analysis.steps.windows import Steps
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
-
-
-_MAD_TO_STD = 1.4826  # of a normal distribution
-_DEVIATIONS = 4
-_LEAST_EXCESS = 0.05  # share of the median; a step that exceeds the median by less is no outlier
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,8 @@ class StepTable(Shown):
             min_ns, max_ns. Of the typical steps; of all steps of a device without a typical one.
         outliers: rank, device, step, duration, excess_ns (over the median of its device), because (the part of the
             step that exceeds its own median most: busy, exposed or ``idle_<cause>``), because_ns (by how much). A
-            step is an outlier if it exceeds the median by more than 5 % and 4 robust standard deviations.
+            step is one if it exceeds the median by more than `OUTLIER_SHARE` of it and `OUTLIER_DEVIATIONS` robust
+            standard deviations: the measure by which `thence.analysis.steps.counted` leaves steps out.
         plain: the step without recording; None if it is not known, as in traces that are no recordings, or if a range
             of steps is selected.
         no_plain: why it is not known; empty if it is, and for traces that are no recordings of steps.
@@ -191,9 +188,9 @@ def _outliers(frame: pl.DataFrame) -> pl.DataFrame:
     grown = {name: part - part.median().over(device) for name, part in parts.items()}
     excess = duration - duration.median().over(device)
     wide = frame.with_columns(excess_ns=excess, **{f"grew {n}": part for n, part in grown.items()})
-    deviation = _MAD_TO_STD * pl.col("excess_ns").abs().median().over(device)
-    outside = (pl.col("excess_ns") > _LEAST_EXCESS * duration.median().over(device)) & (
-        pl.col("excess_ns") > _DEVIATIONS * deviation
+    deviation = STANDARD_DEVIATIONS_PER_MAD * pl.col("excess_ns").abs().median().over(device)
+    outside = (pl.col("excess_ns") > OUTLIER_SHARE * duration.median().over(device)) & (
+        pl.col("excess_ns") > OUTLIER_DEVIATIONS * deviation
     )
     chosen = wide.filter(outside)
     grew = chosen.select(f"grew {name}" for name in parts).to_numpy()

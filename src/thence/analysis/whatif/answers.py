@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.analysis.whatif.changes import ChangeFacts, activities_of, changed
-from thence.analysis.whatif.health import HOST_NOISE, at_pace, ranks_of_nodes, steps_took
+from thence.analysis.whatif.health import at_pace, ranks_of_nodes, steps_took
 from thence.analysis.whatif.host_pace import at_plain_step
 from thence.analysis.whatif.replay import TOGETHER, replayed, replayed_together
 from thence.model.intervals import NO_ROW
+from thence.model.thresholds import HOST_NOISE_SHARE, MAX_WITHOUT_EDGES_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     Row = tuple[Any, ...]
 
-_MOST_GRAPHED = 0.05
-"""A change is refused if more than this share of the work that it changes is inside CUDA graphs without edges."""
 _SHOWN = 10
 """How many of the changes with the largest gain are kept."""
 
@@ -67,7 +66,7 @@ class Base:
     @property
     def duration(self) -> Int64:
         """Duration of each row of gpu, ns."""
-        return self.program.gpu[1] - self.program.gpu[0]
+        return self.program.gpu.end - self.program.gpu.start
 
     @classmethod
     def of(
@@ -84,7 +83,7 @@ class Base:
         """
         uncertain = 0.0
         if plain is not None:
-            duration = program.gpu[1] - program.gpu[0]
+            duration = program.gpu.duration
             program, missed = at_plain_step(
                 program, plain, lambda at: steps_took(program, at, duration, found.counted), time
             )
@@ -122,7 +121,7 @@ class _Changed:
         program, of = base.program, activities_of(base.trace, change)
         if of.any():
             graphed = of & program.inside.inside & ~program.inside.known
-            if base.duration[graphed].sum() > _MOST_GRAPHED * max(int(base.duration[of].sum()), 1):
+            if base.duration[graphed].sum() > MAX_WITHOUT_EDGES_SHARE * max(int(base.duration[of].sum()), 1):
                 return "refused"
         graph = changed(base.facts, change, of)
         if graph is None:
@@ -139,9 +138,9 @@ class _Changed:
         return steps_took(self.base.program, time, self.duration, self.base.counted)
 
     def at_paces(self) -> list[Graph]:
-        """The graph with a host slower by `HOST_NOISE`, slower by the health's pace, and faster by it."""
+        """The graph with a host slower by `HOST_NOISE_SHARE`, slower by the health's pace, and faster by it."""
         pace = self.base.health.pace
-        return [at_pace(self.base.program, self.graph, by) for by in (HOST_NOISE, pace, -pace)]
+        return [at_pace(self.base.program, self.graph, by) for by in (HOST_NOISE_SHARE, pace, -pace)]
 
     @property
     def most_ns(self) -> int:

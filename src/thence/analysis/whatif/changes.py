@@ -209,7 +209,7 @@ def changed(facts: ChangeFacts, change: Change, of: Mask) -> Graph | None:
     if not of.any() and not intervals:
         return None
     left = np.where(of, change.factor, 1.0)
-    duration = np.rint((program.gpu[1] - program.gpu[0]) * left).astype(np.int64)
+    duration = np.rint((program.gpu.duration) * left).astype(np.int64)
     moves = np.rint(program.moves * left).astype(np.int64)
     edge_weight = _edge_weights(program, duration, moves)
     if change.part == "with waiting":
@@ -225,7 +225,7 @@ def _edge_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
     row, kind = program.edge_activity, program.edge_kind
     counted = (row != NO_ROW) & (kind != EDGES.index("ranks"))
     result = program.graph.edge_weight.copy()
-    before = program.gpu[1] - program.gpu[0]
+    before = program.gpu.duration
     result[counted] += (duration - before)[row[counted]]
     shared = kind == EDGES.index("ranks")
     result[shared] = moves[row[shared]]
@@ -253,10 +253,10 @@ def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
         return {}
     wanted: Mask = facts.causes == NUMBER[change.pattern]
     begins = facts.hosts.first
-    shift = program.host[0][begins] - host["start"].to_numpy()[begins]
+    shift = program.host.start[begins] - host["start"].to_numpy()[begins]
     runs = {}
     if change.pattern == "host":
-        runs = program_threads(trace, begins, program.host[1] - np.repeat(
+        runs = program_threads(trace, begins, program.host.end - np.repeat(
             shift, np.diff(np.append(begins, host.height))
         ))  # fmt: skip
     result = {}
@@ -269,7 +269,7 @@ def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
 
 def _inside(program: Program, rows: Mask) -> Intervals:
     """The intervals of each thread's rows among ``rows``; they may be nested."""
-    start, end = program.host
+    start, end = program.host.start, program.host.end
     chosen = np.flatnonzero(rows & (end > start))
     groups = rows_by_number(program.thread_of_row[chosen])
     return {thread: (start[chosen[rows]], end[chosen[rows]]) for thread, rows in groups}

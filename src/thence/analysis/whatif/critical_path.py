@@ -55,7 +55,7 @@ def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
     """
     graph = program.graph
     path, kind = _path(program)
-    duration = program.gpu[1] - program.gpu[0]
+    duration = program.gpu.duration
     start, end = graph.time[path[:-1]], graph.time[path[1:]]
     row = program.row[path[:-1]]
     runs = program.is_activity[path[:-1]]
@@ -108,7 +108,7 @@ def _path(program: Program) -> tuple[Int64, Int64]:
     kind[target[wins]] = program.edge_kind[best[wins]]
     ends = graph.time.copy()
     lasts = program.node_of_activity
-    ends[lasts] += np.where(program.end_of_activity == NO_ROW, program.gpu[1] - program.gpu[0], 0)
+    ends[lasts] += np.where(program.end_of_activity == NO_ROW, program.gpu.duration, 0)
     reached = np.array([int(np.argmax(ends))])
     jump = before
     while True:
@@ -164,7 +164,7 @@ def _of_hosts(trace: Attributed, program: Program, tiles: Pieces, thread: Int64)
     """
     hosts = HostTime.of(trace, program.thread_of_row)
     causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(np.int64)
-    shift = program.host[0] - trace.host["start"].to_numpy()
+    shift = program.host.start - trace.host["start"].to_numpy()
     parts = []
     for number, ours in rows_by_number(thread):
         if number == NO_ROW:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,28 +10,34 @@ import polars as pl
 
 from thence.attribution.waiting import event_edges, launches_by_stream
 from thence.model.intervals import NO_ROW
+from thence.model.thresholds import (
+    AWAITED_BEFORE_RETURN_NS,
+    BLOCKED_LAUNCH_RATIO,
+    DEFAULT_EVENT_NS,
+    DEFAULT_GAP_NS,
+    DEFAULT_LATENCY_NS,
+    EARLY_RETURN_NS,
+    LONG_LAUNCH_NS,
+    MIN_OUTSTANDING,
+    MIN_SAMPLES,
+    QUEUED_AHEAD_NS,
+    TIMESTAMP_NS,
+    WAIT_CALL_NS,
+    WAIT_RETURN_NS,
+)
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.instances import Instances
     from thence.analysis.graph_nodes import GraphNodes
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
+    from thence.model.intervals import Intervals
 
 
 EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks", "graph")
 """Kinds of edges; host and stream are also the kinds of the links along the chains of threads and of streams."""
 STEP, END, CALL, START = 0, 1, 2, 3
 """Kinds of nodes; nodes of equal time are in this order."""
-_QUEUED_NS = 20_000  # an activity launched this long before the previous one ended was queued
-_RETURN_NS = 5_000  # maximum time that a waiting call needs to return after the activity ended
-_OWN_NS = 4_000  # maximum time that a waiting call takes if there is nothing to wait for
-_CLOCKS_NS = 2_000
-_MIN_OUTSTANDING = 256
-"""Least number of activities of a stream that were launched and have not ended where a launch is blocked because the
-queue is full. The queue has 1,024 entries; events and waits take some of them, and kernels more than one."""
-_LONG = 2  # a launch that takes as many times the usual time did not only launch
-_FEW = 8  # with fewer samples, a default latency is assumed
-_LATENCY_NS, _GAP_NS, _EVENT_NS = 5_000, 1_000, 500
 
 
 class Nodes:
@@ -47,61 +54,71 @@ class Nodes:
         return np.arange(first, self.count)
 
 
+@dataclass(frozen=True)
+class ActivityNodes:
+    """The nodes of the rows of gpu.
+
+    Attributes:
+        start: node of each start.
+        end: node of each end, or `NO_ROW`: only collectives of several ranks have one.
+    """
+
+    start: Int64
+    end: Int64
+
+
 class Edges:
     """Collects edges: source, target, weight, kind, activity."""
 
     def __init__(self) -> None:
         self.columns: list[tuple[Int64, ...]] = []
 
-    def add(self, ends: tuple[Int64, Int64], weight: Int64, kind: str, activity: Int64 | None = None) -> None:
+    def add(self, source: Int64, target: Int64, weight: Int64, kind: str, activity: Int64 | None = None) -> None:
         """Adds edges of one kind."""
-        source, target = ends
         rows = np.full(len(source), NO_ROW) if activity is None else activity
         self.columns.append((source, target, weight, np.full(len(source), EDGES.index(kind)), rows))
 
 
-def latencies(
-    gpu: tuple[Int64, Int64], host: tuple[Int64, Int64], launch: Int64, along: tuple[Int64, Int64]
-) -> tuple[int, Int64, Mask]:
+def latencies(gpu: Intervals, host: Intervals, launch: Int64, before: Int64, after: Int64) -> tuple[int, Int64, Mask]:
     """Estimates latencies and gaps from the recorded times.
 
     Args:
-        gpu: starts and ends of activities.
-        host: starts and ends of host rows.
+        gpu: of activities.
+        host: of host rows.
         launch: host row of each activity's launch, or `NO_ROW`.
-        along: pairs of successive activities on one stream.
+        before: activities that another follows on their stream.
+        after: the activities that follow these.
 
     Returns:
         The least latency of a launch (ns); the least gap after each activity (ns); and the mask of activities that the
         next activity on the stream overlaps.
     """
-    (start, end), (before, after) = gpu, along
-    begun = np.where(launch == NO_ROW, 0, host[0][launch]) if len(host[0]) else np.zeros(len(launch), np.int64)
-    between = start[after] - end[before]
+    begun = np.where(launch == NO_ROW, 0, host.start[launch]) if len(host.start) else np.zeros(len(launch), np.int64)
+    between = gpu.start[after] - gpu.end[before]
     known = launch[after] != NO_ROW
-    idle = known & (begun[after] > end[before] + _GAP_NS)
-    queued = known & (begun[after] < end[before] - _QUEUED_NS) & (between >= 0)
-    waited = (start[after] - begun[after])[idle]
-    latency = int(np.percentile(waited, 10)) if len(waited) >= _FEW else _LATENCY_NS
-    least = int(np.percentile(between[queued], 10)) if queued.sum() >= _FEW else _GAP_NS
-    gap = np.zeros(len(start), np.int64)
+    idle = known & (begun[after] > gpu.end[before] + TIMESTAMP_NS)
+    queued = known & (begun[after] < gpu.end[before] - QUEUED_AHEAD_NS) & (between >= 0)
+    waited = (gpu.start[after] - begun[after])[idle]
+    latency = int(np.percentile(waited, 10)) if len(waited) >= MIN_SAMPLES else DEFAULT_LATENCY_NS
+    least = int(np.percentile(between[queued], 10)) if queued.sum() >= MIN_SAMPLES else DEFAULT_GAP_NS
+    gap = np.zeros(len(launch), np.int64)
     gap[before] = np.minimum(between, max(least, 0))
-    overlapping = np.zeros(len(start), np.bool_)
-    overlapping[before] = between < -_GAP_NS
+    overlapping = np.zeros(len(launch), np.bool_)
+    overlapping[before] = between < -TIMESTAMP_NS
     return max(latency, 0), gap, overlapping
 
 
 def collective_ends(
-    gpu: tuple[Int64, Int64], nodes: Nodes, edges: Edges, on: tuple[Int64, Int64], instances: Instances | None
+    gpu: Intervals, nodes: Nodes, edges: Edges, node: Int64, chain: Int64, instances: Instances | None
 ) -> tuple[Int64, Int64]:
     """Adds nodes and edges of the ends of collectives that several ranks share.
 
     Returns:
         For each activity, its end node or `NO_ROW`; and the ns in which it moved data, else its duration.
     """
-    (start, end), (node, chain) = gpu, on
+    start, end = gpu.start, gpu.end
     ends = np.full(len(start), NO_ROW)
-    moves = end - start
+    moves = gpu.duration
     if instances is None:
         return ends, moves
     members = (
@@ -124,17 +141,20 @@ def collective_ends(
     pairs = pl.DataFrame({"instance": instance, "row": row})
     both = pairs.join(pairs, on="instance", suffix="_other").filter(pl.col("row") != pl.col("row_other"))
     mine, other = both["row"].to_numpy(), both["row_other"].to_numpy()
-    edges.add((node[other], ends[mine]), moves[mine], "ranks", mine)
+    edges.add(node[other], ends[mine], moves[mine], "ranks", mine)
     return ends, moves
 
 
 def launch_edges(
-    gpu: tuple[Int64, Int64],
-    host: tuple[Int64, Int64],
+    gpu: Intervals,
+    host: Intervals,
     launch: Int64,
     latency: int,
     edges: Edges,
-    of: tuple[Int64, Int64, Int64, Mask],
+    start: Int64,
+    call: Int64,
+    returned: Int64,
+    queued: Mask,
 ) -> None:
     """Adds edges from launch calls to their activities, except those that began before the call.
 
@@ -142,98 +162,105 @@ def launch_edges(
     the call waited for the queue, the edge is from its return.
 
     Args:
-        gpu: starts and ends of activities.
-        host: starts and ends of host rows.
+        gpu: of activities.
+        host: of host rows.
         launch: host row of each activity's launch, or `NO_ROW`.
         latency: the least latency of a launch (ns).
         edges: to which edges are added.
-        of: nodes of the activities; of the calls, by host row; and both results of `blocked_calls`.
+        start: node of each activity's start.
+        call: node of each host row that is a launching call.
+        returned: as `blocked_calls` returns it.
+        queued: as `blocked_calls` returns it.
     """
-    start, call, ended, queued = of
     launched = np.flatnonzero(launch != NO_ROW)
-    launched = launched[gpu[0][launched] >= host[0][launch[launched]]]
+    launched = launched[gpu.start[launched] >= host.start[launch[launched]]]
     row, late = launch[launched], queued[launched]
-    begin, called, returned = gpu[0][launched], host[0][row], host[1][row]
-    took = np.where((begin >= returned) & (returned - called > _QUEUED_NS), returned - called, 0)
+    begin, called, ended = gpu.start[launched], host.start[row], host.end[row]
+    took = np.where((begin >= ended) & (ended - called > LONG_LAUNCH_NS), ended - called, 0)
     lag = np.minimum(begin - called, latency + took)
-    lag = np.where(late, np.clip(begin - returned, 0, latency), lag)
-    edges.add((np.where(late, ended[row], call[row]), start[launched]), lag, "launch")
+    lag = np.where(late, np.clip(begin - ended, 0, latency), lag)
+    edges.add(np.where(late, returned[row], call[row]), start[launched], lag, "launch")
 
 
 def blocked_calls(
     trace: Attributed,
     launch: Int64,
-    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
+    gpu: Intervals,
+    host: Intervals,
     nodes: Nodes,
     edges: Edges,
-    of: tuple[Int64, Int64, Int64, Int64, Int64],
+    thread: Int64,
+    call: Int64,
+    points: ActivityNodes,
+    stream: Int64,
 ) -> tuple[Int64, Mask]:
     """Adds nodes and edges of the returns of launching calls that blocked, where a recording holds when they returned.
 
     A copy blocked if it took long and began before the call returned: the host waited for it, as for copies of pageable
-    memory. Another launch blocked if the stream's queue was full: it took long, at least `_MIN_OUTSTANDING` activities
+    memory. Another launch blocked if the stream's queue was full: it took long, at least `MIN_OUTSTANDING` activities
     of the stream were launched and had not ended when it returned, and one ended during the call, shortly before it
     returned. It waited for that one.
 
     Args:
         trace: attributed.
         launch: host row of each activity's launch, or `NO_ROW`.
-        times: starts and ends of activities, and of host rows.
+        gpu: of activities.
+        host: of host rows.
         nodes: to which nodes are added.
         edges: to which edges are added.
-        of: for each host row, the number of its thread and its node as a call; for each activity, its node, its end
-            node or `NO_ROW`, and the number of its stream.
+        thread: number of the thread of each host row.
+        call: node of each host row that is a launching call.
+        points: nodes of the activities.
+        stream: number of the stream of each activity.
 
     Returns:
         For each host row, the node of its return, or `NO_ROW` if it is no such call; and the mask of the activities
         whose launch waited for the queue.
     """
-    (gpu, host), (thread, call, start, ends, stream) = times, of
-    returned = np.full(len(host[0]), NO_ROW)
+    returned = np.full(len(host.start), NO_ROW)
     queued = np.zeros(len(launch), np.bool_)
     if not any("launches" in (facts.get("calls") or ()) for facts in trace.meta.facts):
         return returned, queued
-    activity, awaited, usual = _blocked(trace, launch, times, stream)
+    activity, awaited, usual = _blocked(trace, launch, gpu, host, stream)
     queued[activity[activity != awaited]] = True
     # A call that launches several activities returns once: it waited for the last of what they waited for.
-    last = np.argsort(gpu[1][awaited], kind="stable")[::-1]
+    last = np.argsort(gpu.end[awaited], kind="stable")[::-1]
     last = last[np.unique(launch[activity[last]], return_index=True)[1]]
     row, awaited = launch[activity[last]], awaited[last]
-    returned[row] = nodes.add(host[1][row], END, thread[row], row)
-    edges.add((call[row], returned[row]), np.minimum(host[1][row] - host[0][row], usual), "host")
-    over = gpu[1][awaited] <= host[1][row] + _CLOCKS_NS
-    source, duration, counted = _after(awaited[over], gpu, (start, ends))
-    lag = np.minimum(host[1][row[over]] - gpu[1][awaited[over]], _RETURN_NS)
-    edges.add((source, returned[row[over]]), duration + lag, "wait", counted)
+    returned[row] = nodes.add(host.end[row], END, thread[row], row)
+    edges.add(call[row], returned[row], np.minimum(host.end[row] - host.start[row], usual), "host")
+    over = gpu.end[awaited] <= host.end[row] + EARLY_RETURN_NS
+    source, duration, counted = _after(awaited[over], gpu, points)
+    lag = np.minimum(host.end[row[over]] - gpu.end[awaited[over]], WAIT_RETURN_NS)
+    edges.add(source, returned[row[over]], duration + lag, "wait", counted)
     row, awaited = row[~over], awaited[~over]
-    edges.add((start[awaited], returned[row]), host[1][row] - gpu[0][awaited], "wait")
+    edges.add(points.start[awaited], returned[row], host.end[row] - gpu.start[awaited], "wait")
     return returned, queued
 
 
 def _blocked(
-    trace: Attributed, launch: Int64, times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]], stream: Int64
+    trace: Attributed, launch: Int64, gpu: Intervals, host: Intervals, stream: Int64
 ) -> tuple[Int64, Int64, int]:
     """The activities whose launch blocked, those that they waited for, and the usual ns of a launch.
 
     A copy that blocked waited for itself.
     """
-    gpu, host = times
     activity = np.flatnonzero(launch != NO_ROW)
     # In order of streams and launches: one launch of an activity each, so places in this order count launches.
-    activity = activity[np.lexsort((host[0][launch[activity]], stream[activity]))]
+    activity = activity[np.lexsort((host.start[launch[activity]], stream[activity]))]
     row, own = launch[activity], stream[activity]
-    took = host[1][row] - host[0][row]
-    ended = _ended_before(own, gpu[1][activity], host[1][row])
+    took = host.end[row] - host.start[row]
+    ended = _ended_before(own, gpu.end[activity], host.end[row])
     outstanding = np.arange(len(activity)) - ended
-    short = took[outstanding < _MIN_OUTSTANDING]
-    usual = int(np.median(short)) if len(short) >= _FEW else _OWN_NS
-    long = took > _LONG * usual
+    short = took[outstanding < MIN_OUTSTANDING]
+    usual = int(np.median(short)) if len(short) >= MIN_SAMPLES else WAIT_CALL_NS
+    long = took > BLOCKED_LAUNCH_RATIO * usual
     # The activity of the same stream that ended last before the call returned.
     last = activity[np.maximum(ended - 1, 0)]
     is_copy = (trace.gpu["kind"] == "memcpy").to_numpy()[activity]
-    copied = long & is_copy & (gpu[0][activity] <= host[1][row])
-    since = np.maximum(host[0][row], host[1][row] - _QUEUED_NS)
-    full = long & ~copied & (outstanding >= _MIN_OUTSTANDING) & (gpu[1][last] >= since)
+    copied = long & is_copy & (gpu.start[activity] <= host.end[row])
+    since = np.maximum(host.start[row], host.end[row] - AWAITED_BEFORE_RETURN_NS)
+    full = long & ~copied & (outstanding >= MIN_OUTSTANDING) & (gpu.end[last] >= since)
     full &= (ended > 0) & (stream[last] == own)
     chosen = copied | full
     return activity[chosen], np.where(copied, activity, last)[chosen], usual
@@ -251,29 +278,24 @@ def _ended_before(stream: Int64, end: Int64, until: Int64) -> Int64:
 
 
 def graph_edges(
-    trace: Attributed,
-    found: GraphNodes,
-    launch: Int64,
-    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
-    edges: Edges,
+    trace: Attributed, found: GraphNodes, launch: Int64, gpu: Intervals, edges: Edges, points: ActivityNodes
 ) -> None:
     """Adds edges inside launches of CUDA graphs, and from each launch to the next one of the same graph.
 
     If the edges of a graph are unknown, its activities keep their recorded distances from the first one.
     """
-    gpu, nodes = times
-    start = nodes[0]
-    first, others = _of_graphs(launch, gpu[0], found.inside & ~found.known)
-    edges.add((start[first], start[others]), gpu[0][others] - gpu[0][first], "graph")
-    fits = gpu[0][found.target] >= gpu[1][found.source] - _GAP_NS
+    start = points.start
+    first, others = _of_graphs(launch, gpu.start, found.inside & ~found.known)
+    edges.add(start[first], start[others], gpu.start[others] - gpu.start[first], "graph")
+    fits = gpu.start[found.target] >= gpu.end[found.source] - TIMESTAMP_NS
     before, after = found.source[fits], found.target[fits]
-    source, duration, activity = _after(before, gpu, nodes)
-    lag = np.minimum(gpu[0][after] - gpu[1][before], _GAP_NS)
-    edges.add((source, start[after]), duration + lag, "graph", activity)
+    source, duration, activity = _after(before, gpu, points)
+    lag = np.minimum(gpu.start[after] - gpu.end[before], DEFAULT_GAP_NS)
+    edges.add(source, start[after], duration + lag, "graph", activity)
     last, following = _launched_again(trace, launch, gpu)
-    source, duration, activity = _after(last, gpu, nodes)
-    lag = np.minimum(gpu[0][following] - gpu[1][last], _GAP_NS)
-    edges.add((source, start[following]), duration + lag, "graph", activity)
+    source, duration, activity = _after(last, gpu, points)
+    lag = np.minimum(gpu.start[following] - gpu.end[last], DEFAULT_GAP_NS)
+    edges.add(source, start[following], duration + lag, "graph", activity)
 
 
 def _of_graphs(launch: Int64, start: Int64, chosen: Mask) -> tuple[Int64, Int64]:
@@ -286,13 +308,13 @@ def _of_graphs(launch: Int64, start: Int64, chosen: Mask) -> tuple[Int64, Int64]
     return first[~begins], order[~begins]
 
 
-def _launched_again(trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64]) -> tuple[Int64, Int64]:
+def _launched_again(trace: Attributed, launch: Int64, gpu: Intervals) -> tuple[Int64, Int64]:
     """Pairs of the last activity of a launch of a CUDA graph and the first of the graph's next launch.
 
     Successive launches of one graph do not overlap; pairs that overlap by their times are left out.
     """
     keys = ["rank", "device", "graph"]
-    times = {"start": gpu[0], "end": gpu[1], "launch": launch}
+    times = {"start": gpu.start, "end": gpu.end, "launch": launch}
     rows = trace.gpu.select(keys).with_row_index("gpu").with_columns(**times)
     runs = (
         rows.filter(pl.col("graph").is_not_null(), pl.col("launch") != NO_ROW)
@@ -310,62 +332,60 @@ def _launched_again(trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64]) 
     return tuple(runs[name].to_numpy().astype(np.int64) for name in ("last", "following"))  # type: ignore[return-value]
 
 
-def _after(activity: Int64, gpu: tuple[Int64, Int64], nodes: tuple[Int64, Int64]) -> tuple[Int64, Int64, Int64]:
+def _after(activity: Int64, gpu: Intervals, points: ActivityNodes) -> tuple[Int64, Int64, Int64]:
     """For each activity: the node from which its end is computed, the weight to that end, and the activity.
 
     The node is the end node, with weight 0 and without an activity (`NO_ROW`), or else the start node, with the
     activity's duration as weight.
     """
-    start, ends = nodes
-    own = ends[activity] == NO_ROW
-    duration = np.where(own, gpu[1][activity] - gpu[0][activity], 0)
-    return np.where(own, start[activity], ends[activity]), duration, np.where(own, activity, NO_ROW)
+    own = points.end[activity] == NO_ROW
+    duration = np.where(own, gpu.duration[activity], 0)
+    return np.where(own, points.start[activity], points.end[activity]), duration, np.where(own, activity, NO_ROW)
 
 
-def edges_through_events(
-    trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64], edges: Edges, nodes: tuple[Int64, Int64]
-) -> None:
+def edges_through_events(trace: Attributed, launch: Int64, gpu: Intervals, edges: Edges, points: ActivityNodes) -> None:
     """Adds edges through events, except those that the recorded times contradict."""
     found = event_edges(trace, launch).select("waiting", "awaited").unique(maintain_order=True)
     waiting, awaited = (found[name].to_numpy().astype(np.int64) for name in ("waiting", "awaited"))
-    fits = gpu[0][waiting] >= gpu[1][awaited] - _GAP_NS
+    fits = gpu.start[waiting] >= gpu.end[awaited] - TIMESTAMP_NS
     waiting, awaited = waiting[fits], awaited[fits]
-    source, duration, activity = _after(awaited, gpu, nodes)
-    lag = np.minimum(gpu[0][waiting] - gpu[1][awaited], _GAP_NS + _EVENT_NS)
-    edges.add((source, nodes[0][waiting]), duration + lag, "event", activity)
+    source, duration, activity = _after(awaited, gpu, points)
+    lag = np.minimum(gpu.start[waiting] - gpu.end[awaited], DEFAULT_GAP_NS + DEFAULT_EVENT_NS)
+    edges.add(source, points.start[waiting], duration + lag, "event", activity)
 
 
 def wait_edges(
     trace: Attributed,
     launch: Int64,
-    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
+    gpu: Intervals,
+    host: Intervals,
     nodes: Nodes,
     edges: Edges,
-    of: tuple[Int64, Int64, Int64],
+    thread: Int64,
+    points: ActivityNodes,
 ) -> Int64:
     """Adds nodes and edges of host calls that wait.
 
     Returns:
         For each row of ``trace.waits``, the node of the call's end, or `NO_ROW` if it waits for no known activity.
     """
-    (gpu, host), (thread, start, ends) = times, of
     waits = trace.waits.with_row_index("wait")
     result = np.full(waits.height, NO_ROW)
     targets = _targets(trace, launch, waits)
     wait, activity = (targets["wait"].to_numpy().astype(np.int64), targets["gpu"].to_numpy().astype(np.int64))
     rows = waits["host"].to_numpy().astype(np.int64)
-    fits = gpu[1][activity] <= host[1][rows[wait]] + _CLOCKS_NS
-    fits &= gpu[0][activity] <= host[1][rows[wait]]
+    fits = gpu.end[activity] <= host.end[rows[wait]] + EARLY_RETURN_NS
+    fits &= gpu.start[activity] <= host.end[rows[wait]]
     wait, activity = wait[fits], activity[fits]
     chosen = np.unique(wait)
     row = rows[chosen]
-    begins = nodes.add(host[0][row], CALL, thread[row], row)
-    result[chosen] = nodes.add(host[1][row], END, thread[row], row)
+    begins = nodes.add(host.start[row], CALL, thread[row], row)
+    result[chosen] = nodes.add(host.end[row], END, thread[row], row)
     # The call itself takes little time; the rest of it is the wait, or remains as a delay.
-    edges.add((begins, result[chosen]), np.minimum(host[1][row] - host[0][row], _OWN_NS), "host")
-    source, duration, counted = _after(activity, gpu, (start, ends))
-    lag = np.minimum(host[1][rows[wait]] - gpu[1][activity], _RETURN_NS)
-    edges.add((source, result[wait]), duration + lag, "wait", counted)
+    edges.add(begins, result[chosen], np.minimum(host.end[row] - host.start[row], WAIT_CALL_NS), "host")
+    source, duration, counted = _after(activity, gpu, points)
+    lag = np.minimum(host.end[rows[wait]] - gpu.end[activity], WAIT_RETURN_NS)
+    edges.add(source, result[wait], duration + lag, "wait", counted)
     return result
 
 

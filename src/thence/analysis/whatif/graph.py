@@ -35,6 +35,7 @@ from thence.analysis.whatif.edges import (
     CALL,
     START,
     STEP,
+    ActivityNodes,
     Edges,
     Nodes,
     blocked_calls,
@@ -48,7 +49,7 @@ from thence.analysis.whatif.edges import (
 from thence.analysis.whatif.handovers import handovers
 from thence.analysis.whatif.replay import Graph
 from thence.errors import MissingData
-from thence.model.intervals import NO_ROW
+from thence.model.intervals import NO_ROW, Intervals
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class Program:
     wait_of: Int64
     steps: Int64
     inferred: float
-    gpu: tuple[Int64, Int64]
-    host: tuple[Int64, Int64]
+    gpu: Intervals
+    host: Intervals
     thread_of_row: Int64
     inside: GraphNodes
     typical: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
@@ -140,8 +141,8 @@ def program_graph(
     if trace.gpu.is_empty():
         raise no_device_work(trace)
     gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
-    origin = min([int(x.min()) for x in (gpu[0], host[0]) if len(x)], default=0)
-    gpu, host = (gpu[0] - origin, gpu[1] - origin), (host[0] - origin, host[1] - origin)
+    origin = min([int(x.min()) for x in (gpu.start, host.start) if len(x)], default=0)
+    gpu, host = gpu.shifted(-origin), host.shifted(-origin)
     steps = _steps(trace, alignment, origin)
     found = _found(trace, gpu, host, instances, labels, steps)
     typical = steps.filter("typical")
@@ -150,18 +151,18 @@ def program_graph(
     of_first = steps.filter(rank=min(trace.ranks, default=0))["typical"].to_numpy()
     program = replace(program, typical=program.steps[of_first[: len(program.steps)]])
     program = replace(program, before=_before(trace, program))
-    graph = replace(program.graph, weight=stream_weights(program, gpu[1] - gpu[0], found.moves))
+    graph = replace(program.graph, weight=stream_weights(program, gpu.duration, found.moves))
     return replace(program, graph=graph.exact())
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Collected:
     """Nodes, in the order in which they were added, and edges, with the data for `Program`."""
 
     nodes: Nodes
     edges: Edges
-    gpu: tuple[Int64, Int64]
-    host: tuple[Int64, Int64]
+    gpu: Intervals
+    host: Intervals
     thread: Int64
     threads: int
     start: Int64
@@ -190,27 +191,27 @@ def _steps(trace: Attributed, alignment: Alignment | None, origin: int) -> pl.Da
         .group_by("rank", "number", maintain_order=True)
         .agg(pl.col("start", "duration").first(), pl.col("chosen").any())
     )
-    start, end = _arrays(every, alignment)
+    steps = _arrays(every, alignment)
     first, last = (
         pl.col("start").filter("chosen").min().over("rank"),
         pl.col("start").filter("chosen").max().over("rank"),
     )
     return every.select(
         "rank",
-        start=pl.Series(start - origin),
-        end=pl.Series(end - origin),
+        start=pl.Series(steps.start - origin),
+        end=pl.Series(steps.end - origin),
         typical=(pl.col("start") >= first) & (pl.col("start") <= last),
     )
 
 
 def _found(
     trace: Attributed,
-    gpu: tuple[Int64, Int64],
-    host: tuple[Int64, Int64],
+    gpu: Intervals,
+    host: Intervals,
     instances: Instances | None,
     labels: Sequence[GraphLabels],
     ranges: pl.DataFrame,
-) -> _Found:
+) -> _Collected:
     """Nodes and edges of all kinds."""
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     is_call = trace.host["category"].is_in(API_CALLS).to_numpy()
@@ -218,47 +219,35 @@ def _found(
     launch = np.where(known, launch, NO_ROW)
     thread = thread_numbers(trace.host)
     threads = int(thread[-1]) + 1 if len(thread) else 0
-    stream, along = _streams(trace, gpu)
+    stream, before, after = _streams(trace, gpu)
     nodes, edges = Nodes(), Edges()
-    start = nodes.add(gpu[0], START, threads + stream, np.arange(len(stream)))
+    start = nodes.add(gpu.start, START, threads + stream, np.arange(len(stream)))
     calls = np.unique(launch[launch != NO_ROW])
     call_node = np.full(trace.host.height, NO_ROW)
-    call_node[calls] = nodes.add(host[0][calls], CALL, thread[calls], calls)
-    ends, moves = collective_ends(gpu, nodes, edges, (start, threads + stream), instances)
+    call_node[calls] = nodes.add(host.start[calls], CALL, thread[calls], calls)
+    ends, moves = collective_ends(gpu, nodes, edges, start, threads + stream, instances)
+    points = ActivityNodes(start, ends)
     inside = graph_nodes(trace, launch, labels)
-    latency, gap, overlapping = latencies(gpu, host, launch, along)
-    before, after = along
+    latency, gap, overlapping = latencies(gpu, host, launch, before, after)
     # Nodes of one graph launch whose edges are known wait along these edges, not along the stream.
     free = inside.known[before] & inside.known[after] & (launch[before] == launch[after])
     overlapping[before[free]] = True
-    returned, queued = blocked_calls(trace, launch, (gpu, host), nodes, edges, (thread, call_node, start, ends, stream))
-    launch_edges(gpu, host, launch, latency, edges, (start, call_node, returned, queued))
-    graph_edges(trace, inside, launch, (gpu, (start, ends)), edges)
-    edges_through_events(trace, launch, gpu, edges, (start, ends))
-    waits = wait_edges(trace, launch, (gpu, host), nodes, edges, (thread, start, ends))
+    returned, queued = blocked_calls(trace, launch, gpu, host, nodes, edges, thread, call_node, points, stream)
+    launch_edges(gpu, host, launch, latency, edges, start, call_node, returned, queued)
+    graph_edges(trace, inside, launch, gpu, edges, points)
+    edges_through_events(trace, launch, gpu, edges, points)
+    waits = wait_edges(trace, launch, gpu, host, nodes, edges, thread, points)
     rows = np.flatnonzero((trace.host["category"] == "step").to_numpy())
-    marked = nodes.add(host[0][rows], STEP, thread[rows], rows)
+    marked = nodes.add(host.start[rows], STEP, thread[rows], rows)
     begins = np.concatenate([marked, call_node[calls]]), np.concatenate([rows, calls])
     first = min(trace.ranks, default=0)
-    steps = _starts(trace, host[0], begins, first, ranges.filter(rank=first)["start"].to_numpy())
+    steps = _starts(trace, host.start, begins, first, ranges.filter(rank=first)["start"].to_numpy())
     handed = handovers(trace, host, thread, nodes, edges), returned[returned != NO_ROW]
-    return _Found(
-        nodes,
-        edges,
-        gpu,
-        host,
-        thread,
-        threads,
-        start,
-        ends,
-        moves,
-        gap,
-        overlapping,
-        waits,
-        steps,
-        np.concatenate(handed),
-        inside,
-    )
+    return _Collected(
+        nodes=nodes, edges=edges, gpu=gpu, host=host, thread=thread, threads=threads, start=start, ends=ends,
+        moves=moves, gap=gap, overlapping=overlapping, waits=waits, steps=steps, handed=np.concatenate(handed),
+        inside=inside,
+    )  # fmt: skip
 
 
 def _starts(trace: Attributed, time: Int64, nodes: tuple[Int64, Int64], rank: int, starts: Int64) -> Int64:
@@ -280,7 +269,7 @@ def _starts(trace: Attributed, time: Int64, nodes: tuple[Int64, Int64], rank: in
     return result
 
 
-def _program(trace: Attributed, found: _Found) -> Program:
+def _program(trace: Attributed, found: _Collected) -> Program:
     """The program with its nodes in order of time, and the edges that lead forward in it."""
     time, tie, chain, row = (np.concatenate(column) for column in zip(*found.nodes.columns, strict=True))
     order = np.lexsort((np.arange(len(time)), tie, time))
@@ -314,8 +303,8 @@ def launched_at(trace: Attributed, program: Program) -> Int64:
     """When each node began on the host: a node of a device when it was launched, as far as that is known."""
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     known = launch != NO_ROW
-    launched = program.gpu[0].copy()
-    launched[known] = program.host[0][launch[known]]
+    launched = program.gpu.start.copy()
+    launched[known] = program.host.start[launch[known]]
     on_device = program.thread == NO_ROW
     result = program.graph.time.copy()
     result[on_device] = launched[program.row[on_device]]
@@ -377,18 +366,18 @@ def _inferred(trace: Attributed) -> float:
     return unsure / waits.height if waits.height else 0.0
 
 
-def _arrays(frame: pl.DataFrame, alignment: Alignment | None) -> tuple[Int64, Int64]:
+def _arrays(frame: pl.DataFrame, alignment: Alignment | None) -> Intervals:
     """Starts and ends on one clock."""
     if alignment is not None:
         frame = frame.with_columns(start=pl.col("start") - alignment.shift())
     start = frame["start"].to_numpy().astype(np.int64)
-    return start, start + frame["duration"].to_numpy()
+    return Intervals(start, start + frame["duration"].to_numpy())
 
 
-def _streams(trace: Attributed, gpu: tuple[Int64, Int64]) -> tuple[Int64, tuple[Int64, Int64]]:
-    """The number of each activity's stream, and pairs of successive activities on one stream."""
+def _streams(trace: Attributed, gpu: Intervals) -> tuple[Int64, Int64, Int64]:
+    """The number of each activity's stream; activities that another follows on it, and those that follow them."""
     keys = trace.gpu.select("rank", "device", "stream")
     number = keys.select(pl.struct(pl.all()).rank("dense")).to_series().cast(pl.Int64).to_numpy() - 1
-    order = np.lexsort((np.arange(len(number)), gpu[0], number))
+    order = np.lexsort((np.arange(len(number)), gpu.start, number))
     same = number[order][1:] == number[order][:-1]
-    return number, (order[:-1][same], order[1:][same])
+    return number, order[:-1][same], order[1:][same]

@@ -18,25 +18,21 @@ from thence.analysis.whatif.edges import END, STEP
 from thence.model.intervals import NO_ROW
 from thence.model.row_groups import rows_by_number
 from thence.model.tables import API_CALLS
+from thence.model.thresholds import HANDED_OVER_NS, THREAD_RESTED_NS
 
 if TYPE_CHECKING:
     from thence.analysis.whatif.edges import Edges, Nodes
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
+    from thence.model.intervals import Intervals
 
 
-_REST_NS = 15_000  # a thread without work for this long may be given work by another thread
-_HANDED_NS = 2_000_000
-"""Maximum time from the end of a thread's work to the start of the work that it hands over: autograd first scans its
-whole graph, which took 0.5 ms for a model with 6 layers."""
-
-
-def handovers(trace: Attributed, host: tuple[Int64, Int64], thread: Int64, nodes: Nodes, edges: Edges) -> Int64:
+def handovers(trace: Attributed, host: Intervals, thread: Int64, nodes: Nodes, edges: Edges) -> Int64:
     """Adds nodes and edges where a thread begins to work soon after another thread of its rank has stopped.
 
     Args:
         trace: with the host rows.
-        host: starts and ends of host rows.
+        host: of host rows.
         thread: number of each host row's thread, in ascending order.
         nodes: to which nodes are added.
         edges: to which edges are added.
@@ -47,7 +43,7 @@ def handovers(trace: Attributed, host: tuple[Int64, Int64], thread: Int64, nodes
     by_engine = _calls_of_engine(trace, host, thread)
     source = nodes.add(by_engine.stopped, END, by_engine.by, by_engine.row)
     engine_target = nodes.add(by_engine.start, STEP, by_engine.thread, by_engine.row)
-    edges.add((source, engine_target), by_engine.start - by_engine.stopped, "handover")
+    edges.add(source, engine_target, by_engine.start - by_engine.stopped, "handover")
     busy = _busy_periods(trace, host, thread)
     by = np.full(len(busy.start), NO_ROW)
     for _, ours in rows_by_number(trace.host["rank"].to_numpy()[busy.row]):
@@ -55,12 +51,12 @@ def handovers(trace: Attributed, host: tuple[Int64, Int64], thread: Int64, nodes
         by[ours] = np.where(found == NO_ROW, NO_ROW, ours[found])
     stopped = np.where(by == NO_ROW, -1, busy.stop[by])
     # The first work of a thread was handed to it, however late it began.
-    near = busy.is_first | (busy.start - stopped < _HANDED_NS)
+    near = busy.is_first | (busy.start - stopped < HANDED_OVER_NS)
     # A thread that was the last to stop rested for as long as all others: nothing was handed to it.
     handed = np.flatnonzero((by != NO_ROW) & near & (stopped > busy.rested))
     source = nodes.add(stopped[handed], END, busy.thread[by[handed]], busy.row[handed])
     target = nodes.add(busy.start[handed], STEP, busy.thread[handed], busy.row[handed])
-    edges.add((source, target), busy.start[handed] - stopped[handed], "handover")
+    edges.add(source, target, busy.start[handed] - stopped[handed], "handover")
     return np.concatenate([engine_target, target])
 
 
@@ -83,7 +79,7 @@ class _Handed:
     row: Int64
 
 
-def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -> _Handed:
+def _calls_of_engine(trace: Attributed, host: Intervals, thread: Int64) -> _Handed:
     """The hand-overs from and to threads that called autograd's engine, of the ranks without rows of operators.
 
     An outermost row of the phase backward is such a call if another thread of the process with rows of this phase makes
@@ -93,7 +89,7 @@ def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64
     made, row = _calls_in_backward(trace, host, thread)
     others = thread[made] != thread[row]
     each = pl.DataFrame({"row": row, "thread": thread[made], "others": others}).with_columns(
-        start=host[0][made], end=np.minimum(host[1][made], host[1][row])
+        start=host.start[made], end=np.minimum(host.end[made], host.end[row])
     )
     worked = (
         each.filter("others")
@@ -113,7 +109,7 @@ def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64
         ~pl.col("amid").fill_null(value=False)
     )
     row = worked["row"].to_numpy()
-    ends = {"begin": host[0][row], "end": host[1][row]}
+    ends = {"begin": host.start[row], "end": host.end[row]}
     worked = worked.with_columns(**ends, caller=thread[row]).with_columns(
         stopped=pl.min_horizontal("first", pl.coalesce("stopped", "begin")), resumed=pl.coalesce("resumed", "end")
     )
@@ -124,7 +120,7 @@ def _calls_of_engine(trace: Attributed, host: tuple[Int64, Int64], thread: Int64
     return _Handed(*(np.concatenate(both) for both in zip(forth, back, strict=True)))
 
 
-def _calls_in_backward(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -> tuple[Int64, Int64]:
+def _calls_in_backward(trace: Attributed, host: Intervals, thread: Int64) -> tuple[Int64, Int64]:
     """API calls inside outermost rows of the phase backward, and these rows; of ranks without rows of operators.
 
     The calls are those of threads of the row's process that have such rows.
@@ -145,19 +141,19 @@ def _calls_in_backward(trace: Attributed, host: tuple[Int64, Int64], thread: Int
     for number, ours in rows_by_number(process[rows]):
         mine = _outermost(rows[ours], host)
         made = calls[process[calls] == number]
-        at = np.searchsorted(host[0][mine], host[0][made], side="right") - 1
-        inside = (at >= 0) & (host[0][made] < host[1][mine[at]])
+        at = np.searchsorted(host.start[mine], host.start[made], side="right") - 1
+        inside = (at >= 0) & (host.start[made] < host.end[mine[at]])
         found.append((made[inside], mine[at[inside]]))
     made, row = (np.concatenate(column) for column in zip(*found, strict=True))
     return made, row
 
 
-def _outermost(rows: Int64, host: tuple[Int64, Int64]) -> Int64:
+def _outermost(rows: Int64, host: Intervals) -> Int64:
     """The rows that begin inside no other one, in order of time."""
-    rows = rows[np.lexsort((-host[1][rows], host[0][rows]))]
-    reached = np.maximum.accumulate(host[1][rows])
+    rows = rows[np.lexsort((-host.end[rows], host.start[rows]))]
+    reached = np.maximum.accumulate(host.end[rows])
     outer = np.ones(len(rows), np.bool_)
-    outer[1:] = host[0][rows[1:]] >= reached[:-1]
+    outer[1:] = host.start[rows[1:]] >= reached[:-1]
     return rows[outer]
 
 
@@ -182,16 +178,16 @@ class _BusyPeriods:
     rested: Int64
 
 
-def _busy_periods(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -> _BusyPeriods:
+def _busy_periods(trace: Attributed, host: Intervals, thread: Int64) -> _BusyPeriods:
     """The periods of all threads that run operators; operators and API calls are work."""
     category = trace.host["category"]
     with_operators = np.zeros(int(thread[-1]) + 1 if len(thread) else 0, np.bool_)
     with_operators[thread[(category == "op").to_numpy()]] = True
     works = category.is_in(["op", *API_CALLS]).to_numpy()
     rows = np.flatnonzero(works & with_operators[thread])
-    own, start = thread[rows], host[0][rows]
+    own, start = thread[rows], host.start[rows]
     reached = (
-        pl.DataFrame({"thread": own, "end": host[1][rows]})
+        pl.DataFrame({"thread": own, "end": host.end[rows]})
         .select(pl.col("end").cum_max().over("thread"))
         .to_series()
         .to_numpy()
@@ -199,7 +195,7 @@ def _busy_periods(trace: Attributed, host: tuple[Int64, Int64], thread: Int64) -
     is_other = np.ones(len(rows), np.bool_)
     is_other[1:] = own[1:] != own[:-1]
     begins = is_other.copy()
-    begins[1:] |= start[1:] > reached[:-1] + _REST_NS
+    begins[1:] |= start[1:] > reached[:-1] + THREAD_RESTED_NS
     first = np.flatnonzero(begins)
     stop = reached[np.append(first[1:], len(rows))[: len(first)] - 1]
     is_first = is_other[first]

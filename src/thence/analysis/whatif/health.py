@@ -2,13 +2,13 @@
 
 The interval of a prediction combines three independent errors, as the root of the sum of their squares:
 
-- `LEAST_NOISE` of the step, or the standard deviation of the steps if that is larger.
-- The time by which the step is longer if the host is slower by `HOST_NOISE`, in the program as recorded or as changed,
-  whichever is more. Another run of the same program repeats the work of its device, but its host is faster or slower
-  by some percent, and one trace does not tell by how much.
-- The difference of the gain if the host is faster, or slower, in both runs than in the trace: by `PACE_NOISE`, or by
-  the variation of its pace within the trace if that is larger (`thence.analysis.whatif.host_pace`). The time of a step
-  that the device bounds does not depend on the speed of its host, until the work of the device is removed.
+- `MIN_NOISE_SHARE` of the step, or the standard deviation of the steps if that is larger.
+- The time by which the step is longer if the host is slower by `HOST_NOISE_SHARE`, in the program as recorded or as
+  changed, whichever is more. Another run of the same program repeats the work of its device, but its host is faster or
+  slower by some percent, and one trace does not tell by how much.
+- The difference of the gain if the host is faster, or slower, in both runs than in the trace: by `PACE_NOISE_SHARE`, or
+  by the variation of its pace within the trace if that is larger (`thence.analysis.whatif.host_pace`). The time of a
+  step that the device bounds does not depend on the speed of its host, until the work of the device is removed.
 
 The first two constants are from 40 runs of changed programs on H200s, none of which is among the programs of
 benchmarks/gpu_whatif.py: of 13 whose step was bounded by the host, the predictions of 12 were within 9 % of it. The
@@ -30,6 +30,7 @@ from thence.analysis.whatif.host_pace import host_pieces, pace_spread
 from thence.analysis.whatif.replay import replayed
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
+from thence.model.thresholds import HOST_NOISE_SHARE, LATE_START_NS, MIN_NOISE_SHARE, PACE_NOISE_SHARE
 
 if TYPE_CHECKING:
     from thence.analysis.whatif.graph import Program
@@ -38,13 +39,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
 
-LEAST_NOISE = 0.04
-"""Minimum half width of an interval, as a share of the step."""
-HOST_NOISE = 0.08
-"""Minimum difference of the host's work from run to run, as a share of it."""
-PACE_NOISE = 0.2
-"""Minimum difference of the host's pace from trace to trace, as a share of it."""
-_LATE_NS = 20_000
 _CALLS = {"waits": "the calls that wait for the device", "launches": "the ends of launches"}
 """Calls without which waiting counts as work of the host: names in the description of a recording, and as texts."""
 
@@ -87,28 +81,28 @@ def health(trace: Attributed, program: Program, time: Int64 | None = None) -> He
     """
     delay = program.graph.delay[program.is_activity]
     span = int(program.graph.time.max(initial=0)) * max(trace.gpu.select("rank", "device").n_unique(), 1)
-    late = int(delay[delay > _LATE_NS].sum())
+    late = int(delay[delay > LATE_START_NS].sum())
     counted = _counted_nodes(trace, program)
-    duration = program.gpu[1] - program.gpu[0]
+    duration = program.gpu.duration
     time = program.graph.time if time is None else time
     took = steps_took(program, time, duration, counted)
-    slower = replayed(at_pace(program, program.graph, HOST_NOISE))
+    slower = replayed(at_pace(program, program.graph, HOST_NOISE_SHARE))
     longer = steps_took(program, slower, duration, counted) - took
     spread = _spread_of_steps(trace)
-    pace = max(PACE_NOISE, pace_spread(host_pieces(trace, program)))
+    pace = max(PACE_NOISE_SHARE, pace_spread(host_pieces(trace, program)))
     noise = math.hypot(spread, longer / max(took, 1))
     return Health(late / max(span, 1), program.inferred, noise, spread, pace, counted)
 
 
 def _spread_of_steps(trace: Attributed) -> float:
-    """The standard deviation of the steps as a share of their mean, but at least `LEAST_NOISE`."""
+    """The standard deviation of the steps as a share of their mean, but at least `MIN_NOISE_SHARE`."""
     try:
         steady = steps(trace).typical["duration"].to_numpy()
     except MissingData:
-        return LEAST_NOISE
+        return MIN_NOISE_SHARE
     if len(steady) < 2:
-        return LEAST_NOISE
-    return max(LEAST_NOISE, float(np.std(steady, ddof=1) / max(float(np.mean(steady)), 1)))
+        return MIN_NOISE_SHARE
+    return max(MIN_NOISE_SHARE, float(np.std(steady, ddof=1) / max(float(np.mean(steady)), 1)))
 
 
 def at_pace(program: Program, graph: Graph, share: float) -> Graph:

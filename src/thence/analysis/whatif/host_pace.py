@@ -28,6 +28,7 @@ from thence.analysis.extent import paused
 from thence.analysis.steps.plain import plain_step
 from thence.analysis.whatif.replay import TOGETHER, replayed, replayed_together
 from thence.model.intervals import NO_ROW, covered_lengths
+from thence.model.thresholds import MAX_SCALED_NS, MIN_HOST_FACTOR, MIN_SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,14 +38,6 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
 
-_FEW = 8
-"""Minimum number of pieces of a kind for a median, and of a step for a pace."""
-MAX_SCALED_NS = 100_000
-"""Of a longer piece of the host's work, only this much (ns) is scaled to the plain step. Limits of 0.1, 0.2 and 0.5 ms
-change no prediction for programs recorded by benchmarks/gpu_whatif.py by more than 2 % of the step; without a limit,
-pauses of 3 ms became shorter."""
-MIN_FACTOR = 0.3
-"""The least factor of the host's work: recording made no program more than three times as slow."""
 _ROUNDS = 3
 """Rounds of the search, each of which divides the range of the factor by 7."""
 
@@ -86,7 +79,7 @@ def without_pauses(trace: Attributed, program: Program) -> tuple[Program, Int64]
     graph = program.graph
     if pauses.is_empty():
         return program, graph.time
-    shift = program.host[0] - trace.host["start"].to_numpy()
+    shift = program.host.start - trace.host["start"].to_numpy()
     weight = graph.weight.copy()
     ranks = trace.host["rank"].to_numpy()
     nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.previous != NO_ROW))
@@ -128,7 +121,7 @@ def at_plain_step(
     graph = program.graph
     target = plain.share * took(time)
     scaled = np.where(program.thread == NO_ROW, 0, np.minimum(graph.weight, MAX_SCALED_NS))
-    low, high = MIN_FACTOR, 1.0
+    low, high = MIN_HOST_FACTOR, 1.0
     for _ in range(_ROUNDS):
         factors = np.linspace(low, high, TOGETHER)
         graphs = [
@@ -180,11 +173,11 @@ def pace_spread(pieces: pl.DataFrame) -> float:
     """
     kind = ["before", "behind"]
     paces = (
-        pieces.filter(pl.col("step") > 0, pl.len().over(kind) >= _FEW)
+        pieces.filter(pl.col("step") > 0, pl.len().over(kind) >= MIN_SAMPLES)
         .with_columns(pace=pl.col("ns") / pl.col("ns").median().over(kind))
         .group_by("rank", "step")
         .agg(pl.col("pace").median(), pieces=pl.len())
-        .filter(pl.col("pieces") >= _FEW)
+        .filter(pl.col("pieces") >= MIN_SAMPLES)
     )
     return float(np.std(paces["pace"].to_numpy(), ddof=1)) if paces.height > 1 else 0.0
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.late_starts import MAX_UNEXPLAINED
 from thence.analysis.idle.rules import CAUSES, host_causes
 from thence.analysis.whatif.answers import Base, largest_gains, predicted
 from thence.analysis.whatif.changes import Change
@@ -24,6 +23,7 @@ from thence.analysis.whatif.health import health, missing_calls
 from thence.analysis.whatif.host_pace import PlainPace, without_pauses
 from thence.errors import MissingData
 from thence.model.collective_kinds import kind_of
+from thence.model.thresholds import MAX_UNEXPLAINED_SHARE
 from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 
@@ -123,11 +123,11 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plai
     program, time = without_pauses(trace, program)
     plain = plain or PlainPace.of(trace)
     found = health(trace, program, time)
-    if found.unexplained > MAX_UNEXPLAINED:
+    if found.unexplained > MAX_UNEXPLAINED_SHARE:
         raise MissingData(
             f"{trace.meta.named}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of "
-            f"the time, more than {100 * MAX_UNEXPLAINED:.0f} %, so a replay would be meaningless; record the waits "
-            "between streams: nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
+            f"the time, more than {100 * MAX_UNEXPLAINED_SHARE:.0f} %, so a replay would be meaningless; record the "
+            "waits between streams: nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
             "thence.torch.event_ids(), all ranks of the job"
         )
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]

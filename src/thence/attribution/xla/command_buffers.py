@@ -7,7 +7,6 @@ commands. For each graph of each device, this list is found by the first of thes
 1. ``hlo_creation``: XLA's NVTX ranges around the commands while it created the graph (`graph_creation`).
 2. ``hlo_thunk_number``: the number of the thunk that launches it, which shows where in the schedule the graph
    begins (`thunk_numbers`); a node gets a command only if all lengths of the list that fit give it the same.
-3. ``hlo_node_order``: the names of its kernels, and the order of a program's graphs (`graph_order`).
 
 If XLA_FLAGS make XLA record commands in another order than that of the schedule, only the first is used.
 
@@ -28,7 +27,6 @@ import polars as pl
 
 from thence.attribution.launches import launch_rows
 from thence.attribution.xla.graph_creation import MODULE, creations
-from thence.attribution.xla.graph_order import NODES, placed_by_order
 from thence.attribution.xla.launch_checks import LEVELS, contradicted
 from thence.attribution.xla.node_kernels import LOW, Verdict, nodes_of
 from thence.attribution.xla.node_matching import match
@@ -49,6 +47,17 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
 
 _GRAPH = ["rank", "device", "graph"]
+_NODES = {
+    "graph": pl.UInt64,
+    "number": pl.UInt64,
+    "command": pl.Int64,
+    "level": pl.Int64,
+    "counted": pl.Boolean,
+    "rule": pl.String,
+}
+"""One row for each node: graph and number of the node; command of the schedule, null where it is not known;
+level, as in `thence.attribution.xla.node_numbers`; counted, whether the node's number is that of its command;
+rule, the code of how it was found or why it was not."""
 _REORDERS = re.compile(
     r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true", re.IGNORECASE
 )
@@ -59,14 +68,13 @@ def derived_instructions(tables: Tables) -> pl.DataFrame:
     """The HLO instruction of every row of ``tables.gpu`` that a command buffer launched.
 
     Returns:
-        One row per row of gpu, in its order: hlo (String), null where it was not found; rule, the code of how
-        it was found or why it was not; and detail, a sentence about the graph if it could not be matched, else
-        null. All are null where the profiler recorded the op, and outside of the graphs of XLA programs.
+        One row per row of gpu, in its order: hlo (String), null where it was not found; and rule, the code of
+        how it was found or why it was not. Both are null where the profiler recorded the op, and outside of the
+        graphs of XLA programs.
     """
     rows = _activities(tables)
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
-    texts = ("derived", "rule", "detail")
-    none = pl.DataFrame(schema={"row": pl.UInt32, **dict.fromkeys(texts, pl.String)})
+    none = pl.DataFrame(schema={"row": pl.UInt32, "derived": pl.String, "rule": pl.String})
     parts = [none]
     origin = _Origins.of(tables, inside) if inside.height else None
     for module in inside["module"].drop_nulls().unique().sort():
@@ -77,7 +85,7 @@ def derived_instructions(tables: Tables) -> pl.DataFrame:
     return (
         tables.gpu.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
         .join(pl.concat(parts), on="row", how="left", maintain_order="left")
-        .select(pl.col("derived").alias("hlo"), "rule", "detail")
+        .select(pl.col("derived").alias("hlo"), "rule")
     )
 
 
@@ -155,29 +163,25 @@ class _Found:
 
 
 def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.DataFrame:
-    """Columns row, derived, rule and detail of the activities of one program's graphs on one device."""
+    """Columns row, derived and rule of the activities of one program's graphs on one device."""
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     launches = inside.select(_GRAPH).unique().join(origin.launches, on=_GRAPH, how="left")
     # The producer recorded the instructions of some nodes, which help to place the others.
     whole = rows.filter(pl.col("graph").is_in(inside["graph"].unique().implode()))
-    graphs = rest = nodes_of(whole)
+    graphs = nodes_of(whole)
     found: dict[int, _Found] = {}
     # A damaged module has no plan to compare with.
     with suppress(TooManyNodes):
         found = _by_creation(graphs, launches, origin, schedule)
-        rest = [nodes for nodes in graphs if nodes.graph not in found]
         if origin.in_order:
+            rest = [nodes for nodes in graphs if nodes.graph not in found]
             found |= _by_thunk(rest, launches, _outside_of_graphs(rows, schedule), schedule)
     other = _recorded_otherwise(found, whole, schedule)
     agreeing = [one for graph, one in found.items() if graph not in other]
     refused = [_refused(found[graph].nodes, "command_buffer_contradicted") for graph in other]
-    if origin.in_order:
-        settled = pl.col("graph").is_in(list(found)).fill_null(value=False)
-        placed = [placed_by_order(rows.filter(~settled), schedule)]
-    else:
-        placed = [_refused(graph, "command_buffer_reordered") for graph in rest]
-    empty = pl.DataFrame(schema=NODES)
-    nodes = [empty, *map(_nodes, agreeing), *refused, *placed]
+    rest = [nodes for nodes in graphs if nodes.graph not in found]
+    unplaced = [_refused(nodes, _why_unplaced(nodes, launches, origin, schedule)) for nodes in rest]
+    nodes = [pl.DataFrame(schema=_NODES), *map(_nodes, agreeing), *refused, *unplaced]
     names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
     keyed = (
         inside.join(pl.concat(nodes), on=["graph", "number"], how="left", maintain_order="left")
@@ -187,11 +191,20 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     known = keyed.filter(pl.col("command").is_not_null())
     against = contradicted(known, _levels(agreeing), schedule)
     return keyed.join(against, on=["graph", "level", "command"], how="left", maintain_order="left").select(
-        "row",
-        derived=pl.when(pl.col("reason").is_null()).then("derived"),
-        rule=pl.coalesce("reason", "rule"),
-        detail="detail",
+        "row", derived=pl.when(pl.col("reason").is_null()).then("derived"), rule=pl.coalesce("reason", "rule")
     )
+
+
+def _why_unplaced(nodes: Nodes, launches: pl.DataFrame, origin: _Origins, schedule: Schedule) -> str:
+    """The code of why the commands of a graph were not found."""
+    if not schedule.names:
+        return "command_buffer_no_schedule"
+    if not origin.in_order:
+        return "command_buffer_reordered"
+    launch = launches.filter(graph=nodes.graph)
+    created = {*launch["thunk"].drop_nulls(), *launch["module"].drop_nulls()} & origin.created.keys()
+    numbered = launch["first"].null_count() < launch.height
+    return "command_buffer_no_fit" if created or numbered else "command_buffer_no_origin"
 
 
 def _recorded_otherwise(found: Mapping[int, _Found], whole: pl.DataFrame, schedule: Schedule) -> list[int]:
@@ -269,7 +282,7 @@ def _by_thunk(
 
 
 def _nodes(found: _Found) -> pl.DataFrame:
-    """The nodes of a graph in the columns of `NODES`."""
+    """The nodes of a graph in the columns of `_NODES`."""
     matched, numbers = found.match, np.unique(found.nodes.number)
     columns = (matched.command, matched.level, matched.counted, matched.verdict)
     command, level, counted, verdict = (pl.Series(column[numbers]) for column in columns)
@@ -290,16 +303,15 @@ def _nodes(found: _Found) -> pl.DataFrame:
             level="level",
             counted="counted",
             rule=pl.coalesce("reason", rule),
-            detail=pl.lit(None),
         )
-        .cast(NODES)  # type: ignore[arg-type]
+        .cast(_NODES)  # type: ignore[arg-type]
     )
 
 
 def _refused(nodes: Nodes, reason: str) -> pl.DataFrame:
-    """The nodes of a graph that have no instruction, in the columns of `NODES`."""
-    rows = [(nodes.graph, number, None, None, False, reason, None) for number in np.unique(nodes.number).tolist()]
-    return pl.DataFrame(rows, NODES, orient="row")
+    """The nodes of a graph that have no instruction, in the columns of `_NODES`."""
+    rows = [(nodes.graph, number, None, None, False, reason) for number in np.unique(nodes.number).tolist()]
+    return pl.DataFrame(rows, _NODES, orient="row")
 
 
 def _levels(found: Sequence[_Found]) -> pl.DataFrame:

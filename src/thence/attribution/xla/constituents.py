@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.thresholds import LIMIT_SHARPNESS, MATRIX_FLOPS_PER_BYTE, VECTOR_OPERATIONS_PER_BYTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 _CONSTITUENTS: dict[str, pl.DataType] = {"instruction": pl.UInt32(), "constituent": pl.UInt32(), "weight": pl.Float64()}
 """Schema of both functions: rows of HloModule.instructions, and a share from 0 to 1."""
 
-MATRIX_FLOPS_PER_BYTE = 200
-VECTOR_OPERATIONS_PER_BYTE = 10
-"""Machine balance of data center GPUs: an H100 does some 990 T matrix operations (BF16) and 33 T vector operations
-(FP32; XLA does not contract multiply and add) a second at 3.35 TB/s, an H200 at 4.8 TB/s."""
 OPERATIONS: Mapping[str, float] = {
     "atan2": 50,
     "cbrt": 19,
@@ -63,8 +60,6 @@ OPERATIONS: Mapping[str, float] = {
 repeating each operation 16 to 64 times and twice as often (`benchmarks/gpu_fusion_lines.py`, group opcodes), except
 atan2, ceil, logistic (the sum of its parts) and round-*, which are estimates. A power takes 110 for the first 16 times
 and 44 for the next, whose values are another path."""
-LIMIT_SHARPNESS = 4
-"""How much the longer of the times for bytes and operations hides the shorter; see `constituents_by_cost`."""
 
 _SLICING = ("dynamic-slice", "gather", "slice")  # read only as much of operand 0 as they return
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}

@@ -58,8 +58,7 @@ def instructions(tables: Tables, trying: pl.Series) -> pl.DataFrame:
 
     Returns:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
-        instruction of the node's command; hlo_rule (`RULE`), how it was found, or why there is none;
-        detail (Categorical), a sentence about a graph that could not be matched.
+        instruction of the node's command; hlo_rule (`RULE`), how it was found, or why there is none.
     """
     derived = derived_instructions(tables)
     recorded = tables.gpu["hlo"].cast(pl.String)
@@ -77,7 +76,6 @@ def instructions(tables: Tables, trying: pl.Series) -> pl.DataFrame:
             .then(pl.lit("hlo_recorded"))
             .otherwise(pl.coalesce("rule", pl.when("trying").then(pl.lit("autotuning")), reason))
             .cast(RULE),
-            detail=pl.col("detail").cast(pl.Categorical()),
         )
     )
 

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.thresholds import CONTRADICTING_LAUNCHES_SHARE
+
 if TYPE_CHECKING:
     from thence.attribution.xla.schedules import Schedule
 
 LEVELS = {"graph": pl.UInt64, "level": pl.Int64, "parent": pl.Int64, "conditional": pl.Int64, "loops": pl.Boolean}
 """One row for each level of each graph, as `thence.attribution.xla.node_numbers.Level` describes it."""
 
-_TOLERATED = 0.02
-"""Share of the launches of a level that may contradict the rules; one launch always may. A recording can begin or end
-within a launch, and may lose records, while a wrong numbering of the nodes shows in most launches."""
 _LAUNCH = ["program", "graph", "correlation"]
 _LEVEL = ["graph", "level"]
 
@@ -70,7 +69,7 @@ def _wrong_levels(rows: pl.DataFrame, levels: pl.DataFrame) -> pl.DataFrame:
         facts.with_columns(wrong=wrong.fill_null(value=False))
         .group_by(_LEVEL)
         .agg(pl.col("wrong").sum(), launches=pl.len())
-        .filter(pl.col("wrong") > pl.max_horizontal(1, pl.col("launches") * _TOLERATED))
+        .filter(pl.col("wrong") > pl.max_horizontal(1, pl.col("launches") * CONTRADICTING_LAUNCHES_SHARE))
         .select(_LEVEL)
     )
 

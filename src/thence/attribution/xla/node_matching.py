@@ -20,6 +20,7 @@ import numpy as np
 
 from thence.attribution.xla.node_kernels import Verdict, verdicts
 from thence.attribution.xla.node_numbers import MANY, Role, Slots
+from thence.model.thresholds import PROOFS_FOR_EACH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from thence.attribution.xla.node_kernels import Nodes
     from thence.attribution.xla.schedules import Schedule
 
-_PROOFS_FOR_EACH = 10
-"""How many activities that prove their slot outweigh one that contradicts its own."""
 _MOST_CELLS = 25_000_000
 _NONE = -1
 
@@ -127,7 +126,7 @@ def _slot_by_slot(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: ND
 
 def _outweighed(found: Match, seen: NDArray[np.bool_]) -> bool:
     """Whether the activities that contradict their slot are few, and no two of them are neighbours."""
-    if found.contradicting * _PROOFS_FOR_EACH > found.proofs:
+    if found.contradicting * PROOFS_FOR_EACH > found.proofs:
         return False
     rows = np.flatnonzero(seen)
     wrong = found.verdict[rows] == Verdict.CONTRADICTS

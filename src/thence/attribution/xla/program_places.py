@@ -45,7 +45,6 @@ def with_hlo(tables: Tables, of_launch: pl.DataFrame, own: OwnCode) -> tuple[Tab
         *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
         *(of_hlo[name] for kind in _FROM_HLO for name in (kind, f"{kind}_rule")),
         _position(of_launch, of_hlo),
-        detail=of_launch["detail"].zip_with(columns["detail"].is_null(), columns["detail"]),
     )
     return tables, places, source_shares(rows) if tables.hlo else None
 
