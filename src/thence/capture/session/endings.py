@@ -122,7 +122,7 @@ class Endings:
             if getattr(getattr(os, name), "__wrapped__", None) is original:
                 setattr(os, name, original)
         if getattr(signal.signal, "__wrapped__", None) is self._set_handler is not None:
-            signal.signal = self._set_handler
+            setattr(signal, "signal", self._set_handler)  # noqa: B010
         self._set_handler = None
 
     def completed(self, trouble: str | None = None) -> None:
@@ -156,7 +156,7 @@ class Endings:
 
         set_handler.__name__, set_handler.__doc__ = "signal", original.__doc__
         set_handler.__wrapped__ = original  # type: ignore[attr-defined]
-        signal.signal = set_handler
+        setattr(signal, "signal", set_handler)  # noqa: B010 - types of its arguments are those of the original
 
     def _watch(self) -> bool:
         probe = choose_probe().compiled
