@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+import stores
+import thence
 from helpers import PAIR, output, written
 from stores import InProcess, stored
 from thence.errors import UsageError
 from thence.store.ingest import locked
 from thence.store.layout import LOCK
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOLDS = """
 import fcntl, sys
@@ -81,3 +81,47 @@ def test_a_link_is_no_lock(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written to"):
         stored(store, [trace])
     assert precious.read_text() == "precious"
+
+
+PROCESSES = """
+import os, sys
+store, out, trace, support = sys.argv[1:]
+sys.path.append(support)
+from stores import InProcess
+from thence.cli import main
+from thence.store import workers
+workers.LocalWorkers = lambda _processes: InProcess()  # no further processes
+def run(number):
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{out}/{number}.{name}", os.O_WRONLY | os.O_CREAT), stream)
+    writing = ["ingest", trace, "-o", store, "--workers", "1"]
+    main(writing if number % 2 else ["report", "--by", "rank", "--format", "json", store])
+children = []
+for number in range(20):
+    children.append(os.fork())
+    if children[-1] == 0:
+        run(number)
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+def test_twenty_processes_on_one_store_get_a_right_answer_or_a_sentence(trace: Path, tmp_path: Path) -> None:
+    """Ten of them write it, because its source looks changed, and ten read it meanwhile."""
+    store, out = tmp_path / "s", tmp_path / "out"
+    stored(store, [trace])
+    out.mkdir()
+    os.utime(trace, ns=(10**18, 10**18))
+    command = [sys.executable, "-c", PROCESSES, str(store), str(out), str(trace), str(Path(stores.__file__).parent)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    codes = [int(code) for code in done.stdout.split()]
+    answers = [(out / f"{number}.out").read_text() for number in range(20)]
+    errors = [(out / f"{number}.err").read_text() for number in range(20)]
+    refused = [errors[number] for number in range(20) if codes[number] != 0]
+    assert all("another thence ingest" in text or "written to while it was read" in text for text in refused)
+    assert all(text.count("\n") == 1 for text in refused)
+    assert set(codes) <= {0, 2}
+    assert 0 in codes[1::2]
+    (rows,) = {json.dumps(json.loads(answers[i])["rows"]) for i in range(0, 20, 2) if codes[i] == 0}
+    assert [row["total_ns"] for row in json.loads(rows)] == [5125 + 5000]
+    assert [path.name for path in (store / "ranks").iterdir() if path.name.startswith(".")] == []
+    assert thence.open(store).gpu.height == 2

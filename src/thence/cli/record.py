@@ -22,8 +22,9 @@ _INCOMPLETE = 2
 """Exit code with ``--strict``."""
 _NO_PROCESS = (
     "no Python process of the command began to record. Either none used a GPU, or Python was started with -I, -E or "
-    "-S or without the environment variables PYTHONPATH and THENCE_RECORD, or a message above says why. thence doctor "
-    "shows what works here"
+    "-S or without the environment variables PYTHONPATH and THENCE_RECORD, or those that did were forked after their "
+    "parent had imported what uses the GPU (gunicorn --preload), or a message above says why. thence doctor shows what "
+    "works here"
 )
 
 

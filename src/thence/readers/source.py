@@ -289,17 +289,21 @@ def _opened(name: str) -> Iterator[tuple[io.BufferedReader, int]]:
         yield raw, size
 
 
-def check_regular(path: str) -> None:
+def check_regular(path: str) -> os.stat_result:
     """Refuses special files: opening a FIFO may block forever, and reading a device may never end.
+
+    Returns:
+        What the system says of the file, so that it is asked once: file systems of a network take long to answer.
 
     Raises:
         InputError: the path is a special file.
         OSError: the path does not exist, or is a circular link.
     """
-    mode = os.stat(path).st_mode  # noqa: PTH116 - pathlib would refuse the same names in other ways
-    kind = next((word for word, of_kind in _SPECIAL.items() if of_kind(mode)), None)
+    state = os.stat(path)  # noqa: PTH116 - pathlib would refuse the same names in other ways
+    kind = next((word for word, of_kind in _SPECIAL.items() if of_kind(state.st_mode)), None)
     if kind is not None:
         raise InputError(path, f"is a {kind}, not a file; pipe its content to standard input (-)")
+    return state
 
 
 def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:

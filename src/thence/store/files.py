@@ -17,6 +17,7 @@ from thence.readers.expansion import DEFAULT, decoded_bytes
 from thence.readers.source import check_regular
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
@@ -52,15 +53,23 @@ def is_there(path: Path) -> bool:
     Raises:
         DamagedInput: there is a special file, such as a FIFO, or the path cannot be accessed.
     """
+    return state_of(path) is not None
+
+
+def state_of(path: Path) -> os.stat_result | None:
+    """Size, inode and times of the file at this path; None if there is none.
+
+    Raises:
+        DamagedInput: there is a special file, such as a FIFO, or the path cannot be accessed.
+    """
     try:
-        check_regular(str(path))
+        return check_regular(str(path))
     except FileNotFoundError:
-        return False
+        return None
     except OSError as error:
         raise DamagedInput(str(path), f"cannot be read ({error.strerror or error})") from error
     except InputError as error:
         raise DamagedInput(str(path), "is a special file, not a file of a store") from error
-    return True
 
 
 def content_of(path: Path, most: Bytes) -> bytes:
@@ -69,11 +78,12 @@ def content_of(path: Path, most: Bytes) -> bytes:
     Raises:
         DamagedInput: it is missing, is not a regular file, cannot be read, or is larger than ``most``.
     """
-    if not is_there(path):
+    state = state_of(path)
+    if state is None:
         raise DamagedInput(str(path), "is missing")
+    if state.st_size > most:
+        raise DamagedInput(str(path), f"is larger than {most:,} bytes, the limit for such a file")
     with reading(path):
-        if path.stat().st_size > most:
-            raise DamagedInput(str(path), f"is larger than {most:,} bytes, the limit for such a file")
         return path.read_bytes()
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
@@ -19,10 +18,12 @@ from thence.atomic_files import atomic_write
 from thence.errors import DamagedInput, MissingRequirement
 from thence.readers.nsight.export import cache_folder
 from thence.readers.parquet_probe import first_unreadable
-from thence.store.files import is_there, reading, tables_within
+from thence.store.files import reading, state_of, tables_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+    from typing import Self
 
     from thence.units import Bytes
 
@@ -34,13 +35,34 @@ _AT_ONCE: Bytes = 1 << 28
 """Bytes of files that one child process reads; it has five minutes for them."""
 
 
-def parquet_files(folder: Path) -> tuple[Path, ...]:
-    """The Parquet files of a folder, in a fixed order.
+class _Files(NamedTuple):
+    """The Parquet files of a folder, in a fixed order, with their states before they are read.
 
-    Raises:
-        DamagedInput: one of them is a special file.
+    Attributes:
+        size: of all of them.
+        name: a digest of the paths, inodes, sizes and times of change of the files, and of Polars' version.
     """
-    return tuple(path for path in sorted(folder.glob("*.parquet")) if is_there(path))
+
+    paths: tuple[Path, ...]
+    size: Bytes
+    name: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Those of a folder.
+
+        Raises:
+            DamagedInput: one of them is a special file.
+        """
+        digest = hashlib.sha256(pl.__version__.encode())
+        paths, size = [], 0
+        for path in sorted(folder.glob("*.parquet")):
+            if (state := state_of(path)) is not None:
+                told = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+                digest.update(repr((os.fspath(path.absolute()), told)).encode("utf-8", "backslashreplace"))
+                paths.append(path)
+                size += state.st_size
+        return cls(tuple(paths), size, digest.hexdigest()[:32])
 
 
 def check_parquet(folders: Iterable[Path]) -> None:
@@ -50,54 +72,38 @@ def check_parquet(folders: Iterable[Path]) -> None:
         DamagedInput: one of the files cannot be read.
     """
     known = _remembered()
-    new = [files for folder in folders if _name(files := parquet_files(folder)) not in known]
-    for groups in _divided(new):
-        tables = [path for files in groups for path in files]
-        names = [
-            _name(files) for files in groups
-        ]  # taken before they are read, so that files that change meanwhile are checked again
-        if bad := first_unreadable(tables):
+    new = [files for folder in folders if (files := _Files.of(folder)).name not in known]
+    for some in _divided(new):
+        if bad := first_unreadable([path for files in some for path in files.paths]):
             path, harmless = bad
             if harmless:
                 with reading(path):
                     tables_within([path], path).collect()
             raise DamagedInput(str(path), "has a damaged table that crashes the process that reads it")
-        _remember(names)
+        _remember([files.name for files in some])  # files that have changed since are checked again
 
 
 def remember(folders: Iterable[Path]) -> None:
     """Remembers the Parquet files of folders that this process has just written, without reading them."""
-    _remember([_name(parquet_files(folder)) for folder in folders])
+    _remember([_Files.of(folder).name for folder in folders])
 
 
-def _divided(groups: Sequence[tuple[Path, ...]]) -> Iterator[list[tuple[Path, ...]]]:
-    """The groups in batches of about `_AT_ONCE` bytes, one for each child process."""
-    some: list[tuple[Path, ...]] = []
+def _divided(groups: Sequence[_Files]) -> Iterator[list[_Files]]:
+    """The files in batches of about `_AT_ONCE` bytes, one for each child process."""
+    some: list[_Files] = []
     size = 0
     for files in groups:
         some.append(files)
-        with reading(files[0].parent if files else Path()):
-            size += sum(path.stat().st_size for path in files)
+        size += files.size
         if size >= _AT_ONCE:
             yield some
             some, size = [], 0
-    if any(some):
+    if any(files.paths for files in some):
         yield some
 
 
-def _name(files: Sequence[Path]) -> str:
-    """A digest of the paths, inodes, sizes and times of change of files, and of Polars' version."""
-    digest = hashlib.sha256(pl.__version__.encode())
-    for path in files:
-        with reading(path):
-            state = path.stat()
-        told = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        digest.update(repr((os.fspath(path.absolute()), told)).encode("utf-8", "backslashreplace"))
-    return digest.hexdigest()[:32]
-
-
 def _remembered() -> frozenset[str]:
-    """The names in the cache, as `_name` returned them; none if there is no cache."""
+    """The names of `_Files` in the cache; none if there is no cache."""
     with suppress(OSError, MissingRequirement):
         return frozenset((cache_folder() / _FILE).read_text("ascii", "replace").split())
     return frozenset()

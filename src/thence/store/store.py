@@ -102,7 +102,13 @@ class Store:
         Raises:
             DamagedInput: one of them cannot be read.
         """
+        _ = self._tables_checked
+
+    @cached_property
+    def _tables_checked(self) -> bool:
+        """True, once they have been checked: a later change of the store is refused as such."""
         check_parquet(self.root / RANKS / entry.folder for entry in self.entries)
+        return True
 
     def check_memory(self) -> None:
         """Checks that the tables of all ranks fit into memory together.

@@ -238,6 +238,58 @@ def test_sigterm_ends_a_program_that_never_releases_the_gil(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize("first", ["handler", "recording"])
+@pytest.mark.parametrize("ending", ["signal.raise_signal(15)", "os.kill(os.getpid(), 15); time.sleep(60)"])
+def test_a_server_that_handles_sigterm_and_raises_it_again_keeps_every_record(
+    first: str, ending: str, tmp_path: Path
+) -> None:
+    """As uvicorn: its handler ends its loop, then it restores the default action and sends itself the signal."""
+    program(
+        f"""
+        import signal
+        recording = thence.record(OUT, thence.RecordOptions(flush_seconds=60))
+        if {first == "recording"}: recording.start()
+        told = []
+        before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+        assert before is signal.SIG_DFL
+        if {first == "handler"}: recording.start()
+        recording._recorder._due = time.monotonic() + 60  # no part before the end
+        launch("kept")
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not told: time.sleep(0.01)
+        signal.signal(signal.SIGTERM, before)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        {ending}
+        """,
+        tmp_path,
+        code=-signal.SIGTERM,
+    )
+    assert rows(tmp_path)["name"].to_list() == ["kept"]
+    assert description(tmp_path)["finished"]
+
+
+def test_sigterm_is_not_watched_again_after_the_recording(tmp_path: Path) -> None:
+    """A watch that nobody looks for would delay the signal by seconds."""
+    said = program(
+        """
+        import signal
+        original = signal.signal
+        def wrapped(*arguments): return inside(*arguments)
+        with thence.record(OUT):
+            inside = signal.signal  # a library that keeps what it replaced
+            signal.signal = wrapped
+        signal.signal = original
+        inside(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        print("still there")
+        """,
+        tmp_path,
+        code=-signal.SIGTERM,
+    ).stdout
+    assert "still there" not in said
+
+
 def test_a_program_that_goes_on_after_a_failed_exec_is_recorded_to_its_end(tmp_path: Path) -> None:
     program(
         """
@@ -253,13 +305,14 @@ def test_a_program_that_goes_on_after_a_failed_exec_is_recorded_to_its_end(tmp_p
     assert description(tmp_path)["finished"]
 
 
-def test_functions_of_os_are_the_programs_own_again_after_the_recording(tmp_path: Path) -> None:
+def test_functions_of_the_standard_library_are_the_programs_own_again_after_the_recording(tmp_path: Path) -> None:
     said = program(
         """
         import signal
-        before = os._exit, os.execv, os.execve
-        with thence.record(OUT): during = os._exit, os.execv, os.execve
-        print(before == (os._exit, os.execv, os.execve), before == during, signal.getsignal(15))
+        def functions(): return [os._exit, os.execv, os.execve, signal.signal]
+        before = functions()
+        with thence.record(OUT): during = functions()
+        print(before == functions(), any(map(dict.fromkeys(during).__contains__, before)), signal.getsignal(15))
         """,
         tmp_path,
     ).stdout

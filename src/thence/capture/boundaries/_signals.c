@@ -50,6 +50,11 @@ static PyObject *watch_signal(PyObject *module, PyObject *arguments) {
     if (sigaction(number, NULL, &now)) return PyErr_SetFromErrno(PyExc_OSError);
     int inherited = now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_signal; /* by fork */
     again.sigev_signo = number;
+    if (signal_number == number && owner == getpid()) { /* watched: unless the program has set another handler since */
+        if (inherited || came || now.sa_handler != SIG_DFL) return PyBool_FromLong(0);
+        sigaction(number, &ours, NULL);
+        return PyBool_FromLong(1);
+    }
     if ((signal_number && owner == getpid()) || (!inherited && now.sa_handler == SIG_IGN)
         || timer_create(CLOCK_MONOTONIC, &again, &deadline))
         return PyBool_FromLong(0);
@@ -93,7 +98,8 @@ static PyMethodDef functions[] = {
     {"unwatch_signal", unwatch_signal, METH_NOARGS, "Ends the watch, unless the signal came."},
     {"watch_signal", watch_signal, METH_VARARGS,
      "watch_signal(number, seconds)\n\nHas `signal_came` say that a signal came, which ends the process after so "
-     "many seconds at the latest, or if it comes again. Returns False if that is not possible."},
+     "many seconds at the latest, or if it comes again. To be called again after "
+     "the program replaced its own handler by the default action. Returns False if that is not possible."},
     {NULL, NULL, 0, NULL}};
 
 int thence_add_signals(PyObject *module) { return PyModule_AddFunctions(module, functions); }

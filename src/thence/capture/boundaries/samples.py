@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 from bisect import bisect_right
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -278,10 +279,12 @@ def _calls() -> list[Callable[[Callable[[], bool]], bool]]:
         return next(frames)
 
     space: dict[str, Any] = {}
+    named: list[Callable[[Callable[[], bool]], bool]] = []
     for name in ("\u00e9", "\u0101", "\U0001d6fc"):  # of one, two and four bytes
-        text = f"def f{name}(function):\n\n    return function()\n"
-        exec(compile(text, f"<{name}>", "exec"), space)  # noqa: S102 - the text is above
-    named = [value for name, value in space.items() if name.startswith("f")]
+        exec(compile("def f(function):\n\n    return function()\n", f"<{name}>", "exec"), space)  # noqa: S102 - its text
+        # Named afterwards: Python imports unicodedata, which may be a file of the program, to compile such a name.
+        code = space["f"].__code__.replace(co_name=f"f{name}", co_qualname=f"f{name}")
+        named.append(FunctionType(code, space))
     return [lambda function: function(), deep, resumed, *named]
 
 

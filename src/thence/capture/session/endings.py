@@ -5,9 +5,10 @@ What finishes the recording, by the way in which the process ends:
     the program ends           atexit
     a multiprocessing child    leaves by ``os._exit``; `multiprocessing.util.Finalize` runs before that
     os._exit, os.exec*         are replaced, during the recording, by functions that first write what there is
-    SIGTERM                    if the signal has its default action in Python: a handler in C (``_signals.c``) notes it;
-                               the recorder's thread, which looks for it a few times a second, writes what there is and
-                               then does what the signal would have done.
+    SIGTERM                    while the signal has its default action in Python: a handler in C (``_signals.c``) notes
+                               it; the recorder's thread, which looks for it a few times a second, writes what there is
+                               and then does what the signal would have done. `signal.signal` is replaced, too: servers
+                               handle the signal, restore the default action and raise it again.
                                Without the compiled probe: a handler in Python, in multiprocessing children only,
                                because it runs when the main thread does, which may be never
     SIGKILL, a crash           cannot be noticed. What was written until then stays
@@ -65,6 +66,7 @@ class Endings:
         self._busy = False
         self._waiting_signal: int | None = None
         self._originals: dict[str, Callable[..., Any]] = {}
+        self._set_handler: Callable[..., Any] | None = None
 
     def expect(self) -> None:
         """Registers the functions to be called when the process ends, and writes the note."""
@@ -72,6 +74,7 @@ class Endings:
         self._note.write()
         atexit.register(self._stop)
         self._replace()
+        self._follow_handlers()
         process = sys.modules.get("multiprocessing.process")
         is_child = process is not None and process.parent_process() is not None
         if is_child:
@@ -118,6 +121,9 @@ class Endings:
         for name, original in self._originals.items():
             if getattr(getattr(os, name), "__wrapped__", None) is original:
                 setattr(os, name, original)
+        if getattr(signal.signal, "__wrapped__", None) is self._set_handler is not None:
+            setattr(signal, "signal", self._set_handler)  # noqa: B010
+        self._set_handler = None
 
     def completed(self, trouble: str | None = None) -> None:
         """Deletes the note, because everything so far is written; `trouble` as in `forget`."""
@@ -136,6 +142,21 @@ class Endings:
             ends.__name__, ends.__doc__ = name, original.__doc__
             ends.__wrapped__ = original  # type: ignore[attr-defined]
             setattr(os, name, ends)
+
+    def _follow_handlers(self) -> None:
+        """Watches SIGTERM again where the program restores its default action."""
+        original = self._set_handler = signal.signal
+
+        def set_handler(number: Any, handler: Any) -> Any:
+            replaced = original(number, handler)
+            follows = self._set_handler is not None and os.getpid() == self._pid
+            if follows and number == signal.SIGTERM and handler == signal.SIG_DFL:
+                self._watch()
+            return replaced
+
+        set_handler.__name__, set_handler.__doc__ = "signal", original.__doc__
+        set_handler.__wrapped__ = original  # type: ignore[attr-defined]
+        setattr(signal, "signal", set_handler)  # noqa: B010 - types of its arguments are those of the original
 
     def _watch(self) -> bool:
         probe = choose_probe().compiled
