@@ -505,7 +505,7 @@ def read(folder: Path) -> dict[str, Variant]:
 
     import thence
 
-    trace = thence.open(folder).attributed
+    trace = thence.open(folder).tables
     programs = trace.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
         pl.col("name").cast(pl.String).alias("variant"),

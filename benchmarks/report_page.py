@@ -26,7 +26,7 @@ WRITE = """
 import json, sys, time
 import thence
 trace = thence.open(sys.argv[1])
-trace.attributed
+trace.tables
 begin, wall = time.process_time(), time.perf_counter()
 page = trace.report_html()
 print(json.dumps([trace.gpu.height, time.process_time() - begin, time.perf_counter() - wall]))

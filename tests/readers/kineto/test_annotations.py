@@ -124,7 +124,7 @@ def test_annotated_collectives_feed_thence_collectives(said: dict[str, Any], nam
     (row,) = trace.collectives.rows(named=True)
     assert (row["collective"], row["bytes"], row["group_size"]) == ("all_reduce", 4 << 20, 2)
     assert (row["element_type"], row["group_name"], row["group_ranks"]) == ("float32", "0", "[0, 1]")
-    (shown,) = trace.collective_times().to_json()["rows"]
+    (shown,) = trace.collectives().to_json()["rows"]
     assert (shown["collective"], shown["bytes"], shown["count"]) == ("all-reduce", 4 << 20, 1)
     assert trace.gpu["stream"].to_list() == [7]
     assert trace.places["lane"].to_list() == ["0 (default_pg)"]

@@ -130,7 +130,7 @@ def test_tags_of_a_merged_file_are_ranks(tmp_path: Path) -> None:
     assert trace.gpu["rank"].to_list() == [0, 0, 1, 1]
     labels = trace.activities["label"].cast(pl.String).to_list()
     assert labels == ["train", "train", "other", "other"]
-    assert trace.summary().busy_ns == 2 * (5125 + 5000)
+    assert trace.report().busy_ns == 2 * (5125 + 5000)
     assert any("TP00" in w and "TP01" in w for w in trace.meta.warnings)
 
 
@@ -259,7 +259,7 @@ def test_without_gpu_rows_the_error_says_how_to_record_them(tmp_path: Path) -> N
     assert trace.gpu.height == 0
     assert trace.host.height == 2
     with pytest.raises(MissingData, match=r"no GPU activity.*ProfilerActivity\.CUDA"):
-        trace.summary()
+        trace.report()
 
 
 def test_category_names_and_whole_microseconds_of_old_torch(tmp_path: Path) -> None:
