@@ -512,9 +512,9 @@ def read(folder: Path) -> dict[str, Variant]:
         pl.col("hlo").alias("module"),
     )
     kernels = (
-        trace.gpu.select("program", "duration", hlo=trace.places["hlo"].cast(pl.String))
+        trace.tables.gpu.select("program", "duration", hlo=trace.tables.places["hlo"].cast(pl.String))
         .with_row_index("gpu")
-        .filter(trace.places["opcode"].cast(pl.String) == "fusion")
+        .filter(trace.tables.places["opcode"].cast(pl.String) == "fusion")
         .join(programs, on="program")
     )
     claims = trace.shares.select("gpu", "weight", place=pl.col("place").cast(pl.String))

@@ -179,7 +179,7 @@ def test_every_verb_on_the_deepest_nesting(tmp_path: Path) -> None:
 
 def test_the_deepest_marks_with_metadata(tmp_path: Path) -> None:
     source = never_closed(tmp_path / "recording", DEEP, '{"step": 7}')
-    script = "import sys, thence; print(thence.open(sys.argv[1]).places['metadata'].n_unique())"
+    script = "import sys, thence; print(thence.open(sys.argv[1]).tables.places['metadata'].n_unique())"
     assert limited(script, source).strip() == "1"
 
 

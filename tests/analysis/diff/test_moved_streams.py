@@ -213,7 +213,7 @@ def test_work_that_hlo_alone_places_elsewhere_did_not_move() -> None:
     default, moved = (thence.open(DATA / "jax" / f"streams_{name}.xplane.pb") for name in ("default", "moved"))
     stream = moved.tables.gpu["stream"].dtype
     one = moved.tables.gpu.with_columns(pl.lit(14, stream).alias("stream"))
-    placed = Trace(dataclasses.replace(moved.tables, gpu=one))
+    placed = Trace(dataclasses.replace(moved.recorded, gpu=one))
     found = compare([default.sample()], [placed.sample()]).moved_streams
     assert found is not None
     assert (found.rows.height, found.partly.height, found.streams) == (0, 0, (1, 1))

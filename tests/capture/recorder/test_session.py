@@ -613,7 +613,7 @@ def test_a_recording_can_be_stopped_by_another_thread_and_twice(tmp_path: Path) 
         thread = threading.Thread(target=recording.stop)
         thread.start(); thread.join()
         recording.stop()
-        print(recording.open().gpu.height)
+        print(recording.open().tables.gpu.height)
         """,
         tmp_path,
     )
