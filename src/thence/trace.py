@@ -6,12 +6,12 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import polars as pl
 
 from thence.errors import MissingData, UsageError
+from thence.importing import later_modules
 from thence.model.answer import Answer, Caveats
 from thence.model.places import FLAME_KINDS, LANES, TABLE_KINDS, TABLE_KINDS_XLA, TREE_KINDS, page_kinds
 from thence.model.selection import APART, TYPICAL, Selection, parse_steps, parse_window
@@ -97,19 +97,9 @@ if TYPE_CHECKING:
     from thence.writers.page import report_page
     from thence.writers.timelines import write as timeline_files
 else:
-
-    class _Later:
-        """A module that is imported when one of its names is used."""
-
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(import_module(self._name), name)
-
     # A run of the command line needs one or two analyses, and importing all of them takes longer than reading a small
     # trace.
-    for _package, _names in {
+    _LATER = {
         "thence.analysis": "annotation_table consistency default_kind glance:glances "
         "graph_edges graph_lanes headline kernel_groups next_steps no_device_work part proof query:queries "
         "replayed_graph report select spread streams summary",
@@ -130,10 +120,8 @@ else:
         "thence.writers.flame": "chart:flame_charts",
         "thence.writers.page": "report_page",
         "thence.writers.timelines": "write:timeline_files",
-    }.items():
-        for _module, _, _alias in (entry.partition(":") for entry in _names.split()):
-            globals()[_alias or _module] = _Later(f"{_package}.{_module}")
-
+    }
+    globals().update(later_modules(_LATER))
 
 _FLAME_FRAMES = 300
 """Frames of the flame graph of a notebook."""
@@ -194,14 +182,9 @@ class Trace:
             MissingData: nothing is left.
         """
         chosen = Selection(
-            tuple(ranks),
-            tuple(devices),
-            parse_steps(steps) if steps else None,
-            parse_window(window) if window else None,
-            program,
-            only,
-            warm_up,
-        )
+            tuple(ranks), tuple(devices), parse_steps(steps) if steps else None,
+            parse_window(window) if window else None, program, only, warm_up,
+        )  # fmt: skip
         return self.selected(chosen)
 
     def selected(self, selection: Selection) -> Trace:
@@ -392,7 +375,8 @@ class Trace:
         """
         if self.tables.programs.is_empty():
             raise MissingData(
-                f"{self._inputs}: holds no XLA programs; traces of jax.profiler, nsys-jax and thence record hold them"
+                f"{self.meta.named}: holds no XLA programs; traces of jax.profiler, nsys-jax and thence record hold "
+                "them"
             )
         return self._answer(programs.programs(self.tables, _choice(warmup.WarmUp, warm_up)))
 
@@ -412,7 +396,7 @@ class Trace:
         verdict = self._late_ranks if late else None
         times = communication.collectives(self.tables, rule, alignment, self._instances, verdict)
         if times.devices.is_empty():
-            raise MissingData(f"{self._inputs}: {missing.why_no_collectives(self.tables)}")
+            raise MissingData(f"{self.meta.named}: {missing.why_no_collectives(self.tables)}")
         return self._answer(times)
 
     def streams(
@@ -446,7 +430,7 @@ class Trace:
         """
         if not (self.tables.host["category"] == "compile").any():
             raise MissingData(
-                f"{self._inputs}: holds no compilation; nsys-jax and thence record hold XLA's compile phases"
+                f"{self.meta.named}: holds no compilation; nsys-jax and thence record hold XLA's compile phases"
             )
         return self._answer(compilation.compilation(self.tables, _choice(compilation.Autotuning, autotuning)))
 
@@ -506,10 +490,6 @@ class Trace:
         answer = replace(found, caveats=self._caveats)
         answer.self_check()
         return answer
-
-    @property
-    def _inputs(self) -> str:
-        return self.meta.named
 
     def self_check(self) -> Proof:
         """Checks the invariants that hold for every trace; each analysis also checks its own results.
@@ -744,9 +724,7 @@ class Trace:
         program = self._program
         if health.health(self.whole, program).unexplained > late_starts.MAX_UNEXPLAINED:
             return []
-        tiles = critical_path.critical_path(self.whole, program)
-        tiles = tiles.with_columns(start=pl.col("start") + program.origin_ns)
-        return [critical_path.path_track(self.whole, tiles)]
+        return [critical_path.path_track(self.whole, self.critical_path())]
 
     def timeline(self, lanes: Sequence[str] = (), clocks: str = "aligned", by: Alignment | None = None) -> Timeline:
         """The trace prepared for viewers.

@@ -150,21 +150,19 @@ class Result:
             stream.writelines(json_pieces(document))
         wrote(self.path)
 
-    def show(self, answer: Answer, more: Mapping[str, Any] = {}, notes: Sequence[str] = ()) -> None:
+    def show(self, answer: Answer, more: Mapping[str, Any] | None = None) -> None:
         """Shows an answer in the form that was asked for; notes go below the tables, into the JSON, or to stderr.
 
         Args:
             answer: the answer.
             more: further keys of the JSON document.
-            notes: further sentences, before those of the answer.
         """
         if self.form == "json":
-            document = answer.document()
-            self.json({**document, **more, "warnings": [*notes, *document["warnings"]]})
+            self.json({**answer.document(), **(more or {})})
         elif self.form == "csv":
-            self.csv(answer.to_frame(), [*notes, *answer.all_notes()])
+            self.csv(answer.to_frame(), answer.all_notes())
         else:
-            self.views(answer.views(), [*notes, *answer.all_notes()])
+            self.views(answer.views(), answer.all_notes())
 
     def csv(self, rows: pl.DataFrame, notes: Iterable[str]) -> None:
         """Writes a table as CSV, and notes on standard error."""
