@@ -66,5 +66,5 @@ def test_it_is_named_by_line_and_module_and_little_else_is(job: Job) -> None:
     # What the other rank computed while it waited, the late one computed later: that is not the reason.
     assert rows["share"][0] > 0.75
     by = dict(rows.select("by", "name").iter_rows())
-    assert by["line"].endswith("job_faults.py:105 LateBackward.backward")
+    assert by["source"].endswith("job_faults.py:105 LateBackward.backward")
     assert (by["module"], by["phase"]) == ("layers.2", "backward")

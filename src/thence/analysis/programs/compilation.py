@@ -76,7 +76,7 @@ class Compilation(Answer):
     ranks: pl.DataFrame
     programs: pl.DataFrame
 
-    def _covering(self, share: float) -> int:
+    def covering(self, share: float) -> int:
         """How many of the longest phases together take at least this share (0 to 1) of the wall time."""
         before = int((self.phases["share"].cum_sum() < share - 1e-9).sum())  # sums are inexact
         return min(before + 1, self.phases.height)
@@ -93,7 +93,7 @@ class Compilation(Answer):
         headings = {"name": "phase", "count": "count", "self_ns": "time", "share": "share"}
         if self.ranks.height > 1:
             headings |= {"self_ns_min": "least rank", "self_ns_max": "most rank"}
-        return (TableView(self.phases, headings, rows_shown=self._covering(SHOWN_SHARE), bar="self_ns"),)
+        return (TableView(self.phases, headings, rows_shown=self.covering(SHOWN_SHARE), bar="self_ns"),)
 
     def remarks(self) -> Iterator[str]:
         """The time of all phases, and of the slowest and the fastest rank where there are several."""
