@@ -85,10 +85,11 @@ def read(directory: Path) -> None:
 
     trace = thence.open(str(directory))
     opened = time.perf_counter()
-    summary = trace.summary("source")
+    summary = trace.report("source")
     done = time.perf_counter()
     shares = {kind: f"{ns / summary.sum_ns:.4f}" for kind, ns in summary.attributed_ns.items()}
-    print(f"opened in {opened - begin:.1f} s: {trace.gpu.height:,} activities, {trace.host.height:,} host rows; "
+    gpu, host = trace.tables.gpu, trace.tables.host
+    print(f"opened in {opened - begin:.1f} s: {gpu.height:,} activities, {host.height:,} host rows; "
           f"attributed in {done - opened:.1f} s; memory at most {memory_mb():.0f} MB")  # fmt: skip
     print("share of the time with a place:", shares, trace.meta.warnings)
 

@@ -101,11 +101,11 @@ def main() -> None:
     what = given.what
     numbers = [int(text) for text in what if text.isdigit()]
     paths = [text for text in what if not text.isdigit()]
-    tables = [*(made(n) for n in numbers), *(thence.open(path).tables for path in paths)]
+    tables = [*(made(n) for n in numbers), *(thence.open(path).recorded for path in paths)]
     check(made(1000))  # what Polars prepares once
     for part in tables:
         times = []
-        for work in (lambda part=part: check(part), lambda part=part: Trace(part).attributed):
+        for work in (lambda part=part: check(part), lambda part=part: Trace(part).tables):
             began = time.perf_counter()
             result = work()
             times.append(time.perf_counter() - began)

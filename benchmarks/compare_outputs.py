@@ -31,6 +31,8 @@ Differences are listed by verb and path with how often each pair of values was s
     new = ["key"]                # keys and columns that only AFTER has
     [keys]                       # keys and columns by their old names
     mean_ns = "average_ns"
+    [values]                     # whole strings, by what they were
+    line = "source"
     [texts]                      # parts of strings and lines, by what they were
     "bus bandwidth" = "bus rate"
     [arguments]                  # words of commands for AFTER

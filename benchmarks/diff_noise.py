@@ -210,7 +210,7 @@ samples = []
 for path in sys.argv[1:]:
     with opening:
         trace = thence.open(path)
-        trace.attributed, trace.soundness
+        trace.tables, trace.check()
     with more:
         samples.append(trace.sample())
     del trace
@@ -238,7 +238,7 @@ COLLECTIVES = "(?i)nccl|rccl|all-gather|all-reduce|reduce-scatter|collective-per
 def processes(jobs: Sequence[str]) -> None:
     for job in jobs:
         trace = thence.open(job)
-        devices = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
+        devices = trace.tables.gpu.select("rank", "device").unique().sort("rank", "device").rows()
         samples = {
             place: trace.selected(Selection(ranks=place[:1], devices=place[1:])).sample(causes=False)
             for place in devices

@@ -505,16 +505,16 @@ def read(folder: Path) -> dict[str, Variant]:
 
     import thence
 
-    trace = thence.open(folder).attributed
+    trace = thence.open(folder).tables
     programs = trace.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
         pl.col("name").cast(pl.String).alias("variant"),
         pl.col("hlo").alias("module"),
     )
     kernels = (
-        trace.gpu.select("program", "duration", hlo=trace.places["hlo"].cast(pl.String))
+        trace.tables.gpu.select("program", "duration", hlo=trace.tables.places["hlo"].cast(pl.String))
         .with_row_index("gpu")
-        .filter(trace.places["opcode"].cast(pl.String) == "fusion")
+        .filter(trace.tables.places["opcode"].cast(pl.String) == "fusion")
         .join(programs, on="program")
     )
     claims = trace.shares.select("gpu", "weight", place=pl.col("place").cast(pl.String))

@@ -224,7 +224,7 @@ def compared(out: Path, name: str) -> list[str]:
     shown, edges, all_edges = dumped(out / f"{name}.dot")
     numbers = {node["number"] for node in graph["nodes"]}
     pairs = {tuple(edge) for edge in graph["edges"]}
-    gpu = thence.open(out / name).gpu.filter(pl.col("graph").is_in(graph["executables"]))
+    gpu = thence.open(out / name).tables.gpu.filter(pl.col("graph").is_in(graph["executables"]))
     activities = gpu.group_by("correlation").len()["len"].unique().to_list()
     means = gpu.group_by(number=pl.col("node") & 0xFFFFFFFF).agg(pl.col("duration").mean())
     took = dict(means.iter_rows())

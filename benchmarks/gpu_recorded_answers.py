@@ -206,8 +206,8 @@ class Answers:
         return int(self._trace.steps().spread["steps"][0])
 
     def _report(self) -> dict[str, float | str]:
-        summary = self._trace.typical.summary()
-        phases = self._trace.typical.summary("phase").rows
+        summary = self._trace.typical.report()
+        phases = self._trace.typical.report("phase").rows
         of_phases = {
             f"report: {name}": ns / 1e6 / self._count
             for name, ns in phases.select("name", "total_ns").sort("name").rows()
@@ -227,12 +227,12 @@ class Answers:
         return {"idle: all": found["idle_ns"] / 1e6 / self._count, **causes, "idle: first row": f"{cause} {name}"}
 
     def _check(self) -> dict[str, float | str]:
-        soundness = self._trace.soundness
+        soundness = self._trace.check()
         return {"check: sound": str(soundness.sound)}
 
     def _whatif(self) -> dict[str, float | str]:
         free = ["source:augment"] if self._asks_augment else []
-        rows = self._trace.what_if(free=free, scale=["kernel:.=0.5"]).rows
+        rows = self._trace.whatif(free=free, scale=["kernel:.=0.5"]).rows
         found: dict[str, float | str] = {}
         for row in rows.iter_rows(named=True):
             said = f"whatif: {row['change']} {row['part']}".rstrip()
@@ -249,8 +249,8 @@ class Answers:
         import thence
 
         to = self._scratch / "converted.json.gz"
-        self._trace.write(to)
-        again, before = thence.open(to).summary(), self._trace.summary()
+        self._trace.convert(to)
+        again, before = thence.open(to).report(), self._trace.report()
         same = (again.counts, again.sum_ns, again.busy_ns) == (before.counts, before.sum_ns, before.busy_ns)
         return {"convert: read again": "the same" if same else f"{again.sum_ns} instead of {before.sum_ns} ns"}
 

@@ -74,7 +74,7 @@ def measure(name: str, trace: thence.Trace) -> None:
     silent = pieces.filter(pl.col("cause") == "host", pl.col("host").is_null())["duration"].sum()
     said = "".join(f" {name} {100 * ns / max(found, 1):.1f}" for name, ns in reasons.items())
     _, placed = timed(lambda: idle_time(whole))
-    of_ranks = trace._of_ranks  # noqa: SLF001 - what Trace.what_if does
+    of_ranks = trace._of_ranks  # noqa: SLF001 - what Trace.whatif does
     program, built = timed(lambda: program_graph(whole, *of_ranks))
     again, replay = timed(lambda: replayed(program.graph))
     exact = bool((again == program.graph.time).all())
@@ -102,4 +102,4 @@ if __name__ == "__main__":
             print(f"{path[-44:]:44} {error}")
     if given.times > 1:
         first = thence.open(*given.traces[0].split(","))
-        measure(f"{given.traces[0]} x {given.times}", replace(first, tables=repeated(first.tables, given.times)))
+        measure(f"{given.traces[0]} x {given.times}", replace(first, tables=repeated(first.recorded, given.times)))

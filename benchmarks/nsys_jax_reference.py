@@ -117,7 +117,7 @@ def computed(tables: Attributed) -> Ours:
         "all_modules_active_ns": in_modules,
         "all_modules_wall_ns": int(wall),
         "top_module_ids": sorted(top_ids),
-        **compile_times(tables),
+        **compile(tables),
         "op_runtime_ns": op_runtime(tables, summary, active, in_modules),
         "n_distinct_thunks_in_top_modules": summary.height,
         "top10_thunks_ns": [list(row) for row in best.select("id", "hlo", "ns").rows()],
@@ -176,7 +176,7 @@ def module_rows(result: Programs) -> list[dict[str, Any]]:
     ]
 
 
-def compile_times(tables: Attributed) -> Ours:
+def compile(tables: Attributed) -> Ours:
     rows = compilation(tables).phases
     times = dict(rows.select("name", pl.col("self_ns").round().cast(pl.Int64)).rows())
     times["[non-leaf time in 0th XlaCompile range]"] = times.pop(LIBRARY_LOADING)

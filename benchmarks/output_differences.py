@@ -28,11 +28,14 @@ class Renamed:
 
     keys: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
 
     def text(self, value: str) -> str:
+        if value in self.values:
+            return self.values[value]
         for old, new in self.texts.items():
             value = value.replace(old, new)
         return value

@@ -78,7 +78,7 @@ class Summarised(thence.Trace):
 
     folder: Path
 
-    def late_ranks(self, *, explain: bool = True) -> Job:
+    def ranks(self, *, explain: bool = True) -> Job:
         del explain
         return read(self.folder)
 
@@ -92,7 +92,7 @@ def measured(folder: Path, *, timeline: bool) -> None:
     """Runs in a process of its own: prints what the answer or the timeline took."""
     begun, used = time.monotonic(), time.process_time()
     if timeline:
-        job = Summarised(thence.open(RECORDED[0]).tables)
+        job = Summarised(thence.open(RECORDED[0]).recorded)
         vars(job)["folder"] = folder
         target = folder / "job.pftrace"
         write_timeline(folded_timeline(job), target)

@@ -72,7 +72,7 @@ def with_thence(path: Path) -> str:
     import thence
 
     trace = thence.open(path)
-    return f"{trace.gpu.height:,} activities, {trace.host.height:,} ranges"
+    return f"{trace.tables.gpu.height:,} activities, {trace.tables.host.height:,} ranges"
 
 
 def with_sqlite3(path: Path) -> str:

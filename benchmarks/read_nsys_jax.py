@@ -41,7 +41,7 @@ def opened(path: str) -> dict[str, float]:
     trace = thence.open(path)
     seconds = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-    return {"open": seconds, "peak_mb": peak, "activities": trace.gpu.height}
+    return {"open": seconds, "peak_mb": peak, "activities": trace.tables.gpu.height}
 
 
 def decoded(path: str) -> dict[str, float]:

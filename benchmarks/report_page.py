@@ -26,10 +26,10 @@ WRITE = """
 import json, sys, time
 import thence
 trace = thence.open(sys.argv[1])
-trace.attributed
+trace.tables
 begin, wall = time.process_time(), time.perf_counter()
 page = trace.report_html()
-print(json.dumps([trace.gpu.height, time.process_time() - begin, time.perf_counter() - wall]))
+print(json.dumps([trace.tables.gpu.height, time.process_time() - begin, time.perf_counter() - wall]))
 open(sys.argv[2], "w").write(page)
 """
 DRAW = """(() => {

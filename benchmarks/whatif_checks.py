@@ -90,7 +90,7 @@ def _predicted(folder: Path, name: str, runs: list[Row], *, known: bool) -> dict
     for number, paths in _traces(folder, name, 0).items():
         try:
             trace = thence.open(paths)
-            answer = _with_plain_step(trace, runs, asked) if known else trace.what_if(**asked)
+            answer = _with_plain_step(trace, runs, asked) if known else trace.whatif(**asked)
         except ThenceError as error:
             result[number] = str(error)
             continue
@@ -192,7 +192,7 @@ def _pieces(paths: list[Path]) -> pl.DataFrame:
     from thence.analysis.whatif.host_pace import host_pieces
 
     trace = thence.open(paths)
-    program = program_graph(trace.whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.what_if does
+    program = program_graph(trace.whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.whatif does
     return host_pieces(trace.whole, program).with_columns(pl.col("before", "behind").cast(pl.String))
 
 

@@ -411,7 +411,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "causes[].share": "share of idle_ns",
         "causes[].count": "pieces of gaps",
         "causes[].rows": "where, with the most time first; they add up to the cause",
-        "causes[].rows[].by": "what name is: line, label, module, op, call ...",
+        "causes[].rows[].by": "what name is: source, label, module, op, call ...",
         "causes[].rows[].total_ns": "ns idle there",
         "causes[].rows[].count": "pieces of gaps there",
         "recording_added_at_most_ns": "ns of idle_ns that recording added, at most; null if it is not known",

@@ -11,10 +11,10 @@ from thence.model.reasons import ADVICE, REASONS, RULES, advice
 
 HEAD = """# Rules and reasons
 
-Every kind of place has a column `<kind>_rule` beside it (`trace.places`, `activities` in SQL). Where an activity
+Every kind of place has a column `<kind>_rule` beside it (`trace.tables.places`, `activities` in SQL). Where an activity
 has a place of that kind, it holds the code of how the place was found; where it has none, the code of the reason.
 `thence report --format json` lists the reasons as `unattributed_ns`: for each kind `code`, `total_ns`, `text` and
-`advice`. Codes stay; texts may improve. `detail` in `trace.places` says more about single CUDA graphs, as
+`advice`. Codes stay; texts may improve. `detail` in `trace.tables.places` says more about single CUDA graphs, as
 `thence report --details` does.
 
 This page is made by `docs/make_reasons.py`.

@@ -124,9 +124,9 @@ def _key_table(verb: str) -> list[str]:
 _TABLES = """\
 # Tables and columns
 
-What `trace.gpu`, `trace.host` and the other frames hold, and what `thence sql` and Parquet files show. All times are \
-int64 nanoseconds on the trace's own clock. A null means that the trace does not say. Columns that hold a row of \
-another table count from 0.
+What `trace.tables.gpu`, `trace.tables.host` and the other frames hold, and what `thence sql` and Parquet files show. \
+All times are int64 nanoseconds on the trace's own clock. A null means that the trace does not say. Columns that hold \
+a row of another table count from 0.
 
 This page is made from `model/tables.py` and `model/attributed.py`.
 """

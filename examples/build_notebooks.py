@@ -34,7 +34,7 @@ PYTORCH: Cells = (
         "Backward kernels belong to the module and function of their forward op."
     ),
     'trace.plot_by("module")',
-    'trace.summary(by="source")',
+    'trace.report(by="source")',
     "## Every stream over time\n\nThe gaps are idle time: this run is limited by its launches.",
     "trace.plot_timeline()",
     "## As a flame graph\n\n`thence flame` writes a page that zooms, searches and filters.",
@@ -45,7 +45,7 @@ PYTORCH: Cells = (
     ),
     (
         'ranks = thence.open("../tests/data/torch/torch_fsdp_rank*.json.gz")\n'
-        'ranks.summary(by="rank").rows.select("name", "count", "total_ns", "share")'
+        'ranks.report(by="rank").rows.select("name", "count", "total_ns", "share")'
     ),
     "ranks.plot_concurrency()",
     "ranks.plot_streams()",
@@ -90,13 +90,13 @@ JAX: Cells = (
     ),
     "## Programs\n\nHow often each XLA program ran, for how long, and when the GPU was idle: `thence programs`.",
     (
-        "programs = trace.program_times()\nprint(programs.phases.counted_statement)\n"
+        "programs = trace.programs()\nprint(programs.phases.counted_statement)\n"
         'programs.programs.select("name", "share", "executions", "^span_ns_.*$", "^thunks_.*$", "^idle_.*$")'
     ),
     "trace.plot_programs()",
     "trace.plot_timeline()",
     "## The longest instructions, with their op_name\n\n`thence report profile_dir/ --by hlo`.",
-    'trace.summary(by="hlo")',
+    'trace.report(by="hlo")',
     "## GPU time by opcode\n\nThe GPU's idle time during the programs is beside the bars that add up.",
     'trace.plot_by("opcode")',
     (
@@ -105,7 +105,7 @@ JAX: Cells = (
     ),
     'recorded = thence.open("../tests/data/jax/recording")\nrecorded.plot_compile()',
     (
-        'compilation = recorded.compile_times()\nprint(f"{compilation.wall_ns / 1e6:.1f} ms in all")\n'
+        'compilation = recorded.compile()\nprint(f"{compilation.wall_ns / 1e6:.1f} ms in all")\n'
         "compilation.phases.head(compilation.covering(0.99))"
     ),
     (
@@ -117,11 +117,11 @@ JAX: Cells = (
     ),
     'single = thence.open("../tests/data/jax/jax_single_nocb.xplane.pb.gz")\nsingle.plot_flame("op_name")',
     'single.plot_flame("source")',
-    'single.summary(by="source")',
+    'single.report(by="source")',
     "## Bandwidth against message size\n\nPoints are transfers without waits; lines go through their medians.",
     "trace.plot_bandwidth()",
     (
-        "sizes = trace.collective_times().by_size\n"
+        "sizes = trace.collectives().by_size\n"
         'sizes.select("collective", "bytes", "count", "^transfer_bus.*$", "exposed_ns", "hidden_ns", "^wait.*$")'
     ),
     "## Waits\n\nHow long each collective waited for the last device that it needs to start.",

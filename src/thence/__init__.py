@@ -3,7 +3,7 @@
     import thence
 
     trace = thence.open("trace.json.gz")     # or several ranks: thence.open("traces/")
-    trace.summary(by="label")                # displays as a table in a notebook
+    trace.report(by="label")                # displays as a table in a notebook
     trace.activities.filter(...)             # a Polars frame
 
 Attributes are imported when they are first used, so that ``import thence`` is nearly free.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.ranks.folded import job_rows, opened
-from thence.writers.text.ranks import reason_rows, straggler_lines
+from thence.analysis.ranks.job import reason_rows, straggler_lines
+from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ _MOST_IN_FULL = 8
 
 def has_many_ranks(trace: Trace) -> bool:
     """Whether no ranks are selected and the trace holds more of them than a viewer shows well."""
-    return not trace.selection.ranks and len(trace.ranks) > _MOST_IN_FULL
+    return not trace.selection.ranks and len(trace.rank_numbers) > _MOST_IN_FULL
 
 
 def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:
@@ -41,7 +42,7 @@ def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "alig
         MissingData: there is no device activity.
         UsageError: there is no such lane, or ``clocks`` has another value.
     """
-    job = trace.late_ranks()
+    job = trace.ranks()
     slowest, middle = opened(job)
     in_full = sorted({slowest[0], middle[0]})
     part = trace.selected(replace(trace.selection, ranks=tuple(in_full)))
@@ -53,7 +54,7 @@ def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "alig
         job,
         in_full,
         _late(job),
-        part.attributed.meta.epoch_ns or 0,
+        part.tables.meta.epoch_ns or 0,
         dict(moved.select("rank", "correction_ns").iter_rows()),
     )
     count = job.ranks["rank"].n_unique()
@@ -74,5 +75,5 @@ def _late(job: Job) -> dict[tuple[int, int], str]:
                 f"{cause} {share:.0%}: {where}" if where else f"{cause} {share:.0%}"
                 for cause, share, where in reason_rows(why).select("cause", "share", "where").iter_rows()
             ]
-            found[row["rank"], row["device"]] = " ".join([sentence, *causes])
+            found[row["rank"], row["device"]] = printable(" ".join([sentence, *causes]))
     return found

@@ -6,6 +6,8 @@ are raised there.
 
 `own_imports` is for thence's imports in the middle of a program. A script's folder is the first entry of ``sys.path``,
 so a file ``queue.py`` beside the script would otherwise be executed by thence, in programs that never import it.
+
+`later_modules` makes stand-ins for modules of thence that most runs do not need.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import os
 import sys
 from _thread import get_ident
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.machinery import FrozenImporter, PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -72,6 +75,24 @@ def when_imported(name: str, function: Callable[[Any], object]) -> Callable[[], 
 def _is_initialising(module: object) -> bool:
     spec = getattr(module, "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
+
+
+def later_modules(packages: Mapping[str, str]) -> dict[str, Any]:
+    """Stand-ins for modules, by name, each of which imports its module when one of the module's names is used.
+
+    Args:
+        packages: for each package the names of its modules; ``module:name`` gives a module another name.
+    """
+    entries = ((package, *entry.partition(":")[::2]) for package, names in packages.items() for entry in names.split())
+    return {name or module: _Later(f"{package}.{module}") for package, module, name in entries}
+
+
+class _Later:
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._module), name)
 
 
 class _Watcher:

@@ -107,7 +107,7 @@ def open_runs(*inputs: str | os.PathLike[str]) -> list[Trace]:
     # state their rank show no times by which runs can be told from ranks.
     if set(whole.meta.formats) == {NAME}:
         files = expand([str(name) for name in inputs], PATTERNS)
-        unknown = not whole.meta.ranks_stated and whole.gpu["rank"].n_unique() < len(files)
+        unknown = not whole.meta.ranks_stated and whole.tables.gpu["rank"].n_unique() < len(files)
         if len(files) > len(whole.meta.inputs) or (unknown and len(files) > 1):
             return [open_trace(file) for file in files]
     return [whole]

@@ -1,8 +1,4 @@
-"""`Trace`: the public object with tables, attribution and analyses.
-
-Each method, here and in the base classes, imports the analyses and writers that it calls: most runs of the command
-line need one analysis, and importing all of them took longer than reading a small trace.
-"""
+"""`Trace`: the public object with tables, attribution and analyses; a method for each verb of the command line."""
 
 from __future__ import annotations
 
@@ -10,73 +6,153 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import polars as pl
 
-from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
-from thence.explanations import Explanations
+from thence.importing import later_modules
+from thence.model import thresholds
+from thence.model.answer import Answer, Caveats
+from thence.model.places import FLAME_KINDS, LANES, TABLE_KINDS, TABLE_KINDS_XLA, TREE_KINDS, page_kinds
 from thence.model.selection import APART, TYPICAL, Selection, parse_steps, parse_window
-from thence.pictures import Pictures
-from thence.querying import Querying
-from thence.timelines import Timelines
+from thence.units import several
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from thence.analysis import (
+        annotation_table,
+        consistency,
+        default_kind,
+        graph_edges,
+        graph_lanes,
+        headline,
+        kernel_groups,
+        next_steps,
+        no_device_work,
+        part,
+        proof,
+        replayed_graph,
+        report,
+        select,
+        spread,
+        streams,
+        summary,
+    )
+    from thence.analysis import glance as glances
+    from thence.analysis import query as queries
+    from thence.analysis.collectives import clock_sync, communication, instances, missing
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.analysis.collectives.communication import Collectives
     from thence.analysis.collectives.instances import Instances
+    from thence.analysis.diff import compare
+    from thence.analysis.diff import sample as samples
+    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.sample import Sample
+    from thence.analysis.flame import flame
     from thence.analysis.flame.flame import Flame
+    from thence.analysis.glance import Glance
     from thence.analysis.graph_lanes import GraphLanes
-    from thence.analysis.kernel_groups import Patterns
+    from thence.analysis.headline import Headline
+    from thence.analysis.idle import table as idle_table
+    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.part import Part
+    from thence.analysis.programs import compilation, programs, warmup
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.programs.programs import Programs
     from thence.analysis.proof import Proof
+    from thence.analysis.ranks import job
+    from thence.analysis.ranks import summary as rank_summaries
+    from thence.analysis.ranks.job import Job
     from thence.analysis.replayed_graph import ReplayedGraph
     from thence.analysis.report import Report
+    from thence.analysis.soundness import check
     from thence.analysis.soundness.findings import Soundness
+    from thence.analysis.steps import kinds as step_kind_table
+    from thence.analysis.steps import table as step_table
     from thence.analysis.steps.kinds import StepKinds
+    from thence.analysis.steps.table import StepTable
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
+    from thence.analysis.timelines import activity_timeline
+    from thence.analysis.timelines import overview as overviews
+    from thence.analysis.timelines import timeline as timelines
+    from thence.analysis.timelines.overview import Overview
+    from thence.analysis.whatif import changes, critical_path, graph, health, prediction
+    from thence.analysis.whatif.graph import Program
+    from thence.analysis.whatif.prediction import WhatIf
+    from thence.attribution import attribute
+    from thence.attribution.cuda_graphs import coverage, labelling
     from thence.attribution.cuda_graphs.coverage import Coverage
     from thence.model.attributed import Attributed
-    from thence.model.graph_labels import GraphLabels
     from thence.model.places import By, FlameBy
     from thence.model.tables import Meta, Tables
+    from thence.model.timeline import Timeline
+    from thence.readers import label_files
+    from thence.writers.charts import results as charts
+    from thence.writers.charts.chart import Chart
+    from thence.writers.flame import chart as flame_charts
+    from thence.writers.page import report_page
+    from thence.writers.timelines import write as timeline_files
+else:
+    # A run of the command line needs one or two analyses, and importing all of them takes longer than reading a small
+    # trace.
+    _LATER = {
+        "thence.analysis": "annotation_table consistency default_kind glance:glances "
+        "graph_edges graph_lanes headline kernel_groups next_steps no_device_work part proof query:queries "
+        "replayed_graph report select spread streams summary",
+        "thence.analysis.collectives": "clock_sync communication instances missing",
+        "thence.analysis.diff": "compare sample:samples",
+        "thence.analysis.flame": "flame",
+        "thence.analysis.idle": "table:idle_table",
+        "thence.analysis.programs": "compilation programs warmup",
+        "thence.analysis.ranks": "job summary:rank_summaries",
+        "thence.analysis.soundness": "check",
+        "thence.analysis.steps": "kinds:step_kind_table table:step_table",
+        "thence.analysis.timelines": "activity_timeline overview:overviews timeline:timelines",
+        "thence.analysis.whatif": "changes critical_path graph health prediction",
+        "thence.attribution": "attribute",
+        "thence.attribution.cuda_graphs": "coverage labelling",
+        "thence.readers": "label_files",
+        "thence.writers.charts": "results:charts",
+        "thence.writers.flame": "chart:flame_charts",
+        "thence.writers.page": "report_page",
+        "thence.writers.timelines": "write:timeline_files",
+    }
+    globals().update(later_modules(_LATER))
+
+_FLAME_FRAMES = 300
+"""Frames of the flame graph of a notebook."""
+_Answer = TypeVar("_Answer", bound=Answer)
+_Choice = TypeVar("_Choice", bound=enum.Enum)
 
 
 @dataclass(frozen=True)
-class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
+class Trace:
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
-        tables: Polars frames (see ``thence.model.tables``) as the readers returned them, with labels of CUDA graphs
+        recorded: Polars frames (see ``thence.model.tables``) as the readers returned them, with labels of CUDA graphs
             joined.
         own: patterns of further files that count as the user's own code, as `thence.open` takes them.
         selection: the part of the trace that the analyses cover.
     """
 
-    tables: Tables
+    recorded: Tables
     own: tuple[str, ...] = ()
     selection: Selection = field(default_factory=Selection)
 
     @cached_property
     def whole(self) -> Attributed:
         """The tables of the whole trace, regardless of the selection, with every device activity attributed."""
-        from thence.attribution.attribute import attribute
-
-        return attribute(self.tables, self.own)
+        return attribute.attribute(self.recorded, self.own)
 
     @cached_property
-    def attributed(self) -> Attributed:
-        """The selected part of `whole`: the input of all analyses and writers."""
-        from thence.analysis.consistency import consistent_references
-        from thence.analysis.select import select
-
-        return consistent_references(select(self.whole, self.selection))
+    def tables(self) -> Attributed:
+        """The frames of the selected part, attributed (see ``thence.model.attributed``): the input of all analyses."""
+        return consistency.consistent_references(select.select(self.whole, self.selection))
 
     def select(
         self,
@@ -97,7 +173,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             window: keeps work that began in this time after the first device activity, such as ``1.2s:1.4s``.
             only: keeps work whose name, label, module, op, HLO instruction or op_name matches this regex.
             warm_up: how to treat warm-up executions of XLA programs, and XLA's autotuner. ``apart``: in rows of
-                their own in `summary` and `flame`. ``keep``: like other work. ``heuristic`` or
+                their own in `report` and `flame`. ``keep``: like other work. ``heuristic`` or
                 ``first-compiled``: left out, by that rule.
             program: keeps work of the XLA program of this name, or of the ``main`` programs: those of the steps.
 
@@ -106,35 +182,30 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             MissingData: nothing is left.
         """
         chosen = Selection(
-            tuple(ranks),
-            tuple(devices),
-            parse_steps(steps) if steps else None,
-            parse_window(window) if window else None,
-            program,
-            only,
-            warm_up,
-        )
+            tuple(ranks), tuple(devices), parse_steps(steps) if steps else None,
+            parse_window(window) if window else None, program, only, warm_up,
+        )  # fmt: skip
         return self.selected(chosen)
 
     def selected(self, selection: Selection) -> Trace:
         """A part of the trace, from a `Selection`; see `select`."""
-        part = Trace(self.tables, self.own, selection)
+        part = Trace(self.recorded, self.own, selection)
         vars(part)["whole"] = self.whole  # the trace is attributed once
-        _ = part.attributed  # raises here if the selection is invalid or empty
+        _ = part.tables  # raises here if the selection is invalid or empty
         return part
 
     @cached_property
     def all_work(self) -> Trace:
         """All work of the selected ranks, devices and steps; this trace if no other part is selected."""
-        selection = self.attributed.selection
+        selection = self.tables.selection
         whole = replace(selection.of_ranks_and_devices, steps=selection.steps)
         return self if selection in (whole, replace(whole, warm_up="keep")) else self.selected(whole)
 
     @cached_property
     def typical(self) -> Trace:
         """The typical steps of this trace; the trace itself if it has none, or if a part of its work is selected."""
-        selection = self.attributed.selection
-        if not selection.of_ranks_and_devices_only or self.attributed.steps.is_empty():
+        selection = self.tables.selection
+        if not selection.of_ranks_and_devices_only or self.tables.steps.is_empty():
             return self
         try:
             return self.selected(replace(selection, steps=TYPICAL))
@@ -142,59 +213,14 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             return self
 
     @property
-    def gpu(self) -> pl.DataFrame:
-        """One row per device activity: kernel, memcpy or memset."""
-        return self.attributed.gpu
-
-    @property
-    def host(self) -> pl.DataFrame:
-        """One row per range on a host thread."""
-        return self.attributed.host
-
-    @property
-    def threads(self) -> pl.DataFrame:
-        """Names of the host threads."""
-        return self.attributed.threads
-
-    @property
-    def programs(self) -> pl.DataFrame:
-        """One row per execution of an XLA program on one device."""
-        return self.attributed.programs
-
-    @property
-    def events(self) -> pl.DataFrame:
-        """One row per call that made a stream record a CUDA event or wait for one."""
-        return self.attributed.events
-
-    @property
-    def waits(self) -> pl.DataFrame:
-        """One row per host call that waited for the device."""
-        return self.attributed.waits
-
-    @property
-    def step_times(self) -> pl.DataFrame:
-        """One row per step that thence's recorder saw, recorded or not; empty for other traces."""
-        return self.attributed.step_times
-
-    @property
     def meta(self) -> Meta:
         """Facts about the whole trace, including warnings."""
-        return self.tables.meta
+        return self.recorded.meta
 
     @property
     def selected_meta(self) -> Meta:
         """As `meta`, with notes on what the selection left out."""
-        return self.attributed.meta
-
-    @property
-    def places(self) -> pl.DataFrame:
-        """Where each row of `gpu` came from, row by row: label, module, op, source, hlo ... and the rule for each."""
-        return self.attributed.places
-
-    @property
-    def collectives(self) -> pl.DataFrame:
-        """What each collective kernel moved; column ``gpu`` is the kernel's row in `gpu`."""
-        return self.attributed.collectives
+        return self.tables.meta
 
     @cached_property
     def activities(self) -> pl.DataFrame:
@@ -203,36 +229,31 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Column ``iteration`` is that of `places`. Column ``iteration`` of `gpu`, which counts the earlier runs of the
         same instruction, is renamed to ``repetition``.
         """
-        recorded = self.gpu.drop("program", "hlo")  # places has them by name
+        recorded = self.tables.gpu.drop("program", "hlo")  # places has them by name
         recorded = recorded.rename({"iteration": "repetition"})
-        return pl.concat([recorded, self.places], how="horizontal")
+        return pl.concat([recorded, self.tables.places], how="horizontal")
+
+    def check(self) -> Soundness:
+        """Whether figures of the whole trace can be trusted: findings, and which rules could not be checked."""
+        return replace(self._soundness, caveats=Caveats(warnings=self.meta.warnings))
 
     @cached_property
-    def soundness(self) -> Soundness:
-        """Whether figures of the whole trace can be trusted: findings, and which rules could not be checked."""
-        from thence.analysis.soundness.check import check
-
-        return check(self.tables)
+    def _soundness(self) -> Soundness:
+        return check.check(self.recorded)
 
     @cached_property
     def annotations(self) -> pl.DataFrame:
         """The metadata of marks, with a typed column for each field; see `thence.analysis.annotation_table`."""
-        from thence.analysis.annotation_table import annotation_table
-
-        return annotation_table(self.attributed)
+        return annotation_table.annotation_table(self.tables)
 
     @property
     def graph_coverage(self) -> Coverage:
         """How much of the work in CUDA graphs has a label, and by which rule."""
-        from thence.attribution.cuda_graphs.coverage import coverage
-
-        return coverage(self.attributed)
+        return coverage.coverage(self.tables)
 
     def graph_lanes(self) -> GraphLanes:
         """The work in CUDA graphs, per stream as recorded and per lane as labelled."""
-        from thence.analysis.graph_lanes import graph_lanes
-
-        return graph_lanes(self.timeline(("lane",), clocks="recorded"))
+        return graph_lanes.graph_lanes(self.timeline(("lane",), clocks="recorded"))
 
     def graph_edges(self) -> pl.DataFrame:
         """The edges of captured CUDA graphs, from their labels; see `thence.analysis.graph_edges`.
@@ -240,9 +261,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: no labels with edges were joined.
         """
-        from thence.analysis.graph_edges import graph_edges
-
-        return graph_edges(self.tables.graph_labels)
+        return graph_edges.graph_edges(self.recorded.graph_labels)
 
     def replayed_graph(self, graph_id: int | None = None) -> ReplayedGraph:
         """A captured CUDA graph with the mean times of its replays and its critical path.
@@ -254,9 +273,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             MissingData: no graph in the trace has known edges; the message has the way out.
             UsageError: none of them has this id.
         """
-        from thence.analysis.replayed_graph import replayed_graph
-
-        return replayed_graph(self.attributed, self.tables.graph_labels, graph_id)
+        return replayed_graph.replayed_graph(self.tables, self.recorded.graph_labels, graph_id)
 
     def label(
         self,
@@ -279,22 +296,19 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             MissingData: nothing ran in a CUDA graph, or nothing matches; the message says where the two first
                 differ.
         """
-        from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
-        from thence.readers.label_files import read_labels
-
         if (labels is None) == (eager is None):
             raise UsageError("give either labels= or eager=")
         if eager is not None:
             traces = [eager] if isinstance(eager, Trace) else eager
-            return self._relabelled(labelled_from_eager(self.tables, [trace.attributed for trace in traces]))
+            return self._relabelled(labelling.labelled_from_eager(self.recorded, [trace.tables for trace in traces]))
         several = isinstance(labels, Sequence) and not isinstance(labels, str)
         paths = list(labels) if several else [labels]  # type: ignore[arg-type]
-        return self._relabelled(labelled(self.tables, [read_labels(path) for path in paths]))  # type: ignore[arg-type]
+        return self._relabelled(labelling.labelled(self.recorded, [label_files.read_labels(path) for path in paths]))  # type: ignore[arg-type]
 
     def _relabelled(self, tables: Tables) -> Trace:
         return Trace(tables, self.own, self.selection)
 
-    def summary(self, by: By = "kernel") -> Summary:
+    def report(self, by: By = "kernel") -> Summary:
         """Totals, and GPU time by one kind of place: kernel, label, module, op, source, step, stream, rank ...
 
         Args:
@@ -304,11 +318,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             UsageError: ``by`` is none of `thence.model.places.BY`.
             MissingData: the trace holds no device activity.
         """
-        from thence.analysis.consistency import consistent_summary
-        from thence.analysis.summary import summarize
-
-        found = consistent_summary(summarize(self.attributed, by))
-        return replace(found, soundness=self.soundness)
+        return self._answer(replace(summary.summarize(self.tables, by), soundness=self._soundness))
 
     def step_kinds(self) -> StepKinds:
         """Time per step of an inference server, by batch size, layer and kernel.
@@ -316,9 +326,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no steps of a server that thence knows.
         """
-        from thence.analysis.steps.kinds import step_kinds
-
-        return step_kinds(self.attributed)
+        return step_kind_table.step_kinds(self.tables)
 
     def flame(
         self, by: FlameBy | None = None, split: str = "none", idle: str = "steady", *, fold: bool = False
@@ -338,37 +346,23 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             UsageError: ``by``, ``split`` or ``idle`` has another value, or ``by`` has no layers to fold.
             MissingData: the trace holds no device activity.
         """
-        from thence.analysis.consistency import consistent_flame
-        from thence.analysis.default_kind import default_kind
-        from thence.analysis.flame.flame import Idle, Split, flame
-        from thence.model.places import FLAME_KINDS
-
-        usual = self.tree_kind if fold else default_kind(self.attributed, FLAME_KINDS, "ops")
-        parts, shown = _choice(Split, split), _choice(Idle, idle)
+        usual = self.tree_kind if fold else default_kind.default_kind(self.tables, FLAME_KINDS, "ops")
+        parts, shown = _choice(flame.Split, split), _choice(flame.Idle, idle)
         # Cached, because the page of a report needs the same idle time.
-        graph = flame(self.attributed, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold)
-        found = consistent_flame(graph)
-        return replace(found, notes=(*self.soundness.lines, *found.notes))
+        graph = flame.flame(self.tables, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold)
+        return self._answer(replace(graph, notes=(*self._soundness.lines, *graph.notes)))
 
     @cached_property
     def alignment(self) -> Alignment:
         """The offsets between the clocks of the ranks, from the ends of the collectives that they share."""
-        from thence.analysis.collectives.clock_sync import align_clocks
-
-        return align_clocks(self.attributed, self._instances)
-
-    @property
-    def _graph_labels(self) -> tuple[GraphLabels, ...]:
-        """Labels of captured CUDA graphs that came with the trace, or were given to `label`."""
-        return self.tables.graph_labels
+        return clock_sync.align_clocks(self.tables, self._instances)
 
     @cached_property
     def _instances(self) -> Instances:
-        from thence.analysis.collectives.instances import collective_instances
 
-        return collective_instances(self.attributed)
+        return instances.collective_instances(self.tables)
 
-    def program_times(self, warm_up: str = "heuristic") -> Programs:
+    def programs(self, warm_up: str = "heuristic") -> Programs:
         """Executions, GPU time, idle time and launch latency of XLA programs.
 
         Args:
@@ -379,61 +373,52 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             UsageError: ``warm_up`` has another value.
             MissingData: the trace holds no XLA program.
         """
-        from thence.analysis.consistency_of_answers import consistent_programs
-        from thence.analysis.programs.programs import programs
-        from thence.analysis.programs.warmup import WarmUp
-
-        if self.programs.is_empty():
+        if self.tables.programs.is_empty():
             raise MissingData(
-                f"{self._inputs}: holds no XLA programs; traces of jax.profiler, nsys-jax and thence record hold them"
+                f"{self.meta.named}: holds no XLA programs; traces of jax.profiler, nsys-jax and thence record hold "
+                "them"
             )
-        found = programs(self.attributed, _choice(WarmUp, warm_up))
-        return consistent_programs(found, self.meta)
+        return self._answer(programs.programs(self.tables, _choice(warmup.WarmUp, warm_up)))
 
-    def collective_times(self, warm_up: str = "heuristic", *, late: bool = True) -> Collectives:
+    def collectives(self, warm_up: str = "heuristic", *, late: bool = True) -> Collectives:
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives, on aligned clocks.
 
         Args:
-            warm_up: as in `program_times`; the first calls of PyTorch's communicators count as warm-up, too.
-            late: whether to decide which ranks are late, as `late_ranks` does, and which waits no rank caused.
+            warm_up: as in `programs`; the first calls of PyTorch's communicators count as warm-up, too.
+            late: whether to decide which ranks are late, as `ranks` does, and which waits no rank caused.
 
         Raises:
             UsageError: ``warm_up`` has another value.
             MissingData: the trace holds no collective kernels.
         """
-        from thence.analysis.collectives.communication import collectives
-        from thence.analysis.collectives.missing import why_no_collectives
-        from thence.analysis.consistency_of_answers import consistent_collectives
-        from thence.analysis.programs.warmup import WarmUp
-
-        alignment = self.alignment if len(self.attributed.ranks) > 1 else None
-        rule = _choice(WarmUp, warm_up)
+        alignment = self.alignment if len(self.tables.ranks) > 1 else None
+        rule = _choice(warmup.WarmUp, warm_up)
         verdict = self._late_ranks if late else None
-        times = collectives(self.attributed, rule, alignment, self._instances, verdict)
+        times = communication.collectives(self.tables, rule, alignment, self._instances, verdict)
         if times.devices.is_empty():
-            raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
-        return consistent_collectives(times, self.meta)
+            raise MissingData(f"{self.meta.named}: {missing.why_no_collectives(self.tables)}")
+        return self._answer(times)
 
-    def streams(self, groups: Mapping[str, str] | Patterns | None = None) -> Streams:
+    def streams(
+        self, groups: Mapping[str, str] | kernel_groups.Patterns | None = None, expect: Sequence[str] = ()
+    ) -> Streams:
         """The work on each stream by group of kernels, and which groups ran at the same time.
 
         Args:
             groups: further groups of kernels, from name to regular expression. They are tried before the groups of
                 `thence.analysis.kernel_groups`; a group with the name of one of these extends it.
+            expect: expectations to check, such as ``GEMM>=2``: see `thence.analysis.expectations`.
 
         Raises:
             MissingData: the trace holds no device activity.
-            UsageError: the name or regular expression of a group is invalid.
+            UsageError: the name or regular expression of a group, or an expectation, is invalid.
         """
-        from thence.analysis.consistency import consistent_streams
-        from thence.analysis.kernel_groups import Patterns
-        from thence.analysis.streams import streams
-
         given = groups or {}
-        patterns = given if isinstance(given, Patterns) else Patterns(tuple(given.items()))
-        return consistent_streams(streams(self.attributed, patterns))
+        patterns = given if isinstance(given, kernel_groups.Patterns) else kernel_groups.Patterns(tuple(given.items()))
+        found = streams.streams(self.tables, patterns)
+        return self._answer(replace(found, checks=found.check(*expect)))
 
-    def compile_times(self, autotuning: str = "block") -> Compilation:
+    def compile(self, autotuning: str = "block") -> Compilation:
         """Wall time of compilation by phase.
 
         Args:
@@ -443,58 +428,45 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             UsageError: ``autotuning`` has another value.
             MissingData: the trace holds no compilation.
         """
-        from thence.analysis.consistency_of_answers import consistent_compilation
-        from thence.analysis.programs.compilation import Autotuning, compilation
-
-        if not (self.host["category"] == "compile").any():
+        if not (self.tables.host["category"] == "compile").any():
             raise MissingData(
-                f"{self._inputs}: holds no compilation; nsys-jax and thence record hold XLA's compile phases"
+                f"{self.meta.named}: holds no compilation; nsys-jax and thence record hold XLA's compile phases"
             )
-        found = compilation(self.attributed, _choice(Autotuning, autotuning))
-        return consistent_compilation(found, self.meta)
+        return self._answer(compilation.compilation(self.tables, _choice(compilation.Autotuning, autotuning)))
 
     def spread(self, warm_up: str = "heuristic") -> pl.DataFrame:
         """How much durations vary between runs of one computation: see `thence.analysis.spread.compute_spread`.
 
         Args:
-            warm_up: as in `program_times`.
+            warm_up: as in `programs`.
 
         Raises:
             UsageError: ``warm_up`` has another value.
         """
-        from thence.analysis.programs.warmup import WarmUp
-        from thence.analysis.spread import compute_spread
+        return spread.compute_spread(self.tables, _choice(warmup.WarmUp, warm_up))
 
-        return compute_spread(self.attributed, _choice(WarmUp, warm_up))
-
-    def report(self) -> Report:
+    def page(self) -> Report:
         """The results of all analyses, as ``thence report -o report.html`` shows them.
 
         Raises:
             MissingData: the trace holds no device activity.
         """
-        from thence.analysis.part import part
-        from thence.analysis.report import Report
-        from thence.analysis.summary import totals_of
-        from thence.analysis.timelines.activity_timeline import activity_timeline
-        from thence.model.places import page_kinds
-
         shown = self.typical
-        kinds = page_kinds(xla=not self.programs.is_empty())
-        parts = {by: part(lambda by=by: shown.summary(by)).result for by in kinds}  # type: ignore[misc]
-        return Report(
+        kinds = page_kinds(xla=not self.tables.programs.is_empty())
+        parts = {by: part.part(lambda by=by: shown.report(by)).result for by in kinds}  # type: ignore[misc]
+        return report.Report(
             headline=self.headline,
-            whole=totals_of(self.attributed),
-            summaries={by: summary for by, summary in parts.items() if summary is not None},
-            timeline=activity_timeline(self.attributed, self.idle().pieces, self._applied_alignment),
+            whole=summary.totals_of(self.tables),
+            summaries={by: found for by, found in parts.items() if found is not None},
+            timeline=activity_timeline.activity_timeline(self.tables, self.idle().pieces, self._applied_alignment),
             flame=shown.flame(),
             streams=self.streams(),
-            collectives=part(self.collective_times),
-            programs=part(self.program_times),
-            compilation=part(self.compile_times),
+            collectives=part.part(self.collectives),
+            programs=part.part(self.programs),
+            compilation=part.part(self.compile),
             spread=self.spread(),
             idle=shown.idle(),
-            soundness=self.soundness,
+            soundness=self._soundness,
             default_kind=self.default_kind,
         )
 
@@ -504,13 +476,20 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no device activity.
         """
-        from thence.writers.page.report_page import report_html
+        return report_page.report_html(self.page())
 
-        return report_html(self.report())
+    @cached_property
+    def _caveats(self) -> Caveats:
+        sound, meta = self._soundness, self.selected_meta
+        return Caveats(
+            meta.inputs, sound.lines, tuple(sound.findings_json()), sound.work_missing, meta.notes, meta.warnings
+        )
 
-    @property
-    def _inputs(self) -> str:
-        return self.meta.named
+    def _answer(self, found: _Answer) -> _Answer:
+        """The result of an analysis with the caveats of this trace, checked."""
+        answer = replace(found, caveats=self._caveats)
+        answer.self_check()
+        return answer
 
     def self_check(self) -> Proof:
         """Checks the invariants that hold for every trace; each analysis also checks its own results.
@@ -522,17 +501,395 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             Contradiction: row references point outside their table, attributed and unattributed
                 time do not add up to the whole, or devices are busy for longer than their span.
         """
-        from thence.analysis.consistency import consistent_references
-        from thence.analysis.proof import proof
+        checked = consistency.consistent_references(self.tables)
+        return proof.proof(checked, self.report() if self.tables.gpu.height else None)
 
-        checked = consistent_references(self.attributed)
-        return proof(checked, self.summary() if self.gpu.height else None)
+    @property
+    def default_kind(self) -> By:
+        """The kind of place by which `glance` groups GPU time if none is given.
+
+        It is the first of module, label, source and op, and with XLA programs the first of source, op_name and
+        these, that covers two thirds of the GPU time, else the one that covers most; kernel if the trace has no
+        places of these kinds.
+        """
+        kinds = TABLE_KINDS if self.tables.programs.is_empty() else TABLE_KINDS_XLA
+        return cast("By", default_kind.default_kind(self.tables, kinds, "kernel"))
+
+    @property
+    def tree_kind(self) -> By:
+        """The kind of place of a tree if none is given: the first of module, label and op_name, as `default_kind`."""
+        return cast("By", default_kind.default_kind(self.tables, TREE_KINDS, TREE_KINDS[0]))
+
+    @cached_property
+    def headline(self) -> Headline:
+        """The typical step, what limits it, and where the rest of the recording went.
+
+        Of the selection, ranks, devices and steps count: what else is selected does not change how long a step takes.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        if self.tables.gpu.is_empty():
+            raise no_device_work.no_device_work(self.tables)
+        if self.all_work is not self:
+            return self.all_work.headline
+        return headline.headline(self.tables, self._soundness, self.typical.quick_idle, self._quick_late)
+
+    @property
+    def quick_idle(self) -> Part[IdleTime]:
+        """Idle time by place, if it can be divided in little time."""
+        trace = self.tables
+        unknown = idle_table.why_no_causes(trace)
+        if unknown is not None:
+            return part.Part(None, f"not computed: {unknown}")
+        if trace.host.height > thresholds.MAX_HOST_RANGES:
+            return part.Part(None, "not computed here, to save time; thence idle computes it")
+        return part.Part(self._idle_by_place)
+
+    @property
+    def _quick_late(self) -> Part[Job]:
+        """Late ranks, if the trace has collectives and they can be found in little time."""
+        trace = self.tables
+        if trace.collectives.is_empty() or not trace.selection.of_ranks_and_devices_only:
+            return part.Part(None)
+        if trace.host.height > thresholds.MAX_HOST_RANGES:
+            return part.Part(None, "late ranks: not looked for here, to save time; thence ranks does")
+        return part.Part(self._late_ranks)
+
+    def glance(self, by: By | None = None) -> Glance:
+        """An overview: the typical step and the verdict, where the GPU time went, why it was idle, what to ask next.
+
+        Args:
+            by: the kind of place that each row of the summary is; None: `default_kind`.
+
+        Raises:
+            UsageError: ``by`` is none of `thence.model.places.BY`.
+            MissingData: the trace holds no device activity, or nothing of that kind.
+        """
+        shown = self.typical
+        found = shown.report(by or shown.default_kind)
+        return glances.glance(
+            shown.tables,
+            self.headline,
+            found,
+            shown.quick_idle,
+            whole=None if shown is self else summary.totals_of(self.tables),
+            next_steps=next_steps.next_steps(self.tables, self.headline, found, self._replays),
+            advice=tuple(next_steps.advice(self.tables, found)),
+        )
+
+    def _replays(self) -> bool:
+        """Whether `whatif` can replay the trace."""
+        if health.missing_calls(self.whole):
+            return False
+        return health.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
+
+    def idle(self, by: str = "place") -> IdleTime:
+        """Why the devices were idle: every idle nanosecond has exactly one cause.
+
+        Args:
+            by: what to group the idle time of each cause by: one of `thence.model.questions.IDLE_BY`.
+
+        Raises:
+            UsageError: ``by`` has another value.
+            MissingData: the trace holds no device activity.
+        """
+        return self._idle_by_place if by == "place" else self._idle(by)
+
+    @cached_property
+    def _idle_by_place(self) -> IdleTime:
+        """Cached, because the page of a report, its timeline and its flame graph all need it."""
+        return self._idle("place")
+
+    def _idle(self, by: str) -> IdleTime:
+
+        return self._answer(idle_table.idle_time(self.tables, by, self._waited))
+
+    @property
+    def rank_numbers(self) -> list[int]:
+        """The ranks of the selected part, ascending."""
+        return list(self.tables.ranks)
+
+    def ranks(self, *, explain: bool = True) -> Job:
+        """Which ranks made the others wait, for how long, since which step, and why.
+
+        Args:
+            explain: whether to find the reasons, too, which takes most of the time.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        if self.tables.gpu.is_empty():
+            raise no_device_work.no_device_work(self.tables)
+        return self._answer(job.job_of(rank_summaries.summarise_ranks(self.tables, explain=explain), explain=explain))
+
+    @cached_property
+    def _late_ranks(self) -> Job | None:
+        """Which ranks are late, without the reasons; None if only one device is selected and no rank is missing."""
+        alone = self.tables.gpu.select("rank", "device").n_unique() < 2
+        if alone and not missing.ranks_of_job(self.tables).missing:
+            return None
+        return self.ranks(explain=False)
+
+    def steps(self) -> StepTable:
+        """Every step in order of time with its idle time by cause, the spread of step times, and outliers.
+
+        If a part of the trace is selected, these are the steps in which selected work was launched, each as a whole.
+
+        Raises:
+            MissingData: the trace holds no steps, or none of the selected ones.
+        """
+        return self._answer(step_table.step_table(self.tables))
+
+    def whatif(
+        self,
+        free: Sequence[str] = (),
+        scale: Sequence[str] = (),
+        no_wait: Sequence[str] = (),
+        on_time: Sequence[str] = (),
+    ) -> WhatIf:
+        """Predicts the gain of changes, each on its own, by replaying the recorded program with the change.
+
+        Without any argument, the result holds the ten changes with the largest gain.
+
+        Args:
+            free: work that takes no time, such as ``label:attention``, ``collective:all-gather`` or
+                ``cause:loader``.
+            scale: work that takes this fraction of its time, such as ``kernel:gemm=0.5``.
+            no_wait: waiting host calls that return at once: ``item``, ``all``, a kind of wait (``stream``,
+                ``event``, ``device``), or a regular expression that matches the place of the call.
+            on_time: ranks that no other rank waits for in collectives, such as ``rank:3``.
+
+        Raises:
+            UsageError: a change cannot be parsed.
+            MissingData: the trace holds no device activity, or explains too little of when activities began.
+        """
+        asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
+        parsed = [changes.parse_change(action, text) for action, texts in asked.items() for text in texts]
+        found = prediction.what_if(self.whole, self._program, parsed)
+        return self._answer(replace(found, path=self._path_summary))
+
+    @cached_property
+    def _path_summary(self) -> pl.DataFrame:
+        return critical_path.path_summary(self.whole, self.critical_path())
+
+    def critical_path(self) -> pl.DataFrame:
+        """The critical path of the recorded program, as consecutive pieces of time that do not overlap.
+
+        `thence.analysis.whatif.critical_path.TILE` describes the columns; start is on the trace's clock.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        found = critical_path.critical_path(self.whole, self._program)
+        tiles = consistency.consistent_path(found, self.whole.meta)
+        return tiles.with_columns(start=pl.col("start") + self._program.origin_ns)
+
+    @cached_property
+    def _program(self) -> Program:
+        """The graph of the whole trace; raises `MissingData` if there is no device activity."""
+        return graph.program_graph(self.whole, *self._of_ranks, self.recorded.graph_labels)
+
+    @property
+    def _of_ranks(self) -> tuple[Alignment | None, Instances | None]:
+        """Clock alignment and collective instances of the whole trace; None for both if it has a single rank."""
+        if len(self.whole.ranks) < 2:
+            return None, None
+        found = instances.collective_instances(self.whole)
+        return clock_sync.align_clocks(self.whole, found), found
+
+    @cached_property
+    def _waited(self) -> pl.DataFrame | None:
+        """How long kernels of collectives waited for the last rank; None for a single rank or without collectives."""
+        if len(self.tables.ranks) < 2:
+            return None
+        times = part.part(lambda: self.collectives("keep", late=False)).result
+        if times is None:
+            return None
+        return idle_table.waited_in_collectives(times, self.alignment, self._instances)
+
+    def _spans(self) -> pl.DataFrame:
+        """Tracks of spans for timelines: the causes of idle time, and the critical path."""
+        return pl.concat([idle_table.idle_tracks(self.tables), *self._path_track()])
+
+    def _path_track(self) -> list[pl.DataFrame]:
+        """The critical path as one track, in a list.
+
+        The list is empty if a part of the trace is selected, if the trace holds several ranks or no device
+        activity, or if too much of its time is unexplained.
+        """
+        if self.tables.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
+            return []
+
+        program = self._program
+        if health.health(self.whole, program).unexplained > thresholds.MAX_UNEXPLAINED_SHARE:
+            return []
+        return [critical_path.path_track(self.whole, self.critical_path())]
+
+    def timeline(self, lanes: Sequence[str] = (), clocks: str = "aligned", by: Alignment | None = None) -> Timeline:
+        """The trace prepared for viewers.
+
+        Args:
+            lanes: kinds, of `thence.model.places.LANES`, by which to show the device activities again, on rows of
+                their own.
+            clocks: ``aligned`` shifts all times of a rank by the one offset that `alignment` has for it, if any,
+                and states it in ``notes`` and ``corrections``; ``recorded`` shifts nothing. Durations never change.
+            by: the alignment to use instead of `alignment`, if the ranks are part of a larger job.
+
+        Raises:
+            UsageError: there is no such lane, or ``clocks`` has another value.
+        """
+        if clocks not in ("aligned", "recorded") or not set(lanes) <= set(LANES):
+            raise UsageError(
+                f"clocks must be aligned or recorded, and lanes among {', '.join(LANES)}; got {clocks!r} and "
+                f"{list(lanes)!r}"
+            )
+        if by is None and len(self.tables.ranks) > 1:
+            by = self.alignment
+        return timelines.timeline(self.tables, lanes, by if clocks == "aligned" else None, self._spans())
+
+    def convert(
+        self,
+        path: str | os.PathLike[str],
+        lanes: Sequence[str] = (),
+        clocks: str = "aligned",
+        *,
+        gpu_views: bool = False,
+    ) -> None:
+        """Writes the trace for a viewer, in the format that the ending of the path selects.
+
+        Args:
+            path: ending in .pftrace (ui.perfetto.dev), .json or .json.gz (Chrome, HTA, TensorBoard) or
+                .parquet (a folder of tables). An existing one is replaced, but only by a complete one.
+            lanes: as in `timeline`; Perfetto shows them.
+            clocks: as in `timeline`.
+            gpu_views: whether to write the device activities a second time, in the form that Perfetto's own GPU
+                views read.
+
+        Raises:
+            UsageError: there is no such format or lane, or ``clocks`` has another value.
+            ThenceError: the file cannot be written.
+        """
+        timeline_files.write_timeline(replace(self.timeline(lanes, clocks), gpu_views=gpu_views), path)
+
+    def overview(self) -> Overview:
+        """Every stream over time in a limited number of bins, with clocks aligned if they can be.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        return overviews.overview(self.tables, self._applied_alignment)
+
+    @property
+    def _applied_alignment(self) -> Alignment | None:
+        """The alignment of the ranks' clocks; None for a single rank, or if no collective could be matched."""
+        aligned = len(self.tables.ranks) > 1 and self.alignment.matched > 0
+        return self.alignment if aligned else None
+
+    def sample(self, *, outliers: bool = False, causes: bool | None = None) -> Sample:
+        """The steps of this run, summed up for a comparison; the result holds no device activities.
+
+        Args:
+            outliers: whether to keep outlier steps.
+            causes: whether to divide idle time by cause; None: only if that takes little time.
+        """
+        return samples.sample(self.tables, self._soundness, outliers=outliers, causes=causes)
+
+    def diff(self, after: Trace) -> Diff:
+        """What changed from this run to ``after``.
+
+        To compare several runs on each side, pass their samples to `thence.analysis.diff.compare`.
+        """
+        found = compare.compare([self.sample()], [after.sample()])
+        found.self_check()
+        return found
+
+    def sql(self, query: str) -> pl.DataFrame:
+        """Runs an SQL query over the tables of the trace.
+
+        The tables are gpu, host, places, activities, annotations, collectives, threads, programs, events, waits,
+        steps and step_times.
+
+        Example:
+            ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
+
+        Raises:
+            UsageError: the query is not valid SQL, names a table or column that does not exist, or reads a file.
+        """
+        return queries.answer(self.frames(query), query)
+
+    def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
+        """The tables that an SQL query may need, by name; lazy frames for tables that have not been read."""
+        return {
+            name: getattr(self if name in ("activities", "annotations") else self.tables, name)
+            for name in queries.named(query)
+        }
+
+    def plot_timeline(self) -> Chart:
+        """A chart of every stream over time.
+
+        This and the methods below return a `Chart`, which shows itself in notebooks, has its numbers as a frame
+        (``to_frame()``), and is written by ``save("chart.svg")`` or ``save("chart.html")``.
+        """
+        return charts.timeline_chart(self.overview())
+
+    def plot_by(self, by: By = "kernel", top: int = 15) -> Chart:
+        """The ``top`` largest rows of ``report(by)``."""
+        return charts.by_chart(self.report(by), top)
+
+    def plot_flame(self, by: FlameBy | None = None) -> Chart:
+        """The flame graph; ``thence flame`` writes a page with zoom, search and filters."""
+        return flame_charts.flame_chart(self.flame(by).largest(_FLAME_FRAMES))
+
+    def plot_streams(self) -> Chart:
+        """Time of each stream by group of kernels."""
+        return charts.groups_chart(self.streams())
+
+    def plot_concurrency(self) -> Chart:
+        """How long one, two or more streams of each device were busy at once."""
+        return charts.concurrency_chart(self.streams())
+
+    def plot_bandwidth(self) -> Chart:
+        """Bus bandwidth of collectives against message size."""
+        return charts.bandwidth_chart(self.collectives())
+
+    def plot_waits(self) -> Chart:
+        """How long collectives waited for the last of their devices."""
+        return charts.waits_chart(self.collectives())
+
+    def plot_wait_histogram(self) -> Chart:
+        """Histogram of the times that collectives waited."""
+        return charts.wait_histogram_chart(self.collectives())
+
+    def plot_wait_sizes(self) -> Chart:
+        """How long collectives waited, against message size."""
+        return charts.wait_sizes_chart(self.collectives())
+
+    def plot_last_arrivals(self) -> Chart:
+        """How long the others waited for each device that arrived last, and the waits that no device caused."""
+        return charts.last_arrivals_chart(self.collectives())
+
+    def plot_programs(self) -> Chart:
+        """Active and idle time of XLA programs."""
+        return charts.programs_chart(self.programs())
+
+    def plot_spread(self) -> Chart:
+        """Spread of durations against their mean, for each computation."""
+        return charts.spread_chart(self.spread())
+
+    def plot_compile(self) -> Chart:
+        """Compile time by phase."""
+        return charts.compile_chart(self.compile())
+
+    def __repr__(self) -> str:
+        selected = f", selected: {self.selection}" if self.selection else ""
+        return (
+            f"<thence.Trace of {self.meta.named}: {', '.join(dict.fromkeys(self.meta.formats))}, "
+            f"{several(len(self.rank_numbers), 'rank')}{selected}>"
+        )
 
     def _repr_html_(self) -> str:
         return self.glance()._repr_html_()
-
-
-_Choice = TypeVar("_Choice", bound=enum.Enum)
 
 
 def _choice(choices: type[_Choice], name: str) -> _Choice:

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from helpers import kernel, launch, opened
-from thence.analysis.consistency import consistent_flame, consistent_references, consistent_streams, consistent_summary
+from thence.analysis.consistency import consistent_references
 from thence.errors import Contradiction
 
 if TYPE_CHECKING:
@@ -28,20 +28,20 @@ def trace(tmp_path: Path) -> thence.Trace:
 
 
 def test_impossible_totals_are_refused(trace: thence.Trace) -> None:
-    sound = trace.summary()
-    consistent_summary(sound)
+    sound = trace.report()
+    sound.self_check()
     for change in (
         {"busy_ns": -1}, {"busy_ns": sound.span_ns + 1}, {"sum_ns": sound.sum_ns + 1}, {"span_ns": sound.busy_ns - 1},
         {"rows": sound.rows.head(0)}, {"rows": sound.rows.with_columns(total_ns=-pl.col("total_ns"))},
         {"attributed_ns": {k: v + 1 for k, v in sound.attributed_ns.items()}},
     ):  # fmt: skip
         with pytest.raises(Contradiction, match="please report this") as refused:
-            consistent_summary(dataclasses.replace(sound, **change))
+            dataclasses.replace(sound, **change).self_check()
         assert "\n" not in str(refused.value)
 
 
 def test_rows_that_are_not_there_are_refused(trace: thence.Trace) -> None:
-    sound = trace.attributed
+    sound = trace.tables
     consistent_references(sound)
     beyond = sound.host.height
     broken_host = sound.host.with_columns(parent=pl.lit(beyond, sound.host.schema["parent"]))
@@ -61,10 +61,10 @@ def test_streams_that_cannot_be_are_refused(trace: thence.Trace) -> None:
     for change in ({"busy_ns": 1}, {"hidden_ns": 1}, {"communication_ns": 10**9}):
         broken = dataclasses.replace(sound, concurrency=(dataclasses.replace(device, **change),))
         with pytest.raises(Contradiction):
-            consistent_streams(broken)
+            broken.self_check()
     longer = sound.streams.with_columns(concurrent_ns=pl.col("busy_ns") + 1)
     with pytest.raises(Contradiction):
-        consistent_streams(dataclasses.replace(sound, streams=longer))
+        dataclasses.replace(sound, streams=longer).self_check()
 
 
 def test_frames_that_do_not_add_up_are_refused(trace: thence.Trace) -> None:
@@ -74,4 +74,4 @@ def test_frames_that_do_not_add_up_are_refused(trace: thence.Trace) -> None:
         {"nodes": sound.nodes.with_columns(self_ns=-pl.col("self_ns"))},
     ):  # fmt: skip
         with pytest.raises(Contradiction):
-            consistent_flame(dataclasses.replace(sound, **change))
+            dataclasses.replace(sound, **change).self_check()

@@ -40,7 +40,7 @@ def by_name(summary: thence.Summary) -> dict[str, int]:
 
 def test_time_in_which_another_row_runs_is_not_exposed(tmp_path: Path) -> None:
     work = [("a", 0, 7, 0, 10), ("b", 0, 8, 6, 16), ("b", 0, 8, 20, 25), ("c", 0, 7, 22, 24)]
-    summary = opened(work, tmp_path).summary("kernel")
+    summary = opened(work, tmp_path).report("kernel")
     # a alone: 0 to 6; b alone: 10 to 16, 20 to 22, 24 to 25; both: 6 to 10; b and c: 22 to 24.
     assert by_name(summary) == {"a": 6000, "b": 9000, "c": 0}
     assert summary.overlapped_ns == 6000
@@ -49,14 +49,14 @@ def test_time_in_which_another_row_runs_is_not_exposed(tmp_path: Path) -> None:
 
 def test_work_of_one_row_beside_itself_and_work_of_other_devices_is_exposed(tmp_path: Path) -> None:
     work = [("a", 0, 7, 0, 10), ("a", 0, 8, 5, 20), ("b", 1, 7, 0, 30)]
-    summary = opened(work, tmp_path).summary("kernel")
+    summary = opened(work, tmp_path).report("kernel")
     assert by_name(summary) == {"a": 20000, "b": 30000}
     assert summary.overlapped_ns == 0
 
 
 def test_work_that_is_not_selected_counts_as_other_work(tmp_path: Path) -> None:
     work = [("chosen", 0, 7, 0, 10), ("other", 0, 8, 4, 6), ("other", 0, 8, 30, 40)]
-    summary = opened(work, tmp_path).select(only="chosen").summary("kernel")
+    summary = opened(work, tmp_path).select(only="chosen").report("kernel")
     assert by_name(summary) == {"chosen": 8000}
     assert summary.overlapped_ns == 2000
 
@@ -69,7 +69,7 @@ kernels = st.tuples(
 @given(st.lists(kernels, min_size=1, max_size=20))
 def test_exposed_time_equals_a_count_of_every_microsecond(work: list[Work]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        summary = opened(work, folder).summary("kernel")
+        summary = opened(work, folder).report("kernel")
     alone = dict.fromkeys((name for name, *_ in work), 0)
     several = 0
     for device in (0, 1):
@@ -85,11 +85,11 @@ def test_exposed_time_equals_a_count_of_every_microsecond(work: list[Work]) -> N
 def test_exposed_and_overlapped_time_of_real_traces_add_up_to_the_busy_time() -> None:
     for path in (TORCH / "torch_fsdp_rank0.json.gz", TORCH / "torch_eager_rank0.json.gz"):
         for by in ("kernel", "label", "stream", "collective" if "fsdp" in path.name else "op"):
-            summary = thence.open(path).summary(by)
+            summary = thence.open(path).report(by)
             exposed = int(summary.rows["exposed_ns"].sum())
             assert exposed + summary.overlapped_ns == summary.busy_ns
             assert (summary.rows["exposed_ns"] <= summary.rows["total_ns"]).all()
     # The sum of four streams counts time in which several ran once to three times too often.
-    streams = thence.open(TORCH / "torch_fsdp_rank0.json.gz").summary("stream")
+    streams = thence.open(TORCH / "torch_fsdp_rank0.json.gz").report("stream")
     assert streams.overlapped_ns <= streams.sum_ns - streams.busy_ns <= 3 * streams.overlapped_ns
     assert streams.overlapped_ns > 0

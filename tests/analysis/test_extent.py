@@ -28,7 +28,7 @@ RECORDED = DATA / "jax" / "recording"
 def everywhere(trace: thence.Trace) -> set[int | None]:
     """Idle time by every verb that states it."""
     steps = trace.selection.steps
-    found = {trace.summary().idle_ns, trace.idle().idle_ns}
+    found = {trace.report().idle_ns, trace.idle().idle_ns}
     frames = trace.flame("ops", idle="include").nodes.filter("idle")
     found.add(int(frames["self_ns"].sum()) if frames.height else None)
     if steps is not None:
@@ -41,8 +41,8 @@ def test_time_outside_of_what_a_name_selects_is_not_idle(part: dict[str, str]) -
     whole = shared(EAGER)
     selected = whole.select(**part)  # type: ignore[arg-type]
     assert everywhere(selected) == {None}
-    assert selected.summary().idle_is == "unknown"
-    assert "other work ran between" in selected.summary().idle_unknown
+    assert selected.report().idle_is == "unknown"
+    assert "other work ran between" in selected.report().idle_unknown
     assert selected.idle().causes.is_empty()
     assert selected.idle().pieces.is_empty()
 
@@ -51,7 +51,7 @@ def test_time_outside_of_what_a_name_selects_is_not_idle(part: dict[str, str]) -
 def test_the_time_of_warm_up_that_is_left_out_is_not_idle(rule: str) -> None:
     selected = shared(RECORDED).select(warm_up=rule)
     assert everywhere(selected) == {None}
-    assert f"--warm-up {rule} left out work" in selected.summary().idle_unknown
+    assert f"--warm-up {rule} left out work" in selected.report().idle_unknown
     assert everywhere(shared(RECORDED).select(warm_up="keep")) == everywhere(shared(RECORDED))
 
 
@@ -66,11 +66,11 @@ def test_idle_time_of_selected_steps_is_that_of_their_windows(path: Path, steps:
         pl.col("number").is_between(int(steps[0]), int(steps[2]), closed="left")
     )  # fmt: skip
     assert idle == kept["idle_ns"].sum()
-    summary = trace.summary()
+    summary = trace.report()
     assert summary.span_ns == kept["duration"].sum()
     assert summary.busy_ns == kept["busy_ns"].sum()
     assert summary.windows == kept.height
-    named = shared(path).select(steps=steps, only=str(trace.gpu["name"].cast(pl.String)[0][:6]))
+    named = shared(path).select(steps=steps, only=str(trace.tables.gpu["name"].cast(pl.String)[0][:6]))
     assert everywhere(named) == {idle}
 
 
@@ -78,24 +78,26 @@ def test_idle_time_of_a_program_is_that_inside_its_executions() -> None:
     whole = shared(RECORDED)
     trace = whole.select(program="jit_chain")
     (idle,) = everywhere(trace)
-    rows = whole.programs.filter(pl.col("name").cast(pl.String) == "jit_chain")
+    rows = whole.tables.programs.filter(pl.col("name").cast(pl.String) == "jit_chain")
     ran = np.zeros(0, np.int64)
     for start, duration in rows.select("start", "duration").rows():
-        inside = whole.gpu.filter(pl.col("start") < start + duration, pl.col("start") + pl.col("duration") > start)
+        inside = whole.tables.gpu.filter(
+            pl.col("start") < start + duration, pl.col("start") + pl.col("duration") > start
+        )
         nanoseconds = np.zeros(duration, np.bool_)
         for begin, length in inside.select("start", "duration").rows():
             nanoseconds[max(begin - start, 0) : max(begin + length - start, 0)] = True
         ran = np.append(ran, nanoseconds.sum())
-    assert trace.summary().span_ns == rows["duration"].sum()
-    assert trace.summary().busy_ns == ran.sum()
+    assert trace.report().span_ns == rows["duration"].sum()
+    assert trace.report().busy_ns == ran.sum()
     assert idle == rows["duration"].sum() - ran.sum()
 
 
 def test_the_main_program_is_found_and_others_are_refused_with_names_like_it() -> None:
     whole = shared(RECORDED)
     main = whole.select(program="main")
-    assert set(main.places["program"].cast(pl.String)) == {"jit_chain"}
-    assert main.summary().sum_ns == whole.select(program="jit_chain").summary().sum_ns
+    assert set(main.tables.places["program"].cast(pl.String)) == {"jit_chain"}
+    assert main.report().sum_ns == whole.select(program="jit_chain").report().sum_ns
     with pytest.raises(thence.UsageError, match=r"no XLA program is named 'chain'.*jit_chain"):
         whole.select(program="chain")
     with pytest.raises(thence.MissingData, match="holds no XLA programs"):
@@ -122,8 +124,8 @@ def test_work_that_began_before_a_window_keeps_the_device_busy_in_it(tmp_path: P
         *(launch(3, 3), kernel(3, 100, 10)),
     ]
     part = opened(tmp_path, events).select(window="50us:")
-    assert part.gpu.height == 2
-    assert part.summary().span_ns == 50_000
+    assert part.tables.gpu.height == 2
+    assert part.report().span_ns == 50_000
     assert everywhere(part) == {0, None}  # no frames of idle time, because there is none
 
 
@@ -138,12 +140,12 @@ def test_the_report_says_that_idle_time_is_unknown() -> None:
 
 
 def test_the_extent_of_a_whole_trace_is_from_its_first_to_its_last_activity() -> None:
-    trace = shared(EAGER).attributed
+    trace = shared(EAGER).tables
     gpu = trace.gpu
     last = int((gpu["start"] + gpu["duration"]).max())  # type: ignore[arg-type]
     start = int(gpu["start"].min())  # type: ignore[arg-type]
     assert extent(trace).rows() == [(0, 0, start, last - start)]
-    assert extent(shared(EAGER).selected(Selection(only="attention")).attributed).is_empty()
+    assert extent(shared(EAGER).selected(Selection(only="attention")).tables).is_empty()
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(1, 9)), max_size=12)

@@ -101,8 +101,8 @@ def test_the_next_question_and_the_rows_fit_the_trace(path: Path, verb: str, by:
 
 def test_what_makes_a_trace_unsound_comes_first(eager: thence.Trace) -> None:
     finding = Finding("launch_without_work", 0, 0, 3, 0, 0.0, "3 launches have no device work")
-    wrong = Trace(eager.tables)
-    vars(wrong)["soundness"] = Soundness((finding,))
+    wrong = Trace(eager.recorded)
+    vars(wrong)["_soundness"] = Soundness((finding,))
     vars(wrong)["typical"] = wrong
     found = wrong.glance()
     assert found.headline.verdict.code == "not_sound"
@@ -118,7 +118,7 @@ def places(tmp_path: Path, modules: int, labels: int) -> Any:
         *(event("user_annotation", f"part{i % 2}", 100 * i - 10, 80, tid=2) for i in range(labels)),
     ]  # fmt: skip
     work = [e for i in range(100) for e in (launch(i + 1, 100 * i + 10), kernel(i + 1, 100 * i + 60, 5))]
-    return opened(tmp_path, [*ranges, *work]).attributed
+    return opened(tmp_path, [*ranges, *work]).tables
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_the_first_kind_that_covers_two_thirds_is_chosen_else_the_best(
 
 def test_a_kind_that_is_asked_for_is_kept(eager: thence.Trace) -> None:
     assert eager.glance("op").summary.by == "op"
-    assert eager.glance("op").summary.rows.equals(eager.typical.summary("op").rows)
+    assert eager.glance("op").summary.rows.equals(eager.typical.report("op").rows)
 
 
 def test_json_of_a_report_is_by_kernel_whatever_says_most(eager: thence.Trace) -> None:
     assert eager.default_kind == "label"
-    assert eager.summary().by == "kernel"
-    assert isinstance(eager.summary().rows, pl.DataFrame)
+    assert eager.report().by == "kernel"
+    assert isinstance(eager.report().rows, pl.DataFrame)

@@ -23,6 +23,6 @@ def two_kernels() -> Tables:
 
 
 def test_a_column_that_is_null_has_the_reason_that_the_trace_does_not_say() -> None:
-    rows = thence.Trace(two_kernels()).summary("stream").rows
+    rows = thence.Trace(two_kernels()).report("stream").rows
     found = {row["name"]: (row["total_ns"], row["reason"]) for row in rows.to_dicts()}
     assert found == {"rank 0 device 0 stream 7": (3, None), "[the trace does not say]": (5, "not_recorded")}

@@ -44,7 +44,7 @@ def test_a_step_whose_first_kernel_comes_late_was_idle_until_then(tmp_path: Path
         *(launch(2, 571), kernel(2, 794, 204)),
     ]
     trace = opened(tmp_path, events)
-    summary = trace.summary()
+    summary = trace.report()
     assert summary.busy_ns / summary.span_ns == pytest.approx(0.99, abs=0.001)
     steps = trace.headline.steps
     assert steps is not None
@@ -93,8 +93,8 @@ def test_what_came_before_and_after_the_steps_are_parts_with_their_own_time(tmp_
 def test_parts_of_a_run_add_up_to_its_recorded_time() -> None:
     for paths in ((recording("torch_eager_rank0"),), (NSIGHT / "jax_train.sqlite.gz",), (STACK,)):
         trace = shared(*paths)
-        begin = min(int(frame["start"].min()) for frame in (trace.gpu, trace.host))  # type: ignore[arg-type]
-        ends = [(frame["start"] + frame["duration"]).max() for frame in (trace.gpu, trace.host)]
+        begin = min(int(frame["start"].min()) for frame in (trace.tables.gpu, trace.tables.host))  # type: ignore[arg-type]
+        ends = [(frame["start"] + frame["duration"]).max() for frame in (trace.tables.gpu, trace.tables.host)]
         assert sum(part.ns for part in trace.headline.run) == max(map(int, ends)) - begin  # type: ignore[arg-type]
 
 
@@ -180,10 +180,10 @@ def test_the_terminal_the_notebook_the_page_and_json_say_the_same() -> None:
 def test_the_table_is_of_the_typical_steps_and_says_so() -> None:
     trace = thence.open(recording("torch_eager_rank0"))
     found = trace.glance("label")
-    part = trace.select(steps="typical").summary("label")
+    part = trace.select(steps="typical").report("label")
     assert found.summary.rows.equals(part.rows)
     assert found.whole is not None
-    assert found.whole.sum_ns == trace.summary().sum_ns > found.summary.sum_ns
+    assert found.whole.sum_ns == trace.report().sum_ns > found.summary.sum_ns
     shown = run_thence("report", recording("torch_eager_rank0")).stdout.decode()
     assert "GPU time by label in 2 steps" in shown
 
@@ -199,7 +199,7 @@ def test_late_ranks_are_those_of_ranks(tmp_path: Path) -> None:
     with tarfile.open(DATA / "recording" / "late_in_backward.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     trace = thence.open(tmp_path / "late_in_backward")
-    job = trace.late_ranks()
+    job = trace.ranks()
     named = job.stragglers["rank"].to_list()
     assert named == [1]
     found = trace.headline
@@ -214,7 +214,7 @@ def test_a_trace_that_lacks_work_gets_no_confident_idle_share(tmp_path: Path) ->
     """A launch of the second step has no kernel."""
     events = [e for e in loop(6) if not (e["cat"] == "kernel" and e["args"]["correlation"] == 3)]
     path = opened(tmp_path, events)
-    assert path.soundness.work_missing
+    assert path.check().work_missing
     found = document(tmp_path / "trace.json")
     assert found["verdict"]["code"] == "not_sound"
     assert found["steps"]["idle_is"] == "at most"
@@ -245,7 +245,7 @@ def test_several_ranks_count_by_the_windows_of_all() -> None:
 )
 def test_causes_of_a_part_of_the_steps_are_those_of_the_whole_trace(paths: tuple[Path, ...]) -> None:
     """What a long trace is spared: looking at the host ranges of all other steps but the one before."""
-    trace = shared(*paths).attributed
+    trace = shared(*paths).tables
     windows = steps(trace).frame.filter(rank=0)
     for row in range(1, windows.height):
         one = windows[row]
@@ -264,11 +264,11 @@ def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(monkeypatch: p
     trace = shared(STACK)
     expected = trace.headline.verdict.code
     for module in (headline, thresholds):
-        monkeypatch.setattr(module, "MAX_HOST_RANGES", trace.host.height - 1)
+        monkeypatch.setattr(module, "MAX_HOST_RANGES", trace.tables.host.height - 1)
     again = thence.open(STACK)
     assert again.quick_idle.result is None
     assert again.headline.verdict.code == expected == "launch_bound"
-    assert sampled_idle(again.attributed, 10) is None
+    assert sampled_idle(again.tables, 10) is None
 
 
 def test_a_rank_alone_names_the_ranks_that_are_missing(tmp_path: Path) -> None:

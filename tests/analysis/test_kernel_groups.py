@@ -237,7 +237,7 @@ def test_a_described_collective_is_communication_whatever_its_name(tmp_path: Pat
         launch(1, 1), kernel(1, 20, name="unknown", args=described), launch(2, 15), kernel(2, 30, name="unknown"),
     ]  # fmt: skip
     trace = opened(tmp_path, events)
-    found = groups_of(trace.attributed, Patterns()).to_list()
+    found = groups_of(trace.tables, Patterns()).to_list()
     assert found == ["communication", "other"]
 
 
@@ -250,6 +250,6 @@ def test_little_of_real_recordings_is_other() -> None:
 
 def test_triton_fusions_of_jax_are_gemms() -> None:
     trace = thence.open(JAX / "streams_moved.xplane.pb")
-    found = groups_of(trace.attributed, Patterns())
-    names = trace.gpu["name"].cast(pl.String)
+    found = groups_of(trace.tables, Patterns())
+    names = trace.tables.gpu["name"].cast(pl.String)
     assert (found == "GEMM").to_list() == names.str.starts_with("gemm_fusion").to_list()

@@ -122,7 +122,7 @@ def by_hand() -> dict[tuple[str, ...], dict[int, float]]:
 
 
 def test_435_modules_of_36_layers_are_15_rows_with_the_times_counted_from_the_file() -> None:
-    summary = thence.open(LAYERS).summary("module")
+    summary = thence.open(LAYERS).report("module")
     assert summary.rows.height == 435
     assert summary.folded is not None
     assert summary.folded.height == 15
@@ -156,7 +156,7 @@ RECORDED = (
 
 @pytest.mark.parametrize(("name", "by"), RECORDED)
 def test_folded_rows_and_trees_add_up_to_the_rows(name: str, by: str) -> None:
-    summary = thence.open(DATA / name).summary(by)  # type: ignore[arg-type]
+    summary = thence.open(DATA / name).report(by)  # type: ignore[arg-type]
     folded = summary.folded
     assert folded is not None
     sums = ("count", "total_ns", "backward_ns")
@@ -172,14 +172,14 @@ def test_folded_rows_and_trees_add_up_to_the_rows(name: str, by: str) -> None:
 
 
 def test_forward_and_backward_of_a_jax_program_fold_alike() -> None:
-    summary = thence.open(DATA / "jax" / "jax_single_nocb.xplane.pb.gz").summary("label")
+    summary = thence.open(DATA / "jax" / "jax_single_nocb.xplane.pb.gz").report("label")
     assert summary.folded is not None
     assert summary.folded.select("name", "layers").rows()[:2] == [*(("block*/attention", 4), ("block*/mlp", 4))]
 
 
 def test_rows_of_other_kinds_have_no_layers() -> None:
     trace = thence.open(LAYERS)
-    summary = trace.summary("op")
+    summary = trace.report("op")
     assert summary.folded is None
     assert summary.to_json()["folded"] is None
     with pytest.raises(UsageError, match="rows by op make no tree; choose one of"):

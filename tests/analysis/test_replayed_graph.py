@@ -205,8 +205,8 @@ def test_what_if_follows_the_edges_of_export_graph_data(tmp_path: Path) -> None:
     spans = {0: (10, 10), 1: (22, 40), 2: (22, 10), 3: (64, 10)}
     trace = replays(tmp_path, spans, spans)
     for number, gained in (("1", True), ("2", False)):
-        (alone,) = trace.what_if(free=[f"kernel:^k{number}$"]).rows.rows(named=True)
+        (alone,) = trace.whatif(free=[f"kernel:^k{number}$"]).rows.rows(named=True)
         assert alone["verdict"] == "refused"
         known = trace.label(written(tmp_path, [(0, 1), (0, 2), (1, 3), (2, 3)], 4))
-        (row,) = known.what_if(free=[f"kernel:^k{number}$"]).rows.rows(named=True)
+        (row,) = known.whatif(free=[f"kernel:^k{number}$"]).rows.rows(named=True)
         assert (row["verdict"] == "gain") == gained, row

@@ -33,32 +33,32 @@ def three_steps() -> list[dict[str, object]]:
 
 def test_steps_are_a_half_open_range_of_their_numbers(tmp_path: Path) -> None:
     trace = opened(tmp_path, three_steps())
-    assert trace.summary().sum_ns == 15_000
-    assert trace.select(steps="3:5").summary().sum_ns == 3_000
-    assert trace.select(steps="4").summary().sum_ns == 2_000
-    assert trace.select(steps="4:").summary().sum_ns == 6_000
-    assert trace.select(steps=":4").summary().sum_ns == 1_000
+    assert trace.report().sum_ns == 15_000
+    assert trace.select(steps="3:5").report().sum_ns == 3_000
+    assert trace.select(steps="4").report().sum_ns == 2_000
+    assert trace.select(steps="4:").report().sum_ns == 6_000
+    assert trace.select(steps=":4").report().sum_ns == 1_000
 
 
 def test_a_window_counts_from_the_first_activity_and_takes_what_begins_in_it(tmp_path: Path) -> None:
     trace = opened(tmp_path, three_steps())
     # The kernels begin 0, 100, 200 and 600 us after the first one.
-    assert trace.select(window="0ns:100us").summary().sum_ns == 1_000
-    assert trace.select(window="100us:200.001us").summary().sum_ns == 6_000
-    assert trace.select(window="0.0006s:").gpu["duration"].to_list() == [8_000]
+    assert trace.select(window="0ns:100us").report().sum_ns == 1_000
+    assert trace.select(window="100us:200.001us").report().sum_ns == 6_000
+    assert trace.select(window="0.0006s:").tables.gpu["duration"].to_list() == [8_000]
 
 
 def test_only_searches_names_and_places(tmp_path: Path) -> None:
     trace = opened(tmp_path, [event("user_annotation", "train/mlp", 0, 150), *three_steps()])
-    assert trace.select(only="^gemm_[34]$").summary().sum_ns == 3_000
-    assert trace.select(only="nothing|last").summary().sum_ns == 8_000
+    assert trace.select(only="^gemm_[34]$").report().sum_ns == 3_000
+    assert trace.select(only="nothing|last").report().sum_ns == 8_000
     inside = opened(tmp_path, [event("user_annotation", "mlp", 299, 60), *three_steps()])
-    assert inside.select(only="^mlp$").gpu["name"].cast(pl.String).to_list() == ["gemm_3"]
+    assert inside.select(only="^mlp$").tables.gpu["name"].cast(pl.String).to_list() == ["gemm_3"]
 
 
 def test_conditions_hold_together_and_a_part_checks_itself(tmp_path: Path) -> None:
     part = opened(tmp_path, three_steps()).select(steps="3:6", only="gemm_[45]", window="150us:")
-    assert part.gpu["name"].cast(pl.String).to_list() == ["gemm_5"]
+    assert part.tables.gpu["name"].cast(pl.String).to_list() == ["gemm_5"]
     part.self_check()
     assert str(part.selection) == "steps 3:6; window 150.0 us:; only gemm_[45]"
 
@@ -68,32 +68,32 @@ def test_a_rank_of_several_is_the_same_as_that_rank_alone() -> None:
     alone = shared(FSDP[2])
     together.self_check()
     for by in ("kernel", "label", "op", "collective", "stream"):
-        left, right = (t.summary(by) for t in (together, alone))
+        left, right = (t.report(by) for t in (together, alone))
         assert left.rows.equals(right.rows)
         assert left.unattributed == right.unattributed
         assert (left.span_ns, left.busy_ns) == (right.span_ns, right.busy_ns)
-    assert together.host.height == alone.host.height
-    assert together.host["parent"].equals(alone.host["parent"])
-    assert together.collective_times().by_size.equals(alone.collective_times().by_size)
+    assert together.tables.host.height == alone.tables.host.height
+    assert together.tables.host["parent"].equals(alone.tables.host["parent"])
+    assert together.collectives().by_size.equals(alone.collectives().by_size)
 
 
 def test_a_device_of_one_process() -> None:
     whole = shared(JAX / "jax_fsdp2.xplane.pb.gz")
     parts = [whole.select(devices=[device]) for device in (0, 1)]
-    assert sum(part.summary().sum_ns for part in parts) == whole.summary().sum_ns
-    assert sum(part.summary().span_ns for part in parts) == whole.summary().span_ns
-    assert sum(part.programs.height for part in parts) == whole.programs.height
+    assert sum(part.report().sum_ns for part in parts) == whole.report().sum_ns
+    assert sum(part.report().span_ns for part in parts) == whole.report().span_ns
+    assert sum(part.tables.programs.height for part in parts) == whole.tables.programs.height
     for part in parts:
         part.self_check()
-        assert part.program_times().devices.height == 1
+        assert part.programs().devices.height == 1
 
 
 def test_warm_up_leaves_out_the_autotuner_and_first_executions() -> None:
     whole = shared(JAX / "recording")
     steady = whole.select(warm_up="heuristic")
-    of_program = whole.attributed.gpu["program"].is_not_null()
-    assert steady.summary().sum_ns < whole.gpu["duration"].filter(of_program).sum()
-    assert "autotuning" not in steady.places["program_rule"].cast(pl.String).to_list()
+    of_program = whole.tables.gpu["program"].is_not_null()
+    assert steady.report().sum_ns < whole.tables.gpu["duration"].filter(of_program).sum()
+    assert "autotuning" not in steady.tables.places["program_rule"].cast(pl.String).to_list()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_every_verb_selects_alike() -> None:
     report = run_thence("report", *FSDP, "--rank", "1", "--only", "nccl", "--format", "json")
     summary = json.loads(report.stdout)
     assert summary["selection"] == "rank 1; only nccl"
-    rows = shared(FSDP[1]).gpu.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
+    rows = shared(FSDP[1]).tables.gpu.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
     assert summary["sum_ns"] == rows["duration"].sum()
     query = "select count(*) as n, sum(duration) as ns from gpu"
     sql = run_thence("sql", *FSDP, query, "--rank", "1", "--only", "nccl", "--format", "json")
@@ -167,10 +167,10 @@ def test_own_code_can_be_a_package(tmp_path: Path) -> None:
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": frames}))
-    assert thence.open(path).places["source"].to_list() == ["train.py:5 step"]
+    assert thence.open(path).tables.places["source"].to_list() == ["train.py:5 step"]
     for pattern in ("transformers", "*/transformers/*"):
         widened = thence.open(path, own=[pattern])
-        (source,) = widened.places["source"].to_list()
+        (source,) = widened.tables.places["source"].to_list()
         assert source == "site-packages/transformers/llama.py:77 forward"
         stack = [name for name, *_ in widened.flame("source").nodes.select("name").rows()]
         assert stack[1:3] == ["train.py:5 step", source]

@@ -242,7 +242,7 @@ def test_hidden_time_agrees_with_that_of_collectives() -> None:
     # One collective at a time on this rank and stream: unions and sums are the same.
     trace = shared(FSDP[0])
     (device,) = trace.streams().concurrency
-    by_kernel = trace.collective_times().by_size
+    by_kernel = trace.collectives().by_size
     together = device.overlap_ns["communication"].get("communication", 0)
     assert device.hidden_ns == pytest.approx(by_kernel["hidden_ns"].sum(), abs=together)
     assert (

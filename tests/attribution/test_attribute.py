@@ -37,27 +37,27 @@ def test_command_buffers_change_no_answer_about_hlo() -> None:
         (check,) = trace.streams({"ln": "reduce_sum"}).check("ln==1")
         assert check.ok, check.reason
     ours, theirs = kernels_by_group(buffered), kernels_by_group(single)
-    assert theirs["elementwise"] - ours["elementwise"] == single.gpu.height - buffered.gpu.height
+    assert theirs["elementwise"] - ours["elementwise"] == single.tables.gpu.height - buffered.tables.gpu.height
     assert {**ours, "elementwise": 0} == {**theirs, "elementwise": 0}
     # Each HLO instruction that ran is one computation, whoever launched it.
     for trace in (buffered, single):
-        kernels = trace.gpu.filter(pl.col("kind") == "kernel")
+        kernels = trace.tables.gpu.filter(pl.col("kind") == "kernel")
         hlo = kernels.select("hlo", "program").filter(pl.col("hlo").is_not_null())
-        names = trace.programs["name"].gather(hlo["program"].cast(pl.UInt32))
+        names = trace.tables.programs["name"].gather(hlo["program"].cast(pl.UInt32))
         ran = set(zip(names.to_list(), hlo["hlo"].to_list(), strict=True))
         assert set(trace.spread(warm_up="keep").select("program", "operation").rows()) == ran
 
 
 def test_the_resolved_instruction_is_in_the_table_of_activities() -> None:
     trace = shared(BUFFERED)
-    assert trace.tables.gpu["hlo"].null_count() > 900
-    assert trace.gpu["hlo"].null_count() == trace.places["hlo"].null_count() == 0
-    assert trace.gpu["hlo"].cast(pl.String).equals(trace.places["hlo"].cast(pl.String))
+    assert trace.recorded.gpu["hlo"].null_count() > 900
+    assert trace.tables.gpu["hlo"].null_count() == trace.tables.places["hlo"].null_count() == 0
+    assert trace.tables.gpu["hlo"].cast(pl.String).equals(trace.tables.places["hlo"].cast(pl.String))
 
 
 @pytest.mark.parametrize("path", [*RECORDINGS, BUFFERED, SINGLE], ids=lambda path: path.name)
 def test_every_rule_is_a_code_that_fits_the_place(path: Path) -> None:
-    places = shared(path).places
+    places = shared(path).tables.places
     for kind in PLACES:
         rule = places[f"{kind}_rule"].cast(pl.String)
         known = places[kind].is_not_null()
@@ -68,8 +68,8 @@ def test_every_rule_is_a_code_that_fits_the_place(path: Path) -> None:
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
 def test_every_collective_has_its_kernel(path: Path) -> None:
     trace = shared(path)
-    assert trace.collectives["gpu"].null_count() == 0
-    assert trace.attributed.host_collectives["host"].null_count() == 0
+    assert trace.tables.collectives["gpu"].null_count() == 0
+    assert trace.tables.host_collectives["host"].null_count() == 0
 
 
 def test_a_trace_is_attributed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +83,9 @@ def test_a_trace_is_attributed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "attribute", counted)
     trace = thence.open(JAX / "jax_fsdp2.xplane.pb.gz")
-    trace.report()
+    trace.page()
     trace.timeline()
-    trace.select(devices=[1]).summary("hlo")
+    trace.select(devices=[1]).report("hlo")
     assert len(calls) == 1
 
 

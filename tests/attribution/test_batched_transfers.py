@@ -20,7 +20,7 @@ def described(folder: Path, events: list[dict[str, Any]]) -> list[tuple[str, int
     """Kind and bytes of each described kernel of one rank."""
     trace = thence.open(*job(folder, {0: events}))
     trace.self_check()
-    return trace.collectives.select("collective", "bytes").rows()
+    return trace.tables.collectives.select("collective", "bytes").rows()
 
 
 def two_batches() -> list[dict[str, Any]]:
@@ -35,9 +35,9 @@ def op(at: float, name: str, dur: float = 1.0, **facts: Any) -> dict[str, Any]:
 
 def test_the_bytes_of_a_batch_are_those_of_its_parts(tmp_path: Path) -> None:
     trace = thence.open(*job(tmp_path, {0: two_batches()}))
-    assert trace.collectives.select("collective", "bytes").rows() == [("send-recv", 8000), ("send-recv", 4000)]
-    assert trace.collectives.select("in_elements", "out_elements").rows() == [(1000, 1000), (1000, 0)]
-    parts = trace.attributed.collective_parts
+    assert trace.tables.collectives.select("collective", "bytes").rows() == [("send-recv", 8000), ("send-recv", 4000)]
+    assert trace.tables.collectives.select("in_elements", "out_elements").rows() == [(1000, 1000), (1000, 0)]
+    parts = trace.tables.collective_parts
     assert parts.select("gpu", "collective", "source_rank", "destination_rank").rows() == [
         (0, "send", None, 1),
         (0, "recv", 1, None),
@@ -56,7 +56,7 @@ def test_elements_that_are_not_known_make_their_sum_unknown(tmp_path: Path) -> N
     (send,) = [e for e in events if e.get("args", {}).get("Collective name") == "send"]
     del send["args"]["In msg nelems"]
     trace = thence.open(*job(tmp_path, {0: events}))
-    assert trace.collectives.select("in_elements", "out_elements").rows() == [(None, 1000)]
+    assert trace.tables.collectives.select("in_elements", "out_elements").rows() == [(None, 1000)]
 
 
 def test_ops_before_another_op_belong_to_no_later_batch(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_two_kernels_of_one_range_have_none(tmp_path: Path) -> None:
 def test_without_ops_the_reason_is_said(tmp_path: Path) -> None:
     events = [e for e in two_batches() if e["cat"] != "cpu_op"]
     assert described(tmp_path, events) == []
-    times = thence.open(*job(tmp_path, {0: events})).collective_times("keep")
+    times = thence.open(*job(tmp_path, {0: events})).collectives("keep")
     assert times.by_size.select("collective", "kernel", "count").rows() == [("send-recv", KERNEL, 2)]
     (note,) = [note for note in times.notes if "have no description" in note]
     assert "batch_isend_irecv" in note

@@ -103,8 +103,8 @@ def facts(path: Path) -> pl.DataFrame:
     """What is known of the collectives; ``start`` counts from the first kernel."""
     found = thence.open(path)
     found.self_check()
-    start = found.gpu["start"] - found.gpu["start"].min()
-    return found.collectives.with_columns(start=start.gather(found.collectives["gpu"]))
+    start = found.tables.gpu["start"] - found.tables.gpu["start"].min()
+    return found.tables.collectives.with_columns(start=start.gather(found.tables.collectives["gpu"]))
 
 
 @pytest.mark.parametrize(("rank", "group"), [(0, "3"), (1, "3"), (2, "4"), (3, "4")])
@@ -212,7 +212,7 @@ def test_a_recorder_whose_groups_lack_the_rank_is_refused_and_named(tmp_path: Pa
     document["pg_config"] = {"4": {"name": "4", "desc": "mesh_tp", "ranks": "[2, 3]"}}
     path.write_bytes(pickle.dumps(document, protocol=2))
     found = thence.open(trace(tmp_path, layers()))
-    assert found.collectives.is_empty()
+    assert found.tables.collectives.is_empty()
     (text,) = [text for text in found.meta.warnings if path.name in text]
     assert "rank 0 is not in its process group '4'" in text
 
@@ -222,13 +222,13 @@ def test_a_recorder_whose_groups_lack_the_rank_is_refused_and_named(tmp_path: Pa
 
 def test_a_note_states_how_many_kernels_have_facts(tmp_path: Path) -> None:
     record(tmp_path)
-    found = thence.open(trace(tmp_path, layers())).attributed.meta.notes
+    found = thence.open(trace(tmp_path, layers())).tables.meta.notes
     assert found == ("flight recorders (nccl_trace_rank_0) give facts of 36 of 36 collective kernels of their ranks",)
 
 
 def test_an_overwritten_recorder_says_what_to_set(tmp_path: Path) -> None:
     changed(record(tmp_path), lambda calls: calls[15:])
-    (text,) = [x for x in thence.open(trace(tmp_path, layers())).attributed.meta.notes if "facts" in x]
+    (text,) = [x for x in thence.open(trace(tmp_path, layers())).tables.meta.notes if "facts" in x]
     assert "0 of 36" in text
     assert "overwritten its first 15 calls" in text
     assert "TORCH_FR_BUFFER_SIZE" in text
@@ -236,7 +236,7 @@ def test_an_overwritten_recorder_says_what_to_set(tmp_path: Path) -> None:
 
 def test_what_had_begun_and_not_ended_is_named_with_its_line(tmp_path: Path) -> None:
     changed(record(tmp_path), lambda calls: [*calls[:-1], calls[-1] | {"state": "started"}])
-    (text,) = [x for x in thence.open(trace(tmp_path, layers())).attributed.meta.notes if "had begun" in x]
+    (text,) = [x for x in thence.open(trace(tmp_path, layers())).tables.meta.notes if "had begun" in x]
     # The last call of a step on rank 0: the broadcast in the group "experts", the third.
     line = 1 + (RECORDS / "make.py").read_text().splitlines().index(
         "        dist.broadcast(ones(5, dtype=torch.int64), 0, group=experts)"
@@ -251,7 +251,7 @@ def test_ranks_that_made_fewer_calls_are_named(tmp_path: Path) -> None:
     paths = [record(tmp_path, rank) for rank in (0, 1)]
     changed(paths[1], lambda calls: calls[:-1])
     traces = [trace(tmp_path, layers(), rank) for rank in (0, 1)]
-    notes = thence.open(*traces).attributed.meta.notes
+    notes = thence.open(*traces).tables.meta.notes
     (text,) = [text for text in notes if " made " in text]
     assert "in process group 5 (experts), rank 1 made 2 collective calls, another rank 3" in text
 
@@ -260,10 +260,10 @@ def test_a_recorder_is_found_beside_or_given_as_an_input(tmp_path: Path) -> None
     (tmp_path / "elsewhere").mkdir()
     moved = record(tmp_path / "elsewhere").rename(tmp_path / "elsewhere" / "dump_of_0")
     path = trace(tmp_path, layers())
-    assert thence.open(path).collectives.is_empty()
-    assert thence.open(path, moved).collectives.height == 36
+    assert thence.open(path).tables.collectives.is_empty()
+    assert thence.open(path, moved).tables.collectives.height == 36
     record(tmp_path)
-    assert thence.open(tmp_path).collectives.height == 36
+    assert thence.open(tmp_path).tables.collectives.height == 36
 
 
 def test_the_json_form_says_the_same(tmp_path: Path) -> None:
@@ -355,5 +355,5 @@ def test_the_layout_of_a_recorder_gives_the_groups_of_another_rank(tmp_path: Pat
     }
     (tmp_path / "nccl_trace_rank_2").write_bytes(pickle.dumps(document, protocol=2))
     run = thence.open(tmp_path / "eager.json")
-    found = thence.open(tmp_path / "replay.json").label(eager=run).collectives
+    found = thence.open(tmp_path / "replay.json").label(eager=run).tables.collectives
     assert found.select("group_name", "group_ranks").unique().rows() == [("4", "[2, 3]")]

@@ -40,9 +40,9 @@ def test_the_line_of_the_kernel_where_the_file_is_here(tmp_path: Path) -> None:
     file = tmp_path / "cab.py"
     file.write_text(SOURCE)
     trace = trace_of(tmp_path, str(file))
-    assert trace.places["source"].to_list() == [f"{file}:7 triton_poi_fused_add_0", None]
-    assert trace.places["source_rule"].to_list() == ["kernel_file", "no_python_frames"]
-    assert trace.places["metadata"][0] == (
+    assert trace.tables.places["source"].to_list() == [f"{file}:7 triton_poi_fused_add_0", None]
+    assert trace.tables.places["source_rule"].to_list() == ["kernel_file", "no_python_frames"]
+    assert trace.tables.places["metadata"][0] == (
         f'{{"kernel_file":"{file}","kernel_hash":"cab","kernel_kwargs":"XBLOCK=16"}}'
     )
 
@@ -51,9 +51,9 @@ def test_ones_own_code_comes_first_and_frames_of_libraries_last(tmp_path: Path) 
     own = event("python_function", "train.py(3): step", 1, 90)
     library = event("python_function", "/x/site-packages/torch/_inductor/a.py(5): run", 2, 80)
     trace = trace_of(tmp_path, "/nowhere/cab.py", own, library)
-    assert trace.places["source"].to_list() == 2 * ["train.py:3 step"]
+    assert trace.tables.places["source"].to_list() == 2 * ["train.py:3 step"]
     trace = trace_of(tmp_path, "/nowhere/cab.py", library)
-    assert trace.places["source_rule"].to_list() == ["kernel_file_absent", "library_frame"]
+    assert trace.tables.places["source_rule"].to_list() == ["kernel_file_absent", "library_frame"]
 
 
 @pytest.mark.parametrize("what", ["absent", "relative", "folder", "pipe", "not Python", "another kernel", "zero"])
@@ -73,8 +73,8 @@ def test_what_is_no_such_file_is_named_without_a_line(tmp_path: Path, what: str)
     elif what == "zero":
         file = "/nowhere/\0.py"
     trace = trace_of(tmp_path, file)
-    assert trace.places["source"][0] == f"{file} triton_poi_fused_add_0"
-    assert trace.places["source_rule"][0] == "kernel_file_absent"
+    assert trace.tables.places["source"][0] == f"{file} triton_poi_fused_add_0"
+    assert trace.tables.places["source_rule"][0] == "kernel_file_absent"
 
 
 def test_a_recording_of_torch_compile_names_the_file_of_every_triton_kernel() -> None:

@@ -86,7 +86,7 @@ def test_without_frames_the_same_program_has_the_same_phases() -> None:
 
 
 def test_times_of_the_phases_add_up_to_the_sum() -> None:
-    rows = thence.open(WITH_STACKS).summary("phase").rows
+    rows = thence.open(WITH_STACKS).report("phase").rows
     truth: Counter[str] = Counter()
     for name, duration, chain in chains(WITH_STACKS):
         truth[phase_by_frames(name, chain)] += duration

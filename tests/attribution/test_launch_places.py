@@ -39,9 +39,9 @@ def test_a_collective_described_on_the_host_op_only_is_its_kernels(tmp_path: Pat
     }  # fmt: skip
     op = event("cpu_op", "record_param_comms", 10, 20, args=args)
     trace = opened(tmp_path, [op, launch(1, 12), kernel(1, 40, name="ncclDevKernel"), kernel(2, 60)])
-    row = trace.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String)).row(0, named=True)
-    assert trace.collectives.height == 1
-    assert trace.gpu["name"].cast(pl.String)[row["gpu"]] == "ncclDevKernel"
+    row = trace.tables.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String)).row(0, named=True)
+    assert trace.tables.collectives.height == 1
+    assert trace.tables.gpu["name"].cast(pl.String)[row["gpu"]] == "ncclDevKernel"
     assert (row["collective"], row["bytes"], row["group_size"]) == ("allreduce", 200, 2)
     assert row["group_ranks"] == "[0, 1]"
 
@@ -180,8 +180,8 @@ def test_rows_are_sorted_whatever_the_order_of_the_events(tmp_path: Path) -> Non
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     forwards, backwards = opened(tmp_path / "a", PAIR), opened(tmp_path / "b", PAIR[::-1])
-    assert_same_tables(forwards.tables, backwards.tables)
-    assert forwards.gpu["start"].is_sorted()
+    assert_same_tables(forwards.recorded, backwards.recorded)
+    assert forwards.tables.gpu["start"].is_sorted()
 
 
 def test_of_equal_ranges_the_named_one_contains_the_op(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_idle_is_span_minus_the_union_on_every_device(tmp_path: Path) -> None:
         kernel(1, 0, 10), kernel(2, 5, 10, args={"stream": 8}), kernel(3, 20, 5),
         kernel(4, 100, 1, pid=1, args={"device": 1}),
     ]  # fmt: skip
-    summary = opened(tmp_path, events).summary()
+    summary = opened(tmp_path, events).report()
     # Device 0: [0, 15) and [20, 25) of [0, 25); device 1: one microsecond.
     assert (summary.span_ns, summary.busy_ns, summary.idle_ns) == (26_000, 21_000, 5_000)
     assert summary.sum_ns == 26_000
@@ -232,14 +232,14 @@ def test_no_named_ranges_are_recorded_only_where_no_work_has_a_label(tmp_path: P
     """A range that a library opened is a label, so the other kernel is outside of the named ranges."""
     outside = [launch(2, 50), kernel(2, 60)]
     library = [event("user_annotation", "nccl:all_reduce", 0, 20), launch(1, 5), kernel(1, 30)]
-    rules = opened(tmp_path, [*library, *outside]).places["label_rule"]
+    rules = opened(tmp_path, [*library, *outside]).tables.places["label_rule"]
     assert rules.cast(pl.String).to_list() == ["library_range", "outside_ranges"]
-    without = opened(tmp_path, outside).places["label_rule"]
+    without = opened(tmp_path, outside).tables.places["label_rule"]
     assert without.cast(pl.String).to_list() == ["no_ranges"]
 
 
 def test_nvtx_ranges_of_xla_are_no_labels() -> None:
     trace = shared(DATA / "nsight" / "jax_train.sqlite.gz")
-    assert trace.places["label"].null_count() == trace.gpu.height
-    names = trace.host.filter(pl.col("category") == "framework")["name"].cast(pl.String)
+    assert trace.tables.places["label"].null_count() == trace.tables.gpu.height
+    names = trace.tables.host.filter(pl.col("category") == "framework")["name"].cast(pl.String)
     assert names.str.contains("^(?:TSL:)?(?:XlaModule|Thunk):#").any()

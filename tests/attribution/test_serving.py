@@ -58,7 +58,7 @@ def test_the_innermost_range_decides_also_for_a_graph(tmp_path: Path) -> None:
     rows = trace.activities.select("serving", "serving_rule")
     assert rows["serving"].to_list() == ["mixed", "prefill", "decode", "decode", None]
     assert rows["serving_rule"].to_list()[-1] == "no_serving"
-    assert {row["name"]: row["count"] for row in trace.summary("serving").rows.to_dicts()} == {
+    assert {row["name"]: row["count"] for row in trace.report("serving").rows.to_dicts()} == {
         "mixed": 1,
         "prefill": 1,
         "decode": 2,

@@ -60,7 +60,7 @@ def test_a_function_that_several_classes_share_is_named_without_one(tmp_path: Pa
 
 
 def test_tables_and_json_say_that_they_are_functions() -> None:
-    summary = shared(STACK).summary("source")
+    summary = shared(STACK).report("source")
     assert summary.heading == "function"
     rows = json.loads(json.dumps(summary.to_json()))["rows"]
     # Read in the program's text: the lines of the def statements.
@@ -77,7 +77,7 @@ def test_tables_and_json_say_that_they_are_functions() -> None:
 
 
 def test_the_hlo_holds_lines() -> None:
-    summary = thence.open(SINGLE).summary("source")
+    summary = thence.open(SINGLE).report("source")
     assert summary.heading == "source line"
     assert set(summary.rows["position"]) == {"line"}
     # Read in the program's text: the first and the last line of its functions.
@@ -94,12 +94,12 @@ def test_the_hlo_holds_lines() -> None:
 
 
 def test_other_tables_have_no_position() -> None:
-    assert "position" not in shared(STACK).summary("label").rows.columns
+    assert "position" not in shared(STACK).report("label").rows.columns
 
 
 def test_frames_that_hold_lines_are_worded_as_lines(tmp_path: Path) -> None:
     events = [frame("train.py(12): step", 0, 50), launch(1, 10), kernel(1, 100)]
-    tables = opened(tmp_path, events).tables
+    tables = opened(tmp_path, events).recorded
     position = pl.lit("line", HOST.schema["position"])
     at_line = dataclasses.replace(tables, host=tables.host.with_columns(position=position))
     rows = summarize(attribute(at_line), "source").rows
@@ -115,8 +115,8 @@ def test_frames_that_hold_lines_are_worded_as_lines(tmp_path: Path) -> None:
 def test_traces_of_both_kinds_of_producer_say_both() -> None:
     trace = thence.open(STACK, SINGLE, add=True)
     trace.self_check()
-    assert trace.attributed.places["position"].drop_nulls().unique().sort().to_list() == ["function", "line"]
-    assert trace.summary("source").heading == "function or source line"
+    assert trace.tables.places["position"].drop_nulls().unique().sort().to_list() == ["function", "line"]
+    assert trace.report("source").heading == "function or source line"
 
 
 def test_one_rule_of_own_code_for_hlo_too() -> None:

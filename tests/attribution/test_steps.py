@@ -38,7 +38,7 @@ def graph(number: int, start: int, graph_id: int | None, names: str = "ab") -> E
 
 def found(trace: thence.Trace) -> list[tuple[str, str, int]]:
     """Kind, name and number of each step."""
-    return trace.attributed.steps.select(pl.col("kind", "name").cast(pl.String), "number").rows()
+    return trace.tables.steps.select(pl.col("kind", "name").cast(pl.String), "number").rows()
 
 
 def calls(names: str, first: int = 0) -> Events:
@@ -125,7 +125,7 @@ def test_a_step_of_an_optimizer_ends_where_its_call_ends(tmp_path: Path) -> None
         events.append(event("user_annotation", "Optimizer.step#AdamW.step", 60 + 100 * i, 20))
         events += work(11 + i, 65 + 100 * i)
     trace = opened(tmp_path, events)
-    steps = trace.attributed.steps
+    steps = trace.tables.steps
     assert [kind for kind, *_ in found(trace)] == ["optimizer"] * 4
     zero = steps["start"][0]
     assert (steps["start"] - zero).to_list() == [0, 75_000, 175_000, 275_000]
@@ -146,7 +146,7 @@ def fetches(count: int, *, stops: bool = True) -> Events:
 def test_an_evaluation_without_modules_has_a_step_for_each_batch(tmp_path: Path) -> None:
     trace = opened(tmp_path, fetches(5))
     assert found(trace) == [("batch", f"batch#{i}", i) for i in range(5)]
-    assert trace.attributed.steps["duration"].to_list() == [100_000] * 5
+    assert trace.tables.steps["duration"].to_list() == [100_000] * 5
     assert trace.steps().frame["activities"].to_list() == [2] * 5
     assert found(opened(tmp_path, fetches(5, stops=False))) == [("batch", f"batch#{i}", i) for i in range(4)]
     assert found(opened(tmp_path, fetches(2))) == []
@@ -200,14 +200,14 @@ def test_the_main_program_is_that_of_most_time_which_repeats() -> None:
 
 
 def test_a_program_that_ran_once_is_no_step_and_rounds_of_its_loops_are_none(tmp_path: Path) -> None:
-    assert shared(DATA / "jax" / "remat.xplane.pb.gz").attributed.steps.is_empty()
+    assert shared(DATA / "jax" / "remat.xplane.pb.gz").tables.steps.is_empty()
     with tarfile.open(DATA / "jax" / "programs" / "rnn.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     trace = thence.open(tmp_path / "recording")
-    assert trace.programs.height == 1
-    launches = trace.host.filter(pl.col("name").cast(pl.String).str.contains("GraphLaunch"))
+    assert trace.tables.programs.height == 1
+    launches = trace.tables.host.filter(pl.col("name").cast(pl.String).str.contains("GraphLaunch"))
     assert launches.height > 100  # rounds of two loops
-    assert trace.attributed.steps.is_empty()
+    assert trace.tables.steps.is_empty()
 
 
 def passes(names: list[list[str]]) -> Events:
@@ -238,7 +238,7 @@ def test_the_range_inside_describes_a_pass_whose_own_name_does_not(tmp_path: Pat
     assert [(kind, number) for kind, _, number in found(trace)] == [("pass", 0), ("pass", 1), ("pass", 2)]
     assert trace.step_kinds().rows["step_kind"].to_list() == ["decode bs=8"]
     assert trace.step_kinds().rows["steps"].to_list() == [3]
-    assert set(trace.places["step-kind"].cast(pl.String)) == {"decode bs=8"}
+    assert set(trace.tables.places["step-kind"].cast(pl.String)) == {"decode bs=8"}
 
 
 def test_one_profiler_step_around_many_passes_is_not_the_step(tmp_path: Path) -> None:
@@ -266,19 +266,19 @@ def test_every_verb_has_the_same_steps(path: Path, kind: str, count: int) -> Non
     assert kind in STEP_KINDS
     of_device = table.frame.group_by("rank", "device").len()["len"].unique().to_list()
     assert of_device == [count]
-    rows = trace.summary("step").rows.filter("attributed")
+    rows = trace.report("step").rows.filter("attributed")
     assert set(rows["name"]) == set(table.frame["step"])
     by_name = dict(rows.select("name", "count").rows())
     launched = table.frame.group_by("step").agg(pl.col("activities").sum())
     assert by_name == dict(launched.rows())
     for number in table.frame["number"].unique():
         part = trace.select(steps=f"{number}")
-        assert part.gpu.height == int(table.frame.filter(number=number)["activities"].sum())
+        assert part.tables.gpu.height == int(table.frame.filter(number=number)["activities"].sum())
         assert part.steps().frame.rows() == table.frame.filter(number=number).rows()
     assert trace.headline.steps is not None
     assert trace.headline.steps.count == count
     told = trace.sql("select count(*) as n from steps")["n"][0]
-    assert told == trace.attributed.steps.height
+    assert told == trace.tables.steps.height
 
 
 def test_kinds_are_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,18 +53,18 @@ def test_the_order_of_calls_finds_what_was_recorded() -> None:
 
 def test_an_inferred_wait_names_both_streams_and_both_activities(tmp_path: Path) -> None:
     trace = opened(tmp_path, handed_over(51))
-    assert trace.events["stream"].to_list() == [7, 8]
-    assert trace.events["record"].to_list() == [None, 0]
-    assert trace.events["known"].to_list() == ["inferred", "inferred"]
-    edges = event_edges(trace.attributed, row_numbers(trace.places["launch"]))
+    assert trace.tables.events["stream"].to_list() == [7, 8]
+    assert trace.tables.events["record"].to_list() == [None, 0]
+    assert trace.tables.events["known"].to_list() == ["inferred", "inferred"]
+    edges = event_edges(trace.tables, row_numbers(trace.tables.places["launch"]))
     assert edges.rows() == [(1, 1, 0)]
 
 
 def test_what_times_contradict_is_unknown(tmp_path: Path) -> None:
     trace = opened(tmp_path, handed_over(30))  # began while the other ran: it did not wait for it
-    wait = trace.events.row(1, named=True)
+    wait = trace.tables.events.row(1, named=True)
     assert (wait["record"], wait["known"]) == (None, "unknown")
-    assert event_edges(trace.attributed, row_numbers(trace.places["launch"])).is_empty()
+    assert event_edges(trace.tables, row_numbers(trace.tables.places["launch"])).is_empty()
 
 
 def through_a_stream_of_none(begins: float, *, waits: bool = True) -> list[dict[str, Any]]:
@@ -92,31 +92,31 @@ def through_a_stream_of_none(begins: float, *, waits: bool = True) -> list[dict[
 
 def test_a_wait_of_a_stream_on_which_nothing_runs_is_passed_on(tmp_path: Path) -> None:
     trace = opened(tmp_path, through_a_stream_of_none(53))
-    of_14 = trace.events.filter(pl.col("kind") == "wait").sort("host").row(0, named=True)
+    of_14 = trace.tables.events.filter(pl.col("kind") == "wait").sort("host").row(0, named=True)
     assert (of_14["stream"], of_14["known"]) == (14, "inferred")
-    edges = event_edges(trace.attributed, row_numbers(trace.places["launch"]))
+    edges = event_edges(trace.tables, row_numbers(trace.tables.places["launch"]))
     assert edges.select("waiting", "awaited").rows() == [(1, 0)]
 
 
 def test_without_that_wait_nothing_is_passed_on(tmp_path: Path) -> None:
     trace = opened(tmp_path, through_a_stream_of_none(53, waits=False))
-    assert event_edges(trace.attributed, row_numbers(trace.places["launch"])).is_empty()
+    assert event_edges(trace.tables, row_numbers(trace.tables.places["launch"])).is_empty()
 
 
 def test_what_times_contradict_is_not_passed_on(tmp_path: Path) -> None:
     trace = opened(tmp_path, through_a_stream_of_none(30))
-    assert event_edges(trace.attributed, row_numbers(trace.places["launch"])).is_empty()
+    assert event_edges(trace.tables, row_numbers(trace.tables.places["launch"])).is_empty()
 
 
 def test_a_wait_of_the_host_is_for_the_stream_launched_on_last(tmp_path: Path) -> None:
     events = [launch(1, 1), launch(2, 3), call("cudaStreamSynchronize", 5, 60), on(7, 1, 10, 5), on(8, 2, 20, 40)]
-    wait = opened(tmp_path, events).waits.row(0, named=True)
+    wait = opened(tmp_path, events).tables.waits.row(0, named=True)
     assert (wait["kind"], wait["stream"], wait["known"]) == ("stream", 8, "inferred")
 
 
 def test_a_wait_that_returned_before_the_stream_was_done_is_for_another(tmp_path: Path) -> None:
     events = [launch(1, 1), launch(2, 3), call("cudaStreamSynchronize", 5, 20), on(7, 1, 10, 5), on(8, 2, 20, 40)]
-    wait = opened(tmp_path, events).waits.row(0, named=True)
+    wait = opened(tmp_path, events).tables.waits.row(0, named=True)
     assert (wait["stream"], wait["known"]) == (None, "unknown")
 
 
@@ -126,20 +126,20 @@ def test_a_wait_for_an_event_has_the_record_on_its_thread(tmp_path: Path) -> Non
         on(7, 1, 10, 5), on(7, 2, 20, 40),
     ]  # fmt: skip
     trace = opened(tmp_path, events)
-    wait = trace.waits.row(0, named=True)
+    wait = trace.tables.waits.row(0, named=True)
     assert (wait["kind"], wait["record"], wait["known"]) == ("event", 0, "inferred")
 
 
 def test_a_trace_without_launches_knows_nothing_but_the_calls(tmp_path: Path) -> None:
     trace = opened(tmp_path, [call("cudaEventRecord", 2), call("cudaStreamWaitEvent", 4), on(7, 1, 10, 5)])
-    assert trace.events["known"].to_list() == ["unknown", "unknown"]
-    assert trace.events.schema == EVENTS.schema
-    assert trace.waits.schema == WAITS.schema
+    assert trace.tables.events["known"].to_list() == ["unknown", "unknown"]
+    assert trace.tables.events.schema == EVENTS.schema
+    assert trace.tables.waits.schema == WAITS.schema
     assert trace.sql("select kind from events")["kind"].to_list() == ["record", "wait"]
 
 
 def test_tables_reach_parquet(tmp_path: Path) -> None:
     trace = opened(tmp_path, handed_over(51))
-    trace.write(tmp_path / "out.parquet")
+    trace.convert(tmp_path / "out.parquet")
     assert pl.read_parquet(tmp_path / "out.parquet" / "events.parquet").height == 2
     assert pl.read_parquet(tmp_path / "out.parquet" / "waits.parquet").is_empty()

@@ -259,7 +259,7 @@ def test_activities_of_a_recording_are_all_found_by_name(page: Page, tmp_path: P
     file = tmp_path / "stack.html"
     file.write_text(trace.report_html(), encoding="utf-8")
     page.open(file)
-    names = trace.gpu["name"].cast(str)
+    names = trace.tables.gpu["name"].cast(str)
     for part in ("softmax", "nvjet"):
         found = page.js(
             f"(() => {{ const input = document.getElementById('timeline-search'); input.value = '/^(void )?.*{part}/';"

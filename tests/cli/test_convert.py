@@ -1,4 +1,4 @@
-"""``thence convert`` and ``Trace.write`` from outside: files that are whole or not there."""
+"""``thence convert`` and ``Trace.convert`` from outside: files that are whole or not there."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_json_plain_and_compressed(trace_path: Path, tmp_path: Path) -> None:
     assert run_thence("convert", trace_path, "-o", tmp_path / "a.json.gz").returncode == 0
     plain = (tmp_path / "a.json").read_bytes()
     assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == plain
-    assert_same_tables(thence.open(trace_path).tables, thence.open(tmp_path / "a.json").tables)
+    assert_same_tables(thence.open(trace_path).recorded, thence.open(tmp_path / "a.json").recorded)
 
 
 def test_a_folder_of_tables(trace_path: Path, tmp_path: Path) -> None:
@@ -108,14 +108,14 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(files, "write_perfetto", full)
     with pytest.raises(thence.ThenceError) as told:
-        trace.write(target)
+        trace.convert(target)
     sentence = rf"{re.escape(str(target))}: cannot be written: No space left on device"
     free = rf" \([\d,]+\.\d MB are free in {re.escape(str(tmp_path))}\)"
     assert re.fullmatch(f"{sentence}{free}; what was there is unchanged", str(told.value))
     assert target.read_bytes() == b"before"
     monkeypatch.setattr(files, "write_parquet", full)
     with pytest.raises(thence.ThenceError, match=f"No space left on device{free}; nothing is left"):
-        trace.write(tmp_path / "t.parquet")
+        trace.convert(tmp_path / "t.parquet")
     assert names(tmp_path) == ["out.pftrace", "trace.json"]
 
 
@@ -135,21 +135,21 @@ def test_a_link_to_nothing_as_output_is_told_and_replaced_only_if_asked(tmp_path
 def test_a_table_folder_does_not_replace_a_file(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_text("mine")
     with pytest.raises(thence.UsageError, match="is a file"):
-        opened(tmp_path, PAIR).write(tmp_path / "t.parquet")
+        opened(tmp_path, PAIR).convert(tmp_path / "t.parquet")
 
 
 def test_a_table_folder_does_not_take_other_files_with_it(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").mkdir()
     (tmp_path / "t.parquet" / "mine").touch()
     with pytest.raises(thence.UsageError, match="holds other files"):
-        opened(tmp_path, PAIR).write(tmp_path / "t.parquet")
+        opened(tmp_path, PAIR).convert(tmp_path / "t.parquet")
     assert names(tmp_path / "t.parquet") == ["mine"]
 
 
 @pytest.mark.parametrize("wrong", [{"lanes": ("nothing",)}, {"clocks": "mine"}])
 def test_choices_that_there_are_not(tmp_path: Path, wrong: dict[str, str]) -> None:
     with pytest.raises(thence.UsageError, match="clocks must be aligned or recorded"):
-        opened(tmp_path, PAIR).write(tmp_path / "out.json", **wrong)
+        opened(tmp_path, PAIR).convert(tmp_path / "out.json", **wrong)
 
 
 def test_the_command_line_lists_every_lane() -> None:

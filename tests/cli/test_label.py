@@ -90,9 +90,9 @@ def test_the_file_reads_back_with_its_labels(tmp_path: Path, labels: Path) -> No
     expected = thence.open(WITHOUT_IDS).label(labels)
     again = thence.open(target)
     again.self_check()
-    assert_frame_equal(again.places, expected.places, categorical_as_str=True)
-    assert_frame_equal(again.gpu, expected.gpu, categorical_as_str=True)
-    assert again.collectives["sequence"].to_list() == [5] * 15
+    assert_frame_equal(again.tables.places, expected.tables.places, categorical_as_str=True)
+    assert_frame_equal(again.tables.gpu, expected.tables.gpu, categorical_as_str=True)
+    assert again.tables.collectives["sequence"].to_list() == [5] * 15
     # What was labelled can be labelled again.
     once_more = tmp_path / "out" / "again.json"
     assert run_thence("label", target, "--labels", labels, "-o", once_more).returncode == 0
@@ -102,9 +102,9 @@ def test_the_file_reads_back_with_its_labels(tmp_path: Path, labels: Path) -> No
 def test_writing_from_the_tables_reads_back_too(tmp_path: Path, labels: Path) -> None:
     trace = thence.open(WITHOUT_IDS).label(labels)
     (tmp_path / "out").mkdir()
-    trace.write(tmp_path / "out" / "t.json")
+    trace.convert(tmp_path / "out" / "t.json")
     again = thence.open(tmp_path / "out" / "t.json")
-    assert_frame_equal(again.places, trace.places, categorical_as_str=True)
+    assert_frame_equal(again.tables.places, trace.tables.places, categorical_as_str=True)
 
 
 def test_the_summary_says_streams_before_and_lanes_after(labels: Path) -> None:
@@ -270,10 +270,10 @@ def test_events_that_had_to_be_repaired_are_written_from_the_tables(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert b"were not found again; the output holds what could be read" in done.stderr
     again = thence.open(target)
-    assert again.places["label"].null_count() == 0
+    assert again.tables.places["label"].null_count() == 0
     expected = thence.open(source)
-    assert_frame_equal(again.gpu, expected.gpu, categorical_as_str=True)
-    assert_frame_equal(again.host, expected.host, categorical_as_str=True)
+    assert_frame_equal(again.tables.gpu, expected.tables.gpu, categorical_as_str=True)
+    assert_frame_equal(again.tables.host, expected.tables.host, categorical_as_str=True)
 
 
 def test_labels_beside_that_do_not_fit_are_named_in_one_line(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_launches_outside_of_captures_make_no_trace_of_a_capture(
 
 def test_no_message_denies_launches_that_are_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     """The xplane file without command buffers has 1,000 launches, each of which is named by its kernel."""
-    tables = shared(DATA / "jax" / "jax_single_nocb.xplane.pb.gz").tables
+    tables = shared(DATA / "jax" / "jax_single_nocb.xplane.pb.gz").recorded
     calls = tables.host.filter(pl.col("correlation") > 0, pl.col("category") == "driver")
     assert calls.height == 1000
     path = DATA / "jax" / "jax_single_nocb.xplane.pb.gz"

@@ -274,7 +274,7 @@ def odd_trace(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", '" onmouseover="x', "a & b"])
 def test_names_are_escaped_in_html(name: str, tmp_path: Path) -> None:
     trace = thence.open(odd_trace(tmp_path, name))
-    for html in (trace._repr_html_(), trace.summary("label")._repr_html_()):
+    for html in (trace._repr_html_(), trace.report("label")._repr_html_()):
         assert name not in html
         assert "<script" not in html
         assert re.search(r'title="[^"<>]*"', html)

@@ -136,7 +136,7 @@ def test_marks_that_were_never_closed(tmp_path: Path) -> None:
     assert shallow == {n + 1: [*whole[:n], "gemm"] for n in range(1, 256)}
     # The deepest has 2,001 frames, of which 16 stand at either end.
     assert [*whole[:16], "[1,969 levels left out]", *whole[1985:], "gemm"] in [f for f, _ in stacks]
-    places = thence.open(source).places
+    places = thence.open(source).tables.places
     assert set(places["metadata"].cast(pl.String)) == {'{"step":7}'}
     assert places["label"].cast(pl.String)[2] == "r0/r1/r2"
 
@@ -179,7 +179,7 @@ def test_every_verb_on_the_deepest_nesting(tmp_path: Path) -> None:
 
 def test_the_deepest_marks_with_metadata(tmp_path: Path) -> None:
     source = never_closed(tmp_path / "recording", DEEP, '{"step": 7}')
-    script = "import sys, thence; print(thence.open(sys.argv[1]).places['metadata'].n_unique())"
+    script = "import sys, thence; print(thence.open(sys.argv[1]).tables.places['metadata'].n_unique())"
     assert limited(script, source).strip() == "1"
 
 
@@ -207,7 +207,7 @@ def test_labels_of_an_eager_run_that_nests_deeply(tmp_path: Path) -> None:
     replay.write_text(json.dumps({"traceEvents": graph}))
     done = run_thence("label", replay, "--eager", eager, "-o", tmp_path / "labelled.json")
     assert done.returncode == 0, done.stderr
-    labels = thence.open(tmp_path / "labelled.json").places["label"].cast(pl.String)
+    labels = thence.open(tmp_path / "labelled.json").tables.places["label"].cast(pl.String)
     assert labels[1] == "r0/r1"
     assert labels[-1].startswith("r0/r1/")
     assert labels[-1].endswith("/r2998/r2999")

@@ -97,13 +97,13 @@ def test_the_innermost_mark_that_names_a_lane_wins(tmp_path: Path) -> None:
         "in_plain": None,
         "outside": None,
     }
-    marks = trace.host.filter(pl.col("lane").is_not_null())
+    marks = trace.tables.host.filter(pl.col("lane").is_not_null())
     assert marks.select(pl.col("name", "lane").cast(pl.String)).rows() == [("outer", "comm"), ("inner", "side")]
 
 
 def test_perfetto_shows_the_lanes_beside_the_stream(tmp_path: Path) -> None:
     trace = recorded(NESTED, tmp_path / "recording")
-    trace.write(tmp_path / "out.pftrace", lanes=("lane",))
+    trace.convert(tmp_path / "out.pftrace", lanes=("lane",))
     shown = decoded((tmp_path / "out.pftrace").read_bytes())
     assert [s.name for s in shown.on(f"{DEVICE} > lanes > comm")] == ["in_outer", "in_told", "again_outer"]
     assert [s.name for s in shown.on(f"{DEVICE} > lanes > side")] == ["in_inner", "in_silent"]
@@ -123,14 +123,14 @@ def test_perfetto_shows_the_lanes_beside_the_stream(tmp_path: Path) -> None:
 
 def test_chrome_json_says_the_lane_and_the_facts(tmp_path: Path) -> None:
     trace = recorded(NESTED, tmp_path / "recording")
-    trace.write(tmp_path / "out.json")
+    trace.convert(tmp_path / "out.json")
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     shown = {e["name"]: e["args"] for e in events if e.get("cat") == "kernel"}
     assert shown["in_inner"]["lane"] == "side"
     assert shown["in_inner"]["annotations"] == {"layer": 4, "dtype": "bf16"}
     assert {"lane", "annotations"}.isdisjoint(shown["in_plain"])
     again = thence.open(tmp_path / "out.json")
-    assert again.tables.graph_places.is_empty()  # nothing of it ran in a graph
+    assert again.recorded.graph_places.is_empty()  # nothing of it ran in a graph
 
 
 def test_backward_work_is_on_the_lane_of_its_forward_op(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_what_describes_a_collective_is_said_once(tmp_path: Path) -> None:
         tmp_path / "recording",
     )
     assert metadata(trace) == {"nccl_kernel": {"dtype": "bf16", "bucket": "gradients"}}
-    [row] = trace.collectives.to_dicts()
+    [row] = trace.tables.collectives.to_dicts()
     assert (row["collective"], row["in_elements"], row["element_type"]) == ("allreduce", 10, "Float")
     # The lane that the mark named, as for the same collective in a graph, not one more for its group.
     assert trace.timeline(("lane",)).lanes["lane"].to_list() == ["tp (process group 5)"]
@@ -231,8 +231,8 @@ def test_metadata_that_are_no_object_do_no_harm(tmp_path: Path) -> None:
     expected = {f"k{i}": None for i in range(6)}
     assert metadata(trace) == {**expected, "k6": {"x": None}, "k7": {"n": 7}, "nan": {"loss": None}}
     assert said(trace, "lane")["k3"] == "lane 3"
-    trace.write(tmp_path / "out.json")
-    trace.write(tmp_path / "out.pftrace", lanes=("lane",))
+    trace.convert(tmp_path / "out.json")
+    trace.convert(tmp_path / "out.pftrace", lanes=("lane",))
 
 
 # Beside CUDA graphs
@@ -272,13 +272,13 @@ def test_a_captured_lane_is_inside_that_of_the_replay(labelled_replay: tuple[Tra
     side = [label.endswith("side") for label in labels]
     assert any(side)
     assert not all(side)
-    assert trace.places["lane"].to_list() == ["side work" if s else "decoding" for s in side]
-    texts = trace.places["metadata"].cast(pl.String)
+    assert trace.tables.places["lane"].to_list() == ["side work" if s else "decoding" for s in side]
+    texts = trace.tables.places["metadata"].cast(pl.String)
     inner, outer = {"layer": 1, "bias": True, "token": 9}, {"layer": 0, "token": 9}
     assert [json.loads(text) for text in texts] == [inner if s else outer for s in side]
     totals = dict(trace.graph_lanes().lanes.select("lane", "count").rows())
     assert totals == {"side work": sum(side), "decoding": len(side) - sum(side)}
-    trace.write(tmp_path / "out.pftrace", lanes=("lane",))
+    trace.convert(tmp_path / "out.pftrace", lanes=("lane",))
     shown = decoded((tmp_path / "out.pftrace").read_bytes())
     assert len(shown.on(f"{DEVICE} > lanes > side work")) == sum(side)
     assert len(shown.on(f"{DEVICE} > lanes > decoding")) == len(side) - sum(side)
@@ -289,11 +289,13 @@ def test_lanes_of_graphed_work_come_back_from_chrome_json(
 ) -> None:
     trace, _ = labelled_replay
     (tmp_path / "out").mkdir()  # where no labels lie beside
-    trace.write(tmp_path / "out" / "out.json")
+    trace.convert(tmp_path / "out" / "out.json")
     again = thence.open(tmp_path / "out" / "out.json")
     again.self_check()
-    assert again.places["lane"].to_list() == trace.places["lane"].to_list()
-    assert [json.loads(t) for t in again.places["metadata"]] == [json.loads(t) for t in trace.places["metadata"]]
+    assert again.tables.places["lane"].to_list() == trace.tables.places["lane"].to_list()
+    assert [json.loads(t) for t in again.tables.places["metadata"]] == [
+        json.loads(t) for t in trace.tables.places["metadata"]
+    ]
 
 
 def test_lanes_of_an_eager_run_go_over_to_replays() -> None:
@@ -303,9 +305,9 @@ def test_lanes_of_an_eager_run_go_over_to_replays() -> None:
     run, _ = tables_of(made, [[Ran(0, 0, 500, 7)], [Ran(1, 10_000, 500, 7)]])
     run = dataclasses.replace(run, host=run.host.with_columns(name=pl.lit("cudaLaunchKernel").cast(pl.Categorical())))
     eager = Trace(within_mark(run, lane="mine"))
-    assert eager.places["lane"].to_list() == ["mine", "mine"]
+    assert eager.tables.places["lane"].to_list() == ["mine", "mine"]
     replays, _ = tables_of(made, [[Ran(0, 0, 500, 7), Ran(1, 600, 500, 7)]])
-    assert Trace(replays).label(eager=eager).places["lane"].to_list() == ["mine", "mine"]
+    assert Trace(replays).label(eager=eager).tables.places["lane"].to_list() == ["mine", "mine"]
 
 
 def test_metadata_that_json_cannot_say_cost_no_other_mark_and_no_kernel(tmp_path: Path) -> None:

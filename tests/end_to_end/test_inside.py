@@ -156,8 +156,8 @@ def test_chrome_json_reads_back_as_before(tmp_path: Path) -> None:
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"}
     assert names[found[3]["pid"], found[3]["tid"]] == "block 3 warpgroup 0"
     again = thence.open(tmp_path / "all.json")
-    assert again.gpu["name"].to_list() == trace.gpu["name"].to_list()
-    assert again.gpu["start"].to_list() == trace.gpu["start"].to_list()
+    assert again.tables.gpu["name"].to_list() == trace.tables.gpu["name"].to_list()
+    assert again.tables.gpu["start"].to_list() == trace.tables.gpu["start"].to_list()
     assert again.meta.warnings == trace.meta.warnings
 
 

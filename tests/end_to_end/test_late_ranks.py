@@ -98,7 +98,7 @@ def test_where_a_rank_is_missing_transfers_are_unknown_and_waits_are_nobodys(
 
 def test_a_planted_delay_is_found_as_long_as_it_was_planted(tmp_path: Path) -> None:
     FsdpJob({LATE: DELAY}).write(tmp_path)
-    found = thence.open(tmp_path).late_ranks()
+    found = thence.open(tmp_path).ranks()
     (row,) = found.stragglers.iter_rows(named=True)
     # Before the sleep, the recorded hosts are late by some ms, too, each in some of the steps.
     scatters = sorted(collectives(events)[-1]["ts"] for events in recorded())
@@ -169,7 +169,7 @@ def test_eight_of_512_ranks_keep_the_figures_of_the_group_that_is_complete(tmp_p
         path = tmp_path / f"rank{rank}.json"
         path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
         paths.append(path)
-    found = thence.open(*paths).late_ranks()
+    found = thence.open(*paths).ranks()
     assert found.shown.statement == "8 of 512 ranks; missing 8-511"
     assert found.shown.missing_ranks == list(range(8, 512))
     groups = {row["name"]: row for row in found.groups.to_dicts()}

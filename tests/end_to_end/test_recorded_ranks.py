@@ -38,9 +38,9 @@ def profiled(rank: int) -> Counter[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_collectives_are_described_as_by_the_profiler(trace: thence.Trace, rank: int) -> None:
-    ranks = trace.gpu["rank"].gather(trace.collectives["gpu"])
+    ranks = trace.tables.gpu["rank"].gather(trace.tables.collectives["gpu"])
     facts = ("in_elements", "out_elements", "element_type", "group_size")
-    ours = trace.collectives.filter(ranks == rank).select(
+    ours = trace.tables.collectives.filter(ranks == rank).select(
         pl.col("collective", "element_type").cast(pl.String), *set(facts) - {"element_type"}
     )
     assert Counter(ours.select("collective", *facts).rows()) == profiled(rank)

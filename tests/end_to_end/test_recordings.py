@@ -46,7 +46,7 @@ def by_key(trace: thence.Trace, column: str) -> dict[Key, Any]:
 
 
 def totals(path: Path, by: str) -> dict[str, int]:
-    rows = fast(path).summary(by).rows
+    rows = fast(path).report(by).rows
     return dict(rows.filter("attributed").select("name", "total_ns").iter_rows())
 
 
@@ -63,7 +63,7 @@ def test_every_recording_passes_its_self_check_without_warnings(path: Path) -> N
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
 def test_totals_are_those_of_the_events(path: Path) -> None:
-    summary, expected = fast(path).summary(), slow(path)
+    summary, expected = fast(path).report(), slow(path)
     assert summary.sum_ns == expected.sum_ns
     assert summary.busy_ns == expected.busy_ns
     assert summary.span_ns == expected.span_ns
@@ -112,7 +112,7 @@ def test_backward_kernels_stand_under_the_label_of_their_forward_op() -> None:
     labels = by_key(trace, "label")
     # No user's range is open on the autograd thread, so each label comes from the forward pass.
     assert {str(labels[key(a)]).split("/")[0] for a in backward} == {"forward"}
-    rows = trace.summary("label").rows
+    rows = trace.report("label").rows
     total = sum(nanoseconds(a["dur"]) for a in backward if expected.label(a) == "forward/mlp")
     assert rows.filter(pl.col("name") == "forward/mlp")["backward_ns"].item() == total > 0
 
@@ -205,14 +205,14 @@ def test_four_ranks_at_once_keep_their_numbers_apart() -> None:
     trace = shared(*FSDP)
     trace.self_check()
     assert trace.meta.warnings == ()
-    assert trace.gpu["rank"].unique().sort().to_list() == [0, 1, 2, 3]
+    assert trace.tables.gpu["rank"].unique().sort().to_list() == [0, 1, 2, 3]
     for rank, path in enumerate(FSDP):
-        expected, alone = slow(path), fast(path).summary()
+        expected, alone = slow(path), fast(path).report()
         assert alone.busy_ns == expected.busy_ns
-        rows = trace.gpu.filter(pl.col("rank") == rank)
+        rows = trace.tables.gpu.filter(pl.col("rank") == rank)
         assert rows["duration"].sum() == expected.sum_ns
         assert set(rows["device"]) == {a["args"]["device"] for a in expected.activities}
-    summary = trace.summary("rank")
+    summary = trace.report("rank")
     assert summary.busy_ns == sum(slow(path).busy_ns for path in FSDP)
     assert summary.span_ns == sum(slow(path).span_ns for path in FSDP)
     assert dict(summary.rows.select("name", "total_ns").iter_rows()) == {
@@ -223,7 +223,7 @@ def test_four_ranks_at_once_keep_their_numbers_apart() -> None:
 def test_ranks_of_a_directory_are_those_of_its_files() -> None:
     trace = thence.open(str(TORCH / "torch_fsdp_rank*.json.gz"))
     assert trace.meta.inputs == tuple(str(path) for path in FSDP)
-    assert trace.gpu["rank"].unique().sort().to_list() == [0, 1, 2, 3]
+    assert trace.tables.gpu["rank"].unique().sort().to_list() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("path", FSDP, ids=lambda p: p.name)
@@ -248,8 +248,8 @@ def test_collectives_say_what_nccl_said(path: Path) -> None:
             size = {"Float": 4, "BFloat16": 2}[args["dtype"]]
             values = [args[field] for field in fields.values()]
             expected[key(activity)] = [*values, elements * size]
-    rows = trace.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String))
-    gpu = trace.gpu[rows["gpu"]].select("stream", "start", pl.col("name").cast(pl.String))
+    rows = trace.tables.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String))
+    gpu = trace.tables.gpu[rows["gpu"]].select("stream", "start", pl.col("name").cast(pl.String))
     columns = rows.select(*fields, "bytes")
     found = {keys: list(values) for keys, values in zip(gpu.rows(), columns.iter_rows(), strict=True)}
     assert found == expected
@@ -278,23 +278,23 @@ def test_graph_and_node_ids_are_exact_in_64_bits() -> None:
     trace = fast(REPLAY_212)
     assert by_key(trace, "graph") == {k: graph for k, (graph, _) in ids.items()}
     assert by_key(trace, "node") == {k: node for k, (_, node) in ids.items()}
-    assert trace.gpu["node"].dtype == pl.UInt64
+    assert trace.tables.gpu["node"].dtype == pl.UInt64
     # The graph's id fills the upper half: more than 32 bits are needed.
     assert min(node for _, node in ids.values()) >= 1 << 32
 
 
 def test_what_is_launched_eagerly_has_no_graph() -> None:
     trace = fast(recording("torch-2.12_torch_eager_rank0"))
-    assert trace.gpu["graph"].null_count() == trace.gpu["node"].null_count() == trace.gpu.height
+    assert trace.tables.gpu["graph"].null_count() == trace.tables.gpu["node"].null_count() == trace.tables.gpu.height
 
 
 def test_kernels_inside_a_graph_are_said_to_be_unattributed() -> None:
     for path in (recording("graph_replay_rank0"), REPLAY_212):
-        summary = fast(path).summary("op")
-        of_graphs = {code for code in fast(path).places["op_rule"].unique() if "graph" in code}
+        summary = fast(path).report("op")
+        of_graphs = {code for code in fast(path).tables.places["op_rule"].unique() if "graph" in code}
         assert of_graphs == {"graph"}
         (reason,) = [reason for reason in summary.unattributed["op"] if reason.code == "graph"]
-        inside = fast(path).gpu.filter((fast(path).places["op_rule"] == "graph").to_numpy())
+        inside = fast(path).tables.gpu.filter((fast(path).tables.places["op_rule"] == "graph").to_numpy())
         assert reason.total_ns == inside["duration"].sum() > 0.9 * summary.sum_ns
 
 
@@ -302,7 +302,7 @@ def test_kernels_inside_a_graph_are_said_to_be_unattributed() -> None:
 def test_plain_and_gzipped_files_give_equal_tables(path: Path, tmp_path: Path) -> None:
     plain = tmp_path / path.name.removesuffix(".gz")
     plain.write_bytes(unzipped(path))
-    assert_same_tables(thence.open(plain).tables, fast(path).tables)
+    assert_same_tables(thence.open(plain).recorded, fast(path).recorded)
 
 
 def test_metadata_of_a_file_is_kept() -> None:

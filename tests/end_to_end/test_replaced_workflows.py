@@ -58,7 +58,7 @@ def test_the_annotation_tutorial_in_one_command(tmp_path: Path) -> None:
     table = run_thence("label", trace).stdout.decode()
     assert "62 (attention)" in table
     again = thence.open(tmp_path / "annotated.json.gz")
-    assert (again.places["lane"] == "62").sum() == 40
+    assert (again.tables.places["lane"] == "62").sum() == 40
 
 
 # A gist for JAX: a Transformer Engine GEMM placed on another stream, proved with nsys's cuda_gpu_trace as CSV.
@@ -98,7 +98,7 @@ def rows_of(*arguments: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def test_tables_of_the_nsys_jax_notebook_in_one_command_each() -> None:
     """Original: load, drop warm-up, group modules, take those above 1 %, group thunks, look up the HLO."""
     trace = thence.open(FSDP)
-    tables = trace.tables
+    tables = trace.recorded
     spans = sorted(tables.programs.select("duration", "device", "start").rows(), key=lambda r: r[2])
     steady = [r for device in (0, 1) for r in [s for s in spans if s[1] == device][1:]]
     _, (program,) = rows_of("programs", FSDP)
@@ -110,7 +110,7 @@ def test_tables_of_the_nsys_jax_notebook_in_one_command_each() -> None:
     kept: dict[str, int] = {}
     busy: list[tuple[int, int, int]] = []
     # Kernels of command buffers have their instruction from the HLO's schedule.
-    for name, device, start, duration in trace.gpu.select("hlo", "device", "start", "duration").rows():
+    for name, device, start, duration in trace.tables.gpu.select("hlo", "device", "start", "duration").rows():
         if any(d == device and at <= start < at + span for span, d, at in steady):
             kept[name] = kept.get(name, 0) + duration
             busy.append((device, start, start + duration))
@@ -158,7 +158,7 @@ def test_flame_graphs_of_the_nsys_jax_notebook(by: str, frame: str, tmp_path: Pa
 def test_pictures_of_the_nsys_jax_notebook() -> None:
     """Original: a cell of matplotlib for each; here a call of the trace for each."""
     trace = thence.open(FSDP)
-    instances = trace.collective_times().instances
+    instances = trace.collectives().instances
     histogram = trace.plot_wait_histogram()
     assert histogram.to_frame()["count"].sum() == instances["wait_ns"].count()
     clouds = [part.data for part in trace.plot_wait_sizes().series if part.mark == "dot"]
@@ -169,7 +169,7 @@ def test_pictures_of_the_nsys_jax_notebook() -> None:
         assert chart.to_frame().height
     assert thence.open(COMPILED).plot_compile().to_frame().height
     *_, idle = trace.plot_by("opcode").series
-    assert idle.data["total_ns"].to_list() == [trace.summary("opcode").idle_inside_ns]
+    assert idle.data["total_ns"].to_list() == [trace.report("opcode").idle_inside_ns]
 
 
 ARCHIVES = os.environ.get("THENCE_NSYS_JAX_ARCHIVES", "")

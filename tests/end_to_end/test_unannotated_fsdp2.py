@@ -35,8 +35,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
 @pytest.fixture(scope="module")
 def rows(trace: thence.Trace) -> pl.DataFrame:
     """Activities with their places as text."""
-    places = trace.places.select(pl.col("module", "source", "phase", "step").cast(pl.String))
-    return trace.gpu.select("rank", "kind", "duration", pl.col("name").cast(pl.String)).hstack(places)
+    places = trace.tables.places.select(pl.col("module", "source", "phase", "step").cast(pl.String))
+    return trace.tables.gpu.select("rank", "kind", "duration", pl.col("name").cast(pl.String)).hstack(places)
 
 
 def test_each_linear_layer_has_one_product_forward_and_two_backward(rows: pl.DataFrame) -> None:
@@ -52,11 +52,11 @@ def test_each_linear_layer_has_one_product_forward_and_two_backward(rows: pl.Dat
 
 def test_collectives_are_those_of_fully_sharded_layers(trace: thence.Trace) -> None:
     """Layers and the model gather before forward; layers, freed since, again before backward; all reduce after it."""
-    kinds = trace.collectives["collective"].cast(pl.String)
+    kinds = trace.tables.collectives["collective"].cast(pl.String)
     gathers, reductions = (LAYERS + 1) + LAYERS, LAYERS + 1
     assert kinds.str.contains("gather").sum() == STEPS * RANKS * gathers
     assert kinds.str.contains("reduce_scatter").sum() == STEPS * RANKS * reductions
-    assert trace.collectives.height == STEPS * RANKS * (gathers + reductions)
+    assert trace.tables.collectives.height == STEPS * RANKS * (gathers + reductions)
 
 
 def test_nearly_all_time_has_a_line_a_phase_and_a_step(rows: pl.DataFrame) -> None:
@@ -69,12 +69,12 @@ def test_nearly_all_time_has_a_line_a_phase_and_a_step(rows: pl.DataFrame) -> No
 
 
 def test_the_rank_that_sleeps_in_forward_is_named(trace: thence.Trace) -> None:
-    job = trace.late_ranks()
+    job = trace.ranks()
     (late,) = job.stragglers.iter_rows(named=True)
     assert (late["rank"], late["since_step"]) == (LATE, f"step {SINCE}")
     assert late["mean_ns"] == pytest.approx(SLEEP, rel=0.1)
     (why,) = job.reasons
     assert why.rows["cause"][0] == "host"  # the recording has no samples, which would say sleep
     named = dict(why.rows.filter(cause="host").select("by", "name").iter_rows())
-    assert named["line"].endswith("job_faults.py Late.forward")  # a line that launches nothing
+    assert named["source"].endswith("job_faults.py Late.forward")  # a line that launches nothing
     assert (named["module"], named["phase"]) == ("layers.2", "forward")

@@ -223,7 +223,7 @@ def _api(inputs: list[str], hlo: list[str]) -> None:
         except BaseException:  # noqa: BLE001
             raise Failure(f"thence.open and self_check\n{traceback.format_exc()}") from None
         try:
-            summary = trace.summary()
+            summary = trace.report()
         except thence.ThenceError:
             return
         negative = [n for n in (summary.span_ns, summary.busy_ns, summary.sum_ns) if n < 0]

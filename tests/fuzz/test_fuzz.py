@@ -39,7 +39,7 @@ def test_seeds_are_small_and_sound(of: Format, tmp_path_factory: pytest.TempPath
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     assert sum(p.stat().st_size for p in files) < 200_000
     if of.name == "store":
-        assert thence.open(path).summary().sum_ns > 0
+        assert thence.open(path).report().sum_ns > 0
     elif of.name not in ("hlo", *INSIDE):
         from thence.readers.registry import read
 

@@ -270,14 +270,14 @@ def compare(replay: Path, capture: Path, wanted: dict[tuple[int, int], tuple[str
         return 0
     labelled.self_check()
     origin = min(float(e["ts"]) for e in events_of(replay) if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
-    first = labelled.gpu["start"].min()
+    first = labelled.tables.gpu["start"].min()
     rows = pl.DataFrame(
         {
-            "correlation": labelled.gpu["correlation"],
-            "start": labelled.gpu["start"] - first,
-            "op": labelled.places["op"].cast(pl.String),
-            "label": labelled.places["label"].cast(pl.String),
-            "graphed": labelled.places["launch"].is_not_null(),
+            "correlation": labelled.tables.gpu["correlation"],
+            "start": labelled.tables.gpu["start"] - first,
+            "op": labelled.tables.places["op"].cast(pl.String),
+            "label": labelled.tables.places["label"].cast(pl.String),
+            "graphed": labelled.tables.places["launch"].is_not_null(),
         }
     )
     starts = sorted((c, at - round(origin * 1000)) for c, at in wanted)

@@ -141,7 +141,7 @@ def check(folder: Path) -> None:
         import thence
 
         trace = thence.open(folder / variant)
-        frame = pl.concat([trace.gpu.select("name", "duration"), trace.places], how="horizontal")
+        frame = pl.concat([trace.tables.gpu.select("name", "duration"), trace.tables.places], how="horizontal")
         total = frame["duration"].sum() or 1
         print(f"\n{variant}: {frame.height} activities, {total / 1e6:.2f} ms")
         for kind in ("module", "source", "phase", "op"):

@@ -271,7 +271,7 @@ def check(folder: Path) -> None:
     print(f"{'scenario':12} {'planted':>10} {'found':>10} {'error':>8} {'unknown':>8}  cause and line")
     for name, ns in planted.items():
         cause, function = EXPECTED[name]
-        found = thence.open(folder / f"{name}.json.gz", own=(__file__,)).idle("line")
+        found = thence.open(folder / f"{name}.json.gz", own=(__file__,)).idle("source")
         if cause == "wait":
             rows = found.waits.filter(pl.col("place").str.contains(function))
         else:

@@ -48,7 +48,7 @@ def merging(folder: Path | None) -> None:
                         save(kept / f"{name}-{i}.npz", words, description)
             if kept is not None:
                 scrubbed(trace.timeline(), kept / "trace.json.gz")
-            said(f"merging {label}: {trace.gpu.height} activities; {trace.meta.warnings}")
+            said(f"merging {label}: {trace.tables.gpu.height} activities; {trace.meta.warnings}")
             check_merged(trace, parts, label, Path(directory))
 
 

@@ -59,20 +59,20 @@ class Side:
         import thence
 
         trace = thence.open(str(path))
-        names = trace.programs["name"].cast(pl.String)
+        names = trace.tables.programs["name"].cast(pl.String)
         activities = trace.activities.with_columns(
             pl.col("name", "kind", "hlo", "hlo_rule", "opcode").cast(pl.String),
-            program=names.gather(trace.gpu["program"].cast(pl.UInt32)),
-            tuning=(trace.places["apart"] == "autotuning").fill_null(value=False),
+            program=names.gather(trace.tables.gpu["program"].cast(pl.UInt32)),
+            tuning=(trace.tables.places["apart"] == "autotuning").fill_null(value=False),
         ).filter(~pl.col("tuning"))
         counted = pl.col("program").is_not_null() | (pl.col("kind") == "kernel")
         counts = activities.filter(counted)
-        programs = set(zip(names, trace.programs["hlo"], strict=True))
+        programs = set(zip(names, trace.tables.programs["hlo"], strict=True))
         return cls(
             counts,
             activities.height - counts.height,
-            [(name, trace.attributed.hlo[row]) for name, row in programs if row is not None],
-            [one.text for one in trace.soundness.findings if one.code == "impossible_time"],
+            [(name, trace.tables.hlo[row]) for name, row in programs if row is not None],
+            [one.text for one in trace.check().findings if one.code == "impossible_time"],
         )
 
     def share(self, column: str) -> float:

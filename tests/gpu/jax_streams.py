@@ -48,7 +48,7 @@ def verdict(folder: Path, variant: str, moved: bool) -> bool:
     for device in result.concurrency:
         busy = dict(enumerate(device.busy_streams_ns, 1))
         print(f"       busy streams, ns: {busy}; overlaps: {dict(device.overlap_ns)}")
-    print("       kernels:", trace.summary("kernel").rows["short_name"].to_list())
+    print("       kernels:", trace.report("kernel").rows["short_name"].to_list())
     for note in (*result.notes, *trace.meta.warnings):
         print("       note:", note)
     return as_expected

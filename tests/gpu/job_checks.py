@@ -90,7 +90,7 @@ def program(
     """Everything that is known of one program."""
     trace = thence.open(directory)
     truth = next(iter(facts.values()), {})
-    ranks, wanted = len(trace.tables.ranks), truth.get("ranks")
+    ranks, wanted = len(trace.recorded.ranks), truth.get("ranks")
     verdicts.say("ranks", f"{ranks} of {wanted}", ok=ranks == wanted)
     for warning in trace.meta.warnings:
         print(f"  warning: {warning}")
@@ -104,7 +104,7 @@ def program(
         if "fault" not in truth:
             collectives(trace, references, verdicts)
         per_step(trace, truth, verdicts)
-    job = trace.late_ranks()
+    job = trace.ranks()
     clocks(job, verdicts)
     if "fault" in truth:
         wall_times(facts, verdicts)
@@ -119,16 +119,16 @@ def program(
 
 def coverage(trace: thence.Trace, kinds: tuple[str, ...]) -> None:
     """Shares of GPU time in steps with each kind of place, and of communication that is described."""
-    whole = trace.gpu.with_row_index("row").with_columns(
-        *(trace.places[kind].is_not_null().alias(f"has_{kind}") for kind in {*kinds, "step", "module"}),
-        phase=trace.places["phase"].cast(pl.String),
+    whole = trace.tables.gpu.with_row_index("row").with_columns(
+        *(trace.tables.places[kind].is_not_null().alias(f"has_{kind}") for kind in {*kinds, "step", "module"}),
+        phase=trace.tables.places["phase"].cast(pl.String),
     )
     rows = whole.filter("has_step") if whole["has_step"].any() else whole
     for rank, part in rows.group_by("rank", maintain_order=True):
         total = part["duration"].sum()
         shares = [f"{kind} {part.filter(f'has_{kind}')['duration'].sum() / total:.2%}" for kind in kinds]  # fmt: skip
         nccl = part.filter(pl.col("name").cast(pl.String).str.contains("(?i)nccl"))
-        told = nccl.join(trace.collectives, left_on=pl.col("row").cast(pl.Int32), right_on="gpu", how="semi")
+        told = nccl.join(trace.tables.collectives, left_on=pl.col("row").cast(pl.Int32), right_on="gpu", how="semi")
         said = told["duration"].sum() / max(nccl["duration"].sum(), 1)
         # Losses, optimizers and messages between stages are in no module.
         inside = part.filter(
@@ -168,7 +168,7 @@ def spent(directory: Path, truth: dict[str, Any]) -> None:
 
 def collectives(trace: thence.Trace, references: dict[int, dict[str, Any]], verdicts: Verdicts) -> None:
     """The collectives of every rank beside torch.profiler's of the same program."""
-    for rank in sorted(trace.tables.ranks):
+    for rank in sorted(trace.recorded.ranks):
         reference = references.get(rank, {})
         if "collectives" not in reference:
             had = "ran plain, but not under torch.profiler" if reference else "did not run"
@@ -190,8 +190,8 @@ def undescribed(trace: thence.Trace, rank: int, reference: dict[str, Any], verdi
     if not reference["kernels"]:
         print(f"  collectives of rank {rank}: the profile holds no kernels")
         return
-    name = trace.gpu["name"].cast(pl.String)
-    ours = trace.gpu.filter(name.str.contains("(?i)nccl"), rank=rank).height
+    name = trace.tables.gpu["name"].cast(pl.String)
+    ours = trace.tables.gpu.filter(name.str.contains("(?i)nccl"), rank=rank).height
     theirs = reference["nccl_kernels"]
     detail = f"{ours} NCCL kernels, {theirs} in the profile, which describes none"
     verdicts.say(f"collectives of rank {rank}", detail, ok=ours == theirs)
@@ -199,10 +199,10 @@ def undescribed(trace: thence.Trace, rank: int, reference: dict[str, Any], verdi
 
 def recorded(trace: thence.Trace, rank: int) -> Counter[tuple[Any, ...]]:
     """How often a rank's kernels moved what: collective, elements in and out, type, size and ranks of the group."""
-    of_rank = trace.gpu.with_row_index("gpu").select(pl.col("gpu").cast(pl.Int32), "rank")
+    of_rank = trace.tables.gpu.with_row_index("gpu").select(pl.col("gpu").cast(pl.Int32), "rank")
     even = (pl.col("collective").cast(pl.String) == "all_to_allv") & (pl.col("in_splits") == "[]")
     rows = (
-        trace.collectives.join(of_rank.filter(rank=rank), on="gpu")
+        trace.tables.collectives.join(of_rank.filter(rank=rank), on="gpu")
         .with_columns(pl.when(even).then(pl.lit("all_to_all")).otherwise(pl.col("collective").cast(pl.String)).alias("collective"))
         .select(
             "collective", "in_elements", "out_elements", pl.col("element_type").cast(pl.String), "group_size",
@@ -221,14 +221,14 @@ def sorted_ranks(row: Any) -> list[Any]:
 def per_step(trace: thence.Trace, truth: dict[str, Any], verdicts: Verdicts) -> None:
     """Collectives beside the program's own arithmetic."""
     expected = truth.get("collectives_per_step", {})
-    name = trace.collectives["collective"].cast(pl.String).str.replace_all("_", "")
+    name = trace.tables.collectives["collective"].cast(pl.String).str.replace_all("_", "")
     for kind, count in expected.items():
         found = int(name.str.starts_with(kind.replace("_", "")).sum())
         wanted = count * truth["steps"] * truth["ranks"]
         verdicts.say(f"{kind} by arithmetic", f"{found} of {wanted}", ok=found == wanted)
     if "messages_per_step" in truth:
         # The stages tell each other first what they will send, in other messages; 1F1B sends and receives in one.
-        size = trace.collectives["in_elements"]
+        size = trace.tables.collectives["in_elements"]
         single = size.filter(name.is_in(["send", "recv"])).max()
         found = int((size.filter(name.is_in(["send", "recv", "coalesced"])) // single).sum())
         wanted = truth["steps"] * truth["messages_per_step"] * truth["ranks"]
@@ -237,9 +237,9 @@ def per_step(trace: thence.Trace, truth: dict[str, Any], verdicts: Verdicts) -> 
 
 def instructions(trace: thence.Trace, truth: dict[str, Any], verdicts: Verdicts) -> None:
     """Communication of JAX: activities of every kind of instruction, beside the compiled program's text."""
-    opcode = trace.places["opcode"].cast(pl.String).str.strip_suffix("-start")
-    hlo = trace.places["hlo"].cast(pl.String)
-    rows = trace.gpu.with_columns(opcode=opcode, hlo=hlo)
+    opcode = trace.tables.places["opcode"].cast(pl.String).str.strip_suffix("-start")
+    hlo = trace.tables.places["hlo"].cast(pl.String)
+    rows = trace.tables.gpu.with_columns(opcode=opcode, hlo=hlo)
     # Communicators copy some bytes when they are made, for the instruction that comes first.
     print(rows.group_by("rank", "device", "opcode").len().sort("rank", "device", "opcode"))
     nccl = rows.filter(pl.col("name").cast(pl.String).str.contains("(?i)nccl"))

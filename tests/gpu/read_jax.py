@@ -112,7 +112,7 @@ def compare(title: str, folder: Path) -> int:
     path = next(folder.rglob("*.xplane.pb"))
     trace = thence.open(folder)
     trace.self_check()
-    summary = trace.summary("hlo")
+    summary = trace.report("hlo")
     intervals, by_op = decoded_by_jax(path)
     failures = 0
 
@@ -123,7 +123,7 @@ def compare(title: str, folder: Path) -> int:
         print(f"{'agree ' if same else 'DIFFER'} {title}: {what}: thence {ours:,.0f}, jax {theirs:,.0f}")
 
     count = len(intervals)
-    check("activities", trace.gpu.height, count, 0)
+    check("activities", trace.tables.gpu.height, count, 0)
     # thence counts whole ns, rounding start and end of each activity down; jax keeps picoseconds.
     check("sum ns", summary.sum_ns, sum(end - start for start, end in intervals), count)
     check("busy ns", summary.busy_ns, union(intervals), count)
@@ -134,8 +134,8 @@ def compare(title: str, folder: Path) -> int:
     check("largest difference of one op, ns", worst, 0, count)
     shares = {kind: ns / summary.sum_ns for kind, ns in summary.attributed_ns.items()}
     print(f"       {title}: attributed", {kind: f"{share:.4f}" for kind, share in shares.items()})
-    print(f"       {title}: streams", sorted(trace.gpu["stream"].unique().to_list()))
-    top = trace.summary("source").rows.filter(pl.col("attributed")).head(3)
+    print(f"       {title}: streams", sorted(trace.tables.gpu["stream"].unique().to_list()))
+    top = trace.report("source").rows.filter(pl.col("attributed")).head(3)
     print(f"       {title}: top lines", top.select("short_name", "total_ns", "share").rows())
     for warning in trace.meta.warnings:
         print("       warning:", warning)

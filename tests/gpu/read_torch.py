@@ -104,14 +104,14 @@ def check_totals(title: str, prof: Any, path: Path) -> thence.Trace:
     prof.export_chrome_trace(str(path))
     trace = thence.open(path)
     trace.self_check()
-    summary = trace.summary()
+    summary = trace.report()
     events = gpu_events(prof)
-    compare(f"{title}: activities", trace.gpu.height, len(events))
+    compare(f"{title}: activities", trace.tables.gpu.height, len(events))
     compare(f"{title}: sum ns", summary.sum_ns, sum(end - start for start, end, _ in events))
     compare(f"{title}: busy ns", summary.busy_ns, union([(start, end) for start, end, _ in events]))
     compare(
         f"{title}: starts ns",
-        sorted((trace.gpu["start"] + trace.meta.epoch_ns).to_list()) == sorted(s for s, _, _ in events),
+        sorted((trace.tables.gpu["start"] + trace.meta.epoch_ns).to_list()) == sorted(s for s, _, _ in events),
         True,
     )
     return trace
@@ -178,7 +178,7 @@ def graph(folder: Path) -> None:
                 captured.replay()
             torch.cuda.synchronize()
     trace = check_totals("graph", prof, folder / "graph.json")
-    reasons = trace.places["op_rule"].cast(pl.String).unique().to_list()
+    reasons = trace.tables.places["op_rule"].cast(pl.String).unique().to_list()
     print("why the replayed kernels have no op:", [text_of(code) for code in reasons])
 
 

@@ -494,7 +494,7 @@ def check(out: Path) -> None:
         trace = thence.open(out / name)
         print(f"\n{name}: {json.dumps(results)}")
         for by in ("module", "source", "phase", "hlo", "label"):
-            summary = trace.summary(by)
+            summary = trace.report(by)
             print(f"  {by}: {summary.attributed_ns / max(summary.total_ns, 1):.2%}")
 
 

@@ -177,8 +177,8 @@ def child(directory: Path, name: str, way: str, steps: int = STEPS) -> float:
 def ran(path: str, name: str) -> tuple[pl.DataFrame, int]:
     """Kernels of a program with the HLO op and source line of each, and how often the program ran."""
     trace = thence.open(path)
-    programs = trace.programs.with_row_index("number").filter(pl.col("name").cast(pl.String) == f"jit_{name}")
-    kernels = trace.activities.with_columns(trace.gpu["program"].alias("row")).filter(
+    programs = trace.tables.programs.with_row_index("number").filter(pl.col("name").cast(pl.String) == f"jit_{name}")
+    kernels = trace.activities.with_columns(trace.tables.gpu["program"].alias("row")).filter(
         pl.col("row").is_in(programs["number"].cast(pl.Int32).implode())
     )
     return kernels.with_columns(pl.col("name", "kind", "hlo", "source").cast(pl.String)), len(programs)

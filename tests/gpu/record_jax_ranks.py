@@ -90,9 +90,9 @@ def shown(processes: int) -> None:
     print("folders", len(list(directory.iterdir())))
     trace = thence.open(directory)
     print("warnings", trace.meta.warnings)
-    programs = trace.programs.with_row_index("row").filter(pl.col("name").cast(pl.String) == "jit_train_step")
+    programs = trace.tables.programs.with_row_index("row").filter(pl.col("name").cast(pl.String) == "jit_train_step")
     rows = trace.activities.with_columns(
-        pl.col("name", "hlo", "source", "kind").cast(pl.String), row=trace.gpu["program"]
+        pl.col("name", "hlo", "source", "kind").cast(pl.String), row=trace.tables.gpu["program"]
     )
     step = rows.filter(pl.col("row").is_in(programs["row"].cast(pl.Int32).implode()))
     print(

@@ -150,7 +150,7 @@ def recorded(ranks: int, directory: Path) -> thence.Trace | None:
     judge(reduced == expected, f"reductions {reduced}")
     gemms = rows.filter(pl.col("name").str.contains("(?i)gemm|nvjet|cutlass"))
     print(gemms.group_by("rank", "label", "phase").len().sort("rank", "label", "phase"))
-    print(trace.summary("label").rows.select("name", "count", "total_ns", "share"))
+    print(trace.report("label").rows.select("name", "count", "total_ns", "share"))
     command = [sys.executable, "-m", "thence", "collectives", str(directory)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
     print(done.stdout + done.stderr)
@@ -159,19 +159,19 @@ def recorded(ranks: int, directory: Path) -> thence.Trace | None:
 
 def moved(trace: thence.Trace, rank: int) -> Counter[tuple[Any, ...]]:
     """How often the NCCL kernels of a rank moved what, by the columns that are compared."""
-    if rank not in trace.tables.ranks:  # the profile of one rank that does not say which
-        (rank,) = trace.tables.ranks
-    kernels = trace.gpu.with_row_index("gpu").select(
+    if rank not in trace.recorded.ranks:  # the profile of one rank that does not say which
+        (rank,) = trace.recorded.ranks
+    kernels = trace.tables.gpu.with_row_index("gpu").select(
         pl.col("gpu").cast(pl.Int32), "rank", pl.col("name").cast(pl.String)
     )
     ran = kernels.filter((pl.col("rank") == rank) & pl.col("name").str.contains("(?i)nccl"))
     name = pl.col("collective").cast(pl.String)
     even = (name == "all_to_allv") & (pl.col("in_splits") == "[]")  # torch 2.11 says so of both
-    described = trace.collectives.join(ran, on="gpu", how="semi").with_columns(
+    described = trace.tables.collectives.join(ran, on="gpu", how="semi").with_columns(
         collective=pl.when(even).then(pl.lit("all_to_all")).otherwise(name)
     )
     facts = Counter(described.select(*COMPARED).rows())
-    facts[("NCCL kernels without facts",)] = ran.join(trace.collectives, on="gpu", how="anti").height
+    facts[("NCCL kernels without facts",)] = ran.join(trace.tables.collectives, on="gpu", how="anti").height
     return +facts
 
 

@@ -218,16 +218,16 @@ def agreement() -> None:
         for _ in range(20):
             step(model, optimizer, data)
     ours, theirs = recording.open(), thence.open(str(SCRATCH / "torch.json"))
-    counts = [collections.Counter(t.gpu["name"].cast(str).str.strip_chars().to_list()) for t in (ours, theirs)]
-    totals = [t.gpu.filter(t.gpu["kind"] == "kernel")["duration"].sum() for t in (ours, theirs)]
+    counts = [collections.Counter(t.tables.gpu["name"].cast(str).str.strip_chars().to_list()) for t in (ours, theirs)]
+    totals = [t.tables.gpu.filter(t.tables.gpu["kind"] == "kernel")["duration"].sum() for t in (ours, theirs)]
     judge(
         counts[0] == counts[1],
-        f"names and counts of {ours.gpu.height} activities, torch.profiler has {theirs.gpu.height}",
+        f"names and counts of {ours.tables.gpu.height} activities, torch.profiler has {theirs.tables.gpu.height}",
     )
     for name in counts[0].keys() ^ counts[1].keys():
         print("  differs:", name[:120], counts[0][name], counts[1][name])
     judge(0.9 < totals[0] / totals[1] < 1.1, f"kernel time, of torch.profiler's: {totals[0] / totals[1]:.4f}")
-    print("summary attributed:", ours.summary().attributed_ns, ours.meta.warnings)
+    print("summary attributed:", ours.report().attributed_ns, ours.meta.warnings)
 
 
 def labels() -> None:
@@ -301,7 +301,7 @@ def volume(kernels: int = 10_000_000) -> None:
     )
     begin = time.perf_counter()
     trace = recording.open()
-    print(f"opened in {time.perf_counter() - begin:.1f} s: {trace.gpu.height:,} rows")
+    print(f"opened in {time.perf_counter() - begin:.1f} s: {trace.tables.gpu.height:,} rows")
 
 
 KILLED = """
@@ -328,7 +328,7 @@ def killed() -> None:
     )
     lines = [line.split() for line in progress.read_text().splitlines()]
     trace = thence.open(str(SCRATCH / "killed"))
-    adds = trace.gpu.filter(trace.gpu["name"].cast(str).str.contains("Add|add|elementwise"))
+    adds = trace.tables.gpu.filter(trace.tables.gpu["name"].cast(str).str.contains("Add|add|elementwise"))
     last = (adds["start"] + adds["duration"]).max() + trace.meta.epoch_ns
     missing = (int(lines[-1][0]) - last) / 1e9
     judge(
@@ -362,7 +362,7 @@ def launcher() -> None:
     done = subprocess.run([*command, sys.executable, str(script)], check=False, capture_output=True, text=True)
     judge(done.returncode == 7, f"exit code {done.returncode} of a program that ends with 7: {done.stderr.strip()}")
     trace = thence.open(str(SCRATCH / "launched"))
-    counts = dict(trace.summary("label").rows.select("name", "count").iter_rows())
+    counts = dict(trace.report("label").rows.select("name", "count").iter_rows())
     # Twice as many in the parent as in the child that it forked, a fill and an addition each.
     judge(
         (counts.get("parent"), counts.get("child")) == (40, 20), f"activities by label {counts}; {trace.meta.warnings}"

@@ -300,7 +300,7 @@ def coverage(trace: thence.Trace) -> str:
     """
     import polars as pl
 
-    rows = trace.gpu.with_columns(trace.places["module", "source", "phase", "step"])
+    rows = trace.tables.gpu.with_columns(trace.tables.places["module", "source", "phase", "step"])
     inside = rows.filter(pl.col("step").is_not_null())
     where = "in steps"
     if not inside.height:
@@ -316,7 +316,7 @@ def coverage(trace: thence.Trace) -> str:
     total = max(1, inside["duration"].sum())
     shares = {name: inside.filter(known)["duration"].sum() / total for name, known in kinds.items()}
     text = ", ".join(f"{share:.2%} has {name}" for name, share in shares.items())
-    return f"{inside.height} of {trace.gpu.height} activities {where}; of their time {text}"
+    return f"{inside.height} of {trace.tables.gpu.height} activities {where}; of their time {text}"
 
 
 def agree(both: Any) -> None:
@@ -336,7 +336,7 @@ def agree(both: Any) -> None:
 
 def modules_in_order(trace: thence.Trace) -> Any:
     """Name and module of every kernel, in the order in which one stream ran them."""
-    rows = trace.gpu.with_columns(module=trace.places["module"].cast(str)).sort("start")
+    rows = trace.tables.gpu.with_columns(module=trace.tables.places["module"].cast(str)).sort("start")
     return rows.filter(rows["kind"] == "kernel").select("name", "module")
 
 

@@ -182,7 +182,7 @@ def by_hand(paths: Sequence[Path]) -> Waits:
 
 def by_thence(paths: Sequence[Path]) -> Waits:
     """The same as thence says."""
-    times = thence.open(*paths).collective_times("keep", late=False)
+    times = thence.open(*paths).collectives("keep", late=False)
     result = Waits()
     seen = times.instances
     result.waits = [ns / 1e3 for ns in seen["wait_ns"].drop_nulls()]

@@ -95,7 +95,7 @@ def test_the_advice_is_what_this_producer_understands(format_: str, kind: str, w
     said = told(format_)[kind]
     assert said.endswith(")")
     assert word in said[said.index("(") :]
-    summary = thence.Trace(bare(format_)).summary()
+    summary = thence.Trace(bare(format_)).report()
     (reason,) = summary.unattributed[kind]
     assert (str(reason), reason.code, reason.total_ns, reason.share) == (said, MISSING[kind], 5, 1)
 
@@ -211,7 +211,7 @@ def test_each_reason_is_printed_once_for_all_kinds_that_share_it(name: str) -> N
     done = run_thence("report", RECORDED[name], COLUMNS="400")
     assert done.returncode == 0
     printed = done.stdout.decode()
-    summary = thence.open(RECORDED[name]).typical.summary()
+    summary = thence.open(RECORDED[name]).typical.report()
     kinds: dict[str, list[str]] = {}
     for kind, reasons in summary.unattributed.items():
         assert sum(reason.total_ns for reason in reasons) + summary.attributed_ns[kind] == (summary.sum_ns)
@@ -238,7 +238,7 @@ def test_each_reason_is_printed_once_for_all_kinds_that_share_it(name: str) -> N
 def test_nvtx_ranges_that_the_advice_names_give_steps_ops_and_phases(tmp_path: Path) -> None:
     """The advice for Nsight Systems, followed: ranges around the launches of the recording."""
     source = unpacked("torch_ddp", tmp_path)
-    before = thence.open(source).summary()
+    before = thence.open(source).report()
     names = ("ProfilerStep#1", "autograd::engine::evaluate_function: MulBackward0, op_id = 7")
     around_calls = (
         "insert into NVTX_EVENTS (start, end, eventType, textId, globalTid)"
@@ -249,7 +249,7 @@ def test_nvtx_ranges_that_the_advice_names_give_steps_ops_and_phases(tmp_path: P
     for number, name in enumerate(names, 900_001):
         statements.append(f"insert into StringIds (id, value) values ({number}, '{name}')")
         statements.append(around_calls.format(number))
-    after = thence.open(changed(source, *statements)).summary()
+    after = thence.open(changed(source, *statements)).report()
     for kind in ("op", "phase"):
         assert before.attributed_ns[kind] == 0
     for kind in ("op", "phase", "step"):
@@ -260,14 +260,14 @@ def test_nvtx_ranges_that_the_advice_names_give_steps_ops_and_phases(tmp_path: P
 def test_a_graph_hides_ops_but_not_the_step(tmp_path: Path) -> None:
     graph = {**launch(1, 10), "name": "cudaGraphLaunch"}
     trace = opened(tmp_path, [graph, kernel(1, 20)])
-    summary = trace.summary()
+    summary = trace.report()
     said = {kind: str(reason) for kind, (reason,) in summary.unattributed.items()}
     assert said["op"] == ("inside a CUDA graph: the trace holds one launch for all of it (thence label joins labels)")
     assert said["step"] == "no steps found (profiler.step() marks them)"
-    places = trace.places.row(0, named=True)
+    places = trace.tables.places.row(0, named=True)
     assert (places["op_rule"], places["step_rule"]) == ("graph", "no_steps")
     meta = dataclasses.replace(trace.meta, formats=(RECORDING,))
-    recorded = thence.Trace(dataclasses.replace(trace.tables, meta=meta)).summary()
+    recorded = thence.Trace(dataclasses.replace(trace.recorded, meta=meta)).report()
     (of_graph,) = recorded.unattributed["op"]
     assert "thence.mark" in str(of_graph)
     assert "thence label" not in str(of_graph)
@@ -276,7 +276,7 @@ def test_a_graph_hides_ops_but_not_the_step(tmp_path: Path) -> None:
 def test_what_the_autotuner_ran_is_no_lack_of_ranges_or_frames() -> None:
     """Programs that are compiled while they are recorded: their trials have one reason for every kind."""
     trace = thence.open(DATA / "jax" / "recording")
-    places = trace.places.with_columns(pl.col("^.*_rule$").cast(pl.String))
+    places = trace.tables.places.with_columns(pl.col("^.*_rule$").cast(pl.String))
     tried = places["program_rule"].to_numpy() == "autotuning"
     assert text_of("autotuning") == "XLA's autotuner, while a program was being compiled"
     assert np.count_nonzero(tried) > 100
@@ -289,10 +289,10 @@ def test_what_the_autotuner_ran_is_no_lack_of_ranges_or_frames() -> None:
     ("format_", "word"), [(KINETO, "ProfilerActivity.CUDA"), (NSIGHT, "--trace=cuda"), (JAX, "device_tracer_level")]
 )
 def test_without_any_gpu_work_the_way_to_record_it_is_named(tmp_path: Path, format_: str, word: str) -> None:
-    tables = opened(tmp_path, [launch(1, 10)]).tables
+    tables = opened(tmp_path, [launch(1, 10)]).recorded
     meta = dataclasses.replace(tables.meta, formats=(format_,))
     with pytest.raises(thence.MissingData, match=word) as caught:
-        thence.Trace(dataclasses.replace(tables, meta=meta)).summary()
+        thence.Trace(dataclasses.replace(tables, meta=meta)).report()
     assert "CUPTI" in str(caught.value)
 
 
@@ -313,7 +313,7 @@ def test_without_gpu_work_nobody_is_told_of_another_makers_tools(tmp_path: Path,
     trace = on(accelerator, tmp_path)
     assert trace.meta.accelerators == {accelerator}
     with pytest.raises(thence.MissingData) as caught:
-        trace.summary()
+        trace.report()
     said = str(caught.value)
     assert ("CUPTI" in said) == (accelerator == "cuda")
     assert ("ProfilerActivity.CUDA" in said) == (accelerator in ("cuda", "rocm"))
@@ -333,5 +333,5 @@ def test_advice_for_other_devices_names_nothing_of_nvidia(accelerator: str) -> N
 def test_hip_versions_in_the_metadata_say_rocm(tmp_path: Path) -> None:
     trace = opened(tmp_path, [launch(1, 1), kernel(1, 10)], hip_runtime_version=60300)
     assert trace.meta.accelerators == {"rocm"}
-    (reason,) = trace.summary().unattributed["label"]
+    (reason,) = trace.report().unattributed["label"]
     assert reason.advice == "record_function"

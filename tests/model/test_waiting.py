@@ -67,8 +67,8 @@ def test_ids_of_kineto_are_those_of_its_file() -> None:
     }
     records = {e["args"]["correlation"]: e["args"]["stream"] for e in raw if e.get("cat") == "cuda_event"}
     assert len(waits) == 95
-    correlation = trace.host["correlation"].gather(trace.events["host"].cast(pl.UInt32))
-    rows = trace.events.with_columns(correlation=correlation)
+    correlation = trace.tables.host["correlation"].gather(trace.tables.events["host"].cast(pl.UInt32))
+    rows = trace.tables.events.with_columns(correlation=correlation)
     by_row = rows["correlation"]
     seen = rows.filter(pl.col("kind") == "wait")
     assert (seen["known"] == "recorded").all()
@@ -93,16 +93,16 @@ def test_ids_of_nsight_are_those_of_its_tables(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         all_waits, matched = connection.execute(query).fetchone()
     trace = thence.open(path)
-    waits = trace.events.filter(pl.col("kind") == "wait")
+    waits = trace.tables.events.filter(pl.col("kind") == "wait")
     known = dict(waits["known"].value_counts().rows())
     assert (waits.height, known["recorded"]) == (all_waits, matched)
     assert known["never_recorded"] == all_waits - matched > 0
-    start = trace.host["start"]
-    events = trace.events.with_columns(time=start.gather(trace.events["host"].cast(pl.UInt32)))
+    start = trace.tables.host["start"]
+    events = trace.tables.events.with_columns(time=start.gather(trace.tables.events["host"].cast(pl.UInt32)))
     recorded = events.filter(pl.col("record").is_not_null())
     assert (recorded["time"] > events["time"].gather(recorded["record"].cast(pl.UInt32))).all()
-    assert set(trace.waits["kind"]) == {"device", "stream", "event", "free"}
-    assert trace.waits.filter(pl.col("kind") == "stream")["stream"].null_count() == 0
+    assert set(trace.tables.waits["kind"]) == {"device", "stream", "event", "free"}
+    assert trace.tables.waits.filter(pl.col("kind") == "stream")["stream"].null_count() == 0
 
 
 def test_a_record_that_the_trace_does_not_hold_or_that_comes_later_is_none(tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_a_record_that_the_trace_does_not_hold_or_that_comes_later_is_none(tmp_p
 
 def test_calls_without_ids_are_still_rows(tmp_path: Path) -> None:
     trace = opened(tmp_path, [call("cudaDeviceSynchronize", 3, 5), call("cudaMemcpy", 4, 8), kernel(1, 50)])
-    assert trace.waits["kind"].to_list() == ["device", "copy"]
-    assert trace.waits["known"].to_list() == ["recorded", "recorded"]
-    assert trace.events.is_empty()
-    assert trace.events.schema == EVENTS.schema
-    assert trace.waits.schema == WAITS.schema
+    assert trace.tables.waits["kind"].to_list() == ["device", "copy"]
+    assert trace.tables.waits["known"].to_list() == ["recorded", "recorded"]
+    assert trace.tables.events.is_empty()
+    assert trace.tables.events.schema == EVENTS.schema
+    assert trace.tables.waits.schema == WAITS.schema
 
 
 def test_row_references_follow_their_rows_when_ranks_are_joined_and_selected() -> None:
@@ -139,8 +139,8 @@ def test_row_references_follow_their_rows_when_ranks_are_joined_and_selected() -
     first = part.events["record"].drop_nulls()
     assert second.to_list() == (first + part.events.height).to_list()
     trace = thence.Trace(whole).select(ranks=[1])
-    assert trace.events["record"].to_list() == part.events["record"].to_list()
-    assert trace.events["host"].to_list() == part.events["host"].to_list()
+    assert trace.tables.events["record"].to_list() == part.events["record"].to_list()
+    assert trace.tables.events["host"].to_list() == part.events["host"].to_list()
 
 
 def test_a_host_table_without_such_calls_gives_empty_tables() -> None:

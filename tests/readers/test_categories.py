@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def labels_of(trace: thence.Trace) -> set[str]:
-    ranges = trace.host.filter(pl.col("category") == "range")
+    ranges = trace.tables.host.filter(pl.col("category") == "range")
     return set(ranges["name"].cast(pl.String).to_list())
 
 
@@ -26,7 +26,7 @@ def test_ranges_that_pytorch_records_as_operators_are_labels_and_nothing_else_is
     mine::op a custom operator; torch.compile names its phases in the same way as the user."""
     trace = thence.open(TORCH / "ranges" / f"torch-2.13_cpu_shapes{shapes}.json.gz")
     assert labels_of(trace) == {"attention", "mlp", "user", "classic"}
-    ops = trace.host.filter(pl.col("category") == "op")["name"].cast(pl.String).unique().to_list()
+    ops = trace.tables.host.filter(pl.col("category") == "op")["name"].cast(pl.String).unique().to_list()
     assert {"F", "detach", "mine::op", "aten::linear", "AddmmBackward0"} <= set(ops)
 
 
@@ -53,7 +53,7 @@ def test_kernels_get_such_a_label_and_keep_their_operator(tmp_path: Path) -> Non
             kernel | {"args": {"correlation": 5, "device": 0, "stream": 7}},
         ],
     )
-    assert trace.places.select("label", "op").cast(pl.String).rows() == [("attention", "aten::mm")]
+    assert trace.tables.places.select("label", "op").cast(pl.String).rows() == [("attention", "aten::mm")]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_labels_beside_a_trace_are_left_out_where_they_are_too_large(tmp_path: P
     head = b'{"format": "thence.graph-labels", "version": 1, "notes": ["'
     zipped_to(tmp_path / "labels.json.gz", head, 80 << 20)
     trace = thence.open(tmp_path / "trace.json")
-    assert trace.gpu.height == 1
+    assert trace.tables.gpu.height == 1
     assert any("decompresses to more than" in text for text in trace.meta.warnings)
 
 
@@ -98,7 +98,7 @@ def test_xz_and_zip_and_parquet(tmp_path: Path) -> None:
 
 def test_parts_of_a_recording_that_claim_many_rows(tmp_path: Path) -> None:
     folder = recording(tmp_path / "host-rank0-1", {"kernels": [[recorded()]]})
-    assert thence.open(folder).gpu.height == 1
+    assert thence.open(folder).tables.gpu.height == 1
     rows = 1 << 19
     columns = {name: np.ones(rows, np.int64) for name in SCHEMAS["kernels"]}
     for number in (2, 3):
@@ -112,10 +112,10 @@ def test_parts_of_a_recording_that_claim_many_rows(tmp_path: Path) -> None:
 def test_an_arrow_part_that_ends_its_reader_is_damaged(tmp_path: Path) -> None:
     tables = {"kernels": [[recorded()], [recorded(start=1_000_100, end=1_000_200)]]}
     folder = recording(tmp_path / "host-rank0-1", tables, version=2)
-    assert thence.open(folder).gpu.height == 2
+    assert thence.open(folder).tables.gpu.height == 2
     part = folder / "kernels-000002.arrow"
     content = part.read_bytes()
     part.write_bytes(content[: len(content) // 2])
     trace = thence.open(folder)
-    assert trace.gpu.height == 1
+    assert trace.tables.gpu.height == 1
     assert any("part 2 is damaged" in text for text in trace.meta.warnings)

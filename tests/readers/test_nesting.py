@@ -145,7 +145,7 @@ def test_a_launch_that_ends_after_its_mark_keeps_its_label(tmp_path: Path) -> No
     }  # fmt: skip
     trace = thence.open(written(tmp_path / "a", tables))
     trace.self_check()
-    assert trace.places["label"].cast(pl.String).to_list() == ["forward"]
+    assert trace.tables.places["label"].cast(pl.String).to_list() == ["forward"]
 
 
 RANGES = st.lists(

@@ -41,12 +41,12 @@ def gpu(**columns: list[Any]) -> Tables:
 
 
 def totals(trace: thence.Trace) -> dict[str, int]:
-    durations = trace.gpu["duration"].to_list()
+    durations = trace.tables.gpu["duration"].to_list()
     assert all(ns >= 0 for ns in durations)
-    summary = trace.summary()
+    summary = trace.report()
     assert summary.sum_ns == sum(durations)
     assert summary.span_ns >= 0
-    return dict(zip(trace.gpu["name"].to_list(), durations, strict=True))
+    return dict(zip(trace.tables.gpu["name"].to_list(), durations, strict=True))
 
 
 def test_tables_that_are_as_they_must_be_stay_the_same() -> None:
@@ -145,7 +145,7 @@ def test_an_odd_event_does_not_change_what_its_neighbours_are(tmp_path: Path, od
     found = totals(trace)
     found.pop("odd", None)
     assert found == alone
-    assert trace.gpu.filter(name="text")["stream"].to_list() == [9]
+    assert trace.tables.gpu.filter(name="text")["stream"].to_list() == [9]
 
 
 def test_events_that_begin_with_any_usual_key_are_found_beside_a_broken_one(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_events_that_begin_with_any_usual_key_are_found_beside_a_broken_one(tmp_
 def test_a_second_list_of_events_is_told(tmp_path: Path) -> None:
     one, two = (json.dumps(kernel(i, 10 * i, name=f"k{i}")) for i in (1, 2))
     trace = opened_text(tmp_path, f'{{"traceEvents": [{one}], "traceEvents": [{two}]}}')
-    assert trace.gpu["name"].to_list() == ["k1"]
+    assert trace.tables.gpu["name"].to_list() == ["k1"]
     assert any("holds a second list of events" in text for text in trace.meta.warnings)
 
 

@@ -82,7 +82,7 @@ def test_a_file_is_the_same_as_on_disk(memory: Any) -> None:
     memory.pipe_file("/run/rank0.json.gz", FSDP[0].read_bytes())
     memory.pipe_file("/run/rank1.json", unzipped(FSDP[1]))
     for url, path in (("memory://run/rank0.json.gz", FSDP[0]), ("memory://run/rank1.json", FSDP[1])):
-        assert_same_tables(thence.open(url).tables, thence.open(path).tables)
+        assert_same_tables(thence.open(url).recorded, thence.open(path).recorded)
 
 
 def test_folders_and_globs(memory: Any, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_folders_and_globs(memory: Any, tmp_path: Path) -> None:
     memory.pipe_file("/run/notes.txt", b"no trace")
     expected = thence.open(FSDP[:2])
     for url in ("memory://run", "memory://run/deep/rank*.json.gz"):
-        assert_same_tables(thence.open(url).tables, expected.tables)
+        assert_same_tables(thence.open(url).recorded, expected.recorded)
     with pytest.raises(InputError, match="no file matches"):
         thence.open("memory://run/*.sqlite")
     with pytest.raises(InputError, match="no such file"):
@@ -113,8 +113,8 @@ def test_file_urls(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     path = written(tmp_path / "rank3.json", PAIR)
     trace = thence.open(f"file://{path}")
-    assert trace.gpu.height == 2
-    assert trace.gpu["rank"].unique().to_list() == [3]
+    assert trace.tables.gpu.height == 2
+    assert trace.tables.gpu["rank"].unique().to_list() == [3]
 
 
 def test_a_store_of_urls_is_resumed_and_refreshed(memory: Any, tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_a_store_of_urls_is_resumed_and_refreshed(memory: Any, tmp_path: Path) -
     memory.pipe_file("/run/rank1.json.gz", FSDP[1].read_bytes() + b"\0")
     stored(tmp_path / "s", ["memory://run"], workers)
     assert workers.asked == ["rank1.json.gz"]
-    expected = thence.open(FSDP[:2]).summary("rank").rows
-    assert thence.open(tmp_path / "s").summary("rank").rows.equals(expected)
+    expected = thence.open(FSDP[:2]).report("rank").rows
+    assert thence.open(tmp_path / "s").report("rank").rows.equals(expected)
 
 
 def test_a_password_is_used_and_neither_shown_nor_stored(

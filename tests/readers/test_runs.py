@@ -29,7 +29,7 @@ def trace(path: Path, began: int, rank: int | None = None, duration: int = 5) ->
 
 def durations(opened: thence.Trace) -> dict[int, int]:
     """µs by rank."""
-    rows = opened.gpu.select("rank", "duration").sort("rank").iter_rows()
+    rows = opened.tables.gpu.select("rank", "duration").sort("rank").iter_rows()
     return {rank: duration // 1000 for rank, duration in rows}
 
 
@@ -40,17 +40,17 @@ def test_the_newest_run_of_a_jax_log_directory(tmp_path: Path) -> None:
         shutil.copy(DATA / "jax" / f"streams_{source}.xplane.pb", runs / name / "host.xplane.pb")
         os.utime(runs / name / "host.xplane.pb", (1, 1))  # what a copy says of the time is nothing
     alone = {
-        source: thence.open(DATA / "jax" / f"streams_{source}.xplane.pb").summary() for source in ("default", "moved")
+        source: thence.open(DATA / "jax" / f"streams_{source}.xplane.pb").report() for source in ("default", "moved")
     }
     newest = thence.open(tmp_path)
-    assert newest.summary().sum_ns == alone["default"].sum_ns
+    assert newest.report().sum_ns == alone["default"].sum_ns
     (note,) = newest.meta.notes
     assert "holds 2 runs; only the newest, 2026_01_02_10_00_00, is read" in note
     assert "2026_01_02_09_00_00" in note
     older = thence.open(tmp_path, run="2026_01_02_09_00_00")
-    assert older.summary().sum_ns == alone["moved"].sum_ns
+    assert older.report().sum_ns == alone["moved"].sum_ns
     both = thence.open(tmp_path, add=True)
-    assert both.summary().sum_ns == alone["default"].sum_ns + alone["moved"].sum_ns
+    assert both.report().sum_ns == alone["default"].sum_ns + alone["moved"].sum_ns
 
 
 def test_runs_without_a_time_in_their_name_go_by_the_time_of_their_files(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_newest_cycle_of_each_process(tmp_path: Path) -> None:
     (note,) = newest.meta.notes
     assert note.startswith("left out: 4 files of earlier profiling cycles of the same processes")
     assert durations(thence.open(tmp_path, run=str(MORNING + 1))) == {1: 2}
-    assert len(thence.open(tmp_path, add=True).gpu) == 6
+    assert len(thence.open(tmp_path, add=True).tables.gpu) == 6
 
 
 def test_a_run_that_began_anew_is_not_filled_up_with_ranks_of_the_last_one(tmp_path: Path) -> None:

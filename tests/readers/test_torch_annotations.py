@@ -50,7 +50,7 @@ def trace_of(path: Path) -> Path:
 
 
 def labels(trace: thence.Trace) -> dict[int, Counter[str]]:
-    rows = trace.gpu.select("rank", label=trace.places["label"].cast(pl.String)).rows()
+    rows = trace.tables.gpu.select("rank", label=trace.tables.places["label"].cast(pl.String)).rows()
     ranks = {rank for rank, _ in rows}
     return {rank: Counter(label for of, label in rows if of == rank) for rank in ranks}
 
@@ -129,7 +129,7 @@ def test_nodes_that_nobody_annotated_say_so(tmp_path: Path) -> None:
     some = {node: said for node, said in annotations("").items() if said[0]["name"] == "mlp"}
     (tmp_path / "kernel_annotations_rank0_x.pkl").write_bytes(pickle.dumps(some))
     trace = thence.open(path)
-    rules = trace.places.group_by(pl.col("label_rule").cast(pl.String)).len()
+    rules = trace.tables.places.group_by(pl.col("label_rule").cast(pl.String)).len()
     assert dict(rules.rows()) == {"graph_node": 75, "graph_no_label": 165}
 
 
@@ -203,7 +203,7 @@ def test_files_of_one_graph_are_merged_by_node(tmp_path: Path) -> None:
     written(tmp_path / "kernel_annotations_rank0_more.json", more)
     opened = thence.open(trace)
     assert labels(opened) == {0: expected("")}
-    layer = opened.places.select(pl.col("metadata").cast(pl.String)).to_series()
+    layer = opened.tables.places.select(pl.col("metadata").cast(pl.String)).to_series()
     assert layer.value_counts(sort=True)["count"].to_list() == [80, 80, 80]
     (note,) = [text for text in opened.meta.notes if "labels of CUDA graphs" in text]
     for file, count in (("bwd", 100), ("fwd", 140), ("more", 240)):
@@ -217,10 +217,10 @@ def test_contradicting_files_are_named_and_neither_wins(tmp_path: Path) -> None:
     written(tmp_path / "kernel_annotations_rank0_new.json", nodes)
     written(tmp_path / "kernel_annotations_rank0_old.json", wrong)
     opened = thence.open(trace)
-    number = opened.gpu["node"] & 0xFFFFFFFF
+    number = opened.tables.gpu["node"] & 0xFFFFFFFF
     right = [None if n < 12 else nodes[EXECUTABLE << 32 | n][0]["name"] for n in number.to_list()]
-    assert opened.places["label"].to_list() == right
-    absent = opened.places.filter(pl.col("label").is_null())["label_rule"]
+    assert opened.tables.places["label"].to_list() == right
+    absent = opened.tables.places.filter(pl.col("label").is_null())["label_rule"]
     assert absent.unique().to_list() == ["graph_labels_differ"]
     (text,) = [text for text in opened.meta.warnings if "contradict each other" in text]
     first = nodes[EXECUTABLE << 32][0]["name"]
@@ -249,12 +249,12 @@ STACKS = ANNOTATED / "py_stacks_torch-2.15.json.gz"
 def test_launch_stacks_of_torch_2_15_are_stacks_and_lines_and_no_labels() -> None:
     labelled = thence.open(REPLAY).label(STACKS)
     labelled.self_check()
-    assert labelled.places["label"].null_count() == 240
+    assert labelled.tables.places["label"].null_count() == 240
     model = "/home/user/project/model.py"
     for node, source, stack in zip(
-        (labelled.gpu["node"] & 0xFFFFFFFF).to_list(),
-        labelled.places["source"].to_list(),
-        labelled.places["stack"].to_list(),
+        (labelled.tables.gpu["node"] & 0xFFFFFFFF).to_list(),
+        labelled.tables.places["source"].to_list(),
+        labelled.tables.places["stack"].to_list(),
         strict=True,
     ):
         inside, line = ("attention", 13) if node % 16 < 8 else ("mlp", 14)
@@ -269,8 +269,8 @@ def test_stacks_add_to_the_labels_of_other_files() -> None:
     files = [ANNOTATED / "kernel_annotations_rank0_block.pkl", STACKS]
     alone = thence.open(REPLAY).label(files[0])
     both = thence.open(REPLAY).label(files)
-    assert both.places["label"].to_list() == alone.places["label"].to_list()
-    assert both.places["source"].null_count() == 0
+    assert both.tables.places["label"].to_list() == alone.tables.places["label"].to_list()
+    assert both.tables.places["source"].null_count() == 0
 
 
 def test_a_stack_in_an_annotated_trace_is_a_stack(tmp_path: Path) -> None:
@@ -281,9 +281,9 @@ def test_a_stack_in_an_annotated_trace_is_a_stack(tmp_path: Path) -> None:
             event["args"]["name"] = stack
     (tmp_path / "trace.json").write_text(json.dumps(document))
     trace = thence.open(tmp_path / "trace.json")
-    assert trace.places["label"].null_count() == 240
-    assert trace.places["source"].unique().to_list() == ["/me/train.py:7 step"]
-    assert trace.places["stack"].unique().to_list() == ["/me/train.py:30 <module>;/me/train.py:7 step"]
+    assert trace.tables.places["label"].null_count() == 240
+    assert trace.tables.places["source"].unique().to_list() == ["/me/train.py:7 step"]
+    assert trace.tables.places["stack"].unique().to_list() == ["/me/train.py:30 <module>;/me/train.py:7 step"]
 
 
 @pytest.mark.parametrize("name", ["layer:3:attention", "a.py:0:f", "x.py:3:f\nattention", "x.py"])
@@ -417,7 +417,7 @@ def test_the_graph_that_torch_2_15_exports_has_its_nodes_and_edges() -> None:
 def test_edges_and_annotations_of_pytorch_add_up() -> None:
     annotated = ANNOTATED / "kernel_annotations_rank0_block.pkl"
     alone, both = (thence.open(REPLAY).label(files) for files in ([annotated], [annotated, GRAPH_DATA]))
-    assert both.places["label"].to_list() == alone.places["label"].to_list()
+    assert both.tables.places["label"].to_list() == alone.tables.places["label"].to_list()
     labelled = {n["number"]: n["label"] for n in both.replayed_graph().to_json()["nodes"]}
     assert labelled == {
         node["id"] & 0xFFFFFFFF: None if node["label"] == "side_norm" else node["label"]

@@ -95,4 +95,4 @@ def test_json_of_another_program(tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "FEE", "pid": 1, "tid": 1, "ts": 1, "dur": 2, "name": "f"}
     trace = thence.open(written(tmp_path / "viztracer.json", [event]))
     with pytest.raises(MissingData, match=r"none of 1 event is of torch\.profiler"):
-        trace.summary()
+        trace.report()

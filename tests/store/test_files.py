@@ -50,7 +50,7 @@ def test_a_fifo_in_a_part_is_told_and_not_waited_for(store: Path, name: str) -> 
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(DamagedInput, match=f"{name}: is a special file"):
-        _ = thence.open(store).gpu
+        _ = thence.open(store).tables.gpu
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs")
@@ -68,10 +68,10 @@ def test_a_fifo_as_manifest_or_description_is_not_waited_for(store: Path) -> Non
 def test_no_pattern_in_a_name_is_followed(sound: Path, tmp_path: Path) -> None:
     place = tmp_path / "run[1]*"
     store = shutil.copytree(sound, place / "job.store")
-    assert thence.open(store).gpu.height == thence.open(sound).gpu.height
-    assert thence.open(store).summary().sum_ns == thence.open(sound).summary().sum_ns
+    assert thence.open(store).tables.gpu.height == thence.open(sound).tables.gpu.height
+    assert thence.open(store).report().sum_ns == thence.open(sound).report().sum_ns
     recording = shutil.copytree(RECORDING, place / RECORDING.name)
-    assert thence.open(recording).gpu.height == thence.open(RECORDING).gpu.height > 0
+    assert thence.open(recording).tables.gpu.height == thence.open(RECORDING).tables.gpu.height > 0
     stored(place / "of.store", [recording])
 
 
@@ -147,13 +147,13 @@ def test_ranks_that_no_job_has(store: Path, ranks: list[int], capsys: pytest.Cap
 def test_facts_of_other_types(store: Path, name: str, value: object) -> None:
     edited(min(store.glob(f"ranks/*/{FACTS}")), lambda facts: facts["meta"].update({name: value}))
     with pytest.raises(DamagedInput, match="its facts do not have the structure that thence writes"):
-        _ = thence.open(store).gpu
+        _ = thence.open(store).tables.gpu
 
 
 def test_a_device_whose_name_is_no_text(store: Path) -> None:
     edited(min(store.glob(f"ranks/*/{FACTS}")), lambda facts: facts["meta"]["devices"][0].update(name={"a": 1}))
     with pytest.raises(DamagedInput, match="its facts do not have the structure that thence writes"):
-        _ = thence.open(store).gpu
+        _ = thence.open(store).tables.gpu
 
 
 @pytest.mark.parametrize("start", [-(1 << 63), (1 << 63) - 1])
@@ -178,7 +178,7 @@ def test_rows_that_lack_what_every_row_has(store: Path, name: str, column: str, 
     lacking = pl.when(pl.int_range(pl.len()) > 0).then(column).alias(column)
     pl.read_parquet(path).with_columns(lacking).write_parquet(path)
     with pytest.raises(DamagedInput, match=told):
-        _ = thence.open(store).gpu
+        _ = thence.open(store).tables.gpu
 
 
 def test_a_table_without_a_column_of_places(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

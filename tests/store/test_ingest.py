@@ -65,7 +65,7 @@ def test_after_a_kill_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert workers.asked == [path.name for path in FSDP[2:]]
     assert (done.written, done.kept) == (2, 2)
     assert not list((store / RANKS).glob(".*"))
-    assert thence.open(store).summary("rank").ranks == 4
+    assert thence.open(store).report("rank").ranks == 4
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_other_settings_read_everything_again(tmp_path: Path) -> None:
     workers = InProcess()
     stored(store, files, workers, host=True)
     assert len(workers.asked) == 2
-    assert thence.open(store).host.height == 4
+    assert thence.open(store).tables.host.height == 4
 
 
 def test_a_rank_that_cannot_be_read_is_left_out_with_its_reason(
@@ -117,7 +117,7 @@ def test_what_became_unreadable_is_no_longer_shown(tmp_path: Path) -> None:
     files[1].write_text("{")
     done = stored(store, files)
     assert [entry.ranks for entry in done.manifest.entries] == [(0,)]
-    assert thence.open(store).summary("rank").ranks == 1
+    assert thence.open(store).report("rank").ranks == 1
 
 
 def test_nothing_that_can_be_read_is_an_error(tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def test_a_recording_that_grows_is_refreshed(tmp_path: Path) -> None:
     after = stored(store, [growing], workers)
     assert sorted(workers.asked) == sorted(path.name for path in growing.iterdir())
     whole = thence.open(RECORDING)
-    assert sum(entry.rows for entry in after.manifest.entries) == whole.gpu.height
-    assert sum(entry.rows for entry in before.manifest.entries) < whole.gpu.height
-    counted = thence.open(store).summary("rank").rows.rows()
-    assert counted == whole.summary("rank").rows.rows()
+    assert sum(entry.rows for entry in after.manifest.entries) == whole.tables.gpu.height
+    assert sum(entry.rows for entry in before.manifest.entries) < whole.tables.gpu.height
+    counted = thence.open(store).report("rank").rows.rows()
+    assert counted == whole.report("rank").rows.rows()
 
 
 def test_of_two_files_of_one_rank_the_newest_counts(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def asked(store: Path) -> None:
     """Reads summaries and tables."""
     trace = thence.open(store)
-    assert trace.summary().sum_ns > 0
-    assert trace.gpu.height > 0
+    assert trace.report().sum_ns > 0
+    assert trace.tables.gpu.height > 0
 
 
 def spoil(store: Path) -> None:

@@ -47,7 +47,7 @@ def test_what_is_read_is_what_was_written(path: Path, tmp_path: Path) -> None:
     trace = thence.open(path)
     whole = trace.whole
     write_tables(whole, tmp_path, host=True)
-    facts = Facts(whole.meta, trace.soundness, whole.own, whole.installed)
+    facts = Facts(whole.meta, trace.check(), whole.own, whole.installed)
     (tmp_path / FACTS).write_bytes(encode_facts(facts))
     assert_same(rows_of(tmp_path, {}), whole)
 
@@ -60,7 +60,7 @@ def test_ranks_put_together_are_those_that_were_read_together() -> None:
 def test_without_host_ranges_nothing_refers_to_them(tmp_path: Path) -> None:
     trace = thence.open(FSDP[0])
     write_tables(trace.whole, tmp_path, host=False)
-    facts = Facts(trace.meta, trace.soundness)
+    facts = Facts(trace.meta, trace.check())
     (tmp_path / FACTS).write_bytes(encode_facts(facts))
     read = rows_of(tmp_path, {0: 9})
     assert read.host.is_empty()

@@ -44,7 +44,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def report(trace: thence.Trace, by: str) -> dict[str, Any]:
     try:
-        summary = trace.summary(by)
+        summary = trace.report(by)
     except thence.MissingData as refusal:  # these ranks ran nothing that leads to HLO
         return {"refused": str(refusal).partition(": ")[2]}
     return {k: v for k, v in summary.to_json().items() if k not in ITS_OWN}
@@ -72,36 +72,36 @@ def test_a_report_by_rank_reads_no_table(job: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(reading, "rows_of", refuse)
     trace = thence.open(job)
-    assert trace.summary("rank").ranks == 4
-    assert trace.select(ranks=(1, 3)).summary("kernel").ranks == 2
-    assert trace.soundness.sound
+    assert trace.report("rank").ranks == 4
+    assert trace.select(ranks=(1, 3)).report("kernel").ranks == 2
+    assert trace.check().sound
     assert trace.sql("select count(*) as n from gpu").item() == 4 * 654
     with pytest.raises(AssertionError):
-        trace.summary("module")
+        trace.report("module")
 
 
 def test_tables_of_one_rank_alone_are_read(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     original = reading.rows_of
     monkeypatch.setattr(reading, "rows_of", lambda path, new: read.append(path.name) or original(path, new))
-    gpu = thence.open(job).select(ranks=(2,)).gpu
+    gpu = thence.open(job).select(ranks=(2,)).tables.gpu
     assert [name[:10] for name in read] == ["rank-00002"]
-    assert_frame_equal(gpu, thence.open(FSDP[2]).gpu, categorical_as_str=True)
+    assert_frame_equal(gpu, thence.open(FSDP[2]).tables.gpu, categorical_as_str=True)
 
 
 def test_other_questions_have_the_same_answers(job: Path, files: thence.Trace) -> None:
     trace = thence.open(job)
     graph, expected = trace.flame(idle="exclude"), files.flame(idle="exclude")
     assert_frame_equal(graph.nodes, expected.nodes, categorical_as_str=True)
-    assert trace.collective_times().to_json()["rows"] == files.collective_times().to_json()["rows"]
-    assert trace.soundness == files.soundness
+    assert trace.collectives().to_json()["rows"] == files.collectives().to_json()["rows"]
+    assert trace.check() == files.check()
     trace.self_check()
 
 
 def test_without_host_ranges_idle_frames_say_no_cause(job: Path, files: thence.Trace) -> None:
     graph = thence.open(job).flame()
     idle = graph.nodes.filter(pl.col("kind").cast(pl.String) == "idle")
-    assert idle["total_ns"].to_list() == [files.summary().idle_ns]
+    assert idle["total_ns"].to_list() == [files.report().idle_ns]
     assert any("without its causes: the trace holds no host ranges" in note for note in graph.notes)
 
 
@@ -144,7 +144,7 @@ def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(job: Pat
     found, expected = thence.open(store).select(ranks=(0,)), thence.open(FSDP).select(ranks=(0,))
     assert found.idle().to_json() == expected.idle().to_json()
     assert_frame_equal(found.flame().nodes, expected.flame().nodes, categorical_as_str=True)
-    assert_frame_equal(found.host, expected.host, categorical_as_str=True)
+    assert_frame_equal(found.tables.host, expected.tables.host, categorical_as_str=True)
 
 
 def test_xla_programs_and_their_warm_up(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_xla_programs_and_their_warm_up(tmp_path: Path) -> None:
     found, expected = thence.open(tmp_path / "s"), thence.open(XLA)
     for by in ("kernel", "program", "hlo", "op_name", "source", "rank"):
         assert report(found, by) == report(expected, by), by
-    assert found.program_times().to_json() == expected.program_times().to_json()
+    assert found.programs().to_json() == expected.programs().to_json()
 
 
 def test_a_file_with_several_ranks_is_one_part(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_file_with_several_ranks_is_one_part(tmp_path: Path) -> None:
     merged = written(tmp_path / "merged.json", process(100, 1) + process(101, 2))
     stored(tmp_path / "s", [merged])
     found, expected = thence.open(tmp_path / "s"), thence.open(merged)
-    assert expected.summary("rank").ranks == 2
+    assert expected.report("rank").ranks == 2
     assert report(found, "rank") == report(expected, "rank")
     assert report(found.select(ranks=(1,)), "rank") == report(expected.select(ranks=(1,)), "rank")
 
@@ -172,7 +172,7 @@ def test_all_ranks_are_not_read_where_they_do_not_fit(job: Path, monkeypatch: py
     trace = thence.open(job)
     with pytest.raises(UsageError, match="select ranks with --rank"):
         trace.flame()
-    assert trace.summary("label").ranks == 4  # rank by rank
+    assert trace.report("label").ranks == 4  # rank by rank
 
 
 def test_ranks_that_are_not_there(job: Path) -> None:
@@ -212,7 +212,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
     table = next(store.glob("ranks/*/activities.parquet"))
     table.write_bytes(table.read_bytes()[:200])
     with pytest.raises(DamagedInput, match=r"activities\.parquet: cannot be read"):
-        _ = thence.open(store).gpu
+        _ = thence.open(store).tables.gpu
     for file in (store / SUMMARIES / "facts").iterdir():
         file.unlink()
     with pytest.raises(DamagedInput, match="run the same thence ingest again to write it"):
@@ -224,7 +224,7 @@ def test_summaries_without_a_column_of_today_are_read(job: Path, tmp_path: Path)
     shutil.copytree(job, store)
     for path in (store / SUMMARIES / LATENESS["steps"]).glob("*.parquet"):
         pl.read_parquet(path).drop("host_ns").write_parquet(path)
-    found, now = (thence.open(where).late_ranks() for where in (store, job))
+    found, now = (thence.open(where).ranks() for where in (store, job))
     assert_frame_equal(found.ranks, now.ranks)
 
 
@@ -244,5 +244,5 @@ def test_a_store_that_an_ingest_writes_while_it_is_read_is_refused(tmp_path: Pat
     trace = thence.open(store)
     stored(store, FSDP)
     with pytest.raises(DamagedInput, match="was written to while it was read"):
-        trace.summary("rank")
-    assert len(thence.open(store).summary("rank").rows) == 4
+        trace.report("rank")
+    assert len(thence.open(store).report("rank").rows) == 4

@@ -116,7 +116,7 @@ def test_a_cluster_writes_the_same_store_to_the_byte(cluster: Workers, tmp_path:
     assert [entry.ranks for entry in done.manifest.entries] == [(0,), (1,), (2,), (3,)]
     assert done.manifest.left == here.manifest.left
     assert [one.why for one in done.manifest.left] == ["unreadable"]
-    found, expected = (thence.open(tmp_path / "ray").summary("rank"), thence.open(FSDP).summary("rank"))
+    found, expected = (thence.open(tmp_path / "ray").report("rank"), thence.open(FSDP).report("rank"))
     assert found.rows.equals(expected.rows)
 
 

@@ -119,8 +119,8 @@ def killed(scratch: Path, seconds: float, ending: str = "SIGKILL") -> Killed:
             text = str(error)
             stated_seconds, stated = (ended - began) / 1e9, len(numbers)
         else:
-            recorded = trace.gpu["correlation"].to_numpy()
-            labelled = (trace.places["label"].cast(str) == "step").mean() or 0.0
+            recorded = trace.tables.gpu["correlation"].to_numpy()
+            labelled = (trace.tables.places["label"].cast(str) == "step").mean() or 0.0
             text = "\n".join(trace.meta.warnings)
         told = "the recording was cut" in text
         match = re.search(r"normally at most ([\d.]+) s of it, about ([\d,]+) activities", text)

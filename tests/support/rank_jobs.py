@@ -36,11 +36,11 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 ADDED: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ("backward", "idle"): (
         ("python", "cause", ""),
-        ("python", "line", LINE),
+        ("python", "source", LINE),
         ("python", "module", MODULE),
         ("python", "phase", "backward"),
     ),
-    ("loader", "idle"): (("loader", "cause", ""), ("loader", "line", LINE), ("loader", "op", LOADER)),
+    ("loader", "idle"): (("loader", "cause", ""), ("loader", "source", LINE), ("loader", "op", LOADER)),
     ("kernel", "places"): (("source", LINE), ("module", MODULE), ("phase", "backward")),
 }
 """Rows that a fault adds to a table, as long as it takes: cause (of idle time), by, name."""
@@ -86,7 +86,7 @@ class RealStep:
 @cache
 def real_step() -> RealStep:
     """The second step of the recording; its idle time shortened, as of a program that the GPU limits."""
-    summary = summarise_rank(thence.open(RECORDING).attributed)
+    summary = summarise_rank(thence.open(RECORDING).tables)
     rows = summary["collectives"].filter(pl.col("step") == 1).sort("start")
     before = summary["collectives"].filter(pl.col("step") == 0).sort("start").tail(1)
     every = pl.concat([before, rows])

@@ -116,7 +116,7 @@ class Program:
         return tensors[0] if tensors else None
 
 
-KINDS = (10, 1, 22, 2)  # kernels, memory copies, those between devices, memory sets
+KINDS = (10, 1, 22, 2)  # kernels, memcpys, those between devices, memsets
 TWO = [("_Z3addPf", 1_000, 3_500), ("gemm", 4_000, 1_004_000)]
 
 
@@ -217,7 +217,7 @@ def test_gaps_copies_overlap_launch_and_return_add_up(fake: FakeCupti, clock: li
     assert repr(ms) == (
         "110.0 us in kernels; 145.0 us from the first start to the last end, "
         "with 30.00 us of gaps in which nothing ran; "
-        "25.00 us in memory copies and sets; 20.00 us counted more than once (activities at the same time); "
+        "25.00 us in memcpys and memsets; 20.00 us counted more than once (activities at the same time); "
         "10.00 us from the call to the first start, 45.00 us from the last end to the return"
     )
 

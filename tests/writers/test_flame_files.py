@@ -211,7 +211,7 @@ def test_a_file_is_overwritten_only_when_told(tmp_path: Path, capsys: pytest.Cap
 def test_a_dash_prints_folded_stacks(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*FSDP[:2], "-o", "-", "--by", "ops", "--rank", "1", "--split", "phase")
     found = parsed(run(capsys, *arguments, "--idle", "exclude"))
-    assert sum(found.values()) == shared(FSDP[1]).summary().sum_ns
+    assert sum(found.values()) == shared(FSDP[1]).report().sum_ns
     assert {"forward", "backward"} <= {path[0] for path in found}
 
 

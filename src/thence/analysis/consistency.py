@@ -6,6 +6,7 @@ a malformed input. The checks are cheap compared to the analyses: sums of result
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -17,10 +18,13 @@ from thence.model.tables import named_inputs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.flame.flame import Flame
-    from thence.analysis.streams import Streams
-    from thence.analysis.summary import Summary
     from thence.model.attributed import Attributed
+    from thence.model.tables import Meta
+
+ROUNDING = 1e-6
+"""Relative error that sums of floating-point times may have."""
+MIN_NS = 1.0
+"""Difference of such sums that is rounding, in ns."""
 
 
 def row_references(trace: Attributed) -> tuple[tuple[str, pl.Series, int], ...]:
@@ -68,77 +72,6 @@ def consistent_references(trace: Attributed) -> Attributed:
     return trace
 
 
-def consistent_summary(summary: Summary) -> Summary:
-    """Returns the summary after checking that its totals are possible and add up.
-
-    Raises:
-        Contradiction: a total is impossible, or totals do not add up.
-    """
-    inputs = summary.meta.inputs
-    # In the windows of a selection, other work runs, too.
-    most = summary.span_ns if summary.selection else min(summary.span_ns, summary.sum_ns)
-    possible = 0 <= summary.busy_ns <= most
-    must(inputs, possible, "devices are busy for longer than they span, or than their work lasts")
-    totals = summary.rows["total_ns"]
-    adds_up = int(totals.sum()) == summary.sum_ns and (totals.is_empty() or int(str(totals.min())) >= 0)
-    must(inputs, adds_up, f"the rows by {summary.by} do not add up to the sum of all work")
-    if not summary.selection:
-        alone = int(summary.rows["exposed_ns"].sum()) + summary.overlapped_ns
-        must(
-            inputs,
-            alone == summary.busy_ns,
-            f"exposed time by {summary.by} and overlapped time do not add up to the busy time",
-        )
-    if summary.folded is not None:
-        sums = ("count", "total_ns", "exposed_ns", "backward_ns")
-        folded, rows = (frame.select(sums).sum() for frame in (summary.folded, summary.rows))
-        must(inputs, folded.equals(rows), f"the folded rows by {summary.by} do not add up to the rows")
-    for kind, attributed in summary.attributed_ns.items():
-        rest = sum(reason.total_ns for reason in summary.unattributed[kind])
-        whole = attributed >= 0 and attributed + rest == summary.sum_ns
-        must(inputs, whole, f"the time with a {kind} and the time without do not add up to the sum")
-    return summary
-
-
-def consistent_streams(streams: Streams) -> Streams:
-    """Returns the streams after checking that their times are possible and add up.
-
-    Raises:
-        Contradiction: a time is impossible, or times do not add up.
-    """
-    for device in streams.concurrency:
-        depths = device.busy_streams_ns
-        must(
-            streams.meta.inputs,
-            not depths or sum(depths) == device.busy_ns,
-            "times with one, two and more busy streams do not add up to the busy time",
-        )
-        possible = 0 <= device.hidden_ns <= device.communication_ns <= device.busy_ns
-        must(streams.meta.inputs, possible, "more communication is hidden than there is")
-    lanes = streams.streams
-    bounded = lanes.select(
-        ((pl.col("busy_ns") >= 0) & (pl.col("concurrent_ns").fill_null(0) <= pl.col("busy_ns"))).all()
-    ).item()
-    must(streams.meta.inputs, bool(bounded), "a stream is busy concurrently with others for longer than it is busy")
-    return streams
-
-
-def consistent_flame(flame: Flame) -> Flame:
-    """Returns the flame graph after checking that its frames add up.
-
-    Raises:
-        Contradiction: the frames do not add up.
-    """
-    nodes = flame.nodes
-    work = nodes.filter(~pl.col("idle").fill_null(value=False))["self_ns"]
-    must(flame.meta.inputs, int(work.sum()) == flame.sum_ns, "frames do not add up to the sum of all work")
-    least = nodes["self_ns"].min()
-    must(flame.meta.inputs, least is None or int(str(least)) >= 0, "a frame has a negative duration")
-    whole = int(nodes["self_ns"].sum()) == int(nodes["total_ns"][0])
-    must(flame.meta.inputs, whole, "the outermost frame is not the sum of all others")
-    return flame
-
-
 def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001 - as assert
     """Raises an error if a condition that figures must meet does not hold.
 
@@ -155,3 +88,31 @@ def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001
             f"{named_inputs(inputs)}: {what}; no figures are shown, because they contradict each other: please "
             "report this and attach the trace"
         )
+
+
+def consistent_path(tiles: pl.DataFrame, meta: Meta) -> pl.DataFrame:
+    """Returns the tiles of a critical path after checking that they follow each other without gap or overlap.
+
+    Raises:
+        Contradiction: they do not.
+    """
+    start = tiles["start"]
+    end = start + tiles["duration"]
+    follow = bool((end.head(max(tiles.height - 1, 0)) == start.slice(1)).all())
+    must(
+        meta.inputs,
+        follow and smallest(tiles, ("duration",)) >= 0,
+        "the parts of the critical path overlap or leave gaps",
+    )
+    return tiles
+
+
+def close(left: float, right: float) -> bool:
+    """Whether two sums of times in ns differ only by rounding."""
+    return math.isclose(left, right, rel_tol=ROUNDING, abs_tol=MIN_NS)
+
+
+def smallest(frame: pl.DataFrame, columns: tuple[str, ...]) -> float:
+    """The least value in the columns; 0 if there is none."""
+    values = frame.select(pl.min_horizontal(pl.col(columns).min())).item()
+    return 0 if values is None else float(values)

@@ -5,19 +5,19 @@ The findings about the soundness of the trace are in the summary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
+from thence.model.answer import Answer, TableView
 from thence.model.shortened_names import fitted
 from thence.model.thresholds import SHOWN_AT_FIRST_SHARE
-from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from thence.analysis.headline import Headline
     from thence.analysis.idle.table import IdleTime
@@ -36,7 +36,7 @@ _APART_WORDS = {"warm_up": "warm-up", "incomplete": "incomplete executions", "au
 
 
 @dataclass(frozen=True)
-class Glance(Shown):
+class Glance(Answer):
     """The first answers about a trace. All times are ns.
 
     Attributes:
@@ -72,15 +72,27 @@ class Glance(Shown):
         """The topic of each answer and the parts of the answer, as text."""
         return list(_answers(self))
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
-        said = (f"{question}: {', '.join(parts)}" for question, parts in self.answers)
-        of_summary = self.summary.form()
-        lines = self.headline.lines
-        following = (f"next: {step.call}: {step.why}" for step in self.next_steps)
-        return replace(
-            of_summary, about=lines[0], notes=(*lines[1:], of_summary.about, *said, *following, *of_summary.notes)
-        )
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        inputs, totals = self.summary.about()
+        return (inputs, *self.headline.lines, totals)
+
+    def views(self) -> tuple[TableView, ...]:
+        """Those of the summary."""
+        return self.summary.views()
+
+    def remarks(self) -> Iterator[str]:
+        """The answers, and what to ask next."""
+        yield from (f"{question}: {', '.join(parts)}" for question, parts in self.answers)
+        yield from (f"next: {step.call}: {step.why}" for step in self.next_steps)
+
+    def known(self) -> Mapping[str, float]:
+        """See `Answer`."""
+        return self.summary.known()
+
+    def all_notes(self) -> tuple[str, ...]:
+        """The answers, what to ask next, and the notes of the summary."""
+        return (*self.remarks(), *self.summary.all_notes())
 
 
 def glance(

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
-from thence.notebook import Form, Shown
+from thence.model.answer import Answer, TableView
 from thence.units import several
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ NO_LANE = "(no label)"
 
 
 @dataclass(frozen=True)
-class GraphLanes(Shown):
+class GraphLanes(Answer):
     """Totals of the activities in CUDA graphs; sums of durations, so rows add up.
 
     Attributes:
@@ -35,15 +35,14 @@ class GraphLanes(Shown):
     streams: pl.DataFrame
     lanes: pl.DataFrame
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
-        return Form(
-            "CUDA graphs by lane",
-            f"on {several(self.streams.height, 'stream')}",
-            self.lanes,
-            {"lane": "lane", "count": "activities", "kernels": "kernels", "total_ns": "total"},
-            "total_ns",
-        )
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return "CUDA graphs by lane", f"on {several(self.streams.height, 'stream')}"
+
+    def views(self) -> tuple[TableView, ...]:
+        """The lanes."""
+        headings = {"lane": "lane", "count": "activities", "kernels": "kernels", "total_ns": "total"}
+        return (TableView(self.lanes, headings, bar="total_ns"),)
 
 
 def graph_lanes(timeline: Timeline) -> GraphLanes:

@@ -101,7 +101,7 @@ def _check(summary: Summary) -> NextStep | None:
         return None
     count = len(summary.soundness.findings)
     why = f"{count} finding{'s' if count > 1 else ''}: what is wrong with the trace, where and when"
-    return NextStep("check", (), "trace.soundness", why)
+    return NextStep("check", (), "trace.check()", why)
 
 
 def _ranks(trace: Attributed, headline: Headline) -> NextStep | None:
@@ -113,7 +113,7 @@ def _ranks(trace: Attributed, headline: Headline) -> NextStep | None:
         why = "which rank makes the others wait, since when, and why"
     else:
         why = "how long ranks wait for each other, by rank and group"
-    return NextStep("ranks", (), "trace.late_ranks()", why)
+    return NextStep("ranks", (), "trace.ranks()", why)
 
 
 def _collectives(trace: Attributed, headline: Headline) -> NextStep | None:
@@ -121,7 +121,7 @@ def _collectives(trace: Attributed, headline: Headline) -> NextStep | None:
         return None
     share = format_share(headline.measured.exposed, 1)
     why = f"communication is exposed for {share} of {_whole(headline)}: shows sizes and bandwidths"
-    return NextStep("collectives", (), "trace.collective_times()", why)
+    return NextStep("collectives", (), "trace.collectives()", why)
 
 
 def _idle(trace: Attributed, headline: Headline) -> NextStep | None:
@@ -144,7 +144,7 @@ def _compile(trace: Attributed, headline: Headline) -> NextStep | None:
     if compiled < PROPOSED_COMPILING_SHARE * whole or not (trace.host["category"] == "compile").any():
         return None
     why = f"the host compiled for {format_ns(compiled)}: by phase and program"
-    return NextStep("compile", (), "trace.compile_times()", why)
+    return NextStep("compile", (), "trace.compile()", why)
 
 
 def _server_steps(trace: Attributed, summary: Summary) -> NextStep | None:
@@ -181,13 +181,13 @@ def _rows(trace: Attributed, summary: Summary) -> NextStep | None:
             covered = int(trace.gpu["duration"].filter(known).sum()) / whole
         if several and covered >= PROPOSED_COVERED_SHARE:
             why = f"the same time by {kind}" + (f" ({format_share(covered, 1)})" * (covered < 1))
-            return NextStep("report", ("--by", kind), f'trace.summary("{kind}")', why)
+            return NextStep("report", ("--by", kind), f'trace.report("{kind}")', why)
     return None
 
 
 def _what_if() -> NextStep:
     why = "what the largest kernels, places, waits and causes of idle time would gain if they were gone"
-    return NextStep("whatif", (), "trace.what_if()", why)
+    return NextStep("whatif", (), "trace.whatif()", why)
 
 
 def _flame() -> NextStep:

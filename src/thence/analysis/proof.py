@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.consistency import row_references
-from thence.notebook import Form, Shown
+from thence.model.answer import Answer, TableView
 from thence.units import format_ns, format_share
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Proof(Shown):
+class Proof(Answer):
     """Sums that were computed in two ways and are equal. All times are ns.
 
     Attributes:
@@ -47,22 +47,27 @@ class Proof(Shown):
             f"{self.references:,} references point to existing rows"
         )
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
-        return Form(
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return (
             "proved: attributed and unattributed time add up",
-            f"{self.activities:,} activities; busy {format_ns(self.busy_ns)} <= span {format_ns(self.span_ns)}; "
+            f"{self.activities:,} activities; busy {format_ns(self.busy_ns)} <= span {format_ns(self.span_ns)}",
             f"{self.references:,} references point to existing rows",
-            self.kinds,
-            {
-                "kind": "kind", "attributed_ns": "attributed", "unattributed_ns": "unattributed",
-                "together_ns": "together", "sum_ns": "sum of all work",
-            },
-            coverage={
-                kind: attributed / max(self.sum_ns, 1)
-                for kind, attributed in self.kinds["kind", "attributed_ns"].rows()
-            },
-        )  # fmt: skip
+        )
+
+    def views(self) -> tuple[TableView, ...]:
+        """The sums of each kind of place."""
+        headings = {
+            "kind": "kind", "attributed_ns": "attributed", "unattributed_ns": "unattributed",
+            "together_ns": "together", "sum_ns": "sum of all work",
+        }  # fmt: skip
+        return (TableView(self.kinds, headings),)
+
+    def known(self) -> dict[str, float]:
+        """See `Answer`."""
+        return {
+            kind: attributed / max(self.sum_ns, 1) for kind, attributed in self.kinds["kind", "attributed_ns"].rows()
+        }
 
 
 def proof(trace: Attributed, summary: Summary | None) -> Proof:

@@ -19,7 +19,7 @@ from thence.analysis.graph_edges import WAY_OUT
 from thence.analysis.graph_nodes import called_rows, graph_runs
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.errors import DamagedInput, MissingData, UsageError
-from thence.notebook import Form, Shown
+from thence.model.answer import Answer, TableView
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _MAX_LISTED = 8  # graphs that a sentence names
 
 
 @dataclass(frozen=True)
-class ReplayedGraph(Shown):
+class ReplayedGraph(Answer):
     """A captured graph with the mean times of its replays.
 
     Attributes:
@@ -117,12 +117,19 @@ class ReplayedGraph(Shown):
             lines.append(f"{format_ns(self.unknown_ns)} of GPU time is in CUDA graphs whose edges are unknown")
         return tuple(lines)
 
-    def form(self) -> Form:
-        """What a notebook shows of it: the nodes in order."""
-        about, *notes = self.sentences
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return f"CUDA {self.title}", self.sentences[0]
+
+    def views(self) -> tuple[TableView, ...]:
+        """The nodes in order."""
         places = {"name": "kernel", "label": "label", "module": "module"}
         times = {"duration_ns": "mean", "critical": "critical path"}
-        return Form(f"CUDA {self.title}", about, self.nodes, places | times, "duration_ns", notes=tuple(notes))
+        return (TableView(self.nodes, places | times, bar="duration_ns"),)
+
+    def remarks(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return self.sentences[1:]
 
     def _of_rank(self, rank: int) -> str:
         return "" if set(self.others["rank"]) <= {self.rank} else f" of rank {rank}"

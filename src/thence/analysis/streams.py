@@ -18,16 +18,17 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
+from thence.analysis.consistency import must
 from thence.analysis.expectations import Check, judge, parse_expectation
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
 from thence.analysis.no_device_work import no_device_work
+from thence.model.answer import Answer, Lines, TableView
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, levels, union, unions
-from thence.notebook import Form, Shown
-from thence.units import several
+from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
@@ -39,6 +40,8 @@ IN_GRAPHS = (
     "{:,} activities ran inside CUDA graphs: their streams are those to which the driver assigned the "
     "branches of the graph"
 )
+_MAX_PAIRS = 5
+"""Pairs of groups whose overlap is shown as text."""
 NO_STREAMS = "the trace does not say on which streams its kernels ran"
 
 
@@ -69,6 +72,27 @@ class Concurrency:
         """Hidden part of the communication, from 0 to 1; None without communication."""
         return self.hidden_ns / self.communication_ns if self.communication_ns else None
 
+    def lines(self) -> Iterator[str]:
+        """Lines about the concurrency on the device."""
+        one, two, *more = (*self.busy_streams_ns, 0, 0)
+        times = (("1 stream", one), ("2 streams", two), ("3 or more", sum(more)))
+        shares = [f"{name} {format_ns(ns)} ({format_share(ns, self.busy_ns)})" for name, ns in times if ns]
+        where = f"rank {self.rank} GPU {self.device}"
+        yield f"{where}: busy {format_ns(self.busy_ns)}{': ' if shares else ''}{', '.join(shares)}"
+        pairs = [(ns, a, b) for a, row in self.overlap_ns.items() for b, ns in row.items() if a <= b]
+        pairs.sort(reverse=True)
+        if pairs:
+            named = [f"{a} and {b} {format_ns(ns)}" for ns, a, b in pairs[:_MAX_PAIRS]]
+            rest = f"; {len(pairs) - _MAX_PAIRS} more pairs" if len(pairs) > _MAX_PAIRS else ""
+            yield f"  at the same time: {', '.join(named)}{rest}"
+        if self.communication_ns:
+            share = format_share(self.hidden_ns, self.communication_ns)
+            exposed = format_ns(self.communication_ns - self.hidden_ns)
+            yield (
+                f"  communication: {format_ns(self.communication_ns)}, {share} of it hidden behind other"
+                f" kernels, {exposed} exposed"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """The concurrency of the device as JSON values."""
         one, two, *more = (*self.busy_streams_ns, 0, 0)
@@ -86,7 +110,7 @@ class Concurrency:
 
 
 @dataclass(frozen=True)
-class Streams(Shown):
+class Streams(Answer):
     """The streams of a trace. All times are ns.
 
     Attributes:
@@ -97,6 +121,7 @@ class Streams(Shown):
         streams: rank, device, stream, busy_ns, concurrent_ns (null if streams of the device are not recorded).
         concurrency: the concurrency of each device.
         notes: caveats that are needed to read the numbers, one sentence each.
+        checks: the expectations that were asked for, judged.
     """
 
     meta: Meta
@@ -105,6 +130,7 @@ class Streams(Shown):
     streams: pl.DataFrame
     concurrency: tuple[Concurrency, ...]
     notes: tuple[str, ...]
+    checks: tuple[Check, ...] = ()
 
     def check(self, *expectations: str) -> tuple[Check, ...]:
         """Checks expectations such as ``GEMM>=2``: see `thence.analysis.expectations`.
@@ -114,21 +140,53 @@ class Streams(Shown):
         """
         return tuple(judge(parse_expectation(text, self.groups), self.rows) for text in expectations)
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
-        return Form(
-            f"{several(self.streams.height, 'stream')} of {several(len(self.concurrency), 'GPU')}",
-            self.meta.named,
-            self.rows.sort("total_ns", descending=True),
-            {
-                "group": "group", "rank": "rank", "device": "GPU", "stream": "stream", "count": "count",
-                "total_ns": "total", "share": "share",
-            },
-            "total_ns",
-            notes=self.notes,
-        )  # fmt: skip
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return (f"{several(self.streams.height, 'stream')} of {several(len(self.concurrency), 'GPU')}", self.meta.named)
 
-    def to_json(self, checks: Sequence[Check] = ()) -> dict[str, Any]:
+    def views(self) -> tuple[TableView | Lines, ...]:
+        """The groups of each stream, the streams, and what ran at the same time on each device."""
+        groups = {
+            "rank": "rank", "device": "GPU", "stream": "stream", "group": "group", "count": "count",
+            "total_ns": "total", "share": "share",
+        }  # fmt: skip
+        lanes = {
+            "rank": "rank", "device": "GPU", "stream": "stream", "busy_ns": "busy",
+            "concurrent_ns": "while another ran",
+        }  # fmt: skip
+        lines = tuple(("\n".join(device.lines()), "") for device in self.concurrency)
+        return (
+            TableView(self.rows, groups, bar="total_ns"),
+            TableView(self.streams, lanes),
+            Lines(lines, limited=True, at_least=100, counted="devices"),
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return self.notes
+
+    def self_check(self) -> None:
+        """Checks that their times are possible and add up.
+
+        Raises:
+            Contradiction: a time is impossible, or times do not add up.
+        """
+        for device in self.concurrency:
+            depths = device.busy_streams_ns
+            must(
+                self.meta.inputs,
+                not depths or sum(depths) == device.busy_ns,
+                "times with one, two and more busy streams do not add up to the busy time",
+            )
+            possible = 0 <= device.hidden_ns <= device.communication_ns <= device.busy_ns
+            must(self.meta.inputs, possible, "more communication is hidden than there is")
+        lanes = self.streams
+        bounded = lanes.select(
+            ((pl.col("busy_ns") >= 0) & (pl.col("concurrent_ns").fill_null(0) <= pl.col("busy_ns"))).all()
+        ).item()
+        must(self.meta.inputs, bool(bounded), "a stream is busy concurrently with others for longer than it is busy")
+
+    def to_json(self) -> dict[str, Any]:
         """The streams and the checked expectations as JSON values."""
         place = ("rank", "device", "stream")
         counted: dict[tuple[Any, ...], dict[str, dict[str, int]]] = {}
@@ -152,7 +210,7 @@ class Streams(Shown):
             "inputs": list(self.meta.inputs),
             "groups": list(self.groups),
             "devices": devices,
-            "checks": [check.to_json() for check in checks],
+            "checks": [check.to_json() for check in self.checks],
         }
 
 

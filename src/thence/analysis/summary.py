@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.consistency import must
 from thence.analysis.exposed import exposed_time
 from thence.analysis.extent import extent, in_parts, span_and_busy
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
@@ -26,6 +27,7 @@ from thence.analysis.layers import folded_rows, tree_rows
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData, UsageError
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
 from thence.model.own_code import short_places
@@ -33,7 +35,6 @@ from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
 from thence.model.reasons import APART, REASONS, Reason, reason_of, text_of
 from thence.model.tables import KINDS
-from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Summary(Shown):
+class Summary(Answer):
     """Totals of a trace, and its GPU time by one kind of place. All times are ns.
 
     Attributes:
@@ -114,7 +115,7 @@ class Summary(Shown):
         folded: for rows by module, label or op_name, these rows with equal layers of the model as one row, as
             `thence.analysis.layers.folded_rows` returns them; None for other rows. The sums are those of ``rows``.
         soundness: soundness of the whole trace; `summarize`, which may get only a part of the trace, leaves it
-            empty, and `Trace.summary` sets it.
+            empty, and `Trace.report` sets it.
     """
 
     meta: Meta
@@ -213,33 +214,72 @@ class Summary(Shown):
         ]
         return sorted(merged, key=lambda entries: -entries[2].total_ns)
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
+    def about(self) -> tuple[str, ...]:
+        """The inputs, and the totals."""
         totals = {"span": self.span_ns, "busy": self.busy_ns, "idle": self.idle_ns, "sum": self.sum_ns}
         texts = {n: "unknown" if ns is None else format_ns(ns) for n, ns in totals.items()}
-        beside = ("op_name",) if "op_name" in self.rows.columns else ()
-        return Form(
-            ", ".join(self.meta.inputs),
-            ", ".join(f"{name} {text}" for name, text in texts.items()),
-            self.rows,
-            {
-                "short_name": f"GPU time by {self.heading}", "count": "count", "total_ns": "total", "mean_ns": "mean",
-                "share": "share", "exposed_ns": "exposed", **dict(zip(beside, beside, strict=True)),
-            },
-            "total_ns",
-            {kind: ns / max(self.sum_ns, 1) for kind, ns in self.attributed_ns.items()},
-            (*self._notes(), *self.soundness.lines, *self.notes, *(f"warning: {w}" for w in self.meta.warnings)),
-            "name",
-        )  # fmt: skip
+        return ", ".join(self.meta.inputs), ", ".join(f"{name} {text}" for name, text in texts.items())
 
-    def _notes(self) -> Iterator[str]:
-        """Yields the idle time that is in no row, why it is unknown, and the reasons why time has no place."""
+    def views(self) -> tuple[TableView, ...]:
+        """The rows."""
+        beside = {"op_name": "op_name"} if "op_name" in self.rows.columns else {}
+        headings = {
+            "short_name": f"GPU time by {self.heading}", "count": "count", "total_ns": "total", "mean_ns": "mean",
+            "share": "share", "exposed_ns": "exposed",
+        }  # fmt: skip
+        return (TableView(self.rows, headings | beside, bar="total_ns", full="name"),)
+
+    def remarks(self) -> Iterator[str]:
+        """The idle time that is in no row, why it is unknown, and the reasons why time has no place."""
         if self.idle_unknown:
             yield f"idle time is unknown: {self.idle_unknown}"
         if self.idle_inside_ns is not None:
             yield f"{IDLE_INSIDE}: {format_ns(self.idle_inside_ns)}"
         for kinds, _, reason in self.reasons():
             yield f"{', '.join(kinds)}: {format_share(reason.total_ns, self.sum_ns)} {reason}"
+
+    def known(self) -> dict[str, float]:
+        """The attributed share of the time by kind of place."""
+        return {kind: ns / max(self.sum_ns, 1) for kind, ns in self.attributed_ns.items()}
+
+    def all_notes(self) -> tuple[str, ...]:
+        """`remarks`, then what makes the trace unsound, notes and warnings."""
+        warnings = (f"warning: {text}" for text in self.meta.warnings)
+        return (*self.remarks(), *self.soundness.lines, *self.notes, *warnings)
+
+    def document(self) -> dict[str, Any]:
+        """`to_json`; notes and findings are in it."""
+        return self.to_json()
+
+    def self_check(self) -> None:
+        """Checks that its totals are possible and add up.
+
+        Raises:
+            Contradiction: a total is impossible, or totals do not add up.
+        """
+        inputs = self.meta.inputs
+        # In the windows of a selection, other work runs, too.
+        most = self.span_ns if self.selection else min(self.span_ns, self.sum_ns)
+        possible = 0 <= self.busy_ns <= most
+        must(inputs, possible, "devices are busy for longer than they span, or than their work lasts")
+        totals = self.rows["total_ns"]
+        adds_up = int(totals.sum()) == self.sum_ns and (totals.is_empty() or int(str(totals.min())) >= 0)
+        must(inputs, adds_up, f"the rows by {self.by} do not add up to the sum of all work")
+        if not self.selection:
+            alone = int(self.rows["exposed_ns"].sum()) + self.overlapped_ns
+            must(
+                inputs,
+                alone == self.busy_ns,
+                f"exposed time by {self.by} and overlapped time do not add up to the busy time",
+            )
+        if self.folded is not None:
+            sums = ("count", "total_ns", "exposed_ns", "backward_ns")
+            folded, rows = (frame.select(sums).sum() for frame in (self.folded, self.rows))
+            must(inputs, folded.equals(rows), f"the folded rows by {self.by} do not add up to the rows")
+        for kind, attributed in self.attributed_ns.items():
+            rest = sum(reason.total_ns for reason in self.unattributed[kind])
+            whole = attributed >= 0 and attributed + rest == self.sum_ns
+            must(inputs, whole, f"the time with a {kind} and the time without do not add up to the sum")
 
     def to_json(self) -> dict[str, Any]:
         """The summary as the command line prints it with ``--format json``."""

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
-from thence.cli.output import Result, console, document_of, notes_of, print_notes, print_table, result_options
-from thence.units import format_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import polars as pl
-
-    from thence.analysis.collectives.communication import Collectives
-    from thence.trace import Trace
+from thence.cli.output import Result, result_options
 
 _EXAMPLES = """\b
 Examples:
@@ -45,31 +34,6 @@ computes too; overlapped, in which an earlier collective counts as exposed. With
 first calls of communicators and warm-up executions of XLA programs count, too.
 """
 
-_LAST = {
-    "who": "last arrivals",
-    "last": "collectives",
-    "instances": "of",
-    "waited_ns": "others waited",
-    "waited_device_ns": "summed over GPUs",
-    "late_ns_mean": "mean after first",
-}
-_SIZES = {
-    "collective": "collective",
-    "bytes": "message",
-    "group_size": "ranks",
-    "count": "count",
-    "exposed_ns": "exposed",
-    "wait_ns_mean": "mean longest wait",
-    "wait_ns_max": "longest",
-    "transfer_bus_gbps_max": "best bus GB/s",
-    "transfer_bus_gbps_median": "median",
-    "transfer_bus_gbps_std": "std",
-    "bus_gbps_mean": "whole kernel GB/s",
-    "transfer_ns_median": "transfer",
-    "hidden_ns": "hidden",
-    "overlapped_ns": "overlapped",
-}
-
 
 @click.command("collectives", epilog=_EXAMPLES)
 @trace_options("rank", "device", "steps", "window", "program", "only", "hlo")
@@ -77,72 +41,4 @@ _SIZES = {
 @result_options()
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """Collectives: waits, last arrivals, message size, bandwidth, exposed and hidden time."""
-    trace = inputs.open()
-    times = trace.collective_times(warm_up)
-    said = (*filter(None, (times.verdict,)), times.statement, *times.notes, *_clocks(trace, times))
-    notes = notes_of(trace, said)
-    if result.form == "table":
-        _show(times, result, notes)
-    else:
-        result.emit(document_of(trace, times.to_json()), times.tables, {}, notes)
-
-
-def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
-    """Prints the last arrivals, then the collectives, then totals and notes."""
-    import polars as pl
-    from rich.text import Text
-
-    from thence.writers.text.ranks import with_device_names
-
-    output = console()
-    last = times.last_arrivals.filter(pl.col("waited_ns") > 0)
-    if not last.is_empty():
-        result.table(with_device_names(last), _LAST)
-        print_table(output, "")
-    elif not times.last_arrivals.is_empty():
-        print_table(output, Text("no device waited for another"))
-        print_table(output, "")
-    named = times.by_size.with_columns(
-        collective=pl.when("described")
-        .then("collective")
-        .otherwise(
-            pl.concat_str(
-                pl.col("collective").fill_null("unknown"),
-                pl.lit(" (no description) "),
-                pl.col("kernel").str.replace(r"\(.*", "").fill_null(""),
-            )
-        )
-    )
-    result.table(named, {c: h for c, h in _SIZES.items() if _says_something(named, c)})
-    print_table(output, "")
-    for text in _totals(times, result.most_devices):
-        print_table(output, Text(text))
-    print_notes(output, notes)
-
-
-def _says_something(rows: pl.DataFrame, column: str) -> bool:
-    """Whether a column has values; for overlapped time, whether collectives overlap."""
-    if column == "overlapped_ns":
-        return bool(rows[column].sum())
-    return rows[column].null_count() < rows.height
-
-
-def _totals(times: Collectives, most: int) -> list[str]:
-    """Lines about the devices, at most ``most`` of them."""
-    lines = [
-        f"rank {rank} GPU {device}: communication {format_ns(communication)}, {format_ns(exposed)} exposed"
-        for rank, device, communication, exposed in times.devices.head(most).iter_rows()
-    ]
-    devices = times.devices.height
-    more = [f"... {devices - most:,} more devices; --top {devices} shows all"]
-    summed = [f"times of the collectives above are summed over {devices:,} GPUs"] * (devices > 1)
-    return [*summed, *(lines if devices <= most else lines + more)]
-
-
-def _clocks(trace: Trace, times: Collectives) -> list[str]:
-    """A note on the clocks of the ranks, if waits depend on them."""
-    if times.clocks:
-        return [times.clocks]
-    if trace.gpu.select("rank", "device").n_unique() > 1:
-        return ["waits are between devices of one process, which share a clock"]
-    return []
+    result.show(inputs.open().collectives(warm_up))

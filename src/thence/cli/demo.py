@@ -26,6 +26,6 @@ def command(top: int) -> None:
     print_table(output, heading(trace.glance()))
     for by in ("kernel", "label", "module", "source"):
         print_table(output, f"\n[green]$ thence report {RECORDING} --by {by}[/]")
-        print_table(output, row_table(trace.typical.summary(by), top, output.width))
+        print_table(output, row_table(trace.typical.report(by), top, output.width))
     print_table(output, "")
-    print_table(output, attribution_table(trace.typical.summary(), output.width))
+    print_table(output, attribution_table(trace.typical.report(), output.width))

@@ -12,6 +12,7 @@ from thence.cli.inputs import SELECTING, Inputs, check_inputs, trace_options
 from thence.cli.messages import put, say, wrote
 from thence.cli.output import Result, choice_option, console, print_table, result_options
 from thence.errors import UsageError
+from thence.model.answer import TableView
 from thence.model.places import COMPARED
 
 if TYPE_CHECKING:
@@ -155,10 +156,10 @@ def command(
     sides = _sides(inputs.paths, before, after, baseline)
     _check_gates(bounds, sides, within_run=given.within_run)
     first, second = ([_sample(inputs, run, given) for run in side] for side in sides)
-    from thence.analysis.consistency_of_answers import consistent_diff
     from thence.analysis.diff.compare import compare
 
-    diff = consistent_diff(compare(first, second))
+    diff = compare(first, second)
+    diff.self_check()
     if diff.refusals and not given.anyway:
         return _refuse(diff, result)
     gates = judge(diff, bounds)
@@ -251,10 +252,10 @@ def _check_gates(bounds: Sequence[Bound], sides: tuple[Sequence[str], Sequence[s
 def _sample(inputs: Inputs, run: str, given: _Options) -> Sample:
     """Reads one run and sums it up; its activities are released then."""
     trace = dataclasses.replace(inputs, paths=(run,)).open()
-    if trace.gpu.is_empty():
+    if trace.tables.gpu.is_empty():
         from thence.analysis.no_device_work import no_device_work
 
-        raise no_device_work(trace.attributed)
+        raise no_device_work(trace.tables)
     return trace.sample(outliers=given.outliers, causes=given.causes)
 
 
@@ -277,9 +278,7 @@ def _emit(diff: Diff, gates: Sequence[Gate], result: Result, given: _Options) ->
     if result.form == "json":
         result.json({**diff.to_json(), "gates": [gate.to_json() for gate in gates]})
     elif result.form == "csv":
-        result.text(diff.rows.write_csv())
-        for note in diff.notes:
-            say(note)
+        result.csv(diff.rows, diff.notes)
     elif result.form == "markdown":
         result.text(markdown(diff, gates, result.top, rows))
     elif result.form == "html":
@@ -306,7 +305,7 @@ def _show(diff: Diff, rows: pl.DataFrame, gates: Sequence[Gate], result: Result)
     for number, text in enumerate(diff.explanation):
         line(text, "" if number else "bold")
     put("\n")
-    result.table(rows, _TABLE, _RANKED)
+    result.views([TableView(rows, _TABLE, ranked=_RANKED)])
     hidden = diff.rows.height - diff.shown_rows.height
     if hidden > 0 and rows.height < diff.rows.height:
         line("* stands for the number of a layer; --each lists every layer, --depth 3 makes a tree", "dim")
@@ -324,7 +323,7 @@ def _write_sides(inputs: Inputs, runs: tuple[str, str], result: Result) -> None:
     from thence.analysis.diff.aligned_steps import aligned_steps
     from thence.writers.timelines.perfetto.sides import write_sides_file
 
-    traces = [dataclasses.replace(inputs, paths=(run,)).open().attributed for run in runs]
+    traces = [dataclasses.replace(inputs, paths=(run,)).open().tables for run in runs]
     assert result.path is not None
     write_sides_file(aligned_steps(*traces), result.path)
     wrote(result.path)

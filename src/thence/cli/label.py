@@ -176,14 +176,14 @@ def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
     """Writes the labelled trace: a copy of the Kineto file with added arguments if possible, else the tables."""
     from thence.writers.timelines.relabelled import Unmatched, can_relabel, write_relabelled
 
-    if output.lower().endswith((".json", ".json.gz")) and can_relabel(trace.attributed, inputs):
+    if output.lower().endswith((".json", ".json.gz")) and can_relabel(trace.tables, inputs):
         try:
-            write_relabelled(trace.attributed, inputs[0], output)
+            write_relabelled(trace.tables, inputs[0], output)
         except Unmatched as error:
             say(f"{error}; the output holds what could be read")
         else:
             return
-    trace.write(output, lanes=("lane", "label"))
+    trace.convert(output, lanes=("lane", "label"))
 
 
 def _show(

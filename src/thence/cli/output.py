@@ -14,6 +14,7 @@ import click
 from thence.cli.json_pieces import json_pieces
 from thence.cli.messages import put, say, wrote
 from thence.errors import UsageError
+from thence.model.answer import TableView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console, RenderableType
 
-    from thence.trace import Trace
+    from thence.model.answer import Answer, Lines
 
 SCHEMAS: Mapping[str, int] = {
     "report": 2,
@@ -46,9 +47,6 @@ Answers of ``thence sql`` are lists of rows with the columns of the query, and s
 
 _Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
 _ENDINGS = {".json": "json", ".csv": "csv"}
-_MOST_SHOWN = 2000
-"""Most rows of a table without --top: the layout of a row takes a millisecond."""
-_LEAST_DEVICES = 100
 _UNBOUNDED_WIDTH = 10_000
 """Width of the output in characters if no terminal limits it."""
 
@@ -62,22 +60,6 @@ def choice_option(*names: str, choices: Sequence[str], meaning: str) -> Callable
         meaning: for ``--help``.
     """
     return click.option(*names, type=click.Choice(choices), default=choices[0], show_default=True, help=meaning)
-
-
-def notes_of(trace: Trace, said: Iterable[str] = ()) -> tuple[str, ...]:
-    """The sentences below a result: findings that make the trace unsound, the verb's own sentences, notes, warnings.
-
-    Args:
-        trace: the trace of the result.
-        said: the verb's own sentences.
-    """
-    meta = trace.selected_meta
-    return (*trace.soundness.lines, *said, *meta.notes, *meta.warnings)
-
-
-def document_of(trace: Trace, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as JSON values, with the findings that make its trace unsound."""
-    return {**document, "soundness": trace.soundness.findings_json()}
 
 
 def output_option(meaning: str, **more: Any) -> Callable[[_Command], _Command]:
@@ -145,15 +127,6 @@ class Result:
     path: str | None = None
     top: int | None = None
 
-    @property
-    def most_devices(self) -> int:
-        """Most devices that get a line of their own below a table: as --top, but at least `_LEAST_DEVICES`."""
-        return max(_LEAST_DEVICES, self._most)
-
-    @property
-    def _most(self) -> int:
-        return _MOST_SHOWN if self.top is None else self.top
-
     def text(self, text: str) -> None:
         """Writes a whole document."""
         if self.path is None:
@@ -177,59 +150,44 @@ class Result:
             stream.writelines(json_pieces(document))
         wrote(self.path)
 
-    def emit(
-        self,
-        document: Any,
-        rows: pl.DataFrame,
-        headings: Mapping[str, str],
-        notes: Iterable[str],
-        ranked: Sequence[str] = (),
-    ) -> None:
-        """Writes a result; its notes go below the table, into the JSON, or to standard error.
+    def show(self, answer: Answer, more: Mapping[str, Any] | None = None) -> None:
+        """Shows an answer in the form that was asked for; notes go below the tables, into the JSON, or to stderr.
 
         Args:
-            document: the result as JSON values; tables in it become lists of rows.
-            rows: the result's main table.
-            headings: columns that the terminal shows, with their headings.
-            notes: sentences.
-            ranked: as in `table`.
+            answer: the answer.
+            more: further keys of the JSON document.
         """
         if self.form == "json":
-            self.json({**document, "warnings": list(notes)})
+            self.json({**answer.document(), **(more or {})})
         elif self.form == "csv":
-            self.text(rows.write_csv())
-            from thence.writers.text.merged_sentences import merged
-
-            for note in merged(notes):
-                say(note)
+            self.csv(answer.to_frame(), answer.all_notes())
         else:
-            self.table(rows, headings, ranked)
-            print_notes(console(), notes)
+            self.views(answer.views(), answer.all_notes())
 
-    def table(self, rows: pl.DataFrame, headings: Mapping[str, str], ranked: Sequence[str] = ()) -> None:
-        """Prints rows as a table on the terminal, at most ``top`` of them.
+    def csv(self, rows: pl.DataFrame, notes: Iterable[str]) -> None:
+        """Writes a table as CSV, and notes on standard error."""
+        from thence.writers.text.merged_sentences import merged
 
-        Args:
-            rows: the rows.
-            headings: columns that the terminal shows, with their headings.
-            ranked: columns that a narrow terminal keeps longest, the most important first.
-        """
-        from rich.text import Text
+        self.text(rows.write_csv())
+        for note in merged(notes):
+            say(note)
 
-        from thence.writers.text.frame_table import frame_table
+    def views(self, views: Iterable[TableView | Lines], notes: Iterable[str] = ()) -> None:
+        """Prints tables and lines on the terminal, with notes below them."""
+        from thence.writers.text.answer import lines_of, table_of
 
         output = console()
-        shown = rows.head(self._most)
-        print_table(output, frame_table(shown, headings, output.width, ranked))
-        if shown.height < rows.height:
-            left = rows.slice(shown.height)
-            share = ""
-            if "share" in left.columns:
-                from thence.units import format_share
-
-                share = f", {format_share(float(left['share'].sum()), 1)} together"
-            more = f"... {left.height:,} more{share}; --top {rows.height} shows all"
-            print_table(output, Text(more, "dim"))
+        for number, view in enumerate(views):
+            if number and (isinstance(view, TableView) or view.apart):
+                print_table(output, "")
+            parts = (
+                table_of(view, self.top, output.width)
+                if isinstance(view, TableView)
+                else lines_of(view, self.top, output)
+            )
+            for part in parts:
+                print_table(output, part)
+        print_notes(output, notes)
 
 
 def result_options(
@@ -237,7 +195,7 @@ def result_options(
     meaning: str = "File ending in .json or .csv, instead of standard output.",
     top: int | None = None,
     forms: Callable[[_Command], _Command] = format_option,
-    without: str = f"{_MOST_SHOWN:,}",
+    without: str = "2,000",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``-o``, ``--force``, ``--format`` and ``--top``, as one parameter ``result``.
 

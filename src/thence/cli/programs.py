@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
-from thence.cli.output import Result, document_of, notes_of, result_options
-from thence.units import several
+from thence.cli.output import Result, result_options
 
 _EXAMPLES = """\b
 Examples:
@@ -17,25 +14,6 @@ Examples:
   thence programs profile_dir/ --top 40            also programs below 1 % of the time
   thence programs host.xplane.pb --format csv > programs.csv
 """
-
-_HEADINGS = {
-    "name": "program",
-    "share": "share",
-    "executions": "runs",
-    "span_ns_total": "span",
-    "span_ns_mean": "mean",
-    "span_ns_std": "+-",
-    "thunks_mean": "thunks",
-    "thunks_std": "+-",
-    "idle_inside_ns": "idle inside",
-    "idle_between_ns": "between",
-    "busy_ns_total": "busy",
-    "launch_latency_ns_mean": "launch",
-}
-
-
-_RANKED = ("name", "executions", "span_ns_total", "busy_ns_total", "idle_inside_ns")
-"""Columns that a narrow terminal shows before others."""
 
 
 @click.command("programs", epilog=_EXAMPLES)
@@ -49,11 +27,4 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     +- is the standard deviation over the executions. The span of an execution includes the idle time inside
     it. Between is the gap since the previous execution on the same device, less other work in it.
     """
-    trace = inputs.open()
-    times = trace.program_times(warm_up)
-    gpus = times.devices.select("rank", "device").n_unique()
-    summed = [f"span, idle and busy time are summed over {several(gpus, 'GPU')}"] * (gpus > 1)
-    notes = notes_of(trace, (*summed, times.phases.counted_statement))
-    if result.top is None:
-        result = dataclasses.replace(result, top=times.large)
-    result.emit(document_of(trace, times.to_json()), times.programs, _HEADINGS, notes, _RANKED)
+    result.show(inputs.open().programs(warm_up))

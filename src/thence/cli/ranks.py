@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options
-from thence.cli.output import Result, console, document_of, notes_of, print_notes, print_table, result_options
+from thence.cli.output import Result, result_options
 from thence.errors import ThenceError
+from thence.model.answer import TableView
 from thence.units import format_ns, format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
     from thence.analysis.ranks.job import Job
-    from thence.analysis.ranks.reasons import Reasons
     from thence.trace import Trace
 
 _EXAMPLES = """\b
@@ -44,21 +40,6 @@ The extra time of a late rank before its late arrivals, compared with the rank i
   unknown       the trace does not show the cause
 """
 
-_RANKS = {
-    "rank": "rank",
-    "device": "GPU",
-    "caused_share": "caused",
-    "times_last": "times last",
-    "step_ns": "step",
-    "compute_ns": "compute",
-    "exposed_wait_ns": "waits",
-    "unknown_ns": "wait or transfer",
-    "idle_ns": "idle",
-    "transfer_ns": "transfers",
-    "copy_ns": "memcpy",
-    "busy_ns": "busy",
-    "steps_per_second": "steps/s",
-}
 _CLOCKS = {
     "rank": "rank",
     "offset_ns": "clock offset",
@@ -68,8 +49,6 @@ _CLOCKS = {
     "instances": "collectives",
 }
 _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
-_SHOWN = 10
-_INDENT = " " * 4
 
 
 @click.command("ranks", epilog=_EXAMPLES)
@@ -81,24 +60,24 @@ _INDENT = " " * 4
     help="Also replay the job without each straggler's delay (reads all ranks' activities).",
 )
 @click.option("--clocks", is_flag=True, help="Also list offset, drift and residual of each clock.")
-@result_options(_ENDINGS, "File ending in .html (heat map of ranks and steps), .json or .csv.", without=f"{_SHOWN}")
+@result_options(_ENDINGS, "File ending in .html (heat map of ranks and steps), .json or .csv.", without="10")
 def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None:  # noqa: FBT001 - click flags
     """Who made the other ranks wait, how long, since which step, and why."""
     trace = inputs.open()
-    job = trace.late_ranks()
+    job = trace.ranks()
     replayed = _replayed(trace, job) if what_if else []
-    notes = notes_of(trace, job.notes)
+    notes = [text for _, text in replayed]
     if result.form == "html":
         from thence.writers.page.ranks_page import ranks_html
 
-        result.text(ranks_html(job, trace.meta.inputs, [*(text for _, text in replayed), *notes]))
+        result.text(ranks_html(job, trace.meta.inputs, [*notes, *job.all_notes()]))
     elif result.form == "table":
         if not (what_if or job.stragglers.is_empty()):
-            notes = ("--what-if replays the steps without the delay", *notes)
-        _show(job, result, [*(text for _, text in replayed), *notes], clocks=clocks)
+            notes.append("--what-if replays the steps without the delay")
+        offsets = (TableView(job.clocks.rows, _CLOCKS),) if clocks and job.clocks.rows.height else ()
+        result.views([*job.views(), *offsets], [*notes, *job.all_notes()])
     else:
-        document = job.to_json() | {"without_delay": [row for row, _ in replayed]}
-        result.emit(document_of(trace, document), job.ranks, {}, notes)
+        result.show(job, {"without_delay": [row for row, _ in replayed]})
 
 
 def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
@@ -106,7 +85,7 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
     found: list[tuple[dict[str, object], str]] = []
     for rank in dict.fromkeys(job.stragglers["rank"]):
         try:
-            row = trace.what_if(on_time=[f"rank:{rank}"]).rows.row(0, named=True)
+            row = trace.whatif(on_time=[f"rank:{rank}"]).rows.row(0, named=True)
         except ThenceError as error:
             found.append(({"rank": rank, "refused": str(error)}, f"without rank {rank}'s delay: {error}"))
             continue
@@ -121,48 +100,3 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
             )
         found.append(({"rank": rank, **row}, text))
     return found
-
-
-def _show_causes(output: Console, why: Reasons, per: str) -> None:
-    """Prints a line for each cause, and below it the places of the cause; ``per`` tells what its time is for."""
-    from rich.text import Text
-
-    from thence.writers.text.ranks import reason_rows
-
-    rows = reason_rows(why)
-    width = max((len(cause) for cause in rows["cause"]), default=0)
-    for cause, per_step, share, where in rows.iter_rows():
-        figures = f"{format_ns(per_step)} {per}   {format_share(share, 1)}"
-        print_table(output, Text(f"{cause:{width}}   {figures}", "bold"))
-        lines = Text(where).wrap(output, max(output.width - len(_INDENT), 1)) if where else ()
-        for line in lines:
-            print_table(output, Text(_INDENT + line.plain.rstrip()))
-
-
-def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> None:
-    """Prints stragglers with their reasons, then the ranks, groups, stages and notes."""
-    from rich.text import Text
-
-    from thence.writers.text.printable import printable
-    from thence.writers.text.ranks import GROUPS, LINKS, STAGES, not_caused, straggler_lines
-
-    output = console()
-    print_table(output, Text(printable(job.statement), "bold"))
-    for (_, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
-        print_table(output, "")
-        print_table(output, Text(printable(sentence)))
-        _show_causes(output, why, job.per)
-    shown = Result(result.form, None, result.top or _SHOWN)
-    ranks, groups = dict(_RANKS), dict(GROUPS)
-    if not job.ranks["unknown_ns"].sum():
-        del ranks["unknown_ns"]
-    if (job.groups["shown"] >= job.groups["size"]).fill_null(value=True).all():
-        del groups["shown"]
-    tables = [(job.links, LINKS), (job.ranks, ranks), not_caused(job), (job.groups, groups), (job.stages, STAGES)]
-    if clocks:
-        tables.append((job.clocks.rows, _CLOCKS))
-    for rows, headings in tables:
-        if not rows.is_empty():
-            print_table(output, "")
-            shown.table(rows, headings)
-    print_notes(output, notes)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
-from thence.cli.messages import say
 from thence.cli.output import Result, console, print_command, print_table, result_options
 from thence.cli.progress import working
 from thence.errors import UsageError
@@ -34,13 +33,6 @@ Examples:
   thence report traces/ -o report.html             one page with everything, offline
 """
 
-_STEP_HEADINGS = {
-    "step_kind": "kind of step", "steps": "steps", "total_ns": "total", "per_step_ns": "per step",
-}  # fmt: skip
-_PART_HEADINGS = {
-    "step_kind": "kind of step", "layer": "layer", "layers": "layers", "kernel": "kernel", "count": "count",
-    "total_ns": "total", "per_step_ns": "per step",
-}  # fmt: skip
 _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 
 
@@ -93,9 +85,7 @@ def command(
 
 def _document(trace: Trace, by: By, result: Result, depth: int | None, *, each: bool) -> None:
     """Writes the summary as JSON or CSV, to a file or to standard output."""
-    from thence.writers.text.merged_sentences import merged
-
-    summary = trace.summary(by)
+    summary = trace.report(by)
     tree = None if depth is None else summary.tree(depth, each=each)
     if result.form == "json":
         steps = trace.step_kinds() if by == STEP_KIND else None
@@ -103,11 +93,8 @@ def _document(trace: Trace, by: By, result: Result, depth: int | None, *, each: 
         nodes = {} if tree is None else {"tree": tree}
         result.json(trace.headline.to_json() | summary.to_json() | nodes | more)
         return
-    result.text((summary.rows if tree is None else tree).write_csv())
-    for line in summary.soundness.lines:
-        say(line)
-    for warning in merged(summary.meta.warnings):
-        say(f"warning: {warning}")
+    warnings = (f"warning: {text}" for text in summary.meta.warnings)
+    result.csv(summary.rows if tree is None else tree, [*summary.soundness.lines, *warnings])
 
 
 def _show(
@@ -125,16 +112,7 @@ def _show(
     if details:
         print_table(output, details_table(glance.summary, output.width))
     if by == STEP_KIND:
-        import polars as pl
-
-        from thence.model.kernel_names import short_names
-
-        steps = trace.step_kinds()
-        result.table(steps.rows, _STEP_HEADINGS)
-        parts = steps.parts if each else steps.folded_parts
-        kernels = short_names(parts["kernel"].drop_nulls().unique().to_list())
-        headings = {name: text for name, text in _PART_HEADINGS.items() if name in parts.columns}
-        result.table(parts.with_columns(pl.col("kernel").replace(kernels)), headings)
+        result.views(trace.step_kinds().views(each=each))
     for line, why in next_lines(glance, inputs):
         print_command(output, line)
         print_table(output, why)

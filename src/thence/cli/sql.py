@@ -10,6 +10,7 @@ from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import say
 from thence.cli.output import Result, console, flat_cells, print_table, result_options
 from thence.errors import UsageError
+from thence.model.answer import TableView
 
 if TYPE_CHECKING:
     import polars as pl
@@ -98,7 +99,7 @@ def command(inputs: Inputs, query: str, time_limit: float, memory_limit: float, 
         result.text(flat_cells(answer).write_csv())
     else:
         _show(flat_cells(answer), result)
-    for line in trace.soundness.lines:
+    for line in trace.check().lines:
         say(line)
 
 
@@ -110,7 +111,7 @@ def _show(answer: pl.DataFrame, result: Result) -> None:
     output = console()
     shown = answer.head(result.top or _ROWS_SHOWN)
     if fits(shown, output.width):
-        Result(result.form, None, shown.height).table(answer, {name: name for name in answer.columns})
+        result.views([TableView(answer, {name: name for name in answer.columns}, rows_shown=_ROWS_SHOWN)])
         return
     shown = answer.head(result.top or _RECORDS_SHOWN)
     print_table(output, records(shown))

@@ -10,8 +10,7 @@ from thence.inside.files import load
 from thence.inside.summary import InsideSummary, summarize
 from thence.inside.text import inside_lines
 from thence.inside.timeline import merged, standalone
-from thence.notebook import MOST_ROWS, table_html
-from thence.units import format_cell, format_count, format_share
+from thence.model.answer import Lines, TableView
 from thence.writers.timelines.write import write_timeline
 
 if TYPE_CHECKING:
@@ -97,28 +96,12 @@ class Inside:
 
     def _repr_html_(self) -> str:
         summary = self.summary()
-        return table_html(
-            inside_lines(summary, self.path),
-            ("range", "count", "total", "share", "mean", "p50", "p99"),
-            (
-                (
-                    row["name"],
-                    (
-                        row["name"],
-                        format_count(row["count"]),
-                        format_cell(f"total_{summary.unit}", row[f"total_{summary.unit}"]),
-                        format_share(row["share"], 1),
-                        *(
-                            format_cell(column, row[column])
-                            for column in (f"{name}_{summary.unit}" for name in ("mean", "p50", "p99"))
-                        ),
-                    ),
-                )
-                for row in summary.rows.head(MOST_ROWS).iter_rows(named=True)
-            ),
-            summary.rows.height - MOST_ROWS,
-            (*summary.notes, *summary.warnings),
-        )
+        about = inside_lines(summary, self.path)
+        figures = {f"{name}_{summary.unit}": name for name in ("mean", "p50", "p99")}
+        headings = {"name": "range", "count": "count", f"total_{summary.unit}": "total", "share": "share", **figures}
+        notes = Lines(tuple((text, "") for text in (*summary.notes, *summary.warnings)))
+        heading = Lines(tuple((text, "") for text in about))
+        return f"<div>{heading.html()}{TableView(summary.rows, headings).html()}{notes.html()}</div>"
 
 
 def open_inside(path: str | os.PathLike[str], clock_ghz: float | None = None) -> Inside:

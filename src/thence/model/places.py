@@ -12,7 +12,7 @@ from typing import Literal
 
 By = Literal[
     "kernel", "program", "hlo", "opcode", "op_name", "label", "module", "op", "ops", "source", "stack", "phase",
-    "serving", "step-kind", "step", "iteration", "collective", "kind", "rank", "device", "stream",
+    "serving", "step-kind", "step", "iteration", "collective", "dtype", "kind", "rank", "device", "stream",
 ]  # fmt: skip
 """Names of `KINDS` as a type, for type checkers: values of ``by`` for tables of GPU time."""
 FlameBy = Literal["op_name", "label", "module", "ops", "source", "stack"]
@@ -33,7 +33,7 @@ class Kind:
             labels of CUDA graphs. hlo: its HLO instruction. both: the HLO instruction, else the launch.
             gpu: a column of the activity itself. collectives: the description of the collective.
         heading: of the column of a table by this kind; the name if empty.
-        column: of the gpu table, if the origin is gpu.
+        column: of the gpu table, if the origin is gpu; empty if `thence.analysis.group_by` computes the place.
         categories: of the host ranges that the places are made of (see `HOST_CATEGORIES`).
         nests: whether a place is a path of names from the outermost to the innermost.
         follows_forward: whether work of a backward op has the place of its forward op.
@@ -137,6 +137,7 @@ KINDS: tuple[Kind, ...] = (
         missing="no_loops", outside="outside_loops",
     ),
     Kind("collective", "collective that the kernel is part of", "collectives", missing="no_collective"),
+    Kind("dtype", "data type that the kernel computes in", "gpu", heading="data type", missing="no_data_type"),
     Kind("kind", "kernel, memcpy or memset", "gpu", column="kind"),
     Kind("rank", "rank of the process", "gpu", column="rank", verbs=_verbs("page", "page-xla")),
     Kind("device", "GPU of a rank", "gpu", column="device"),

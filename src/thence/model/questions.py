@@ -5,12 +5,12 @@ from __future__ import annotations
 from thence.model.places import PLACES
 
 IDLE_BY = (
-    *("place", "line", "module", "op"),
+    *("place", "source", "module", "op"),
     *("label", "step", "call", "kernel"),
     *("wait", "rank", "device", "reason"),
 )
-"""What the idle time of a cause can be grouped by. place: the first of line, label, module, op and call that exists.
-line: the function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the
+"""What the idle time of a cause can be grouped by. place: the first of source, label, module, op and call that exists.
+source: the function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the
 idle time. wait: the last call that waited, if it emptied the queue. reason: why a cause is unknown."""
 
 FREE_BY = (*PLACES, "kernel", "collective", "cause")

@@ -38,7 +38,7 @@ _FOLDED_AFTER = 32
 class StoredTrace(Trace):
     """The ranks of a store.
 
-    `summary`, `soundness`, `meta` and `sql` read what they need of each rank; everything else reads the tables of
+    `report`, `check`, `meta` and `sql` read what they need of each rank; everything else reads the tables of
     the selected ranks, if they fit into memory.
 
     Args:
@@ -67,12 +67,12 @@ class StoredTrace(Trace):
         return replace(whole, meta=meta)
 
     @cached_property
-    def tables(self) -> Attributed:
+    def recorded(self) -> Attributed:
         """The same as `whole`: a store does not keep the tables as readers returned them."""
         return self.whole
 
     @property
-    def ranks(self) -> list[int]:
+    def rank_numbers(self) -> list[int]:
         """The selected ranks; no tables are read for this."""
         return self.store.ranks
 
@@ -92,7 +92,7 @@ class StoredTrace(Trace):
         return replace(self.selection, ranks=()) == Selection()
 
     @cached_property
-    def soundness(self) -> Soundness:
+    def _soundness(self) -> Soundness:
         """The findings of each rank when it was ingested, and findings about the times of all ranks together."""
         return self.store.soundness
 
@@ -100,9 +100,8 @@ class StoredTrace(Trace):
         """A selected part of the store; nothing is read of other ranks."""
         return StoredTrace(self.store, selection)
 
-    def summary(self, by: By = "kernel") -> Summary:
-        """As `Trace.summary`, rank by rank."""
-        from thence.analysis.consistency import consistent_summary
+    def report(self, by: By = "kernel") -> Summary:
+        """As `Trace.report`, rank by rank."""
         from thence.analysis.summary_merge import MERGED_BY, merged_summary
 
         if by in SUMMARISED_BY and self._ranks_only:
@@ -110,12 +109,12 @@ class StoredTrace(Trace):
         elif by in MERGED_BY and self.selection.window_ns is None:
             frames = self._summarised(by)
         else:  # the times of a window count from the first activity of all ranks
-            return super().summary(by)
+            return super().report(by)
         if not frames or frames["totals"]["xla"].n_unique() != 1:
-            return super().summary(by)
+            return super().report(by)
         with self.store.reading():
-            found = consistent_summary(merged_summary(frames, by, self.meta, self.selection))
-        return replace(found, soundness=self.soundness)
+            found = merged_summary(frames, by, self.meta, self.selection)
+        return self._answer(replace(found, soundness=self._soundness))
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
         """Tables of the report by a kind of place, from the tables of each rank; empty if one rank lacks data."""
@@ -149,14 +148,14 @@ class StoredTrace(Trace):
             except MissingData:
                 continue  # another rank may have some of it
 
-    def late_ranks(self, *, explain: bool = True) -> Job:
-        """As `Trace.late_ranks`, from the summaries alone."""
+    def ranks(self, *, explain: bool = True) -> Job:
+        """As `Trace.ranks`, from the summaries alone."""
         if not self._ranks_only:
-            return super().late_ranks(explain=explain)
+            return super().ranks(explain=explain)
         from thence.analysis.ranks.job import job_of
 
         with self.store.reading():
-            return job_of(self.store.lateness(), explain=explain)
+            return self._answer(job_of(self.store.lateness(), explain=explain))
 
     @property
     def typical(self) -> StoredTrace:
@@ -184,10 +183,10 @@ class StoredTrace(Trace):
                 str(self.store.root),
                 f"states steps of a kind that thence does not know ({kinds}); run the same thence ingest again",
             )
-        late = part(lambda: self.late_ranks(explain=False))
+        late = part(lambda: self.ranks(explain=False))
         if devices.height < 2 and late.result is not None and not late.result.shown.missing:
             late = Part(None)
-        return headline_of_summaries(tables, self.soundness, late, times)
+        return headline_of_summaries(tables, self._soundness, late, times)
 
     def sql(self, query: str) -> pl.DataFrame:
         """As `Trace.sql`, as a lazy query over the files of all ranks, which reads only what the query needs.
@@ -229,15 +228,15 @@ class StoredTrace(Trace):
         self._need_host("steps")
         return super().steps()
 
-    def what_if(self, *changes: Any, **more: Any) -> WhatIf:
-        """As `Trace.what_if`; needs host ranges."""
+    def whatif(self, *changes: Any, **more: Any) -> WhatIf:
+        """As `Trace.whatif`; needs host ranges."""
         self._need_host("whatif")
-        return super().what_if(*changes, **more)
+        return super().whatif(*changes, **more)
 
-    def compile_times(self, autotuning: str = "block") -> Compilation:
-        """As `Trace.compile_times`; needs host ranges."""
+    def compile(self, autotuning: str = "block") -> Compilation:
+        """As `Trace.compile`; needs host ranges."""
         self._need_host("compile")
-        return super().compile_times(autotuning)
+        return super().compile(autotuning)
 
     def _need_host(self, verb: str) -> None:
         if not self.store.manifest.settings.host:

@@ -95,7 +95,7 @@ def _windows(trace: Attributed) -> pl.DataFrame:
 
 
 def _report(trace: Attributed, rank: int) -> Frames:
-    """The report of one rank as `Trace.summary` returns it, as tables."""
+    """The report of one rank as `Trace.report` returns it, as tables."""
     alone = trace.gpu["rank"].n_unique() == 1
     part = select(trace, Selection() if alone else Selection(ranks=(rank,)))
     tables = summary_tables(

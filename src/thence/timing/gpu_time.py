@@ -24,7 +24,7 @@ class GpuTime(float):
     Attributes:
         mode: "cupti" or "events".
         kernels_ms: sum of the durations of all kernels; the value in mode "cupti".
-        copies_ms: sum of the durations of memory copies and memory sets.
+        copies_ms: sum of the durations of memcpys and memsets.
         overlap_ms: time that these sums count more than once, because activities ran at the same time.
         gaps_ms: time between the first start and the last end in which nothing ran, on any device.
         span_ms: from the start of the first activity to the end of the last one.
@@ -108,7 +108,7 @@ class GpuTime(float):
         gaps = f"with {_text(self.gaps_ms)} of gaps in which nothing ran"
         parts = [f"{_text(self)} in kernels; {span}, {gaps}"]
         if self.copies_ms:
-            parts.append(f"{_text(self.copies_ms)} in memory copies and sets")
+            parts.append(f"{_text(self.copies_ms)} in memcpys and memsets")
         if self.overlap_ms:
             parts.append(f"{_text(self.overlap_ms)} counted more than once (activities at the same time)")
         parts.append(

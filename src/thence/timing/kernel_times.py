@@ -45,7 +45,7 @@ class Activities:
     Attributes:
         names: of the kernels, demangled where they are C++, in order of start.
         start, end: of the kernels, in the same order.
-        copy_start, copy_end: of memory copies and memory sets, in order of start.
+        copy_start, copy_end: of memcpys and memsets, in order of start.
     """
 
     names: list[str]

@@ -54,8 +54,8 @@ def measure(
 
     Args:
         f: function of JAX or PyTorch.
-        mode: "cupti", the default: the sum of the durations of all kernels on all devices. Memory copies,
-            memory sets and gaps are not included; kernels that run at the same time are both included.
+        mode: "cupti", the default: the sum of the durations of all kernels on all devices. Memcpys,
+            memsets and gaps are not included; kernels that run at the same time are both included.
             Needs CUPTI, which only one profiler can use at a time. "events": the time from before the
             first to after the last operation, including gaps, by CUDA events on the stream that the
             function runs on. For one device only; works next to any other profiler. A spin kernel

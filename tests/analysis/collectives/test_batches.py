@@ -84,7 +84,7 @@ def test_a_recorded_schedule_waits_for_its_slow_stage() -> None:
     paths = [TORCH / "waits" / f"schedule_rank{rank}.json.gz" for rank in range(4)]
     ranks = [raw_batches(path) for path in paths]
     waits, caused, transfers = expected_waits(ranks)
-    times = thence.open(*paths).collective_times("keep")
+    times = thence.open(*paths).collectives("keep")
     assert {len(parts) for rank in ranks for *_, parts in rank} == {1, 2}
     rows = {row["bytes"]: row for row in times.by_size.to_dicts()}
     assert rows.keys() == waits.keys() == {1 << 20, 2 << 20}
@@ -118,7 +118,7 @@ def ring(folder: Path, last: int = 3) -> list[Path]:
 
 
 def test_each_kernel_of_a_ring_waits_for_its_last_neighbour(tmp_path: Path) -> None:
-    times = thence.open(*ring(tmp_path)).collective_times("keep")
+    times = thence.open(*ring(tmp_path)).collectives("keep")
     (row,) = times.by_size.to_dicts()
     assert (row["collective"], row["bytes"], row["count"]) == ("send-recv", 8000, 9)
     # In round n the other two wait until it comes: its lateness less their own, which is their place.
@@ -132,7 +132,7 @@ def test_each_kernel_of_a_ring_waits_for_its_last_neighbour(tmp_path: Path) -> N
 
 def test_of_a_neighbour_that_the_trace_lacks_nothing_is_claimed(tmp_path: Path) -> None:
     """Waits are those for the neighbour that is there, transfers are unknown; a rank alone knows neither."""
-    times = thence.open(*ring(tmp_path)[:2]).collective_times("keep")
+    times = thence.open(*ring(tmp_path)[:2]).collectives("keep")
     assert times.instances["transfer_ns"].null_count() == times.instances.height == 6
     waits = [100_000 - 1000, 200_000, 1000]
     assert times.by_size["wait_ns_sum"].to_list() == [sum(waits)]
@@ -140,7 +140,7 @@ def test_of_a_neighbour_that_the_trace_lacks_nothing_is_claimed(tmp_path: Path) 
 
 
 def test_a_rank_alone_has_sizes_only(tmp_path: Path) -> None:
-    times = thence.open(ring(tmp_path)[0]).collective_times("keep")
+    times = thence.open(ring(tmp_path)[0]).collectives("keep")
     assert times.by_size["bytes"].to_list() == [8000]
     assert times.by_size["wait_ns_sum"].to_list() == [None]
 
@@ -152,7 +152,7 @@ def test_a_plain_send_that_a_batch_receives(tmp_path: Path) -> None:
     plain = event("user_annotation", "nccl:send 0->1", op["ts"] + 1, 20.0)
     other = batch(1, 1400.0, 1500.0, [("recv", 1)], (1, 3))
     times = thence.open(*job(tmp_path, {1: [around, plain, launch, kernel], 3: other}))
-    rows = times.collective_times("keep").by_size
+    rows = times.collectives("keep").by_size
     found = {row["collective"]: row for row in rows.to_dicts()}
     assert {kind: row["wait_ns_sum"] for kind, row in found.items()} == {"send": 400_000, "send-recv": 0}
 
@@ -160,7 +160,7 @@ def test_a_plain_send_that_a_batch_receives(tmp_path: Path) -> None:
 def test_a_part_of_the_trace_keeps_the_parts(tmp_path: Path) -> None:
     trace = thence.open(*ring(tmp_path))
     part = trace.select(ranks=[RING[1], RING[2]])
-    assert part.attributed.collective_parts.height == 12
-    assert part.collective_times("keep").by_size["bytes"].to_list() == [8000]
-    names = part.host["name"].gather(part.attributed.collective_parts["host"]).unique()
+    assert part.tables.collective_parts.height == 12
+    assert part.collectives("keep").by_size["bytes"].to_list() == [8000]
+    names = part.tables.host["name"].gather(part.tables.collective_parts["host"]).unique()
     assert names.to_list() == ["record_param_comms"]

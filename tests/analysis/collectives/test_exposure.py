@@ -86,7 +86,7 @@ def test_streams_and_collectives_agree(paths: tuple[str, ...]) -> None:
         if c.communication_ns
     }
     try:
-        kept, usual = trace.collective_times("keep"), trace.collective_times()
+        kept, usual = trace.collectives("keep"), trace.collectives()
     except MissingData:
         assert not devices
         return
@@ -107,7 +107,7 @@ def test_kernels_without_a_description_count(tmp_path: Path) -> None:
     calls = [joint([2_000_000 * n, 2_000_000 * n], 100_000 + 1000 * n, described=n not in without) for n in range(17)]
     compute = [(rank, 2_000_000 * n + 20_000, 30_000) for n in (0, without[0]) for rank in (0, 1)]
     trace = thence.open(*Job(calls, compute=compute).write(tmp_path))
-    times = trace.collective_times()
+    times = trace.collectives()
     lengths = [call.ends[0] - call.arrivals[0] for call in calls]
     row = times.by_size.filter(~pl.col("described")).row(0, named=True)
     assert (row["collective"], row["kernel"], row["bytes"]) == ("all-reduce", NCCL["allreduce"], None)
@@ -122,14 +122,14 @@ def test_kernels_without_a_description_count(tmp_path: Path) -> None:
 
 def test_nothing_described_is_no_error(tmp_path: Path) -> None:
     calls = [joint([0, 0], 100_000, described=False)]
-    times = thence.open(*Job(calls).write(tmp_path)).collective_times()
+    times = thence.open(*Job(calls).write(tmp_path)).collectives()
     assert times.by_size["described"].to_list() == [False]
     assert any("torch 2.1" in note for note in times.notes)
 
 
 def test_overlapping_collectives_are_charged_once(tmp_path: Path) -> None:
     calls = [joint([0], 100_000, 10), joint([40_000], 100_000, 20), joint([60_000], 10_000, 30)]
-    times = thence.open(*Job(calls).write(tmp_path)).collective_times()
+    times = thence.open(*Job(calls).write(tmp_path)).collectives()
     found = times.rows.sort("start").select("exposed_ns", "overlapped_ns").rows()
     assert found == [(100_000, 0), (40_000, 60_000), (0, 10_000)]
     assert times.devices["exposed_ns"].to_list() == [140_000]

@@ -27,7 +27,7 @@ def times(folder: Path, first: int, warm_up: str = "heuristic", **more: Any) -> 
         numbered = {"sequence": number + more["sequence"]} if "sequence" in more else {}
         host = more.get("making", 80_000) if number == 0 else 80_000
         calls.append(joint([now, now + apart], 50_000, host_ns=host, **numbered))
-    return thence.open(*Job(calls).write(folder)).collective_times(warm_up)
+    return thence.open(*Job(calls).write(folder)).collectives(warm_up)
 
 
 def test_number_one_is_the_first(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_a_trace_that_begins_later_loses_nothing(tmp_path: Path) -> None:
 
 def test_an_only_call_is_counted(tmp_path: Path) -> None:
     job = Job([joint([0, 5_000], 50_000, sequence=1)])
-    assert thence.open(*job.write(tmp_path)).collective_times().by_size["count"].to_list() == [2]
+    assert thence.open(*job.write(tmp_path)).collectives().by_size["count"].to_list() == [2]

@@ -38,7 +38,7 @@ def instances(job: Job, folder: Path) -> pl.DataFrame:
         for number, call in enumerate(job.calls)
         for rank, start in call.arrivals.items()
     }
-    rows = collective_instances(trace.attributed).rows
+    rows = collective_instances(trace.tables).rows
     number = [truth[rank, start] for rank, start in rows.select("rank", "start").rows()]
     return rows.with_columns(call=pl.Series(number))
 
@@ -79,9 +79,9 @@ def test_a_call_that_only_one_profile_holds_has_no_partner(tmp_path: Path) -> No
 def test_steps_that_nothing_tells_apart_are_refused_with_the_reason(tmp_path: Path) -> None:
     calls = [joint([number * 1_000_000, number * 1_000_000 + 50_000], 9_000) for number in range(20)]
     trace = thence.open(*Job(calls, lost={(1, 0)}, skew={1: 400_000}).write(tmp_path))
-    rows = collective_instances(trace.attributed).rows
+    rows = collective_instances(trace.tables).rows
     assert set(rows["unmatched"]) == {"ambiguous"}
-    times = trace.collective_times()
+    times = trace.collectives()
     assert times.by_size["wait_ns_mean"].to_list() == [None]
     assert times.last_arrivals.is_empty()
     assert any("several ways of pairing them fit equally well" in note for note in times.notes)

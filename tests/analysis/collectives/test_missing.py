@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_kernels_of_nccl_are_never_denied(form: str, way: str) -> None:
-    tables = thence.open(TORCH / "graphs" / "comm_eager_rank0.json.gz").tables
+    tables = thence.open(TORCH / "graphs" / "comm_eager_rank0.json.gz").recorded
     meta = dataclasses.replace(tables.meta, formats=(form,))
     said = why_no_collectives(attribute(dataclasses.replace(tables, meta=meta)))
     assert said.startswith("describes no collectives, though kernels communicate: ")
@@ -37,8 +37,8 @@ def test_kernels_of_nccl_are_never_denied(form: str, way: str) -> None:
 
 
 def test_several_gpus_are_never_called_one() -> None:
-    ranks = [thence.open(TORCH / f"torch_fsdp_rank{rank}.json.gz").tables for rank in (0, 1)]
-    several = thence.open(*(TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in (0, 1))).tables
+    ranks = [thence.open(TORCH / f"torch_fsdp_rank{rank}.json.gz").recorded for rank in (0, 1)]
+    several = thence.open(*(TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in (0, 1))).recorded
     for tables, expected in ((several, "it has 2 GPUs"), (ranks[0], "it is of a single GPU")):
         gpu = tables.gpu.filter(~tables.gpu["name"].cast(str).str.contains("nccl"))
         without = dataclasses.replace(tables, gpu=gpu, collectives=tables.collectives.clear())
@@ -82,7 +82,7 @@ def test_how_many_ranks_a_job_has_is_what_its_inputs_tell(found: Tables, expecte
 
 
 def test_xla_programs_tell_the_ranks_by_the_devices_that_they_run_on() -> None:
-    whole = thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz").tables  # one process, two GPUs
+    whole = thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz").recorded  # one process, two GPUs
     assert [(m.replicas, m.partitions) for m in whole.hlo] == [(1, 2)]
     assert job_size(whole) is None
     meta = dataclasses.replace(whole.meta, devices=whole.meta.devices[:1])

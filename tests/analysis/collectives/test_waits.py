@@ -65,7 +65,7 @@ def test_stages_of_a_pipeline_wait_for_their_own_neighbours(tmp_path: Path) -> N
     for call in calls:
         (a, first), (b, second) = call.arrivals.items()
         caused[a if first > second else b] += abs(first - second)
-    times = thence.open(*Job(calls).write(tmp_path)).collective_times("keep")
+    times = thence.open(*Job(calls).write(tmp_path)).collectives("keep")
     assert {rank: ns for (rank, _), (_, ns, _) in arrivals(times.last_arrivals).items()} == caused
     assert max(caused, key=lambda rank: caused[rank]) == 2
     rows = {row["collective"]: row for row in times.by_size.to_dicts()}
@@ -80,7 +80,7 @@ def test_stages_of_a_pipeline_wait_for_their_own_neighbours(tmp_path: Path) -> N
 def test_pairs_of_a_pipeline_that_lost_calls_are_refused_not_guessed(tmp_path: Path) -> None:
     """Senders may be several calls ahead, so neither order nor time says which send was lost."""
     calls = pipeline(12)
-    times = thence.open(*Job(calls, lost={(0, 0)}).write(tmp_path)).collective_times("keep")
+    times = thence.open(*Job(calls, lost={(0, 0)}).write(tmp_path)).collectives("keep")
     kept = [call for call in calls if 0 not in call.arrivals]
     waits = sum(abs(a - b) for a, b in (call.arrivals.values() for call in kept))
     assert times.by_size.filter(collective="send")["wait_ns_sum"].to_list() == [waits]
@@ -96,7 +96,7 @@ def test_receivers_wait_for_the_root_and_the_root_for_nobody(tmp_path: Path) -> 
         Call("broadcast", 8, {0: 1_000_000, 1: 1_400_000, 2: 1_300_000}, {0: 1_010_000, 1: 1_411_000, 2: 1_312_000}),
         Call("broadcast", 8, {0: 2_600_000, 1: 2_000_000, 2: 2_100_000}, {0: 2_610_000, 1: 2_612_000, 2: 2_614_000}),
     ]  # fmt: skip
-    times = thence.open(*Job(calls).write(tmp_path)).collective_times("keep")
+    times = thence.open(*Job(calls).write(tmp_path)).collectives("keep")
     # Rank 1 had waited for 100 us when rank 2, the one in the middle, arrived.
     root = (1, 500_000, 1_000_000)
     found = arrivals(times.last_arrivals)
@@ -143,7 +143,7 @@ def test_waits_are_those_of_the_true_clock_whatever_the_clocks_say(tmp_path: Pat
         now += rng.randrange(900_000, 1_100_000)
         calls.append(joint([now + rng.randrange(200_000) for _ in range(3)], 40_000))
     skew = {1: 7_654_321, 2: -1_000_000_123}
-    times = thence.open(*Job(calls, skew=skew).write(tmp_path)).collective_times("keep")
+    times = thence.open(*Job(calls, skew=skew).write(tmp_path)).collectives("keep")
     starts = [list(call.arrivals.values()) for call in calls]
     row = times.by_size.row(0, named=True)
     assert row["wait_ns_sum"] == pytest.approx(sum(max(s) - min(s) for s in starts), abs=15 * 2)
@@ -176,7 +176,7 @@ def raw_calls(paths: list[Path]) -> list[list[tuple[str, int, float, float]]]:
 def test_fsdp_ranks_against_their_raw_arrivals() -> None:
     paths = [TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in range(4)]
     calls = raw_calls(paths)
-    times = thence.open(*paths).collective_times("keep")
+    times = thence.open(*paths).collectives("keep")
     assert len(calls) == times.instances.height == 28
     last, early, waited = dict.fromkeys(range(4), 0), 0.0, 0.0
     for call in calls:
@@ -221,7 +221,7 @@ def test_ddp_ranks_against_their_raw_arrivals(tmp_path: Path) -> None:
     moving = [end - start for start, end in (max(pair) for pair in calls)]
     row = (
         thence.open(NSIGHT / "torch_ddp.sqlite.gz")
-        .collective_times("keep")
+        .collectives("keep")
         .by_size.filter(collective="all-reduce")
         .row(0, named=True)
     )
@@ -233,11 +233,11 @@ def test_ddp_ranks_against_their_raw_arrivals(tmp_path: Path) -> None:
 
 def test_where_participants_are_missing_transfers_are_unknown() -> None:
     two = [TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in (0, 2)]
-    times = thence.open(*two).collective_times()
+    times = thence.open(*two).collectives()
     assert times.by_size["transfer_ns_median"].null_count() == times.by_size.height
     assert times.by_size["wait_ns_mean"].null_count() == 0
     assert any("transfers are unknown" in note for note in times.notes)
-    alone = thence.open(two[0]).collective_times()
+    alone = thence.open(two[0]).collectives()
     assert alone.by_size["wait_ns_mean"].null_count() == alone.by_size.height
     assert any("waits and transfers are unknown" in note for note in alone.notes)
 
@@ -248,13 +248,13 @@ def test_who_arrived_last_is_told_only_if_no_missing_rank_may_have(tmp_path: Pat
     calls = [joint([b, b + 500_000, b + 20_000], 20_000, sequence=number + 2) for number, b in enumerate(begins)]
     paths = Job(calls).write(tmp_path)
     # Rank 2 is missing: if it came after rank 1, then by 20 us at most.
-    found = thence.open(*paths[:2]).collective_times("keep")
+    found = thence.open(*paths[:2]).collectives("keep")
     assert arrivals(found.last_arrivals) == {(0, 0): (0, 0, 0), (1, 0): (5, 5 * 500_000, 5 * 500_000)}
     assert of_nobody(found.last_arrivals) == {}
     assert found.instances["last_rank"].to_list() == [1] * 5
     # Rank 1 is missing: rank 2 is the last of those that are shown, and waited for 480 us itself. All that is known is
     # that nobody waited for longer than the kernel of rank 0 ran.
-    found = thence.open(paths[0], paths[2]).collective_times("keep")
+    found = thence.open(paths[0], paths[2]).collectives("keep")
     assert arrivals(found.last_arrivals) == {(0, 0): (0, 0, 0), (2, 0): (0, 0, 0)}
     assert of_nobody(found.last_arrivals) == {"not_all_shown": 5 * 520_000}
     assert found.instances["last_rank"].to_list() == [None] * 5
@@ -288,7 +288,7 @@ def test_a_recorded_pipeline_waits_for_its_slow_stage() -> None:
                 caused[source] += sent - received
             elif done >= received:
                 caused[source + 1] += received - sent
-    times = thence.open(*paths).collective_times("keep")
+    times = thence.open(*paths).collectives("keep")
     found = {rank: ns for (rank, _), (_, ns, _) in arrivals(times.last_arrivals).items()}
     assert found == {rank: pytest.approx(1000 * us, abs=100) for rank, us in caused.items()}
     assert max(found, key=lambda rank: found[rank]) == 2
@@ -296,7 +296,7 @@ def test_a_recorded_pipeline_waits_for_its_slow_stage() -> None:
 
 def test_recorded_groups_lose_the_call_that_made_their_communicator() -> None:
     """Two pairs of ranks, each with six calls, the first of which took about 0.28 s on the host; then all four."""
-    times = thence.open(*recorded("group")).collective_times()
+    times = thence.open(*recorded("group")).collectives()
     sizes = times.by_size.select("group_size", "count").rows()
     assert sizes == [(2, 20), (4, 4)]
     first = [kernels_of(path, **{"Group size": 2})[0] for path in recorded("group")]

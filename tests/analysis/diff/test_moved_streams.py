@@ -211,9 +211,9 @@ def test_work_that_xla_compiled_anew_is_recognized_by_its_function_and_not_judge
 def test_work_that_hlo_alone_places_elsewhere_did_not_move() -> None:
     """The recording with work on a second stream, as if all of it had run on one stream."""
     default, moved = (thence.open(DATA / "jax" / f"streams_{name}.xplane.pb") for name in ("default", "moved"))
-    stream = moved.gpu["stream"].dtype
-    one = moved.gpu.with_columns(pl.lit(14, stream).alias("stream"))
-    placed = Trace(dataclasses.replace(moved.tables, gpu=one))
+    stream = moved.tables.gpu["stream"].dtype
+    one = moved.tables.gpu.with_columns(pl.lit(14, stream).alias("stream"))
+    placed = Trace(dataclasses.replace(moved.recorded, gpu=one))
     found = compare([default.sample()], [placed.sample()]).moved_streams
     assert found is not None
     assert (found.rows.height, found.partly.height, found.streams) == (0, 0, (1, 1))

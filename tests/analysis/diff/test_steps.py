@@ -19,6 +19,6 @@ def test_steps_are_counted_from_the_first_one_whatever_its_number(tmp_path: Path
             event("user_annotation", f"ProfilerStep#{number}", begin, 100),
             launch(number, begin + 10), kernel(number, begin + 20, 30),
         ]  # fmt: skip
-    found = run_steps(opened(tmp_path, events).attributed)
+    found = run_steps(opened(tmp_path, events).tables)
     assert found.times["name"].cast(str).to_list() == ["ProfilerStep#41", "ProfilerStep#7"]
     assert found.of_activity.tolist() == [0, 1]

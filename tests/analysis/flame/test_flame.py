@@ -106,7 +106,7 @@ def test_operators_are_frames(tmp_path: Path) -> None:
 
 def test_without_idle_the_root_is_the_sum(tmp_path: Path) -> None:
     trace = opened(tmp_path, EVENTS)
-    graph = flame(trace.attributed, "label", idle=Idle.EXCLUDE)
+    graph = flame(trace.tables, "label", idle=Idle.EXCLUDE)
     assert graph.total_ns == graph.sum_ns == 16_000
     assert not graph.nodes["idle"].any()
 
@@ -123,12 +123,12 @@ def test_parallel_streams_count_in_full_and_it_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_totals_equal_the_summary(name: str, by: str) -> None:
     trace = trace_of(name)
-    summary = trace.summary()
+    summary = trace.report()
     for split in Split:
         for idle, total in ((Idle.EXCLUDE, summary.sum_ns), (Idle.INCLUDE, summary.sum_ns + summary.idle_ns)):
-            nodes = flame(trace.attributed, by, split, idle).nodes
+            nodes = flame(trace.tables, by, split, idle).nodes
             assert nodes["total_ns"][0] == nodes["self_ns"].sum() == total
-            assert nodes["count"][0] == trace.gpu.height
+            assert nodes["count"][0] == trace.tables.gpu.height
             check_tree(nodes)
 
 
@@ -149,10 +149,10 @@ def check_tree(nodes: pl.DataFrame) -> None:
 def test_every_place_of_the_report_is_a_path(name: str, by: str) -> None:
     trace = trace_of(name)
     expected = {
-        row["name"]: row["total_ns"] for row in trace.summary(by).rows.iter_rows(named=True) if row["attributed"]
+        row["name"]: row["total_ns"] for row in trace.report(by).rows.iter_rows(named=True) if row["attributed"]
     }
     found: dict[str, int] = {}
-    for frames, self_ns in flame(trace.attributed, by, idle=Idle.EXCLUDE).stacks():
+    for frames, self_ns in flame(trace.tables, by, idle=Idle.EXCLUDE).stacks():
         separator = ";" if by == "stack" and name == "jax" else "/"
         path = separator.join(frames[:-1])
         if not path.startswith("["):
@@ -163,34 +163,34 @@ def test_every_place_of_the_report_is_a_path(name: str, by: str) -> None:
 def test_the_innermost_line_is_the_source_of_the_report() -> None:
     trace = trace_of("stack")
     found: dict[str, int] = {}
-    for frames, self_ns in flame(trace.attributed, "source", idle=Idle.EXCLUDE).stacks():  # fmt: skip
+    for frames, self_ns in flame(trace.tables, "source", idle=Idle.EXCLUDE).stacks():  # fmt: skip
         found[frames[-2]] = found.get(frames[-2], 0) + self_ns
     assert any(len(frames) > 3 for frames, _ in trace.flame("source").stacks())
-    assert found == dict(trace.summary("source").rows.select("name", "total_ns").iter_rows())
+    assert found == dict(trace.report("source").rows.select("name", "total_ns").iter_rows())
 
 
 def test_a_fusion_is_divided_among_its_source_stacks() -> None:
     trace = trace_of("jax")
-    graph = flame(trace.attributed, "source", idle=Idle.EXCLUDE)
+    graph = flame(trace.tables, "source", idle=Idle.EXCLUDE)
     found: dict[str, int] = {}
     for frames, self_ns in graph.stacks():
         found[frames[-2]] = found.get(frames[-2], 0) + self_ns
-    expected = dict(trace.summary("source").rows.select("name", "total_ns").iter_rows())
+    expected = dict(trace.report("source").rows.select("name", "total_ns").iter_rows())
     assert found.keys() == expected.keys()
     for name, total in expected.items():  # rounding is per stack here, per line there
-        assert found[name] == pytest.approx(total, abs=trace.gpu.height)
+        assert found[name] == pytest.approx(total, abs=trace.tables.gpu.height)
     assert any("fusion" in note for note in graph.notes)
 
 
 @pytest.mark.parametrize("name", ["jax", "jax fsdp", "streams"])
 def test_idle_is_what_the_programs_analysis_finds(name: str) -> None:
     trace = trace_of(name)
-    found = programs(trace.attributed, WarmUp.KEEP).programs
+    found = programs(trace.tables, WarmUp.KEEP).programs
     graph = trace.select(warm_up="keep").flame("op_name")
     for program, inside, before in found.select("name", "idle_inside_ns", "idle_between_ns").iter_rows():
         assert row(graph, f"inside {program}")["total_ns"] == inside
         assert row(graph, f"before {program}")["total_ns"] == before
-    assert row(graph, IDLE)["total_ns"] == trace.summary().idle_ns
+    assert row(graph, IDLE)["total_ns"] == trace.report().idle_ns
     assert graph.nodes.filter(pl.col("kind") == "idle")["idle"].all()
 
 
@@ -219,9 +219,9 @@ def test_gaps_are_the_nanoseconds_that_nothing_covers(intervals: Sequence[tuple[
 
 def test_phases_stand_apart_when_asked() -> None:
     trace = trace_of("stack")
-    graph = flame(trace.attributed, "module", Split.PHASE, Idle.EXCLUDE)
+    graph = flame(trace.tables, "module", Split.PHASE, Idle.EXCLUDE)
     outermost = graph.nodes.filter(pl.col("depth") == 1)
-    expected = trace.summary("phase").rows
+    expected = trace.report("phase").rows
     assert dict(outermost.select("name", "total_ns").iter_rows()) == dict(
         expected.select("name", "total_ns").iter_rows()
     )
@@ -254,7 +254,7 @@ def test_idle_frames_are_the_causes_and_places_of_the_idle_table(name: str) -> N
             around = next(at for at, frame in enumerate(frames) if frame in CAUSES)
             found[frames[around:]] += self_ns
     assert found == expected
-    assert found.total() == trace.summary().idle_ns
+    assert found.total() == trace.report().idle_ns
 
 
 def test_gaps_that_a_selection_makes_are_not_idle_time() -> None:
@@ -277,7 +277,7 @@ def test_a_kind_that_there_is_not_and_a_trace_without_gpu_are_refused() -> None:
 @pytest.mark.parametrize(("name", "kind"), [("jax", "op_name"), ("stack", "module"), ("compile", "label")])
 def test_the_kind_that_says_most_is_chosen(name: str, kind: str) -> None:
     trace = trace_of(name)
-    assert default_kind(trace.attributed, FLAME_KINDS, "ops") == kind
+    assert default_kind(trace.tables, FLAME_KINDS, "ops") == kind
 
 
 def test_a_kernel_and_a_frame_of_one_name_stay_apart() -> None:
@@ -307,7 +307,7 @@ def test_small_frames_are_put_together_and_no_time_is_lost() -> None:
 def test_long_kernel_names_are_short_with_the_whole_beside_them() -> None:
     nodes = trace_of("stack").flame("module").nodes
     long = nodes.filter(pl.col("full_name").is_not_null())
-    names = set(trace_of("stack").gpu["name"].cast(pl.String))
+    names = set(trace_of("stack").tables.gpu["name"].cast(pl.String))
     assert long.height > 10
     assert set(long["full_name"]) <= names
     assert (long["name"].str.len_chars() < long["full_name"].str.len_chars()).all()

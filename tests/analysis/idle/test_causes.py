@@ -104,7 +104,7 @@ def test_planted_causes_are_found_to_the_nanosecond(segments: list[Segment]) -> 
 
 def of_cause(trace: thence.Trace) -> dict[str, int]:
     """Idle microseconds by cause."""
-    pieces = idle_causes(trace.attributed)
+    pieces = idle_causes(trace.tables)
     sums = pieces.group_by(pl.col("cause").cast(pl.String)).agg(pl.col("duration").sum() // 1000)
     return dict(sums.rows())
 
@@ -164,7 +164,7 @@ def test_where_the_launching_thread_is_in_nothing_the_thread_that_works_tells(tm
         launch(1, 1), kernel(1, 5, 5), event("cpu_op", "aten::mm", 10, 60),
         launch(2, 100, tid=9), kernel(2, 110, 5), event("cpu_op", "AddBackward0", 90, 30, tid=9),
     ]  # fmt: skip
-    pieces = idle_causes(opened(tmp_path, events).attributed)
+    pieces = idle_causes(opened(tmp_path, events).tables)
     rows = pieces.select("cause", pl.col("duration") // 1000).rows()
     assert rows == [("operator", 60), ("unknown", 20), ("operator", 10), ("launch", 10)]
 
@@ -175,19 +175,19 @@ def test_the_wait_that_emptied_the_queue_stands_beside(tmp_path: Path) -> None:
         launch(2, 80), kernel(2, 90, 5), launch(3, 85), kernel(3, 96, 5),
     ]  # fmt: skip
     trace = opened(tmp_path, events)
-    pieces = idle_causes(trace.attributed)
+    pieces = idle_causes(trace.tables)
     first = pieces.filter(pl.col("gpu") == 1)
     assert dict(first.group_by("cause").agg(pl.col("duration").sum() // 1000).rows()) == {
         "sync": 3, "unknown": 2, "operator": 20, "launch": 10,
     }  # fmt: skip
-    assert set(trace.host["name"].gather(first["wait"].cast(pl.UInt32))) == {"cudaStreamSynchronize"}
+    assert set(trace.tables.host["name"].gather(first["wait"].cast(pl.UInt32))) == {"cudaStreamSynchronize"}
     assert pieces.filter(pl.col("gpu") == 2)["wait"].null_count() == 1
     after = trace.idle().waits
     assert after.select("name", "total_ns", "count").rows() == [("cudaStreamSynchronize", 35_000, 1)]
 
 
 def test_without_launches_all_is_unknown_with_the_reason(tmp_path: Path) -> None:
-    pieces = idle_causes(opened(tmp_path, [kernel(1, 5, 5), kernel(2, 60, 5)]).attributed)
+    pieces = idle_causes(opened(tmp_path, [kernel(1, 5, 5), kernel(2, 60, 5)]).tables)
     assert pieces.select("cause", "reason", "duration").rows() == [("unknown", "no_launch", 50_000)]
 
 
@@ -201,7 +201,7 @@ SEVERAL_FORMATS = (
 @pytest.mark.parametrize("path", [*RECORDINGS, *SEVERAL_FORMATS], ids=lambda path: path.name)
 def test_every_idle_nanosecond_of_a_recording_has_one_cause(path: Path) -> None:
     trace = thence.open(path)
-    total = summarize(trace.attributed, "kernel")
+    total = summarize(trace.tables, "kernel")
     found = trace.idle()
     assert found.idle_ns == total.span_ns - total.busy_ns == int(found.causes["total_ns"].sum())
     assert int(found.rows["total_ns"].sum()) == found.idle_ns
@@ -220,24 +220,24 @@ def test_every_idle_nanosecond_of_a_recording_has_one_cause(path: Path) -> None:
     ids=lambda path: path.name,
 )
 def test_a_piece_has_the_place_of_its_own_host_row(path: Path) -> None:
-    trace = thence.open(path).attributed
+    trace = thence.open(path).tables
     pieces = idle_causes(trace).drop_nulls("host")
     rows = pieces["host"].unique().sort()
     own = OwnCode.of(trace.own, trace.installed)
-    kinds = {"line": "source", "label": "label", "module": "module", "op": "op"}
-    context, names = names_of_contexts(trace, pieces, list(kinds))
+    kinds = ["source", "label", "module", "op"]
+    context, names = names_of_contexts(trace, pieces, kinds)
     found = {by: name.gather(context) for by, name in names.items()}
-    asked = places_of_rows(trace, rows.to_numpy().astype(np.int64), own, list(kinds.values()))
+    asked = places_of_rows(trace, rows.to_numpy().astype(np.int64), own, kinds)
     at = rows.search_sorted(pieces["host"])
-    for by, kind in kinds.items():
-        expected = asked[kind].gather(at).cast(pl.String)
+    for by in kinds:
+        expected = asked[by].gather(at).cast(pl.String)
         assert found[by].cast(pl.String).to_list() == expected.to_list()
-    assert any(found[by].null_count() < pieces.height for by in ("line", "label", "module"))
+    assert any(found[by].null_count() < pieces.height for by in ("source", "label", "module"))
 
 
 def test_idle_by_each_kind_adds_up() -> None:
     trace = thence.open(TORCH / "torch_compile_rank0.json.gz")
-    totals = {by: trace.idle(by) for by in ("line", "op", "step", "kernel", "wait", "reason", "rank")}
+    totals = {by: trace.idle(by) for by in ("source", "op", "step", "kernel", "wait", "reason", "rank")}
     assert {int(found.rows["total_ns"].sum()) for found in totals.values()} == {totals["op"].idle_ns}
     document = totals["step"].to_json()
     for cause in document["causes"]:
@@ -250,7 +250,7 @@ def test_idle_by_device_is_that_of_each_device_alone() -> None:
     trace = thence.open(TORCH / "torch_fsdp_rank0.json.gz", TORCH / "torch_fsdp_rank1.json.gz")
     rows = trace.idle("device").rows
     found = dict(rows.group_by("name").agg(pl.col("total_ns").sum()).rows())
-    assert found == {f"rank {rank} device {rank}": trace.select(ranks=[rank]).summary().idle_ns for rank in (0, 1)}
+    assert found == {f"rank {rank} device {rank}": trace.select(ranks=[rank]).report().idle_ns for rank in (0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_what_is_inside_of_a_loader_is_loading_and_a_collection_stays_one(tmp_pa
         event("python_function", "<built-in function collect>", 40, 20), call("cudaHostAlloc", 70, 5),
         launch(1, 90), kernel(1, 95), event("user_annotation", "download_model", 200, 10),
     ]  # fmt: skip
-    host = opened(tmp_path, events).host
+    host = opened(tmp_path, events).tables.host
     found = dict(zip(host["name"].cast(pl.String), [CAUSES[n] for n in host_causes(host)], strict=True))
     assert found == {
         "enumerate(DataLoader)#it.__next__": "loader", "aten::stack": "loader",

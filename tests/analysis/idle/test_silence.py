@@ -49,7 +49,7 @@ def without_python(tables: Tables) -> Tables:
 @pytest.mark.parametrize("path", [STACK, TORCH / "checkpoints" / "with_stacks.json.gz"])
 def test_what_is_told_without_stacks_is_what_stacks_say(path: Path | str) -> None:
     trace = thence.open(path)
-    silent = replace(trace, tables=without_python(trace.tables))
+    silent = replace(trace, recorded=without_python(trace.recorded))
     told = idle_causes(silent.whole).filter(pl.col("cause") == "host", pl.col("host").is_null())
     assert told.height
     shown: dict[str, int] = {}
@@ -81,7 +81,7 @@ def named(thread: int, name: str) -> dict[str, Any]:
 def outcome(folder: Path, *rows: dict[str, Any]) -> list[tuple[str, str | None, int]]:
     """Cause, reason and us of what is idle before the second launch."""
     events = [*rows, kernel(1, 20, 10), kernel(2, 100, 10)]
-    pieces = idle_causes(opened(folder, events).attributed)
+    pieces = idle_causes(opened(folder, events).tables)
     before = pieces.filter(pl.col("cause") != "launch").with_columns(pl.col("duration") // 1000)
     return before.select("cause", "reason", "duration").rows()
 

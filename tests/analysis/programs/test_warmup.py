@@ -26,15 +26,15 @@ def by_hand() -> Trace:
 
 
 def times(opened: Trace, by: str) -> dict[str, int]:
-    return dict(opened.summary(by).rows.select("name", "total_ns").iter_rows())
+    return dict(opened.report(by).rows.select("name", "total_ns").iter_rows())
 
 
 @pytest.mark.parametrize("by", ["kernel", "program"])
 def test_rows_keep_warm_up_and_the_autotuner_apart(by: str) -> None:
     steady = {"kernel": {"x": 50 + 10}, "program": {"step": 50, "init": 10}}[by]
     assert times(by_hand(), by) == {**steady, WARM: 70, TUNED: 10}
-    assert by_hand().summary(by).apart.rows() == [("warm_up", 2, 5, 70), ("autotuning", 1, 1, 10)]
-    (note,) = by_hand().summary(by).notes
+    assert by_hand().report(by).apart.rows() == [("warm_up", 2, 5, 70), ("autotuning", 1, 1, 10)]
+    (note,) = by_hand().report(by).notes
     assert "warm-up 70.00 ns (50.0 %, 2 executions)" in note.replace("70 ns", "70.00 ns")
     assert "XLA's autotuner 10" in note
     assert "--warm-up keep" in note
@@ -43,9 +43,9 @@ def test_rows_keep_warm_up_and_the_autotuner_apart(by: str) -> None:
 def test_keep_divides_all_alike_and_heuristic_leaves_out_and_says_what() -> None:
     mixed = by_hand().select(warm_up="keep")
     assert times(mixed, "kernel") == {"x": 140}
-    assert mixed.summary().notes == ()
-    assert mixed.summary().apart.is_empty()
-    steady = by_hand().select(warm_up="heuristic").summary()
+    assert mixed.report().notes == ()
+    assert mixed.report().apart.is_empty()
+    steady = by_hand().select(warm_up="heuristic").report()
     assert (steady.sum_ns, steady.counts["thunk"]) == (60, 3)
     (note,) = steady.notes
     assert "left out 6 device activities, 80 ns" in note
@@ -55,7 +55,7 @@ def test_keep_divides_all_alike_and_heuristic_leaves_out_and_says_what() -> None
 @pytest.mark.parametrize("by", sorted({*BY} - {"collective"}))
 def test_totals_and_attribution_are_those_of_the_whole_trace(by: str) -> None:
     whole = shared(RECORDING)
-    default, mixed = whole.summary(by), whole.select(warm_up="keep").summary(by)
+    default, mixed = whole.report(by), whole.select(warm_up="keep").report(by)
     assert default.rows["total_ns"].sum() == default.sum_ns == mixed.sum_ns
     assert (default.span_ns, default.busy_ns) == (mixed.span_ns, mixed.busy_ns)
     assert default.attributed_ns == mixed.attributed_ns
@@ -67,13 +67,13 @@ def test_totals_and_attribution_are_those_of_the_whole_trace(by: str) -> None:
 def test_what_is_apart_in_a_real_recording_is_what_its_programs_say() -> None:
     """The autotuner's programs have no number, and nothing else is apart but first executions."""
     opened = shared(RECORDING)
-    apart = opened.places["apart"].cast(pl.String)
-    number = opened.programs["program"].gather(opened.gpu["program"].cast(pl.UInt32))
-    candidates = number.is_null() & opened.gpu["program"].is_not_null()
+    apart = opened.tables.places["apart"].cast(pl.String)
+    number = opened.tables.programs["program"].gather(opened.tables.gpu["program"].cast(pl.UInt32))
+    candidates = number.is_null() & opened.tables.gpu["program"].is_not_null()
     assert candidates.any()
     assert (apart.filter(candidates) == "autotuning").all()
-    warm = opened.gpu.filter(apart == "warm_up")["program"].unique().cast(pl.UInt32)
-    executions = opened.programs.with_columns(
+    warm = opened.tables.gpu.filter(apart == "warm_up")["program"].unique().cast(pl.UInt32)
+    executions = opened.tables.programs.with_columns(
         number=pl.int_range(pl.len()).over("rank", "device", "name", "program", order_by="start"),
         runs=pl.len().over("rank", "device", "name", "program"),
     )
@@ -90,15 +90,15 @@ def test_a_part_of_a_trace_is_apart_by_what_the_whole_trace_shows() -> None:
 @pytest.mark.parametrize("split", Split)
 def test_flame_frames_hold_what_is_apart(split: Split) -> None:
     opened = shared(RECORDING)
-    graph = flame(opened.attributed, "op_name", split, Idle.EXCLUDE)
+    graph = flame(opened.tables, "op_name", split, Idle.EXCLUDE)
     top = graph.nodes.filter(pl.col("depth") == 1)
     found = dict(top.select("name", "total_ns").iter_rows())
-    expected = {f"[{text_of(code)}]": ns for code, _, _, ns in opened.summary().apart.iter_rows()}
+    expected = {f"[{text_of(code)}]": ns for code, _, _, ns in opened.report().apart.iter_rows()}
     assert {name: found[name] for name in expected} == expected
     assert TUNED in expected
-    assert graph.total_ns == opened.summary().sum_ns
+    assert graph.total_ns == opened.report().sum_ns
     assert any("in separate rows" in note for note in graph.notes)
-    mixed = flame(opened.select(warm_up="keep").attributed, "op_name", split, Idle.EXCLUDE)
+    mixed = flame(opened.select(warm_up="keep").tables, "op_name", split, Idle.EXCLUDE)
     assert WARM not in mixed.nodes["name"]
 
 
@@ -140,24 +140,24 @@ def test_flame_graphs_leave_idle_around_first_executions_out_and_say_so() -> Non
 def test_idle_inside_the_executions_that_count_is_stated_beside_the_sum() -> None:
     opened = by_hand()
     for by, idle in {"program": 0, "kernel": None, "rank": None}.items():
-        summary = opened.summary(by)
+        summary = opened.report(by)
         assert summary.idle_inside_ns == summary.to_json()["idle_inside_programs_ns"] == idle
     kept = opened.select(warm_up="keep")
-    assert kept.summary("program").idle_inside_ns == 10 + 10  # in the first step and in the second
-    assert kept.summary("program").rows["total_ns"].sum() == kept.summary("program").sum_ns == 140
+    assert kept.report("program").idle_inside_ns == 10 + 10  # in the first step and in the second
+    assert kept.report("program").rows["total_ns"].sum() == kept.report("program").sum_ns == 140
     # What a search leaves out may have run in the gaps.
-    assert kept.select(only="x").summary("program").idle_inside_ns is None
+    assert kept.select(only="x").report("program").idle_inside_ns is None
 
 
 @pytest.mark.parametrize("rule", ["heuristic", "first-compiled", "keep"])
 def test_idle_inside_programs_is_that_of_the_programs_table(rule: str) -> None:
     for name in ("recording", "jax_single_nocb.xplane.pb.gz", "jax_fsdp2.xplane.pb.gz"):
         opened = shared(DATA / "jax" / name)
-        expected = int(opened.program_times(rule).programs["idle_inside_ns"].sum())
+        expected = int(opened.programs(rule).programs["idle_inside_ns"].sum())
         part = opened.select(warm_up=rule)
-        assert part.summary("opcode").idle_inside_ns == expected > 0
+        assert part.report("opcode").idle_inside_ns == expected > 0
         if rule != "keep":  # the time in which left out work ran is not idle, so idle time is unknown
-            assert part.summary("opcode").idle_ns is None
+            assert part.report("opcode").idle_ns is None
             assert not part.flame("op_name").nodes["idle"].any()
             continue
         nodes = part.flame("op_name").nodes
@@ -183,5 +183,5 @@ def test_the_command_line_says_it_in_a_line_and_in_json() -> None:
 
 def test_traces_without_xla_programs_keep_nothing_apart() -> None:
     opened = shared(recording("torch_eager_rank0"))
-    assert opened.summary().apart.is_empty()
-    assert opened.places["apart"].null_count() == opened.gpu.height
+    assert opened.report().apart.is_empty()
+    assert opened.tables.places["apart"].null_count() == opened.tables.gpu.height

@@ -20,4 +20,4 @@ def fsdp() -> thence.Trace:
 
 @pytest.fixture(scope="session")
 def fsdp_job(fsdp: thence.Trace) -> Job:
-    return fsdp.late_ranks()
+    return fsdp.ranks()

@@ -43,7 +43,7 @@ def test_a_group_is_for_what_its_name_says(description: str, kind: str) -> None:
 
 
 def test_groups_that_only_send_are_those_of_a_pipeline() -> None:
-    found = thence.open(*sorted((TORCH / "waits").glob("schedule_rank*"))).late_ranks().groups
+    found = thence.open(*sorted((TORCH / "waits").glob("schedule_rank*"))).ranks().groups
     assert found.select("kind", "told_by", "size").rows() == [("pipeline", "traffic", 4)]
 
 

@@ -79,7 +79,7 @@ def test_where_nobody_is_late_somebody_is_named_in_about_one_job_of_a_hundred() 
 def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_long(tmp_path: Path) -> None:
     job = SleepyJob()
     job.write(tmp_path)
-    found = thence.open(tmp_path).late_ranks()
+    found = thence.open(tmp_path).ranks()
     lengths = found.cells.group_by("rank").agg(pl.col("step_ns").sum())["step_ns"]
     assert max(lengths) - min(lengths) < 0.001 * max(lengths)
     assert found.stragglers["rank"].to_list() == [1]
@@ -94,7 +94,7 @@ def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_lo
     (why,) = found.reasons
     sleeping = why.rows.filter(cause="python")
     named = dict(sleeping.select("by", "name").iter_rows())
-    assert named["line"] == "/home/me/train.py:40 hook"
+    assert named["source"] == "/home/me/train.py:40 hook"
     assert named["module"] == "Mlp_3"
     assert named["phase"] == "backward"
     assert sleeping["total_ns"][0] == pytest.approx(1000 * job.sleep * (job.steps - 1), rel=0.001)
@@ -104,20 +104,20 @@ def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_lo
 def test_the_step_since_which_a_rank_sleeps_is_named_with_module_and_line(tmp_path: Path) -> None:
     job = SleepyJob(ranks=4, steps=10, late=2, since=4)
     job.write(tmp_path)
-    found = thence.open(tmp_path).late_ranks()
+    found = thence.open(tmp_path).ranks()
     walls = found.cells.group_by("key").agg(pl.col("step_ns").max() - pl.col("step_ns").min())
     assert walls["step_ns"].max() < 1_000_000  # type: ignore[operator]
     late = found.stragglers.row(0, named=True)
     assert (late["rank"], late["since_step"]) == (2, "ProfilerStep#4")
     assert late["mean_ns"] == pytest.approx(1000 * job.sleep, rel=0.001)
     named = dict(found.reasons[0].rows.filter(cause="python").select("by", "name").iter_rows())
-    assert (named["line"], named["module"]) == ("/home/me/train.py:40 hook", "Mlp_3")
+    assert (named["source"], named["module"]) == ("/home/me/train.py:40 hook", "Mlp_3")
 
 
 def test_a_sleep_in_backward_of_a_recorded_step_is_named_by_operator_module_and_line(tmp_path: Path) -> None:
     job = RealJob()
     job.write(tmp_path)
-    found = thence.open(tmp_path).late_ranks()
+    found = thence.open(tmp_path).ranks()
     lengths = found.cells["step_ns"]
     assert lengths.max() - lengths.min() < 0.01 * lengths.max()  # type: ignore[operator]
     assert found.stragglers.select("rank", "since_step").rows() == [(2, "ProfilerStep#1")]
@@ -134,19 +134,19 @@ def test_a_sleep_in_backward_of_a_recorded_step_is_named_by_operator_module_and_
     assert named["module"] == "/".join(modules)
     lines = [name for name in around if name.startswith("torch_gpt.py(")]
     file, line, function = re.fullmatch(r"(.+)\((\d+)\): (.+)", lines[-1]).groups()  # type: ignore[union-attr]
-    assert named["line"] == f"{file}:{line} {modules[-1].rpartition('_')[0]}.{function}"
+    assert named["source"] == f"{file}:{line} {modules[-1].rpartition('_')[0]}.{function}"
 
 
 def test_since_when_a_rank_sleeps(tmp_path: Path) -> None:
     SleepyJob(steps=9, since=4).write(tmp_path)
-    found = thence.open(tmp_path).late_ranks()
+    found = thence.open(tmp_path).ranks()
     assert found.stragglers.select("rank", "since_step").rows() == [(1, "ProfilerStep#4")]
 
 
 def test_figures_of_ranks_are_per_step(tmp_path: Path) -> None:
     job = SleepyJob(uneven=0)
     job.write(tmp_path)
-    rows = thence.open(tmp_path).late_ranks().ranks.sort("rank")
+    rows = thence.open(tmp_path).ranks().ranks.sort("rank")
     length = 1000 * (200 + FORWARD + BACKWARD + TRANSFER + job.sleep)
     for row in rows.iter_rows(named=True):
         assert row["steps"] == job.steps - 1
@@ -216,7 +216,7 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
 
 
 def test_the_wait_at_the_first_collective_has_no_cause_and_a_reason_for_that(fsdp: thence.Trace) -> None:
-    job = fsdp.select(steps="0:1").late_ranks()  # of several steps, the first is left out
+    job = fsdp.select(steps="0:1").ranks()  # of several steps, the first is left out
     first = []
     for path in FSDP:
         events = json.loads(unzipped(path))["traceEvents"]
@@ -235,11 +235,11 @@ def test_real_ranks_of_a_ddp_job_waited_as_counted_by_hand() -> None:
     The root of a broadcast, the first to end, waits for nobody.
     """
     trace = thence.open(DATA / "recording" / "two_ranks")
-    gpu = trace.gpu.with_columns(end=pl.col("start") + pl.col("duration")).rows(named=True)
+    gpu = trace.tables.gpu.with_columns(end=pl.col("start") + pl.col("duration")).rows(named=True)
     talks: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
     described, broadcasts = set(), set()
     texts = pl.col("group_name", "collective").cast(pl.String)
-    for row in trace.collectives.with_columns(texts).rows(named=True):
+    for row in trace.tables.collectives.with_columns(texts).rows(named=True):
         kernel = gpu[row["gpu"]]
         described.add(row["gpu"])
         if row["sequence"] > 1:
@@ -263,7 +263,7 @@ def test_real_ranks_of_a_ddp_job_waited_as_counted_by_hand() -> None:
         start, limit = arrivals[1 - late][0], arrivals[late][0]
         inside = sum(max(min(end, limit) - max(begin, start), 0) for begin, end in compute[1 - late])
         waited[1 - late] += limit - start - inside
-    rows = trace.late_ranks().ranks.sort("rank")
+    rows = trace.ranks().ranks.sort("rank")
     for rank, wait in enumerate(rows["exposed_wait_ns"] * rows["steps"]):
         assert wait == pytest.approx(waited[rank], rel=0.03)
 
@@ -299,7 +299,7 @@ def test_who_launches_late_is_late_only_where_its_host_is_slower(slower: bool) -
 
 def test_summaries_that_are_read_lazily_give_the_same(fsdp: thence.Trace, fsdp_job: Job) -> None:
     whole = fsdp_job
-    lazy = job_of({name: frame.lazy() for name, frame in summarise_ranks(fsdp.attributed).items()})
+    lazy = job_of({name: frame.lazy() for name, frame in summarise_ranks(fsdp.tables).items()})
     assert_frame_equal(whole.ranks, lazy.ranks)
     assert whole.to_json() == lazy.to_json()
 
@@ -313,7 +313,7 @@ def test_reasons_add_up_to_what_the_rank_caused() -> None:
 
 
 def test_one_rank_of_several_may_have_waited_for_those_that_are_missing() -> None:
-    found = shared(FSDP[0]).late_ranks()
+    found = shared(FSDP[0]).ranks()
     share = 100 * found.ranks["exposed_ns"][0] / found.step_ns
     assert found.statement == (
         "no late rank is named: one device is not enough to tell who waits for whom; the trace shows 1 of 4 ranks; "

@@ -22,9 +22,9 @@ JOBS = {
 @pytest.mark.parametrize("name", ["fsdp", *JOBS])
 def test_waits_are_those_of_whole_traces(name: str, fsdp: thence.Trace) -> None:
     trace = fsdp if name == "fsdp" else thence.open(*JOBS[name])
-    found = joined(summarise_ranks(trace.attributed))
+    found = joined(summarise_ranks(trace.tables))
     assert not found.clocks.rows["drift_applied"].any()
-    times = trace.collective_times("keep" if name == "xla" else "heuristic")
+    times = trace.collectives("keep" if name == "xla" else "heuristic")
     ours = found.rows.filter("known").group_by("rank", "device").agg(pl.col("wait_ns").sum()).sort("rank", "device")
     theirs = times.last_arrivals
     assert ours["wait_ns"].sum() == pytest.approx(theirs["waited_device_ns"].sum(), rel=2e-3)
@@ -37,7 +37,7 @@ def test_waits_are_those_of_whole_traces(name: str, fsdp: thence.Trace) -> None:
 
 
 def test_groups_have_one_number_on_all_ranks() -> None:
-    found = joined(summarise_ranks(thence.open(*JOBS["groups"]).attributed))
+    found = joined(summarise_ranks(thence.open(*JOBS["groups"]).tables))
     assert found.groups.height == 3
     members = dict(found.groups.select("group", "ranks").iter_rows())
     for (group,), rows in found.rows.group_by("group"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_the_stage_with_twice_the_layers_has_the_smallest_bubble_and_is_why_others_wait() -> None:
-    found = thence.open(*sorted((TORCH / "waits").glob("schedule_rank*"))).late_ranks()
+    found = thence.open(*sorted((TORCH / "waits").glob("schedule_rank*"))).ranks()
     assert found.stages.select("stage", "rank").rows() == [(n, n) for n in range(4)]
     assert found.stages.sort("bubble_ns")["rank"][0] == 2
     assert found.ranks["rank"][0] == 2
@@ -68,7 +68,7 @@ def test_a_stage_causes_no_more_than_others_waited_for_it() -> None:
 def test_hosts_that_are_equally_slow_are_nobodys_fault(tmp_path: Path, stages_of_job: int) -> None:
     job = HostBoundPipeline((1000,) * stages_of_job)
     job.write(tmp_path)
-    found = thence.open(tmp_path).late_ranks()
+    found = thence.open(tmp_path).ranks()
     # The GPU of the last stage is idle while those before it, whose hosts are ahead, wait for it.
     idle = {row["rank"]: row["idle_ns"] for row in found.ranks.to_dicts()}
     assert max(idle, key=lambda rank: idle[rank]) == stages_of_job - 1
@@ -81,7 +81,7 @@ def test_hosts_that_are_equally_slow_are_nobodys_fault(tmp_path: Path, stages_of
 def test_a_slower_host_is_late_by_what_it_is_slower(tmp_path: Path, hosts: tuple[int, ...]) -> None:
     job, late = HostBoundPipeline(hosts), hosts.index(1500)
     job.write(tmp_path)
-    found = thence.open(tmp_path).late_ranks()
+    found = thence.open(tmp_path).ranks()
     assert found.stragglers["rank"].to_list() == [late]
     slower = job.host_us(late) - job.host_us(late - 1)
     assert found.stragglers["mean_ns"][0] == pytest.approx(slower * 1000, rel=0.02)

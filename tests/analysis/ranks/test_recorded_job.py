@@ -31,15 +31,15 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
 
 @pytest.fixture(scope="module")
 def job(trace: thence.Trace) -> Job:
-    return trace.late_ranks()
+    return trace.ranks()
 
 
 def test_the_steps_of_a_recording_are_told_apart_though_all_have_one_name(trace: thence.Trace, job: Job) -> None:
-    steps = trace.host.filter(pl.col("category") == "step")
+    steps = trace.tables.host.filter(pl.col("category") == "step")
     assert steps["name"].cast(pl.String).unique().to_list() == ["step"]
     assert len(job.counted) == STEPS - 1  # without the first
     assert job.cells.filter(pl.col("key").is_in(job.counted)).height == 2 * (STEPS - 1)
-    summaries = summarise_ranks(trace.attributed)
+    summaries = summarise_ranks(trace.tables)
     collectives = summaries["collectives"].filter(pl.col("step") >= 0)
     of_step = collectives.group_by("rank", "step").len()
     # DistributedDataParallel makes its buckets anew after its first step.
@@ -66,5 +66,5 @@ def test_it_is_named_by_line_and_module_and_little_else_is(job: Job) -> None:
     # What the other rank computed while it waited, the late one computed later: that is not the reason.
     assert rows["share"][0] > 0.75
     by = dict(rows.select("by", "name").iter_rows())
-    assert by["line"].endswith("job_faults.py:105 LateBackward.backward")
+    assert by["source"].endswith("job_faults.py:105 LateBackward.backward")
     assert (by["module"], by["phase"]) == ("layers.2", "backward")

@@ -50,8 +50,8 @@ def both() -> thence.Trace:
 
 
 def test_a_rank_among_others_is_summarised_as_alone(both: thence.Trace) -> None:
-    alone = concatenated(summarise_rank(thence.open(path).attributed) for path in FSDP[:2])
-    together = summarise_ranks(both.attributed)
+    alone = concatenated(summarise_rank(thence.open(path).tables) for path in FSDP[:2])
+    together = summarise_ranks(both.tables)
     for name, table in SUMMARY.items():
         assert dict(together[name].schema) == table.schema
         assert_frame_equal(together[name], alone[name])
@@ -79,8 +79,8 @@ def test_ranks_with_and_without_steps_are_summarised_as_alone(
     monkeypatch.setattr("thence.analysis.ranks.summary._MAX_ROWS", rows)
     steps = {0: (50, 550), 1: (), 2: (5000, 6000), 3: (50, 550), 4: (), 5: (50, 550)}
     files = [rank_of_steps(tmp_path, rank, *starts) for rank, starts in steps.items()]
-    alone = concatenated(summarise_rank(thence.open(path).attributed) for path in files)
-    together = summarise_ranks(thence.open(*files).attributed)
+    alone = concatenated(summarise_rank(thence.open(path).tables) for path in files)
+    together = summarise_ranks(thence.open(*files).tables)
     for name, frame in alone.items():
         assert_frame_equal(together[name], frame)
     assert together["steps"].group_by("rank").len().sort("rank").rows() == [
@@ -90,7 +90,7 @@ def test_ranks_with_and_without_steps_are_summarised_as_alone(
 
 
 def test_what_lies_between_collectives_is_what_the_file_says() -> None:
-    rows = summarise_rank(shared(FSDP[0]).attributed)["collectives"].sort("start")
+    rows = summarise_rank(shared(FSDP[0]).tables)["collectives"].sort("start")
     events = activities(FSDP[0])
     first = min(e["start"] for e in events)
     compute = merged([(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]])
@@ -110,7 +110,7 @@ def test_what_lies_between_collectives_is_what_the_file_says() -> None:
 
 
 def test_the_longest_exposed_piece_lies_in_its_kernel_and_nothing_computes_there() -> None:
-    rows = summarise_rank(shared(FSDP[0]).attributed)["collectives"].sort("start")
+    rows = summarise_rank(shared(FSDP[0]).tables)["collectives"].sort("start")
     events = activities(FSDP[0])
     compute = merged([(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]])
     shift = rows["start"][0] - min(e["start"] for e in events if e["talks"])
@@ -126,7 +126,7 @@ def test_the_longest_exposed_piece_lies_in_its_kernel_and_nothing_computes_there
 
 def test_kernels_places_and_idle_time_add_up_to_the_steps() -> None:
     trace = shared(FSDP[1])
-    found = summarise_rank(trace.attributed)
+    found = summarise_rank(trace.tables)
     events = [e for e in activities(FSDP[1]) if not e["talks"]]
     assert found["kernels"]["total_ns"].sum() == sum(e["end"] - e["start"] for e in events)
     assert found["kernels"]["count"].sum() == len(events)
@@ -142,7 +142,7 @@ def test_what_has_no_row_of_its_own_is_one_row_without_a_name(tmp_path: Path) ->
     events = []
     for number in range(count):
         events += [launch(number, 100 * number), kernel(number, 100 * number + 10, 1 + number % 90, name=f"k{number}")]
-    kernels: pl.DataFrame = summarise_rank(opened(tmp_path, events).attributed)["kernels"]
+    kernels: pl.DataFrame = summarise_rank(opened(tmp_path, events).tables)["kernels"]
     assert kernels.height == MOST_ROWS + 1
     rest = kernels.filter(pl.col("name").is_null()).row(0, named=True)
     durations = sorted((1000 * (1 + number % 90) for number in range(count)), reverse=True)
@@ -151,5 +151,5 @@ def test_what_has_no_row_of_its_own_is_one_row_without_a_name(tmp_path: Path) ->
 
 
 def test_a_trace_without_activities_has_empty_tables(tmp_path: Path) -> None:
-    found = summarise_rank(opened(tmp_path, [launch(1, 5)]).attributed)
+    found = summarise_rank(opened(tmp_path, [launch(1, 5)]).tables)
     assert {name: frame.height for name, frame in found.items()} == dict.fromkeys(SUMMARY, 0)

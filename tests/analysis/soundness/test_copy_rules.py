@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def found(folder: Path, events: list[dict[str, Any]]) -> list[Finding]:
-    return [f for f in opened(folder, events).soundness.findings if f.code == "listed_twice"]
+    return [f for f in opened(folder, events).check().findings if f.code == "listed_twice"]
 
 
 RUN = [launch(1, 1), kernel(1, 10, 7), launch(2, 3), kernel(2, 20, 7)]
@@ -77,7 +77,7 @@ def test_equal_kernels_of_a_graph_without_ids_are_no_copies(tmp_path: Path) -> N
 
 
 def test_a_launch_that_is_listed_twice_is_a_copy_and_not_one_without_work(tmp_path: Path) -> None:
-    soundness = opened(tmp_path, [*RUN, launch(2, 30)]).soundness
+    soundness = opened(tmp_path, [*RUN, launch(2, 30)]).check()
     (finding,) = soundness.findings
     assert (finding.code, finding.count) == ("listed_twice", 1)
     assert "1 launch" in finding.text

@@ -55,7 +55,7 @@ def test_reasons_are_said_once_for_all_rules() -> None:
 
 
 def test_the_frame_has_a_row_for_each_entry() -> None:
-    rows = Soundness((LOST,), (EARLY,), (NotChecked("outlier", "x"),)).frame().to_dicts()
+    rows = Soundness((LOST,), (EARLY,), (NotChecked("outlier", "x"),)).to_frame().to_dicts()
     assert [row["verdict"] for row in rows] == ["unsound", "note", "not checked"]
     assert rows[0]["span_share"] == 0.25
     assert rows[2]["rank"] is None

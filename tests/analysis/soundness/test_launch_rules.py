@@ -86,7 +86,7 @@ def test_dropped_launches_are_counted(tables: Callable[[str], Tables]) -> None:
 def test_kernels_whose_launch_is_never_recorded_are_a_note(tmp_path: Path) -> None:
     events = [x for i in range(1, 6) for x in (launch(i, 10 * i), kernel(i, 10 * i + 4))]
     events += [kernel(100 + i, 100 + 10 * i, name="by another call") for i in range(5)]
-    soundness = opened(tmp_path, events).soundness
+    soundness = opened(tmp_path, events).check()
     assert soundness.sound
     assert [(note.code, note.count) for note in soundness.notes] == [("work_without_launch", 5)]
 
@@ -94,7 +94,7 @@ def test_kernels_whose_launch_is_never_recorded_are_a_note(tmp_path: Path) -> No
 def test_work_launched_before_the_recording_began_is_in_order(tmp_path: Path) -> None:
     events = [x for i in range(11, 16) for x in (launch(i, 10 * i), kernel(i, 10 * i + 4))]
     early = [kernel(i, 20 + 10 * i) for i in range(1, 5)]
-    assert opened(tmp_path, [*early, *events]).soundness.sound
+    assert opened(tmp_path, [*early, *events]).check().sound
 
 
 def call(name: str, correlation: int, start: int, **rest: Any) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def test_captured_launches_have_no_work(tmp_path: Path) -> None:
         *(call("cudaGraphLaunch", 21, 60), kernel(21, 65), kernel(21, 70)),
         call("cudaDeviceSynchronize", 22, 80),
     ]
-    assert opened(tmp_path, events).soundness.sound
+    assert opened(tmp_path, events).check().sound
     outside = launch(30, 55)
-    (finding,) = opened(tmp_path, [*events, outside]).soundness.findings
+    (finding,) = opened(tmp_path, [*events, outside]).check().findings
     assert (finding.code, finding.count) == ("launch_without_work", 1)
     assert "1 of 8 launches of kernels" in finding.text
 
@@ -121,46 +121,46 @@ def test_captured_launches_have_no_work(tmp_path: Path) -> None:
 def test_copies_and_sets_of_nothing_have_no_work(tmp_path: Path) -> None:
     events = [launch(1, 10), kernel(1, 15), launch(9, 50), kernel(9, 55)]
     events += [call("cudaMemsetAsync", 2, 20), call("cudaMemcpyAsync", 3, 30)]
-    assert opened(tmp_path, events).soundness.sound
+    assert opened(tmp_path, events).check().sound
 
 
 def test_a_driver_call_inside_a_runtime_call_is_one_launch(tmp_path: Path) -> None:
     outer = event("cuda_runtime", "cudaLaunchKernel", 10, 6, args={"correlation": 1})
     inner = event("cuda_driver", "cuLaunchKernel", 12, 2, args={"correlation": 2})
     rest = [launch(5, 30), kernel(5, 35), call("cudaDeviceSynchronize", 6, 50)]
-    assert opened(tmp_path, [outer, inner, kernel(2, 20), *rest]).soundness.sound
-    assert opened(tmp_path, [outer, inner, kernel(1, 20), *rest]).soundness.sound
-    (finding,) = opened(tmp_path, [outer, inner, *rest]).soundness.findings
+    assert opened(tmp_path, [outer, inner, kernel(2, 20), *rest]).check().sound
+    assert opened(tmp_path, [outer, inner, kernel(1, 20), *rest]).check().sound
+    (finding,) = opened(tmp_path, [outer, inner, *rest]).check().findings
     assert finding.count == 1
 
 
 def test_the_end_of_a_window_may_cut_work_unless_the_host_waited_for_it(tmp_path: Path) -> None:
     events = [x for i in range(1, 6) for x in (launch(i, 10 * i), kernel(i, 10 * i + 4, 9))]
     late = [launch(8, 58), launch(9, 60)]
-    cut = opened(tmp_path, [*events, *late]).soundness
+    cut = opened(tmp_path, [*events, *late]).check()
     assert cut.sound
     assert [(note.code, note.count) for note in cut.notes] == [("launch_without_work", 2)]
     waited = [*events, *late, call("cudaDeviceSynchronize", 10, 70)]
-    (finding,) = opened(tmp_path, waited).soundness.findings
+    (finding,) = opened(tmp_path, waited).check().findings
     assert finding.count == 2
     long_after = [*events, launch(8, 60_000_000)]  # a minute on an idle device
-    assert not opened(tmp_path, long_after).soundness.sound
+    assert not opened(tmp_path, long_after).check().sound
 
 
 def test_the_end_of_a_window_may_cut_the_queue_of_one_stream(tmp_path: Path) -> None:
     """While another stream goes on; a launch that should have run long before is lost."""
     events = [x for i in range(1, 61) for x in (launch(i, 10 * i), kernel(i, 10 * i + 64, 9))]
     queued = [launch(70, 597), launch(71, 599)]  # before the last launch with work, at 600 us
-    soundness = opened(tmp_path, [*events, *queued]).soundness
+    soundness = opened(tmp_path, [*events, *queued]).check()
     assert soundness.sound
     assert [(note.code, note.count) for note in soundness.notes] == [("launch_without_work", 2)]
-    (finding,) = opened(tmp_path, [*events, *queued, launch(72, 55)]).soundness.findings
+    (finding,) = opened(tmp_path, [*events, *queued, launch(72, 55)]).check().findings
     assert finding.count == 3
 
 
 def test_ids_that_never_correspond_are_not_judged(tmp_path: Path) -> None:
     events = [x for i in range(1, 6) for x in (launch(i, 10 * i), kernel(1000 + i, 10 * i + 4))]
-    soundness = opened(tmp_path, events).soundness
+    soundness = opened(tmp_path, events).check()
     assert soundness.sound
     assert "launch_without_work" in {entry.code for entry in soundness.not_checked}
 
@@ -175,11 +175,11 @@ def test_captures_that_a_recorder_does_not_show_are_told_by_the_graph_that_follo
 
 def test_without_launches_the_rule_says_so_and_what_the_ids_show() -> None:
     path = DATA / "nsight" / "torch_ddp_cuda_gpu_trace.csv.gz"
-    soundness = thence.open(path).soundness
+    soundness = thence.open(path).check()
     assert soundness.sound
     reasons = {x.code: x.text for x in soundness.not_checked}
     assert {"launch_without_work", "work_without_launch", "broken_order"} <= set(reasons)
-    ids = thence.open(path).gpu["correlation"].drop_nulls().unique().sort().diff().drop_nulls()
+    ids = thence.open(path).tables.gpu["correlation"].drop_nulls().unique().sort().diff().drop_nulls()
     assert ids.n_unique() > 1
     assert "correlation ids" in reasons["launch_without_work"]
 
@@ -207,7 +207,7 @@ def test_the_largest_jump_of_the_ids_is_that_of_the_file() -> None:
     frame = pl.read_csv(gzip.decompress(path.read_bytes()), infer_schema_length=None)
     ids = sorted({int(x) for x in frame["CorrId"].drop_nulls()})
     most = max(b - a for a, b in itertools.pairwise(ids))
-    (reason,) = [x.text for x in thence.open(path).soundness.not_checked if x.code == "launch_without_work"]
+    (reason,) = [x.text for x in thence.open(path).check().not_checked if x.code == "launch_without_work"]
     assert f"and once by {most:,}, " in reason
 
 

@@ -114,9 +114,9 @@ def test_what_jax_profiler_says_of_itself(
 def test_overhead_while_the_device_works_is_nothing_to_know(tmp_path: Path) -> None:
     events = [launch(1, 1), kernel(1, 10, 100), launch(2, 120), kernel(2, 130, 100)]
     busy = event("overhead", "Activity Buffer Request", 20, 50)
-    assert opened(tmp_path, [*events, busy]).soundness.notes == ()
+    assert opened(tmp_path, [*events, busy]).check().notes == ()
     idle = event("overhead", "Activity Buffer Request", 105, 30)
-    (note,) = opened(tmp_path, [*events, idle]).soundness.notes
+    (note,) = opened(tmp_path, [*events, idle]).check().notes
     assert (note.code, note.span_ns) == ("profiler_overhead", 20_000)  # 110 to 130 us
     assert note.span_share == pytest.approx(20 / 220)
 
@@ -124,7 +124,7 @@ def test_overhead_while_the_device_works_is_nothing_to_know(tmp_path: Path) -> N
 def test_most_of_the_span_is_too_much(tmp_path: Path) -> None:
     events = [launch(1, 1), kernel(1, 10, 10), launch(2, 120), kernel(2, 130, 10)]
     flush = event("overhead", "Buffer Flush", 15, 110)
-    (finding,) = opened(tmp_path, [*events, flush]).soundness.findings
+    (finding,) = opened(tmp_path, [*events, flush]).check().findings
     assert (finding.code, finding.span_ns) == ("profiler_overhead", 105_000)
 
 
@@ -139,5 +139,5 @@ def test_messages_about_loss_are_recognised(text: str) -> None:
 
 def test_a_selection_keeps_the_soundness_of_the_whole() -> None:
     trace = thence.open(DATA / "torch" / "torch_eager_rank0.json.gz")
-    assert trace.select(steps="1:2").soundness.sound
-    assert json.dumps(trace.soundness.to_json())
+    assert trace.select(steps="1:2").check().sound
+    assert json.dumps(trace.check().to_json())

@@ -49,7 +49,7 @@ LAYERS = [f"k{i}" for i in range(6)]
 def test_of_graphs_without_ids_a_part_that_recurs_may_be_another_graph(tmp_path: Path) -> None:
     """As the last layer of a model is, captured in pieces."""
     events = [x for i in range(6) for x in replay(i + 1, 100 * i, LAYERS if i % 3 else LAYERS[:3])]
-    soundness = opened(tmp_path, events).soundness
+    soundness = opened(tmp_path, events).check()
     assert soundness.sound
     assert [(note.code, note.count) for note in soundness.notes] == [("partial_replay", 2)]
 
@@ -57,7 +57,7 @@ def test_of_graphs_without_ids_a_part_that_recurs_may_be_another_graph(tmp_path:
 def test_of_graphs_without_ids_another_graph_is_no_part(tmp_path: Path) -> None:
     other = ["embedding", *LAYERS[:3]]
     events = [x for i in range(6) for x in replay(i + 1, 100 * i, LAYERS if i else other)]
-    soundness = opened(tmp_path, events).soundness
+    soundness = opened(tmp_path, events).check()
     assert soundness.sound
     assert soundness.notes == ()
 
@@ -68,7 +68,7 @@ def test_of_graphs_without_ids_a_single_part_is_found(tmp_path: Path) -> None:
     for e in events:  # the grid tells kernels apart
         if e["args"]["correlation"] == 4 and e["cat"] == "kernel":
             e["args"]["grid"] = [int(e["name"][1]) + 1, 1, 1]
-    (finding,) = opened(tmp_path, events).soundness.findings
+    (finding,) = opened(tmp_path, events).check().findings
     assert (finding.code, finding.count) == ("partial_replay", 1)
 
 
@@ -92,7 +92,7 @@ def test_what_all_launches_ran_together_is_the_graph(tmp_path: Path, rest: dict[
     if whole:
         lost[2] = []
     wait = event("cuda_runtime", "cudaDeviceSynchronize", 4200, 60, args={"correlation": 90})
-    (finding,) = opened(tmp_path, [*lossy(lost, **rest), wait]).soundness.findings
+    (finding,) = opened(tmp_path, [*lossy(lost, **rest), wait]).check().findings
     assert (finding.code, finding.count) == ("partial_replay", 5 - whole)
     assert f"{5 - whole} of 5 launches" in finding.text
     assert "ran 18 to 19 of the 20 activities of the graph" in finding.text
@@ -107,18 +107,18 @@ def test_graphs_for_other_batch_sizes_are_no_parts_of_each_other(tmp_path: Path)
             if one["cat"] == "kernel" and int(one["name"][1:]) % 2:
                 one["args"] = one["args"] | {"grid": [batch, 7, 1]}
         events += launches[: len(launches) - batch % 3]  # some of them need one or two kernels less
-    soundness = opened(tmp_path, events).soundness
+    soundness = opened(tmp_path, events).check()
     assert soundness.sound
     assert soundness.notes == ()
 
 
 def test_a_recording_may_end_within_the_last_replay(tmp_path: Path) -> None:
     events = [x for i in range(5) for x in replay(i + 1, 100 * i, LAYERS[:4] if i == 4 else LAYERS)]
-    soundness = opened(tmp_path, events).soundness
+    soundness = opened(tmp_path, events).check()
     assert soundness.sound
     assert [note.code for note in soundness.notes] == ["partial_replay"]
     wait = event("cuda_runtime", "cudaDeviceSynchronize", 410, 60, args={"correlation": 90})
-    (finding,) = opened(tmp_path, [*events, wait]).soundness.findings
+    (finding,) = opened(tmp_path, [*events, wait]).check().findings
     assert (finding.code, finding.count) == ("partial_replay", 1)
 
 
@@ -130,7 +130,7 @@ def test_a_recording_may_begin_within_the_first_replay(tmp_path: Path, *, launch
     lost = [e for e in events if e["name"] in ("k0", "k1") and e["args"]["correlation"] == 1]
     if not launched:
         lost.append(events[0])
-    soundness = opened(tmp_path, [e for e in events if e not in lost]).soundness
+    soundness = opened(tmp_path, [e for e in events if e not in lost]).check()
     assert soundness.sound is not launched
     found = soundness.findings or soundness.notes
     assert [(entry.code, entry.count) for entry in found] == [("partial_replay", 1)]

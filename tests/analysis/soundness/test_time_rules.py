@@ -31,53 +31,53 @@ def runs(durations: list[float], name: str = "gemm") -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("longest", [999, 1001])
 def test_a_thousand_times_the_median_is_the_limit(tmp_path: Path, longest: int) -> None:
-    soundness = opened(tmp_path, runs([2.0] * 20 + [2.0 * longest])).soundness
+    soundness = opened(tmp_path, runs([2.0] * 20 + [2.0 * longest])).check()
     assert codes(soundness) == (["outlier"] if longest > 1000 else [])
 
 
 def test_few_executions_make_no_median(tmp_path: Path) -> None:
-    assert opened(tmp_path, runs([2.0] * 5 + [50_000.0])).soundness.sound
+    assert opened(tmp_path, runs([2.0] * 5 + [50_000.0])).check().sound
 
 
 @pytest.mark.parametrize("name", ["ncclDevKernel_AllReduce_Sum", "spin_kernel", "DelayKernel"])
 def test_kernels_that_wait_may_take_long(tmp_path: Path, name: str) -> None:
-    assert opened(tmp_path, runs([2.0] * 20 + [50_000.0], name)).soundness.sound
+    assert opened(tmp_path, runs([2.0] * 20 + [50_000.0], name)).check().sound
 
 
 def test_an_execution_that_is_not_alone_depends_on_its_data(tmp_path: Path) -> None:
-    soundness = opened(tmp_path, runs([2.0] * 20 + [50_000.0, 20_000.0])).soundness
+    soundness = opened(tmp_path, runs([2.0] * 20 + [50_000.0, 20_000.0])).check()
     assert soundness.sound
     assert {note.code for note in soundness.notes} == {"outlier"}
 
 
 def test_kernels_of_one_stream_may_overlap_but_start_in_order(tmp_path: Path) -> None:
     overlapping = [launch(1, 1), kernel(1, 10, 20), launch(2, 3), kernel(2, 15, 20)]
-    assert opened(tmp_path, overlapping).soundness.sound
+    assert opened(tmp_path, overlapping).check().sound
     disordered = [launch(1, 1), kernel(1, 10, 20), launch(2, 3), kernel(2, 9, 20)]
-    (finding,) = opened(tmp_path, disordered).soundness.findings
+    (finding,) = opened(tmp_path, disordered).check().findings
     assert (finding.code, finding.count, finding.span_ns) == ("broken_order", 1, 1000)
     other_stream = kernel(2, 9, 20, args={"stream": 8})
-    assert opened(tmp_path, [*disordered[:3], other_stream]).soundness.sound
+    assert opened(tmp_path, [*disordered[:3], other_stream]).check().sound
     other_thread = launch(2, 3) | {"tid": 3}
-    assert opened(tmp_path, [*disordered[:2], other_thread, disordered[3]]).soundness.sound
+    assert opened(tmp_path, [*disordered[:2], other_thread, disordered[3]]).check().sound
 
 
 @pytest.mark.parametrize(("later", "found"), [(9, 0), (10, 1)])
 def test_an_activity_does_not_outlast_ten_later_ones_of_its_stream(tmp_path: Path, later: int, found: int) -> None:
     long = [launch(100, 0), kernel(100, 1, 5000.0, name="copies")]
     events = [*long, *(one | {"ts": one["ts"] - 900} for one in runs([2.0] * later))]
-    soundness = opened(tmp_path, events).soundness
+    soundness = opened(tmp_path, events).check()
     assert codes(soundness) == ["impossible_time"] * found
     other_stream = kernel(100, 1, 5000.0, name="copies", args={"stream": 8})
-    assert opened(tmp_path, [*events[:1], other_stream, *events[2:]]).soundness.sound
+    assert opened(tmp_path, [*events[:1], other_stream, *events[2:]]).check().sound
     node = kernel(100, 1, 5000.0, name="copies", args={"graph id": 3, "graph node id": 1})
-    assert "impossible_time" not in codes(opened(tmp_path, [events[0], node, *events[2:]]).soundness)
+    assert "impossible_time" not in codes(opened(tmp_path, [events[0], node, *events[2:]]).check())
 
 
 @pytest.mark.parametrize(("early", "findings", "notes"), [(5, 0, 0), (40, 0, 1), (80, 1, 0)])
 def test_clocks_may_differ_by_fifty_microseconds(tmp_path: Path, early: int, findings: int, notes: int) -> None:
     events = [launch(1, 100), kernel(1, 100 - early, 200)]
-    soundness = opened(tmp_path, events).soundness
+    soundness = opened(tmp_path, events).check()
     assert codes(soundness) == ["work_before_launch"] * findings
     assert [note.code for note in soundness.notes] == ["work_before_launch"] * notes
 

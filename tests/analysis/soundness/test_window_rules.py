@@ -73,8 +73,8 @@ def step(number: int, start: int, operators: int, *, launches: bool) -> list[dic
 def test_a_step_that_the_host_did_not_work_in_may_be_empty(tmp_path: Path) -> None:
     """``profiler.step()`` after the last iteration opens one more."""
     full = [x for n in range(3) for x in step(n, 2000 * n, 20, launches=True)]
-    assert opened(tmp_path, [*full, *step(3, 6000, 1, launches=False)]).soundness.sound
-    (finding,) = opened(tmp_path, [*full, *step(3, 6000, 20, launches=False)]).soundness.findings
+    assert opened(tmp_path, [*full, *step(3, 6000, 1, launches=False)]).check().sound
+    (finding,) = opened(tmp_path, [*full, *step(3, 6000, 20, launches=False)]).check().findings
     assert (finding.code, finding.count) == ("empty_steps", 1)
     assert "1 of 4 steps" in finding.text
     assert "ProfilerStep#3" in finding.text
@@ -82,5 +82,5 @@ def test_a_step_that_the_host_did_not_work_in_may_be_empty(tmp_path: Path) -> No
 
 def test_thirty_of_thirty_two_steps(tmp_path: Path) -> None:
     events = [x for n in range(32) for x in step(n, 2000 * n, 20, launches=n in (7, 9))]
-    (finding,) = opened(tmp_path, events).soundness.findings
+    (finding,) = opened(tmp_path, events).check().findings
     assert (finding.code, finding.count) == ("empty_steps", 30)

@@ -96,21 +96,21 @@ def test_time_per_step_by_batch_size_layer_and_kernel(tmp_path: Path) -> None:
         ("decode bs=4", "A_0", "k0", 2, 2000, 1000.0),
     ]
     assert found.parts["total_ns"].sum() == 16_000
-    summary = trace.summary("step-kind")
+    summary = trace.report("step-kind")
     assert dict(summary.rows.filter(summary.rows["reason"].is_null()).select("name", "total_ns").rows()) == {
         "decode bs=4": 12_000, "decode bs=8": 3000, "prefill bs=1 tokens=70": 1000,
     }  # fmt: skip
-    outside = trace.places.filter(trace.places["step-kind"].is_null())["step-kind_rule"]
+    outside = trace.tables.places.filter(trace.tables.places["step-kind"].is_null())["step-kind_rule"]
     assert outside.to_list() == ["outside_server_steps"]
-    assert set(trace.places["step"].drop_nulls()) == {
+    assert set(trace.tables.places["step"].drop_nulls()) == {
         "step[DECODE bs=4]", "step[DECODE bs=8]", "step[EXTEND bs=1 toks=70]",
     }  # fmt: skip
-    assert trace.places["label"].null_count() == trace.gpu.height
+    assert trace.tables.places["label"].null_count() == trace.tables.gpu.height
 
 
 def test_inside_a_profilers_steps_those_count_as_the_steps(tmp_path: Path) -> None:
     trace = opened(tmp_path, server(profiler_steps=True))
-    assert set(trace.places["step"].drop_nulls()) == {"ProfilerStep#0", "ProfilerStep#1"}
+    assert set(trace.tables.places["step"].drop_nulls()) == {"ProfilerStep#0", "ProfilerStep#1"}
     assert trace.step_kinds().rows["steps"].to_list() == [2, 1, 1]
 
 

@@ -100,11 +100,11 @@ def test_idle_time_of_more_devices_than_programs_have_is_not_divided(tmp_path: P
 
 def test_more_pieces_than_a_trace_has_rows_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = across(tmp_path, 40)  # 40 gaps, each of which holds 40 launches
-    divided = idle_causes(trace.attributed)
+    divided = idle_causes(trace.tables)
     assert divided.height > 1_600
     monkeypatch.setattr("thence.analysis.idle.causes._MOST_PIECES", 0)
     monkeypatch.setattr("thence.analysis.idle.causes._MOST_OF_A_ROW", 4)
-    whole = idle_causes(trace.attributed)
+    whole = idle_causes(trace.tables)
     assert whole.height == 40
     assert set(whole["reason"]) == {"too_many"}
     assert whole["duration"].sum() == divided["duration"].sum()

@@ -117,7 +117,7 @@ def test_against_counting_every_nanosecond(lengths: list[int], work: list[Work])
 
 
 def test_steps_of_a_recording_are_all_of_its_idle_time() -> None:
-    trace = thence.open(TORCH / "torch_compile_rank0.json.gz").attributed
+    trace = thence.open(TORCH / "torch_compile_rank0.json.gz").tables
     frame = steps(trace).frame
     start = trace.gpu["start"].to_numpy()
     finish = start + trace.gpu["duration"].to_numpy()
@@ -129,7 +129,7 @@ def test_steps_of_a_recording_are_all_of_its_idle_time() -> None:
 
 
 def test_executions_of_the_program_are_the_steps_where_there_are_no_others() -> None:
-    trace = thence.open(DATA / "nsight" / "jax_train.sqlite.gz").attributed
+    trace = thence.open(DATA / "nsight" / "jax_train.sqlite.gz").tables
     found = steps(trace)
     assert found.kind == "program"
     assert found.frame["step"].str.starts_with("jit_train_step#").all()

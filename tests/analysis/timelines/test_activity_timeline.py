@@ -21,7 +21,7 @@ US = 1000
 
 
 def timeline(trace: thence.Trace) -> ActivityTimeline:
-    return activity_timeline(trace.attributed, trace.idle().pieces)
+    return activity_timeline(trace.tables, trace.idle().pieces)
 
 
 def made(folder: Path) -> ActivityTimeline:
@@ -106,7 +106,7 @@ def test_texts_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.
 def test_nothing_ran(tmp_path: Path) -> None:
     trace = opened(tmp_path, [launch(1, 1)])
     with pytest.raises(thence.MissingData):
-        activity_timeline(trace.attributed, pl.DataFrame())
+        activity_timeline(trace.tables, pl.DataFrame())
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)

@@ -39,7 +39,7 @@ def test_recorded_clocks_move_no_rank(ranks: thence.Trace, table: str) -> None:
 
 
 def test_the_tables_of_a_trace_are_as_recorded_whatever_timelines_show(ranks: thence.Trace) -> None:
-    before = ranks.gpu["start"].clone()
+    before = ranks.tables.gpu["start"].clone()
     ranks.timeline()
     ranks.overview()
-    assert ranks.gpu["start"].equals(before)
+    assert ranks.tables.gpu["start"].equals(before)

@@ -238,12 +238,12 @@ def test_a_recording_that_cannot_tell_waiting_from_work_is_refused(calls: list[s
 
 def test_an_older_recording_is_refused() -> None:
     with pytest.raises(MissingData, match="does not hold the calls that wait"):
-        thence.open(DATA / "recording" / "two_ranks").what_if(free=["kernel:."])
+        thence.open(DATA / "recording" / "two_ranks").whatif(free=["kernel:."])
 
 
 def test_traces_of_profilers_hold_their_calls(tmp_path: Path) -> None:
     events = [launch(1, 10), kernel(1, 20, 30, name="a")]
-    assert opened(tmp_path, events).what_if(free=["kernel:a"]).rows.height == 1
+    assert opened(tmp_path, events).whatif(free=["kernel:a"]).rows.height == 1
 
 
 @pytest.mark.parametrize(

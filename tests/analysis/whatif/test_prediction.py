@@ -123,7 +123,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_work_inside_of_a_graph_is_refused() -> None:
     trace = thence.open(TORCH / "torch-2.12_graph_replay_rank0.json.gz")
-    name = trace.gpu["name"].cast(pl.String)[0]
+    name = trace.tables.gpu["name"].cast(pl.String)[0]
     found = what_if(trace.whole, program_graph(trace.whole), [parse_change("free", f"kernel:{name[:6]}")])
     assert found.rows["verdict"].to_list() == ["refused"]
 
@@ -178,7 +178,9 @@ def test_replay_is_exact_and_the_critical_path_tiles_every_step(paths: list[Path
     tiles = trace.critical_path()
     end = (tiles["start"] + tiles["duration"]).to_numpy()
     assert (end[:-1] == tiles["start"].to_numpy()[1:]).all()
-    steps = trace.host.filter(pl.col("category") == "step", pl.col("rank") == min(trace.whole.ranks)).sort("start")
+    steps = trace.tables.host.filter(pl.col("category") == "step", pl.col("rank") == min(trace.whole.ranks)).sort(
+        "start"
+    )
     of_step = dict(tiles.group_by("step").agg(pl.col("duration").sum()).rows())
     begins = steps["start"].to_list()
     for number, (begin, after) in enumerate(itertools.pairwise(begins)):

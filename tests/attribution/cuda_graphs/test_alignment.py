@@ -89,9 +89,9 @@ def test_what_cannot_be_told_apart_gets_no_label_but_the_reason(tmp_path: Path) 
     tables, nodes = tables_of(made, [replay(made, 3, random.Random(0), 0, 5000)])
     trace = Trace(with_places(tables, join_labels(tables, [read(made, tmp_path)])))
     trace.self_check()
-    for node, label in zip(nodes, trace.places["label"].to_list(), strict=True):
+    for node, label in zip(nodes, trace.tables.places["label"].to_list(), strict=True):
         assert label == (None if made.kernels[node] == "gemm" else made.labels[node])
-    reasons = trace.places.filter(pl.col("label").is_null())["label_rule"].to_list()
+    reasons = trace.tables.places.filter(pl.col("label").is_null())["label_rule"].to_list()
     assert set(reasons) == {"graph_ambiguous"}
     assert trace.graph_coverage.confidence == pytest.approx(2 / 5)
 
@@ -187,7 +187,7 @@ def test_the_iteration_is_found_among_others_and_kernels_of_its_own(iterations: 
     tables, nodes = tables_of(made, [replay(made, 3, random.Random(i), 10**9 * i, 1) for i in range(3)])
     labelled = Trace(tables).label(eager=Trace(eager))
     labelled.self_check()
-    assert labelled.places["label"].to_list() == [made.labels[n] for n in nodes]
+    assert labelled.tables.places["label"].to_list() == [made.labels[n] for n in nodes]
 
 
 def test_another_kernel_in_the_eager_run_leaves_only_its_counterpart_open() -> None:
@@ -197,7 +197,7 @@ def test_another_kernel_in_the_eager_run_leaves_only_its_counterpart_open() -> N
     tables, nodes = tables_of(made, [replay(made, 3, random.Random(0), 0, 1)])
     labelled = Trace(tables).label(eager=Trace(eager_tables(other, 1)))
     right = [None if made.kernels[n] == "softmax" else made.labels[n] for n in nodes]
-    assert labelled.places["label"].to_list() == right
+    assert labelled.tables.places["label"].to_list() == right
     other.kernels[5] = "triton_poi_fused_add"
     with pytest.raises(MissingData, match="at most 10 of its 12 activities can be matched in order"):
         Trace(tables).label(eager=Trace(eager_tables(other, 1)))

@@ -58,8 +58,8 @@ def planted(graphs: list[list[Call]], kind: int) -> list[str | None]:
 def test_each_graph_finds_its_capture_by_length_and_content(tmp_path: Path, amd: bool) -> None:
     graphs = [layers(count) for count in SIZES]
     labelled = places(tmp_path, replayed(amd, graphs[::-1]), captured(amd, graphs))
-    assert labelled.places["op"].to_list() == planted(graphs[::-1], 1)
-    assert labelled.places["label"].to_list() == planted(graphs[::-1], 2)
+    assert labelled.tables.places["op"].to_list() == planted(graphs[::-1], 1)
+    assert labelled.tables.places["label"].to_list() == planted(graphs[::-1], 2)
     count = 2 * sum(map(len, graphs))
     assert labelled.graph_coverage.rules == {"capture_names" if amd else "capture_order": count}
     said = [text for text in labelled.meta.warnings if "order alone" in text]
@@ -76,7 +76,7 @@ def test_the_captures_may_be_in_files_of_their_own_and_without_bounds(tmp_path: 
         captured(amd=False, captures=[calls], bounds=False, now=1e6 * number) for number, calls in enumerate(graphs)
     ]
     labelled = places(tmp_path, replayed(amd=False, graphs=graphs), *files)
-    assert labelled.places["label"].to_list() == planted(graphs, 2)
+    assert labelled.tables.places["label"].to_list() == planted(graphs, 2)
     (tmp_path / "captures").mkdir()
     for number, recorder in enumerate(files):
         written(tmp_path / "captures" / f"bs_{number}.json", recorder.events)
@@ -92,16 +92,16 @@ def test_captures_and_replays_may_be_in_one_trace(tmp_path: Path) -> None:
         recorder.replay(calls)
     trace = opened(tmp_path, recorder.events)
     labelled = trace.label(eager=trace)
-    assert labelled.places["label"].to_list() == [call[2] for calls in graphs for call in calls]
+    assert labelled.tables.places["label"].to_list() == [call[2] for calls in graphs for call in calls]
 
 
 @pytest.mark.parametrize("amd", [True, False])
 def test_of_captures_that_fit_alike_only_what_they_share_is_taken(tmp_path: Path, amd: bool) -> None:
     first, second = (layers(2, f"capture_{size}_decode/") for size in (8, 16))
     labelled = places(tmp_path, replayed(amd, [first]), captured(amd, [first, second]))
-    assert labelled.places["op"].to_list() == planted([first], 1)
-    assert labelled.places["label"].null_count() == 2 * len(first)
-    assert set(labelled.places["label_rule"]) == {"graph_captures_differ"}
+    assert labelled.tables.places["op"].to_list() == planted([first], 1)
+    assert labelled.tables.places["label"].null_count() == 2 * len(first)
+    assert set(labelled.tables.places["label_rule"]) == {"graph_captures_differ"}
     assert labelled.graph_coverage.rules == {"capture_shared": 2 * len(first)}
 
 
@@ -117,7 +117,7 @@ def test_node_numbers_give_the_order_where_streams_hide_it(tmp_path: Path) -> No
                 places(tmp_path, recorder, captured(amd=False, captures=[calls]))
             continue
         labelled = places(tmp_path, recorder, captured(amd=False, captures=[calls]))
-        assert labelled.places["label"].to_list() == [calls[place][2] for place in mixed]
+        assert labelled.tables.places["label"].to_list() == [calls[place][2] for place in mixed]
 
 
 def test_with_names_an_unknown_order_gives_what_all_calls_of_a_kernel_share(tmp_path: Path) -> None:
@@ -127,12 +127,12 @@ def test_with_names_an_unknown_order_gives_what_all_calls_of_a_kernel_share(tmp_
     recorder = Recorder(amd=True)
     recorder.replay(calls, streams=3, order=mixed)
     labelled = places(tmp_path, recorder, captured(amd=True, captures=[calls]))
-    assert labelled.places["op"].to_list() == [calls[place][1] for place in mixed]
+    assert labelled.tables.places["op"].to_list() == [calls[place][1] for place in mixed]
     kernels = [(call[0], call[3]) for call in calls]
     once = {call[2] for call, kernel in zip(calls, kernels, strict=True) if kernels.count(kernel) == 1}
     assert once == {"embedding", "sample"}
     expected = [calls[place][2] if calls[place][2] in once else None for place in mixed]
-    assert labelled.places["label"].to_list() == expected
+    assert labelled.tables.places["label"].to_list() == expected
 
 
 def test_one_call_too_many_costs_no_label(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_one_call_too_many_costs_no_label(tmp_path: Path) -> None:
         (tmp_path / str(len(list(tmp_path.iterdir())))).mkdir()
         folder = max(tmp_path.iterdir())
         labelled = places(folder, replayed(False, [graph], nodes=True), captured(False, [calls]))
-        assert labelled.places["label"].to_list() == planted([graph], 2)
-        assert labelled.places["op"].to_list() == planted([graph], 1)
+        assert labelled.tables.places["label"].to_list() == planted([graph], 2)
+        assert labelled.tables.places["op"].to_list() == planted([graph], 1)
         (note,) = [t for t in labelled.meta.warnings if "no certain counterpart" in t]
         assert "0 of its 1,562 activities and 1 of the 1,563 launches of capture 1 of 1" in note
 
@@ -161,10 +161,10 @@ def test_equal_layers_show_that_operators_lie_one_place_further(tmp_path: Path) 
     calls = 4 * [*layer, ("gemm", "aten::mm", "layer", "kernel")]
     moved = [*calls[:10], *calls[11:14], calls[10], *calls[14:]]
     labelled = places(tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[calls]))
-    assert labelled.places["op"].to_list() == planted([calls], 1)
+    assert labelled.tables.places["op"].to_list() == planted([calls], 1)
     (tmp_path / "moved").mkdir()
     labelled = places(tmp_path / "moved", replayed(False, [calls]), captured(False, [moved]))
-    operators = labelled.places["op"].to_list()
+    operators = labelled.tables.places["op"].to_list()
     right = planted([calls], 1)
     assert all(op in (None, truth) for op, truth in zip(operators, right, strict=True))
     open_ = [place for place, op in enumerate(operators[: len(calls)]) if op is None]
@@ -180,14 +180,14 @@ def test_a_kernel_that_an_operator_never_launched_is_not_its_kernel(tmp_path: Pa
     recorder.capture(known)
     labelled = places(tmp_path, replayed(amd=False, graphs=[wrong]), recorder)
     assert set(labelled.graph_coverage.rules) == {"eager_kernel_name"}
-    assert labelled.places["op"].to_list() == 2 * ["aten::op1", "aten::op0"]
+    assert labelled.tables.places["op"].to_list() == 2 * ["aten::op1", "aten::op0"]
 
 
 def test_amd_captures_with_other_kernels_are_refused(tmp_path: Path) -> None:
     calls = layers(2)
     other = [("other_kernel", *calls[0][1:]), *calls[1:]]
     labelled = places(tmp_path, replayed(True, [other]), captured(True, [calls]))
-    assert labelled.places["label"].to_list() == 2 * [None, *(call[2] for call in calls[1:])]
+    assert labelled.tables.places["label"].to_list() == 2 * [None, *(call[2] for call in calls[1:])]
     others = [(f"other{n}", *call[1:]) for n, call in enumerate(calls[:4])] + calls[4:]
     (tmp_path / "others").mkdir()
     with pytest.raises(thence.MissingData, match="which has no kernel like activity 0, `other0`"):
@@ -216,9 +216,9 @@ def test_overlapping_captures_take_the_calls_of_their_own_thread(tmp_path: Path)
         event("gpu_memset", "Memset", 200, 1, args={"device": 0, "stream": 7, "correlation": 2120}),
     ]
     trace = opened(tmp_path, events)
-    calls = captured_calls(trace.tables)
-    host = trace.host[calls["row"]]
-    start = (host["start"] - trace.host["start"].min()) // 1000 + 10
+    calls = captured_calls(trace.recorded)
+    host = trace.tables.host[calls["row"]]
+    start = (host["start"] - trace.tables.host["start"].min()) // 1000 + 10
     found = sorted(zip(calls["capture"], calls["kind"], start, host["thread"], strict=True))
     assert found == [
         (0, "kernel", 20, 2), (0, "kernel", 40, 2), (1, "kernel", 40, 3), (1, "kernel", 60, 3), (2, "memcpy", 110, 4),

@@ -85,13 +85,13 @@ def replays(made: Made, seed: int) -> tuple[Trace, list[str | None]]:
 def test_an_eager_run_labels_every_repetition_inside_the_graph(seed: int) -> None:
     one = iteration()
     trace, truth = replays(repeated(one, TIMES), seed)
-    assert trace.gpu.height == TIMES * KERNELS * REPLAYS == 240
+    assert trace.tables.gpu.height == TIMES * KERNELS * REPLAYS == 240
     # A name is enough for 208 of them: what names alone could do.
-    single = sum(name not in AMBIGUOUS_NAMES for name in trace.gpu["name"].cast(pl.String))
+    single = sum(name not in AMBIGUOUS_NAMES for name in trace.tables.gpu["name"].cast(pl.String))
     assert single == 240 - 2 * TIMES * REPLAYS
     labelled = trace.label(eager=Trace(eager_run(one)))
     labelled.self_check()
-    assert labelled.places["label"].to_list() == truth
+    assert labelled.tables.places["label"].to_list() == truth
     assert labelled.graph_coverage.rules == {"eager_repetition": 240}
     assert any("4 times" in text for text in labelled.meta.warnings)
 
@@ -103,9 +103,9 @@ def test_a_kernel_that_the_eager_run_lacks_costs_the_others_nothing() -> None:
     trace, truth = replays(graph, 0)
     labelled = trace.label(eager=Trace(eager_run(one)))
     labelled.self_check()
-    assert labelled.places["label"].to_list() == truth
+    assert labelled.tables.places["label"].to_list() == truth
     assert labelled.graph_coverage.rules == {"eager_repetition": 240}
-    foreign = labelled.places.filter(pl.col("label").is_null())
+    foreign = labelled.tables.places.filter(pl.col("label").is_null())
     assert foreign["label_rule"].to_list() == ["graph_foreign"] * REPLAYS
 
 
@@ -116,8 +116,8 @@ def test_where_order_proves_nothing_a_name_with_one_label_is_enough_and_says_so(
         graph.node(f"fill{n}", None)
     trace, truth = replays(graph, 0)
     labelled = trace.label(eager=Trace(eager_run(one)))
-    names = trace.gpu["name"].cast(pl.String).to_list()
-    for name, label, right in zip(names, labelled.places["label"], truth, strict=True):
+    names = trace.tables.gpu["name"].cast(pl.String).to_list()
+    for name, label, right in zip(names, labelled.tables.places["label"], truth, strict=True):
         assert label == (None if name in AMBIGUOUS_NAMES else right)
     assert labelled.graph_coverage.rules == {"eager_kernel_name": 208}
     assert any("that all launches of their kernel have in common" in t for t in labelled.meta.warnings)
@@ -137,7 +137,7 @@ def test_names_that_ran_more_often_than_their_share_say_nothing() -> None:
     graph.node("softmax", "elsewhere")  # the same kernel again, where the eager run has none
     trace, _ = replays(graph, 0)
     labelled = trace.label(eager=Trace(eager_run(one)))
-    by_name = dict(zip(trace.gpu["name"].cast(pl.String), labelled.places["label"], strict=True))
+    by_name = dict(zip(trace.tables.gpu["name"].cast(pl.String), labelled.tables.places["label"], strict=True))
     assert by_name["softmax"] is None
     assert by_name["gelu"] == "mlp"
 
@@ -153,8 +153,8 @@ def test_operators_are_joined_where_there_are_no_labels() -> None:
     one = iteration()
     trace, truth = replays(repeated(one, TIMES), 1)
     labelled = trace.label(eager=Trace(eager_run(one, labelled=False)))
-    assert labelled.places["op"].to_list() == truth
-    assert labelled.places["label"].null_count() == 240
+    assert labelled.tables.places["op"].to_list() == truth
+    assert labelled.tables.places["label"].null_count() == 240
 
 
 def first_layer(source: Path, target: Path) -> Path:
@@ -183,6 +183,6 @@ def test_one_recorded_layer_labels_three_in_each_of_five_recorded_replays(versio
     assert labelled.graph_coverage.labelled == 240
     assert labelled.graph_coverage.rules == {"eager_repetition": 240}
     if expected is not None:
-        nodes = expected.gpu["node"].cast(pl.UInt64).to_list()
+        nodes = expected.tables.gpu["node"].cast(pl.UInt64).to_list()
         right = [truth[node & 0xFFFFFFFF]["label"] for node in nodes]
-        assert labelled.places["label"].to_list() == right
+        assert labelled.tables.places["label"].to_list() == right

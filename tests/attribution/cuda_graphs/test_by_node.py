@@ -119,8 +119,8 @@ def test_an_exporter_that_writes_numbers_alone_writes_0_for_the_first_node(tmp_p
     arguments = [{"graph id": 2, "graph node id": n} for n in range(2)]
     events = [kernel(1, 10 + 10 * n, args=args) for n, args in enumerate(arguments)]
     trace = opened(tmp_path, [*events, kernel(3, 50, args={"graph id": 0, "graph node id": 0})])
-    assert trace.gpu["node"].to_list() == [0, 1, None]
-    assert trace.gpu["graph"].to_list() == [2, 2, None]
+    assert trace.tables.gpu["node"].to_list() == [0, 1, None]
+    assert trace.tables.gpu["graph"].to_list() == [2, 2, None]
 
 
 def test_a_label_stands_below_the_range_around_the_launch(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_label_stands_below_the_range_around_the_launch(tmp_path: Path) -> Non
     tables = dataclasses.replace(tables, host=host)
     joined = join_labels(tables, [read(made, tmp_path)])
     trace = Trace(with_places(tables, joined))
-    assert trace.places["label"].to_list() == [f"decode/{made.labels[n]}" for n in nodes]
+    assert trace.tables.places["label"].to_list() == [f"decode/{made.labels[n]}" for n in nodes]
     assert trace.flame("label").nodes["name"].to_list()[:2] == ["GPU time", "decode"]
 
 
@@ -156,21 +156,21 @@ def test_a_graphed_collective_reads_like_an_eager_one(tmp_path: Path) -> None:
     tables, _ = tables_of(made, launches)
     trace = Trace(tables).label(tmp_path / "labels.json")
     trace.self_check()
-    rows = trace.collectives
+    rows = trace.tables.collectives
     assert rows["gpu"].to_list() == [0, 1, 2]
     assert rows["bytes"].to_list() == [2000] * 3  # 1000 elements of 2 bytes
     assert rows["group_description"].to_list() == ["tp"] * 3
     assert rows["sequence"].to_list() == [3] * 3
-    times = trace.collective_times("keep").rows
+    times = trace.collectives("keep").rows
     assert times["instance"].n_unique() == 3 if "instance" in times.columns else times.height == 3
     assert trace.timeline(("lane", "process-group")).lanes["lane"].unique().to_list() == ["0 (tp)"]
     (tmp_path / "out").mkdir()  # where no labels lie beside
-    trace.write(tmp_path / "out" / "out.json")
+    trace.convert(tmp_path / "out" / "out.json")
     again = thence.open(tmp_path / "out" / "out.json")
     again.self_check()
-    assert again.collectives["bytes"].to_list() == [2000] * 3
-    assert again.places["label"].to_list() == ["all_reduce"] * 3
-    assert again.tables.graph_places["metadata"].to_list() == ['{"bucket":"gradients"}'] * 3
+    assert again.tables.collectives["bytes"].to_list() == [2000] * 3
+    assert again.tables.places["label"].to_list() == ["all_reduce"] * 3
+    assert again.recorded.graph_places["metadata"].to_list() == ['{"bucket":"gradients"}'] * 3
 
 
 def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:

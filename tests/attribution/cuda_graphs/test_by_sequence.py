@@ -43,7 +43,7 @@ def truth() -> list[str]:
 def recorded() -> tuple[thence.Trace, list[Rows]]:
     """The recorded replays, and the activities of each of them by node number."""
     trace = thence.open(REPLAY)
-    launches = trace.gpu.sort("node").partition_by("correlation", maintain_order=True)
+    launches = trace.tables.gpu.sort("node").partition_by("correlation", maintain_order=True)
     return trace, [list(zip(part.to_dicts(), truth(), strict=True)) for part in launches]
 
 
@@ -55,9 +55,9 @@ def rebuilt(trace: thence.Trace, launches: list[Rows]) -> tuple[thence.Trace, li
         for number, (row, label) in enumerate(launch):
             rows.append(row | {"graph": graph, "node": (graph << 32) + number})
             labels.append(label)
-    gpu = pl.DataFrame(rows, schema=trace.gpu.schema, orient="row")
+    gpu = pl.DataFrame(rows, schema=trace.tables.gpu.schema, orient="row")
     order = gpu.with_row_index("at").sort("start", maintain_order=True)["at"].to_list()
-    return Trace(dataclasses.replace(trace.tables, gpu=gpu[order])), [labels[at] for at in order]
+    return Trace(dataclasses.replace(trace.recorded, gpu=gpu[order])), [labels[at] for at in order]
 
 
 def other(rows: Rows, at: int, name: str) -> tuple[dict[str, object], None]:
@@ -138,7 +138,7 @@ def test_a_damaged_replay_gets_no_false_label_and_keeps_the_others(
         made, right = rebuilt(trace, [damage(rows, at, random.Random(seed)) for rows in launches])
         labelled = made.label(eager=eager())
         labelled.self_check()
-        labels = labelled.places["label"].cast(pl.String).to_list()
+        labels = labelled.tables.places["label"].cast(pl.String).to_list()
         assert [x for x in zip(labels, right, strict=True) if x[0] not in (None, x[1])] == []
         assert sum(label is not None for label in labels) >= 5 * DAMAGES[damage], (damage, at)
 
@@ -147,10 +147,10 @@ def test_a_damaged_replay_gets_no_false_label_and_keeps_the_others(
 def test_an_eager_run_that_lost_launches_gives_no_false_label(lines: slice) -> None:
     trace, launches = recorded()
     made, right = rebuilt(trace, launches)
-    whole = eager().tables
+    whole = eager().recorded
     kept = sorted({*range(whole.gpu.height)} - {*range(whole.gpu.height)[lines]})
     labelled = made.label(eager=Trace(dataclasses.replace(whole, gpu=whole.gpu[kept])))
-    labels = labelled.places["label"].cast(pl.String).to_list()
+    labels = labelled.tables.places["label"].cast(pl.String).to_list()
     assert [x for x in zip(labels, right, strict=True) if x[0] not in (None, x[1])] == []
 
 
@@ -229,7 +229,7 @@ def test_a_damaged_capture_or_its_replay_gives_no_false_label(
                     trace.label(eager=source)
                 continue
             labelled = trace.label(eager=source)
-            labels = labelled.places["label"].cast(pl.String).to_list()
+            labels = labelled.tables.places["label"].cast(pl.String).to_list()
             # What the capture lost has no label in it.
             known = [call[2] or None if call in captured else None for call in replayed]
             wrong = [x for x in zip(labels, known, strict=True) if x[0] not in (None, x[1])]
@@ -268,8 +268,8 @@ def test_a_damaged_annotation_file_gives_no_false_label(tmp_path: Path, damage: 
     (tmp_path / "trace_rank0.json").write_bytes(unzipped(REPLAY))
     (tmp_path / f"kernel_annotations_rank{rank}.json").write_text(text)
     trace = thence.open(tmp_path / "trace_rank0.json")
-    right = [truth()[node & 0xFFFFFFFF] for node in trace.gpu["node"].to_list()]
-    labels = trace.places["label"].cast(pl.String).to_list()
+    right = [truth()[node & 0xFFFFFFFF] for node in trace.tables.gpu["node"].to_list()]
+    labels = trace.tables.places["label"].cast(pl.String).to_list()
     assert [x for x in zip(labels, right, strict=True) if x[0] not in (None, x[1])] == []
     assert sum(label is not None for label in labels) == (120 if damage == "half of the nodes" else 0)
     if damage not in ("another rank", "half of the nodes", "empty", "another graph"):

@@ -103,9 +103,9 @@ def replayed() -> list[Event]:
 def check(trace: thence.Trace, rows: list[Event]) -> int:
     """Asserts that nothing false is said of three replays of these kernels; returns how many are labelled."""
     trace.self_check()
-    order = trace.gpu.with_row_index("row").sort("start")["row"].to_list()
-    labels = trace.places["label"].cast(pl.String).to_list()
-    described = {row["gpu"]: row for row in trace.collectives.to_dicts()}
+    order = trace.tables.gpu.with_row_index("row").sort("start")["row"].to_list()
+    labels = trace.tables.places["label"].cast(pl.String).to_list()
+    described = {row["gpu"]: row for row in trace.tables.collectives.to_dicts()}
     kind = {"allreduce": "AllReduce", "_allgather_base": "AllGather", "_reduce_scatter_base": "ReduceScatter"}
     count = 0
     for at, true in zip(order, 3 * rows, strict=True):
@@ -201,8 +201,8 @@ def test_two_steps_of_other_sizes_leave_the_sizes_open(tmp_path: Path) -> None:
             kernel["args"][key] *= 8
     trace = replay(tmp_path, replayed()).label(eager=eager(tmp_path, small + large))
     assert check(trace, replayed()) == 36
-    assert trace.collectives["bytes"].null_count() == trace.collectives.height
-    assert trace.collectives["group_ranks"].unique().to_list() == ["[0, 1]"]
+    assert trace.tables.collectives["bytes"].null_count() == trace.tables.collectives.height
+    assert trace.tables.collectives["group_ranks"].unique().to_list() == ["[0, 1]"]
 
 
 # Files of labels and annotations
@@ -289,4 +289,4 @@ def test_a_damaged_label_file_gives_no_label(
     bare = replay(tmp_path, replayed()[:3])
     with pytest.raises(thence.ThenceError):
         bare.label(tmp_path / "damaged.json")
-    assert bare.collectives.is_empty(), how
+    assert bare.tables.collectives.is_empty(), how

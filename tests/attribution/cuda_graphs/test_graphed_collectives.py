@@ -52,8 +52,8 @@ def test_every_replay_reads_like_the_eager_run(rank: int) -> None:
     assert [row[0] for row in expected] == ["allreduce", "_allgather_base", "_reduce_scatter_base"]
     trace = thence.open(GRAPHS / f"comm_replay_rank{rank}.json.gz").label(GRAPHS / f"comm_labels_rank{rank}.json")
     trace.self_check()
-    placed = trace.tables.graph_places.join(
-        trace.gpu.with_row_index("gpu").select("gpu", "start", "name").cast({"gpu": int}), on="gpu"
+    placed = trace.recorded.graph_places.join(
+        trace.tables.gpu.with_row_index("gpu").select("gpu", "start", "name").cast({"gpu": int}), on="gpu"
     ).sort("start")
     assert placed.unnest("collective").select(COLUMNS).rows() == expected * REPLAYS
     assert placed["label"].unique().to_list() == ["sync"]
@@ -67,7 +67,7 @@ def test_the_analysis_of_collectives_works_on_graphs() -> None:
     trace = thence.open(*(GRAPHS / f"comm_replay_rank{rank}.json.gz" for rank in RANKS)).label(
         [GRAPHS / f"comm_labels_rank{rank}.json" for rank in RANKS]
     )
-    rows = trace.collective_times().by_size
+    rows = trace.collectives().by_size
     # bfloat16: 2 bytes an element; 1 Mi elements on each rank, twice that gathered.
     assert dict(zip(rows["collective"], rows["bytes"], strict=True)) == dict.fromkeys(
         ("all-reduce", "all-gather", "reduce-scatter"), 2 << 20

@@ -90,9 +90,9 @@ def test_every_replayed_kernel_has_the_label_of_its_node(
 ) -> None:
     labelled = thence.open(trace).label(labels(trace))
     labelled.self_check()
-    assert labelled.places["label"].to_list() == expected(labelled.gpu)
-    assert labelled.places["label_rule"].unique().to_list() == [rule]
-    assert labelled.gpu.height == labelled.graph_coverage.labelled == 240
+    assert labelled.tables.places["label"].to_list() == expected(labelled.tables.gpu)
+    assert labelled.tables.places["label_rule"].unique().to_list() == [rule]
+    assert labelled.tables.gpu.height == labelled.graph_coverage.labelled == 240
     assert labelled.graph_coverage.share == 1
 
 
@@ -101,11 +101,11 @@ def test_every_replayed_kernel_gets_label_and_op_of_the_eager_run(trace: Path) -
     eager = thence.open(EAGER[trace])
     labelled = thence.open(trace).label(eager=eager)
     labelled.self_check()
-    assert labelled.places["label"].to_list() == expected(labelled.gpu)
-    assert labelled.places["label_rule"].unique().to_list() == ["eager_alignment"]
-    assert labelled.tables.graph_places["confidence"].unique().to_list() == [1.0]
+    assert labelled.tables.places["label"].to_list() == expected(labelled.tables.gpu)
+    assert labelled.tables.places["label_rule"].unique().to_list() == ["eager_alignment"]
+    assert labelled.recorded.graph_places["confidence"].unique().to_list() == [1.0]
     ops = {(SIDE, "aten::native_layer_norm"), ("qkv_proj", "aten::mm"), ("out_proj", "aten::mm")}
-    assert ops <= set(labelled.places.select(pl.col("label", "op").cast(pl.String)).rows())
+    assert ops <= set(labelled.tables.places.select(pl.col("label", "op").cast(pl.String)).rows())
 
 
 def test_nsight_systems_ids_join_as_well(tmp_path: Path) -> None:
@@ -128,18 +128,18 @@ def test_a_training_step_of_an_h200_is_labelled_and_two_sources_agree() -> None:
     trace = thence.open(GRAPHS / "block_replay.json.gz")  # its labels lie beside
     trace.self_check()
     assert trace.graph_coverage.share == 1
-    assert trace.graph_coverage.rules == {"graph_alignment": trace.gpu.height}
-    assert Counter(trace.places["label"].to_list()) == {x: 5 * n for x, n in captured.items()}
-    plain = Trace(dataclasses.replace(trace.tables, graph_places=trace.tables.graph_places.clear()))
+    assert trace.graph_coverage.rules == {"graph_alignment": trace.tables.gpu.height}
+    assert Counter(trace.tables.places["label"].to_list()) == {x: 5 * n for x, n in captured.items()}
+    plain = Trace(dataclasses.replace(trace.recorded, graph_places=trace.recorded.graph_places.clear()))
     by_eager = plain.label(eager=thence.open(GRAPHS / "block_eager.json.gz"))
     by_eager.self_check()
     both = pl.DataFrame(
         {
-            **{name: trace.places[name].cast(pl.String) for name in ("label", "phase")},
-            **{f"eager_{name}": by_eager.places[name].cast(pl.String) for name in ("label", "phase")},
+            **{name: trace.tables.places[name].cast(pl.String) for name in ("label", "phase")},
+            **{f"eager_{name}": by_eager.tables.places[name].cast(pl.String) for name in ("label", "phase")},
         }
     ).drop_nulls()
-    assert both.height > 0.8 * trace.gpu.height  # the eager run has no edges between streams
+    assert both.height > 0.8 * trace.tables.gpu.height  # the eager run has no edges between streams
     assert (both["label"] == both["eager_label"]).all()
     assert {"forward", "backward"} == set(both["phase"])
     # Labels taken at capture tell the backward pass from all other work, which they call forward.
@@ -152,13 +152,13 @@ def test_a_training_step_of_an_h200_is_labelled_and_two_sources_agree() -> None:
 def test_streams_may_be_shuffled(labels: Callable[[Path], Path], by: str, seed: int) -> None:
     trace = thence.open(WITHOUT_IDS)
     chance = random.Random(seed)
-    streams = [s if s == 7 else chance.choice((143, 144, 145, 146, 7)) for s in trace.gpu["stream"]]
-    gpu = trace.gpu.with_columns(stream=pl.Series(streams))
-    shuffled = Trace(dataclasses.replace(trace.tables, gpu=gpu))
+    streams = [s if s == 7 else chance.choice((143, 144, 145, 146, 7)) for s in trace.tables.gpu["stream"]]
+    gpu = trace.tables.gpu.with_columns(stream=pl.Series(streams))
+    shuffled = Trace(dataclasses.replace(trace.recorded, gpu=gpu))
     labelled = (
         shuffled.label(labels(WITHOUT_IDS)) if by == "labels" else shuffled.label(eager=thence.open(EAGER[WITHOUT_IDS]))
     )
-    assert labelled.places["label"].to_list() == expected(trace.gpu)
+    assert labelled.tables.places["label"].to_list() == expected(trace.tables.gpu)
 
 
 @pytest.mark.parametrize("dropped", [0, 5, 47, 100, 150, 239])
@@ -167,22 +167,22 @@ def test_after_dropping_a_kernel_only_equal_kernels_of_its_replay_are_open(
     labels: Callable[[Path], Path], by: str, dropped: int
 ) -> None:
     trace = thence.open(WITHOUT_IDS)
-    right = expected(trace.gpu)
+    right = expected(trace.tables.gpu)
     kept = [row for row in range(240) if row != dropped]
-    fewer = Trace(dataclasses.replace(trace.tables, gpu=trace.gpu[kept]))
+    fewer = Trace(dataclasses.replace(trace.recorded, gpu=trace.tables.gpu[kept]))
     labelled = (
         fewer.label(labels(WITHOUT_IDS)) if by == "labels" else fewer.label(eager=thence.open(EAGER[WITHOUT_IDS]))
     )
     labelled.self_check()
     same = ("correlation", "name", "grid", "block")
-    equal = [trace.gpu.select(same).row(row) == trace.gpu.select(same).row(dropped) for row in kept]
-    places = labelled.places["label"].to_list()
+    equal = [trace.tables.gpu.select(same).row(row) == trace.tables.gpu.select(same).row(dropped) for row in kept]
+    places = labelled.tables.places["label"].to_list()
     assert places == [None if e else right[row] for e, row in zip(equal, kept, strict=True)]
     assert any(equal)
-    reasons = labelled.places.filter(pl.col("label").is_null())["label_rule"]
+    reasons = labelled.tables.places.filter(pl.col("label").is_null())["label_rule"]
     assert reasons.unique().to_list() == ["graph_ambiguous"]
     (note,) = labelled.meta.warnings
-    assert str(trace.gpu["correlation"][dropped]) in note
+    assert str(trace.tables.gpu["correlation"][dropped]) in note
     assert f"{sum(equal)} of its 47 activities" in note
 
 
@@ -239,7 +239,7 @@ def test_labels_of_each_rank_go_to_that_rank(tmp_path: Path, pids: tuple[int, in
     from thence.model.concat_tables import concat
 
     labelled = Trace(concat(parts)).label(files)
-    assert labelled.places["label"].to_list() == right
+    assert labelled.tables.places["label"].to_list() == right
     assert labelled.meta.warnings == ()
 
 
@@ -247,11 +247,11 @@ def test_labels_stay_with_their_activities_when_traces_are_put_together(labels: 
     from thence.model.concat_tables import concat
 
     parts = [thence.open(trace).label(labels(trace)) for trace in (WITH_IDS, WITHOUT_IDS)]
-    whole = Trace(concat([part.tables for part in parts]))
+    whole = Trace(concat([part.recorded for part in parts]))
     whole.self_check()
-    assert whole.places["label"].to_list() == [x for part in parts for x in expected(part.gpu)]
-    read_only = dataclasses.replace(parts[0].tables, graph_labels=(read_labels(labels(WITH_IDS)),))
-    both = concat([parts[1].tables, read_only])  # rank 0 is taken: the second becomes 1
+    assert whole.tables.places["label"].to_list() == [x for part in parts for x in expected(part.tables.gpu)]
+    read_only = dataclasses.replace(parts[0].recorded, graph_labels=(read_labels(labels(WITH_IDS)),))
+    both = concat([parts[1].recorded, read_only])  # rank 0 is taken: the second becomes 1
     assert [one.process.rank for one in both.graph_labels] == [0, 1]
 
 
@@ -263,7 +263,7 @@ def test_labels_beside_the_trace_are_joined_and_said_so(tmp_path: Path, labels: 
     (tmp_path / "my_labels.json").write_bytes(labels(WITHOUT_IDS).read_bytes())
     for inputs in ([tmp_path / "trace.json.gz"], [tmp_path / "trace.json.gz", tmp_path / "my_labels.json"]):
         trace = thence.open(*inputs)
-        assert trace.places["label"].to_list() == expected(trace.gpu)
+        assert trace.tables.places["label"].to_list() == expected(trace.tables.gpu)
         assert any("240 of 240 activities" in text and "my_labels.json" in text for text in trace.meta.notes)
         assert trace.meta.warnings == ()
 
@@ -278,15 +278,15 @@ def test_labels_beside_that_do_not_fit_are_a_warning_only(
     (folder / "labels.json").write_text(content)
     for given in (folder, folder / "trace.json.gz"):
         trace = thence.open(given)
-        assert trace.gpu.height == 240
-        assert trace.tables.graph_places.is_empty()
+        assert trace.tables.gpu.height == 240
+        assert trace.recorded.graph_places.is_empty()
         if "format" in content:
             assert any("labels.json" in text for text in trace.meta.warnings)
     document = json.loads(labels(WITHOUT_IDS).read_text())
     document["process"]["pid"] += 1
     (folder / "labels.json").write_text(json.dumps(document))
     trace = thence.open(folder / "trace.json.gz")
-    assert trace.tables.graph_places.is_empty()
+    assert trace.recorded.graph_places.is_empty()
     assert any("captured these graphs" in text for text in trace.meta.warnings)
 
 
@@ -326,7 +326,7 @@ def test_a_kernel_has_the_place_of_its_node(tmp_path: Path) -> None:
     trace = Trace(tables).label(tmp_path / "labels.json")
     assert nodes == [0, 1, 2, 3]
     rules = {"label", "module", "op", "source", "phase", "stack"}
-    found = trace.places.select(*sorted(rules), "position", "metadata").cast(pl.String)
+    found = trace.tables.places.select(*sorted(rules), "position", "metadata").cast(pl.String)
     first, second, third, last = found.to_dicts()
     assert first == {
         "label": "mine",
@@ -344,7 +344,7 @@ def test_a_kernel_has_the_place_of_its_node(tmp_path: Path) -> None:
     assert [(part["module"], part["share"]) for part in parts] == [("a", 0.75), (None, 0.25)]
     assert (third["source"], third["position"]) == ("/me/train.py main", "function")
     assert [last[kind] for kind in ("label", "module", "source")] == ["mine", None, None]
-    rule = trace.places["module_rule"].cast(pl.String).to_list()
+    rule = trace.tables.places["module_rule"].cast(pl.String).to_list()
     assert rule == ["graph_node", "graph", "graph_node", "graph"]
 
 
@@ -354,8 +354,8 @@ def test_what_counts_as_own_code_decides_the_source_of_a_graphed_kernel(tmp_path
     (tmp_path / "labels.json").write_text(json.dumps(with_places(made, MADE_IN, [0])))
     tables, _ = tables_of(made, [replay(made, 1, random.Random(1))], ids=True)
     labelled = Trace(tables).label(tmp_path / "labels.json")
-    own = Trace(labelled.tables, own=("lib",))
-    assert own.places["source"].to_list() == ["/v/site-packages/lib/a.py:7 f"]
+    own = Trace(labelled.recorded, own=("lib",))
+    assert own.tables.places["source"].to_list() == ["/v/site-packages/lib/a.py:7 f"]
 
 
 def test_nodes_that_differ_in_their_places_alone_keep_the_label_that_they_share(tmp_path: Path) -> None:
@@ -368,10 +368,10 @@ def test_nodes_that_differ_in_their_places_alone_keep_the_label_that_they_share(
     (tmp_path / "labels.json").write_text(json.dumps(document))
     tables, nodes = tables_of(made, [replay(made, 2, random.Random(3), shortest=10)])
     trace = Trace(tables).label(tmp_path / "labels.json")
-    labels = dict(zip(nodes, trace.places["label"].to_list(), strict=True))
+    labels = dict(zip(nodes, trace.tables.places["label"].to_list(), strict=True))
     assert labels == {0: "embed", 1: "projections", 2: "projections", 3: "attention"}
-    assert trace.places["module"].to_list() == [None] * 4
-    assert "graph_alignment" in trace.places["label_rule"].to_list()
+    assert trace.tables.places["module"].to_list() == [None] * 4
+    assert "graph_alignment" in trace.tables.places["label_rule"].to_list()
 
 
 def test_the_operator_around_the_launch_of_a_graph_is_not_that_of_its_kernels() -> None:
@@ -383,6 +383,6 @@ def test_the_operator_around_the_launch_of_a_graph_is_not_that_of_its_kernels() 
     graphed = sum(e["args"]["correlation"] in launched for e in work)
     assert 0 < graphed < len(work)
     assert any(e["name"].startswith("Torch-Compiled Region") and e["cat"] == "cpu_op" for e in events if "cat" in e)
-    ops = thence.open(path).places["op"].cast(pl.String)
+    ops = thence.open(path).tables.places["op"].cast(pl.String)
     assert ops.null_count() == graphed
     assert not ops.drop_nulls().str.contains("Torch-Compiled Region").any()

@@ -41,7 +41,7 @@ def labelled(folder: Path, description: str, rank: int, *, described: bool = Tru
     (folder / "replay.json").write_text(json.dumps(replay))
     trace = thence.open(folder / "replay.json").label(eager=thence.open(folder / "eager.json"))
     trace.self_check()
-    assert trace.ranks == [rank]
+    assert trace.rank_numbers == [rank]
     return trace
 
 
@@ -61,14 +61,14 @@ def test_the_group_is_that_of_the_rank(
     tmp_path: Path, description: str, rank: int, name: str, members: list[int]
 ) -> None:
     trace = labelled(tmp_path, description, rank)
-    rows = trace.collectives.select("group_name", "group_ranks", "group_size").unique().rows()
+    rows = trace.tables.collectives.select("group_name", "group_ranks", "group_size").unique().rows()
     assert rows == [(name, str(members), len(members))]
     assert not [text for text in trace.meta.warnings if "process groups" in text]
 
 
 def test_bandwidth_follows_the_size_of_the_ranks_own_group(tmp_path: Path) -> None:
     """An all-reduce among n ranks moves 2 (n - 1) / n of its bytes: 1 for two ranks, 1.5 for four."""
-    rows = labelled(tmp_path, "experts", 2).collective_times().to_json()["rows"]
+    rows = labelled(tmp_path, "experts", 2).collectives().to_json()["rows"]
     (reduced,) = [row for row in rows if row["collective"] == "all-reduce"]
     assert reduced["group_size"] == 4
     assert reduced["bus_gbps_mean"] == pytest.approx(1.5 * reduced["algorithm_gbps_mean"])
@@ -83,13 +83,13 @@ def test_a_group_that_the_layout_does_not_give_is_unknown_and_said_so(
     tmp_path: Path, description: str, described: bool
 ) -> None:
     trace = labelled(tmp_path, description, 3, described=described)
-    rows = trace.collectives.select("group_name", "group_ranks", "group_size", "sequence")
+    rows = trace.tables.collectives.select("group_name", "group_ranks", "group_size", "sequence")
     assert rows.unique().rows() == [(None, None, None, None)]
-    assert trace.collectives["collective"].null_count() == 0
+    assert trace.tables.collectives["collective"].null_count() == 0
     (text,) = [text for text in trace.meta.warnings if "process groups" in text]
     assert "rank 3 is labelled from rank 0: the process groups of 3 of its kinds" in text
 
 
 def test_the_same_rank_keeps_what_its_own_run_says(tmp_path: Path) -> None:
     trace = labelled(tmp_path, "mesh_tp", 0)
-    assert trace.collectives["group_ranks"].unique().to_list() == ["[0, 1]"]
+    assert trace.tables.collectives["group_ranks"].unique().to_list() == ["[0, 1]"]

@@ -150,7 +150,7 @@ FORWARD, BACKWARD, AGAIN, APART = (
 )
 def test_a_kernel_with_backward_work_in_it_is_backward(inside: tuple[str, ...], expected: str) -> None:
     """The first instruction is a fusion without an op_name; the others are what it is made of."""
-    module = thence.open(SINGLE).attributed.hlo[0]
+    module = thence.open(SINGLE).tables.hlo[0]
     origin = pl.DataFrame({"op_name": [None, *inside], "frame": [None] * (len(inside) + 1)},
                           schema={"op_name": pl.String, "frame": pl.Int64})  # fmt: skip
     parts = pl.DataFrame({"instruction": [0] * len(inside), "constituent": range(1, len(inside) + 1)})

@@ -62,7 +62,7 @@ def test_the_exit_code_is_the_programs_and_one_line_says_what_there_is(place: Pa
     (line,) = done.stderr.splitlines()
     assert line.startswith("thence: recorded 100 kernels and 0 memcpys and memsets of 1 process (")
     assert line.endswith("See it: thence report out")
-    assert thence.open(place / "out").gpu.height == 100
+    assert thence.open(place / "out").tables.gpu.height == 100
 
 
 def test_every_process_below_has_a_part_with_its_rank(place: Path) -> None:
@@ -71,7 +71,7 @@ def test_every_process_below_has_a_part_with_its_rank(place: Path) -> None:
     done = record(place, "--", "bash", "-c", script)
     assert done.returncode == 0, done.stderr
     trace = thence.open(place / "thence-recording")
-    assert trace.gpu.group_by("rank").len().sort("rank").rows() == [(0, 100), (1, 100), (2, 100)]
+    assert trace.tables.gpu.group_by("rank").len().sort("rank").rows() == [(0, 100), (1, 100), (2, 100)]
 
 
 def test_processes_that_use_no_gpu_leave_nothing_and_load_nothing(place: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_program_that_is_killed(place: Path) -> None:
     assert done.returncode == 128 + signal.SIGKILL
     assert "recorded 100 kernels" in done.stderr
     assert "ended before they could finish" in done.stderr
-    assert thence.open(place / "out").gpu.height == 100
+    assert thence.open(place / "out").tables.gpu.height == 100
 
 
 def test_pytorch_is_recorded_from_the_moment_at_which_it_initialises_cuda(place: Path) -> None:
@@ -173,7 +173,7 @@ def test_pytorch_is_recorded_from_the_moment_at_which_it_initialises_cuda(place:
     )
     done = record(place, "-o", "out", "--", sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
-    assert thence.open(place / "out").gpu["name"].cast(pl.String).unique().to_list() == ["k"]
+    assert thence.open(place / "out").tables.gpu["name"].cast(pl.String).unique().to_list() == ["k"]
 
 
 def test_what_pytorch_imports_for_itself_is_no_use_of_a_gpu(place: Path) -> None:

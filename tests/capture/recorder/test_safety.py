@@ -47,7 +47,7 @@ def test_dropped_records_are_counted_and_said(tmp_path: Path) -> None:
     assert dropped + kept == 100_000
     assert "records are being dropped" in said.stderr
     trace = thence.open(tmp_path)
-    assert trace.gpu.height == kept
+    assert trace.tables.gpu.height == kept
     assert any(f"dropped {dropped:,} record" in warning for warning in trace.meta.warnings)
 
 
@@ -55,7 +55,7 @@ def test_a_program_that_fails_keeps_its_exit_code_and_its_recording(tmp_path: Pa
     body = "thence.record(OUT).start(); fake.emit(kernel()); raise SystemExit(3)"
     program(body, tmp_path, code=3)
     assert description(tmp_path)["finished"]
-    assert thence.open(tmp_path).gpu.height == 1
+    assert thence.open(tmp_path).tables.gpu.height == 1
 
 
 def test_a_killed_program_keeps_the_labels_of_its_graphs(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_killed_program_keeps_the_labels_of_its_graphs(tmp_path: Path) -> None
     [path] = tmp_path.glob("*/labels.json")
     assert [graph["id"] for graph in json.loads(path.read_text())["graphs"]] == [7]
     trace = thence.open(tmp_path)
-    assert [graph.id for labels in trace.tables.graph_labels for graph in labels.graphs] == [7]
+    assert [graph.id for labels in trace.recorded.graph_labels for graph in labels.graphs] == [7]
 
 
 def test_a_killed_program_leaves_what_was_on_disk(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_killed_program_leaves_what_was_on_disk(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     emitted = int(output.splitlines()[-1].split()[0])
     trace = thence.open(tmp_path)
-    correlations = trace.gpu["correlation"].to_list()
+    correlations = trace.tables.gpu["correlation"].to_list()
     assert correlations == list(range(1, len(correlations) + 1))  # no gap
     assert 3 <= len(correlations) <= emitted
     assert any("was cut" in warning for warning in trace.meta.warnings)
@@ -146,7 +146,7 @@ def test_a_full_disk_is_said_once_and_harms_nothing(tmp_path: Path) -> None:
     assert told["finished"]
     assert (told["counts"]["kernels"], told["lost"]["kernels"]) == (3, 150)
     trace = thence.open(tmp_path)
-    assert trace.gpu.height == 3
+    assert trace.tables.gpu.height == 3
     assert any("150 rows of the table kernels" in warning for warning in trace.meta.warnings)
 
 
@@ -225,7 +225,7 @@ def test_records_of_every_version_are_read(tmp_path: Path, wheel: str) -> None:
         """,
         tmp_path,
     )
-    gpu = thence.open(tmp_path).gpu
+    gpu = thence.open(tmp_path).tables.gpu
     # The program's calls in between, such as those that note a line, have numbers, too.
     by_number = gpu.sort("correlation")["name"].cast(str).to_list()
     assert by_number[1:] == [f"k{i}" for i in range(5)]
@@ -267,7 +267,7 @@ def test_a_forked_child_leaves_its_parents_recording_alone(tmp_path: Path) -> No
         tmp_path,
         env={"PYTHONWARNINGS": "ignore::DeprecationWarning"},
     )
-    found = {tuple(thence.open(folder).gpu["name"].cast(pl.String).to_list()) for folder in tmp_path.iterdir()}
+    found = {tuple(thence.open(folder).tables.gpu["name"].cast(pl.String).to_list()) for folder in tmp_path.iterdir()}
     assert found == {("parent", "parent"), ("child",)}
 
 
@@ -295,7 +295,7 @@ def test_a_forked_child_notes_its_own_thread(tmp_path: Path) -> None:
     assert said[0] != said[1]
     for name, thread, label in (("child", said[0], "in the child"), ("parent", said[1], "before")):
         trace = thence.open(tmp_path / name)
-        marks = trace.host.filter(pl.col("name").cast(pl.String) == label)
+        marks = trace.tables.host.filter(pl.col("name").cast(pl.String) == label)
         assert marks["thread"].to_list() == [int(thread)]
         assert rows(tmp_path / name)["label"].to_list() == [label]
 
@@ -314,7 +314,7 @@ def test_what_comes_before_damage_in_a_buffer_is_kept(tmp_path: Path) -> None:
     assert "could not be read" in said.stderr
     assert said.stdout.strip() == "0"
     trace = thence.open(tmp_path)
-    assert sorted(trace.gpu["correlation"]) == list(range(101))
+    assert sorted(trace.tables.gpu["correlation"]) == list(range(101))
     assert any("could not be read" in warning for warning in trace.meta.warnings)
 
 

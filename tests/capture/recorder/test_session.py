@@ -36,7 +36,7 @@ def test_kernels_copies_and_sets_come_back_as_recorded(tmp_path: Path) -> None:
         tmp_path,
     )
     trace = thence.open(tmp_path)
-    gpu = trace.gpu.with_columns(pl.col("name", "kind").cast(pl.String))
+    gpu = trace.tables.gpu.with_columns(pl.col("name", "kind").cast(pl.String))
     began = trace.meta.epoch_ns
     assert began is not None
     assert (gpu["start"] + began).to_list() == [1000, 2000, 3000, 4000, 5000]
@@ -77,7 +77,7 @@ def test_work_gets_the_mark_that_was_open_on_the_launching_thread(tmp_path: Path
         """,
         tmp_path,
     )
-    assert "MainThread" in thence.open(tmp_path).threads["name"].to_list()
+    assert "MainThread" in thence.open(tmp_path).tables.threads["name"].to_list()
     found = dict(rows(tmp_path).select("name", "label").iter_rows())
     assert found == {"deep": "outer/inner", "shallow": "outer", "there": "other", "outside": None}
 
@@ -141,8 +141,8 @@ def test_few_calls_are_noted_without_recording_launches(tmp_path: Path, probe: s
     )
     trace = thence.open(tmp_path)
     assert description(tmp_path)["counts"]["calls"] == (2 if probe == "c" else 1)  # with the launch
-    (call,) = trace.host.filter(pl.col("name").cast(pl.String) == "cudaStreamSynchronize").to_dicts()
-    (mark,) = trace.host.filter(pl.col("name").cast(pl.String) == "waiting").to_dicts()
+    (call,) = trace.tables.host.filter(pl.col("name").cast(pl.String) == "cudaStreamSynchronize").to_dicts()
+    (mark,) = trace.tables.host.filter(pl.col("name").cast(pl.String) == "waiting").to_dicts()
     assert call["category"] == "runtime"
     assert call["duration"] >= 2_000_000
     assert mark["start"] < call["start"] < call["start"] + call["duration"] < mark["start"] + mark["duration"]
@@ -176,7 +176,7 @@ def test_a_profiler_that_the_program_starts_gets_cupti(tmp_path: Path) -> None:
     assert said.stdout.splitlines() == ["['CPU'] free: False", "['CUDA'] free: True", "True"]
     assert "the program started torch.profiler" in said.stderr
     trace = thence.open(tmp_path)
-    assert sorted(trace.gpu["name"].cast(pl.String)) == ["again", "before", "still"]
+    assert sorted(trace.tables.gpu["name"].cast(pl.String)) == ["again", "before", "still"]
     assert any("the recording ended at that point" in warning for warning in trace.meta.warnings)
 
 
@@ -204,7 +204,7 @@ def test_cuspy_gets_cupti(tmp_path: Path) -> None:
     )
     assert said.stdout.splitlines() == ["False free: False", "True free: True", "True"]
     assert "the program started torch.profiler" in said.stderr
-    assert sorted(thence.open(tmp_path).gpu["name"].cast(pl.String)) == ["before", "still"]
+    assert sorted(thence.open(tmp_path).tables.gpu["name"].cast(pl.String)) == ["before", "still"]
 
 
 @pytest.mark.parametrize("probe", ["c", "python"])
@@ -240,7 +240,7 @@ def test_launches_of_several_threads_at_once(tmp_path: Path, probe: str) -> None
     else:
         assert found == [(name, None, "launched_together") for name in labels]
     # The made kernels take 5 ns, which the check notices.
-    assert {finding.code for finding in thence.open(tmp_path).soundness.findings} == {"impossible_time"}
+    assert {finding.code for finding in thence.open(tmp_path).check().findings} == {"impossible_time"}
 
 
 def test_where_the_counter_cannot_be_read_launches_are_recorded(tmp_path: Path) -> None:
@@ -374,9 +374,9 @@ def test_launches_of_the_runtime_are_noted_by_the_calls_of_the_driver(tmp_path: 
         pytest.skip("the probe was not compiled")
     assert said.strip() == "[0, 1]"  # cudaLaunchKernel, cuLaunchKernel
     trace = thence.open(tmp_path)
-    calls = trace.host.filter(pl.col("category").is_in(["runtime", "driver"])).sort("start")
+    calls = trace.tables.host.filter(pl.col("category").is_in(["runtime", "driver"])).sort("start")
     assert calls["name"].cast(str).to_list() == ["cuLaunchKernel"] * 5
-    assert calls["correlation"].to_list() == trace.gpu["correlation"].to_list()
+    assert calls["correlation"].to_list() == trace.tables.gpu["correlation"].to_list()
     assert calls["thread"].n_unique() == 1
 
 
@@ -393,7 +393,7 @@ def test_only_launches_are_recorded_of_all_api_calls(tmp_path: Path) -> None:
     ).stdout
     # Of the fake's names: 1 cudaDriverGetVersion, 3 cudaGetLastError, 6 cudaLaunchHostFunc; 1 cuInit.
     assert said.strip() == "{2: [1, 3, 6], 1: [1]} 1"
-    calls = thence.open(tmp_path).host.filter(pl.col("category").is_in(["runtime", "driver"]))
+    calls = thence.open(tmp_path).tables.host.filter(pl.col("category").is_in(["runtime", "driver"]))
     assert sorted(calls.select(pl.col("category", "name").cast(pl.String)).iter_rows()) == [
         ("driver", "cuMemcpyHtoDAsync"),
         ("runtime", "cudaLaunchKernel"),
@@ -442,7 +442,7 @@ def test_overhead_is_recorded_on_request(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    host = thence.open(tmp_path).host.with_columns(pl.col("category", "name").cast(pl.String))
+    host = thence.open(tmp_path).tables.host.with_columns(pl.col("category", "name").cast(pl.String))
     # Lines and samples, which Python has since 3.12, are left out.
     other = host.filter(~pl.col("category").is_in(["python", "sample"]))
     assert other.select("thread", "category", "name", "duration").rows() == [
@@ -467,7 +467,7 @@ def test_nvtx_ranges_of_each_thread_and_domain(tmp_path: Path) -> None:
         tmp_path,
     )
     trace = thence.open(tmp_path)
-    host = trace.host.select("thread", pl.col("category", "name").cast(pl.String), "duration", "parent")
+    host = trace.tables.host.select("thread", pl.col("category", "name").cast(pl.String), "duration", "parent")
     host = host.filter(host["thread"].is_in([8, 9]))  # samples are of the main thread
     assert host.filter(host["name"] != "never ends").rows() == [
         (8, "framework", "ncclAllReduce", 28, None),
@@ -498,7 +498,9 @@ def test_a_range_of_nccl_whose_end_cupti_does_not_see_names_nothing_that_comes_l
     trace = thence.open(tmp_path)
     labels = trace.activities.select(pl.col("name", "label").cast(pl.String)).rows()
     assert dict(labels) == {"later": None, "inside": "ncclAllReduce"}
-    assert trace.host.filter(pl.col("name").cast(pl.String) == "ncclCommInitRankConfig")["duration"].to_list() == [0]
+    assert trace.tables.host.filter(pl.col("name").cast(pl.String) == "ncclCommInitRankConfig")[
+        "duration"
+    ].to_list() == [0]
     assert trace.meta.warnings == ()
 
 
@@ -514,7 +516,7 @@ def test_many_kernels_are_all_there_in_many_buffers(tmp_path: Path, own_thread: 
         """,
         tmp_path,
     )
-    gpu = thence.open(tmp_path).gpu.sort("correlation")
+    gpu = thence.open(tmp_path).tables.gpu.sort("correlation")
     assert (gpu.height, gpu["correlation"].diff().drop_nulls().unique().to_list()) == (count, [1])
     assert gpu["start"].diff().drop_nulls().unique().to_list() == [1000]
     assert gpu["duration"].unique().to_list() == [500]
@@ -537,7 +539,7 @@ def test_kinds_that_alternate_and_kinds_that_nobody_knows(tmp_path: Path) -> Non
     assert told["counts"]["kernels"] == told["counts"]["calls"] == 3000
     assert told["unknown_kinds"] == {"37": sum(i % 3 for i in range(3000))}
     trace = thence.open(tmp_path)
-    assert sorted(trace.gpu["correlation"]) == list(range(3000))
+    assert sorted(trace.tables.gpu["correlation"]) == list(range(3000))
     assert any("CUPTI's kind 37" in warning for warning in trace.meta.warnings)
 
 
@@ -598,8 +600,8 @@ def test_one_recording_at_a_time_and_another_one_afterwards(tmp_path: Path) -> N
     folders = sorted(path.name for path in tmp_path.iterdir())
     assert len(folders) == 2
     assert folders[1] == folders[0] + "-2"
-    assert thence.open(tmp_path / folders[0]).gpu.height == 1
-    assert thence.open(tmp_path / folders[1]).gpu.height == 2
+    assert thence.open(tmp_path / folders[0]).tables.gpu.height == 1
+    assert thence.open(tmp_path / folders[1]).tables.gpu.height == 2
 
 
 def test_a_recording_can_be_stopped_by_another_thread_and_twice(tmp_path: Path) -> None:
@@ -611,7 +613,7 @@ def test_a_recording_can_be_stopped_by_another_thread_and_twice(tmp_path: Path) 
         thread = threading.Thread(target=recording.stop)
         thread.start(); thread.join()
         recording.stop()
-        print(recording.open().gpu.height)
+        print(recording.open().tables.gpu.height)
         """,
         tmp_path,
     )
@@ -664,7 +666,7 @@ def test_a_schedule_records_the_steps_that_it_names(tmp_path: Path) -> None:
     about = description(tmp_path)
     noted = about["probe"]["kind"] == "c"  # launches that are not recorded are not noted either
     assert about["counts"].get("calls", 0) == (4 if noted else 0)
-    assert trace.soundness.sound
+    assert trace.check().sound
 
 
 def test_cupti_is_detached_while_a_schedule_waits_and_numbers_of_launches_go_on(tmp_path: Path) -> None:
@@ -691,7 +693,7 @@ def test_cupti_is_detached_while_a_schedule_waits_and_numbers_of_launches_go_on(
     found = trace.activities.select(pl.col("name", "step", "label").cast(pl.String)).rows()
     assert found == [(f"{which}{n}", f"step {n}", f"mark{n}") for n in recorded for which in ("first", "second")]
     assert description(tmp_path)["detachments"] == 3  # before step 0, and after steps 4 and 8
-    assert trace.soundness.sound
+    assert trace.check().sound
     assert not trace.meta.warnings
 
 
@@ -761,7 +763,7 @@ def test_cupti_stays_attached_once_a_cuda_graph_was_launched_while_it_was_attach
     trace = thence.open(tmp_path)
     if baseline:
         assert reason in description(tmp_path)["plain_steps"]["trouble"]
-        assert trace.step_times["recorded"].all()
+        assert trace.tables.step_times["recorded"].all()
     else:
         (warning,) = trace.meta.warnings
         assert reason in warning
@@ -806,7 +808,7 @@ def test_ranks_of_a_job_are_read_together(tmp_path: Path) -> None:
         """
         program(body, tmp_path, env={"RANK": str(rank)})
     trace = thence.open(tmp_path)
-    counts = trace.gpu.group_by("rank").len().sort("rank").rows()
+    counts = trace.tables.gpu.group_by("rank").len().sort("rank").rows()
     assert counts == [(0, 1), (1, 2)]
     assert all(f"-rank{r}-" in " ".join(trace.meta.inputs) for r in (0, 1))
     assert any("several runs" in warning for warning in trace.meta.warnings)

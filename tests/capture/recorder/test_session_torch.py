@@ -41,9 +41,9 @@ def test_recording_begins_while_cuda_is_initialised_and_follows_autograd(tmp_pat
     """
     copies.program(body, tmp_path)
     trace = thence.open(tmp_path)
-    assert trace.gpu.height == 1
+    assert trace.tables.gpu.height == 1
     assert not [text for text in trace.meta.warnings if "cut" in text]
-    host = trace.host.with_columns(trace.host["name"].cast(str)).with_row_index("row")
+    host = trace.tables.host.with_columns(trace.tables.host["name"].cast(str)).with_row_index("row")
     nodes = host.filter(host["name"].str.contains("evaluate_function: .*Backward"))
     # One node each for mm, relu and sum; all belong to the mark that was open around their forward.
     assert nodes.height == 3
@@ -105,7 +105,7 @@ def test_a_recording_describes_the_collectives_of_a_program_that_knows_nothing_o
         assert not labelled(torch)
         """,
     )
-    rows = trace.collectives.sort("sequence")
+    rows = trace.tables.collectives.sort("sequence")
     assert rows["collective"].to_list() == ["allreduce"] * 4
     # The last one is DistributedDataParallel's: weight and bias of the layer.
     assert rows["in_elements"].to_list() == [4 * 5] * 3 + [3 * 2 + 2]
@@ -117,7 +117,7 @@ def test_a_recording_describes_the_collectives_of_a_program_that_knows_nothing_o
     assert rows["sequence"].to_list() == [first, first + 1, first + 2, first + 3]
     assert sorted(rows["gpu"]) == list(range(4))
     trace.self_check()
-    assert trace.collective_times().by_size["count"].sum() == 4
+    assert trace.collectives().by_size["count"].sum() == 4
 
 
 @pytest.mark.parametrize("moment", ["before torch", "within torch", "at CUDA"])
@@ -160,7 +160,7 @@ def test_labels_come_with_torch_whenever_the_recording_begins(tmp_path: Path, co
         """,
         copies if moment == "at CUDA" else None,
     )
-    assert trace.collectives["in_elements"].to_list() == [7]
+    assert trace.tables.collectives["in_elements"].to_list() == [7]
 
 
 def test_collectives_are_not_described_where_that_is_switched_off(tmp_path: Path, copies: Copies) -> None:
@@ -175,13 +175,13 @@ def test_collectives_are_not_described_where_that_is_switched_off(tmp_path: Path
         """,
         copies,
     )
-    assert trace.collectives.is_empty()
-    times = trace.collective_times()
+    assert trace.tables.collectives.is_empty()
+    times = trace.collectives()
     assert times.by_size.select("collective", "described").rows() == [("all-reduce", False)]
     (said,) = [note for note in times.notes if "no description" in note]
     assert "--without collectives" in said
     with pytest.raises(thence.MissingData, match="--without collectives"):
-        trace.summary("collective")
+        trace.report("collective")
 
 
 def test_labels_that_the_program_asked_for_stay_when_the_recording_ends(tmp_path: Path, copies: Copies) -> None:
@@ -207,7 +207,7 @@ def test_labels_that_the_program_asked_for_stay_when_the_recording_ends(tmp_path
         """,
         copies,
     )
-    assert trace.collectives["in_elements"].to_list() == [7]
+    assert trace.tables.collectives["in_elements"].to_list() == [7]
 
 
 def test_what_cannot_be_labelled_harms_nothing(tmp_path: Path, copies: Copies) -> None:
@@ -239,7 +239,7 @@ def test_what_cannot_be_labelled_harms_nothing(tmp_path: Path, copies: Copies) -
     assert "recorded without facts" in first
     assert "not today" in first
     assert "run without labels" in second
-    assert thence.open(out).gpu.height == 1
+    assert thence.open(out).tables.gpu.height == 1
 
 
 def test_numbers_of_collectives_make_no_text_of_their_own(tmp_path: Path, copies: Copies) -> None:
@@ -258,5 +258,5 @@ def test_numbers_of_collectives_make_no_text_of_their_own(tmp_path: Path, copies
     texts = [str(name) for part in parts for name in part["name"]]
     assert texts.count("nccl:allreduce") == 1
     assert not any("Collective name" in text for text in texts)
-    assert trace.collectives.select("in_elements", "element_type").unique().rows() == [(7, "Float")]
-    assert trace.collectives["sequence"].n_unique() == 50
+    assert trace.tables.collectives.select("in_elements", "element_type").unique().rows() == [(7, "Float")]
+    assert trace.tables.collectives["sequence"].n_unique() == 50

@@ -80,7 +80,7 @@ def recorded_by(tmp_path: Path, text: str) -> list[str]:
         assert not (out / f".begun-{folder.name.rsplit('-', 1)[1]}").exists()
         trace = thence.open(folder)
         assert not any("was cut" in warning for warning in trace.meta.warnings)
-        names += trace.gpu["name"].cast(pl.String).to_list()
+        names += trace.tables.gpu["name"].cast(pl.String).to_list()
     return sorted(names)
 
 

@@ -58,7 +58,7 @@ def test_a_function_that_does_not_pause_is_not_named(tmp_path: Path) -> None:
 def test_without_samples_nothing_is_said_to_be_python(tmp_path: Path) -> None:
     found = recorded_pauses("python", tmp_path, "samples=False")
     assert {row["cause"] for row in found.rows()} == {"host"}
-    assert found.trace.host.filter(pl.col("category") == "sample").is_empty()
+    assert found.trace.tables.host.filter(pl.col("category") == "sample").is_empty()
     facts = description(tmp_path / "out")
     assert facts["samples"] == {"trouble": "the option samples is off"}
     assert "samples" not in facts["counts"]
@@ -68,8 +68,8 @@ def test_samples_change_nothing_about_launches(tmp_path: Path) -> None:
     """Each kernel has the line that launched it, whatever was sampled before."""
     found = recorded_pauses("sleep", tmp_path)
     trace = found.trace
-    launches = trace.host.filter(pl.col("correlation").is_not_null())
-    samples = trace.host.filter(pl.col("category") == "sample")
+    launches = trace.tables.host.filter(pl.col("correlation").is_not_null())
+    samples = trace.tables.host.filter(pl.col("category") == "sample")
     assert samples.height > STEPS // 2
     assert samples["state"].drop_nulls().len() > STEPS // 2
     starts = samples.select("thread", "start", end=pl.col("start") + pl.col("duration"))
@@ -99,8 +99,8 @@ with thence.record(OUT, thence.RecordOptions(own=("!fake_cupti",))):
 def test_a_forked_child_is_not_sampled_and_its_parent_still_is(tmp_path: Path) -> None:
     program(FORKS, tmp_path)
     trace = thence.open(tmp_path)
-    assert set(trace.host["process"]) == {description(tmp_path)["pid"]}
-    assert (trace.host["state"] == "sleep").any()
+    assert set(trace.tables.host["process"]) == {description(tmp_path)["pid"]}
+    assert (trace.tables.host["state"] == "sleep").any()
 
 
 FORBIDDEN = """
@@ -132,7 +132,7 @@ def test_where_process_vm_readv_is_forbidden_memory_is_read_from_its_file(tmp_pa
     number = {"x86_64": 310, "aarch64": 270}[platform.machine()]
     said = program(FORBIDDEN.replace("{number}", str(number)), tmp_path).stdout
     assert said == "None\n"
-    assert (thence.open(tmp_path).host["state"] == "sleep").sum() > 5
+    assert (thence.open(tmp_path).tables.host["state"] == "sleep").sum() > 5
 
 
 def test_states_of_all_kinds_are_listed() -> None:
@@ -152,7 +152,7 @@ def test_a_killed_program_keeps_its_samples(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     """
     program(body, tmp_path, code=-9)
-    assert (thence.open(tmp_path).host["state"] == "sleep").sum() > 20
+    assert (thence.open(tmp_path).tables.host["state"] == "sleep").sum() > 20
 
 
 def test_a_document_of_idle_time_has_no_python_by_default(tmp_path: Path) -> None:

@@ -340,20 +340,20 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
 
 
 def test_steps_that_were_not_recorded_are_no_idle_time_and_no_loss(windowed: thence.Trace) -> None:
-    assert windowed.soundness.sound
-    times = windowed.step_times.filter(~pl.col("recorded"))
+    assert windowed.check().sound
+    times = windowed.tables.step_times.filter(~pl.col("recorded"))
     assert times["number"].to_list() == [*range(63, 70), *range(133, 140)]
-    assert windowed.gpu.height == 160 - 14
+    assert windowed.tables.gpu.height == 160 - 14
     gaps = windowed.idle().pieces.sort("start")
     for start, duration in times.select("start", "duration").rows():
         middle = start + duration // 2
         inside = (gaps["start"] <= middle) & (gaps["start"] + gaps["duration"] > middle)
         assert not inside.any()
-    assert windowed.summary().idle_ns == windowed.idle().idle_ns
+    assert windowed.report().idle_ns == windowed.idle().idle_ns
 
 
 def test_answers_about_steps_lead_with_the_step_that_was_not_recorded(windowed: thence.Trace) -> None:
-    counted = windowed.step_times.filter("counted")
+    counted = windowed.tables.step_times.filter("counted")
     plain = float(counted.filter(~pl.col("recorded"))["duration"].median())  # type: ignore[arg-type]
     recorded = float(counted.filter("recorded")["duration"].median())  # type: ignore[arg-type]
     assert len(counted.filter(~pl.col("recorded"))) == 12
@@ -378,6 +378,6 @@ def test_a_store_and_sql_hold_the_times_of_steps(windowed: thence.Trace, tmp_pat
     again = thence.open(tmp_path / "store")
     assert again.sql(query).sort("recorded", "counted").equals(windowed.sql(query).sort("recorded", "counted"))
     assert again.headline.to_json()["plain_step_ns"] == windowed.headline.to_json()["plain_step_ns"]
-    windowed.write(tmp_path / "steps.parquet")
+    windowed.convert(tmp_path / "steps.parquet")
     exported = pl.read_parquet(tmp_path / "steps.parquet" / "step_times.parquet")
-    assert exported.height == windowed.step_times.height
+    assert exported.height == windowed.tables.step_times.height

@@ -50,9 +50,9 @@ def recorded(tmp_path: Path, options: str = "") -> thence.Trace:
 @pytest.mark.parametrize("options", ["", "launches=True"], ids=["counted", "recorded"])
 def test_every_kernel_has_its_line_and_its_callers(tmp_path: Path, options: str) -> None:
     trace = recorded(tmp_path, options)
-    names = trace.gpu["name"].cast(str).to_list()
-    sources = trace.places["source"].cast(str).to_list()
-    stacks = trace.places["stack"].cast(str).to_list()
+    names = trace.tables.gpu["name"].cast(str).to_list()
+    sources = trace.tables.places["source"].cast(str).to_list()
+    stacks = trace.tables.places["stack"].cast(str).to_list()
     assert sorted(names) == sorted(["line_2"] * 12 + ["line_5"] * 8 + ["line_11"] * 4 + ["line_15"] * 4)
     for name, source, stack in zip(names, sources, stacks, strict=True):
         line = name.removeprefix("line_")
@@ -63,5 +63,5 @@ def test_every_kernel_has_its_line_and_its_callers(tmp_path: Path, options: str)
 
 def test_lines_can_be_left_out(tmp_path: Path) -> None:
     trace = recorded(tmp_path, "lines=False")
-    assert trace.gpu.height == 28
-    assert "source" not in trace.places.columns or trace.places["source"].null_count() == 28
+    assert trace.tables.gpu.height == 28
+    assert "source" not in trace.tables.places.columns or trace.tables.places["source"].null_count() == 28

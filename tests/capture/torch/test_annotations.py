@@ -33,7 +33,7 @@ def annotations() -> dict[int, list[dict[str, Any]]]:
 
 
 def counts(path: Path) -> tuple[dict[str, int], dict[str | None, int]]:
-    places = thence.open(path).places
+    places = thence.open(path).tables.places
     label, lane = (dict(places[name].cast(str).value_counts().rows()) for name in ("label", "lane"))
     return label, lane
 
@@ -92,7 +92,7 @@ def test_a_trace_annotated_by_pytorchs_exporter(lanes: str, tmp_path: Path) -> N
     path = tmp_path / "trace.json"
     exporter.export_chrome_trace(results, str(path), annotations=annotations(), graph_lanes=lanes)
     assert counts(path) == RIGHT
-    assert set(thence.open(path).gpu["stream"]) == {7, 143, 144, 145}
+    assert set(thence.open(path).tables.gpu["stream"]) == {7, 143, 144, 145}
 
 
 def test_ranges_of_record_function_fast_are_labels_and_operators_stay(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_ranges_of_record_function_fast_are_labels_and_operators_stay(tmp_path: 
         with torch.profiler.record_function("loss"):
             y.sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    host = thence.open(tmp_path / "trace.json").host
+    host = thence.open(tmp_path / "trace.json").tables.host
     named = {category: set(host["name"].cast(str).filter(host["category"] == category)) for category in ("range", "op")}
     assert named["range"] == {"attention", "mlp", "loss"}
     assert {"aten::softmax", "aten::gelu", "GeluBackward0"} <= named["op"]

@@ -33,7 +33,7 @@ def truth(trace: thence.Trace) -> list[dict[str, Any] | None]:
     """What was annotated to each activity, by the id of its node."""
     nodes = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
     said: list[dict[str, Any] | None] = []
-    for node in trace.gpu["node"].to_list():
+    for node in trace.tables.gpu["node"].to_list():
         number = node & 0xFFFFFFFF
         label = nodes[number]["label"]
         module = f"layers.{number // 16}.{label}"
@@ -48,7 +48,7 @@ def test_an_annotated_trace_shows_what_was_annotated(name: str, tmp_path: Path) 
     trace.self_check()
     expected = truth(trace)
     labels = [None if said is None else said["name"] for said in expected]
-    places = trace.places.select(pl.col("label", "module", "lane", "label_rule").cast(pl.String))
+    places = trace.tables.places.select(pl.col("label", "module", "lane", "label_rule").cast(pl.String))
     assert places["label"].to_list() == labels
     assert places["module"].to_list() == [said and said["module_fqn"] for said in expected]
     assert places["lane"].to_list() == [LANES.get(label or "") for label in labels]
@@ -61,7 +61,7 @@ def test_streams_are_those_that_it_ran_on_wherever_the_file_says_so(name: str, t
     trace = thence.open(alone(name, tmp_path))
     events = json.loads(unzipped(recording("torch-2.12_graph_replay_rank0")))["traceEvents"]
     ran = sorted((round(e["ts"] * 1000), e["args"]["stream"]) for e in events if e.get("cat") == "kernel")
-    assert sorted(trace.gpu.select("start", "stream").rows()) == ran
+    assert sorted(trace.tables.gpu.select("start", "stream").rows()) == ran
     assert trace.meta.warnings == ()
 
 
@@ -77,7 +77,7 @@ def test_fields_are_typed_columns_that_sql_can_ask_for(name: str, tmp_path: Path
     table = trace.annotations
     assert (table.schema["layer"], table.schema["module_fqn"]) == (pl.Int64(), pl.String())
     expected: dict[int, int] = {}
-    for said, duration in zip(truth(trace), trace.gpu["duration"], strict=True):
+    for said, duration in zip(truth(trace), trace.tables.gpu["duration"], strict=True):
         if said:
             expected[said["layer"]] = expected.get(said["layer"], 0) + duration
     rows = trace.sql("select layer, sum(duration) as ns from annotations group by layer order by layer")
@@ -86,7 +86,7 @@ def test_fields_are_typed_columns_that_sql_can_ask_for(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_is_advised_that_was_done(name: str, tmp_path: Path) -> None:
-    summary = thence.open(alone(name, tmp_path)).summary("label")
+    summary = thence.open(alone(name, tmp_path)).report("label")
     advice = [reason.advice for reasons in summary.unattributed.values() for reason in reasons]
     assert not any(text and "thence label" in text for text in advice)
 
@@ -95,7 +95,10 @@ def test_the_annotation_file_beside_says_the_same(tmp_path: Path) -> None:
     beside = thence.open(ANNOTATED / "annotated_torch-2.15_none_rank0.json.gz")
     within = thence.open(alone("annotated_torch-2.15_none", tmp_path))
     for column in ("label", "module", "lane", "metadata"):
-        assert beside.places[column].cast(pl.String).to_list() == within.places[column].cast(pl.String).to_list()
+        assert (
+            beside.tables.places[column].cast(pl.String).to_list()
+            == within.tables.places[column].cast(pl.String).to_list()
+        )
 
 
 GRAPHED = {"device": 0, "stream": 7, "correlation": 9, "graph id": 2, "graph node id": (2 << 32) + 1}
@@ -124,10 +127,10 @@ def test_annotated_collectives_feed_thence_collectives(said: dict[str, Any], nam
     (row,) = trace.collectives.rows(named=True)
     assert (row["collective"], row["bytes"], row["group_size"]) == ("all_reduce", 4 << 20, 2)
     assert (row["element_type"], row["group_name"], row["group_ranks"]) == ("float32", "0", "[0, 1]")
-    (shown,) = trace.collective_times().to_json()["rows"]
+    (shown,) = trace.collectives().to_json()["rows"]
     assert (shown["collective"], shown["bytes"], shown["count"]) == ("all-reduce", 4 << 20, 1)
-    assert trace.gpu["stream"].to_list() == [7]
-    assert trace.places["lane"].to_list() == ["0 (default_pg)"]
+    assert trace.tables.gpu["stream"].to_list() == [7]
+    assert trace.tables.places["lane"].to_list() == ["0 (default_pg)"]
 
 
 def test_groups_that_share_a_description_have_lanes_of_their_own(tmp_path: Path) -> None:
@@ -160,13 +163,13 @@ def test_a_field_with_a_name_of_kinetos_costs_no_kernel(tmp_path: Path) -> None:
         {**kernel(20), "args": GRAPHED | {"graph node id": (2 << 32) + 2, "name": "b", "block": [32, 1, 1]}},
     ]
     trace = opened(tmp_path, events)
-    assert trace.places["label"].to_list() == ["a", "b"]
-    assert trace.gpu["block"].to_list() == [None, [32, 1, 1]]
+    assert trace.tables.places["label"].to_list() == ["a", "b"]
+    assert trace.tables.gpu["block"].to_list() == [None, [32, 1, 1]]
     said = trace.annotations.rows(named=True)
     assert (said[0]["block"], said[0]["bytes"]) == ("layer3", "many")
 
 
 def test_arguments_that_a_newer_profiler_may_write_are_no_annotations(tmp_path: Path) -> None:
     trace = opened(tmp_path, [kernel(10, **{"cluster occupancy": 3}), kernel(20)])
-    assert trace.places["label_rule"].cast(pl.String).unique().to_list() != ["graph_no_label"]
+    assert trace.tables.places["label_rule"].cast(pl.String).unique().to_list() != ["graph_no_label"]
     assert trace.annotations.is_empty()

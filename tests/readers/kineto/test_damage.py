@@ -50,7 +50,7 @@ def test_of_a_plain_file_cut_short_everything_before_the_cut_is_read(path: Path,
     content = unzipped(path)
     cut = content[: int(len(content) * share)]
     trace = opened_text(tmp_path, cut)
-    assert (trace.gpu.height, trace.host.height) == rows(cut.decode())
+    assert (trace.tables.gpu.height, trace.tables.host.height) == rows(cut.decode())
     assert any("cut short" in w for w in trace.meta.warnings)
 
 
@@ -64,7 +64,7 @@ def test_of_a_gzipped_file_cut_short_everything_before_the_cut_is_read(share: fl
     trace.self_check()
     # What zlib gets out of it.
     text = zlib.decompressobj(wbits=31).decompress(cut).decode()
-    assert (trace.gpu.height, trace.host.height) == rows(text)
+    assert (trace.tables.gpu.height, trace.tables.host.height) == rows(text)
     assert any("cut short" in w and "gzip" in w for w in trace.meta.warnings)
 
 
@@ -72,7 +72,7 @@ def test_a_file_cut_between_two_events_is_said_to_be_cut(tmp_path: Path) -> None
     text = json.dumps({"traceEvents": [kernel(1, 10), kernel(2, 20), kernel(3, 30)]})
     cut = text[: text.rindex("}, {") + 1]
     trace = opened_text(tmp_path, cut)
-    assert trace.gpu["start"].to_list() == [10_000, 20_000]
+    assert trace.tables.gpu["start"].to_list() == [10_000, 20_000]
     assert any("cut short" in w for w in trace.meta.warnings)
 
 
@@ -84,7 +84,7 @@ def test_gzip_with_a_wrong_checksum_is_read_with_a_warning(tmp_path: Path) -> No
     trace = thence.open(path)
     # What cannot be trusted is the end: decompressed in steps, the last 32 kB may be missing.
     least, _ = rows(unzipped(recording("graph_replay_rank0"))[: -(1 << 15)].decode())
-    assert 0 < least <= trace.gpu.height <= 240
+    assert 0 < least <= trace.tables.gpu.height <= 240
     assert any("gzip" in w for w in trace.meta.warnings)
 
 
@@ -92,7 +92,7 @@ def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
     text = json.dumps({"traceEvents": [kernel(1, 10), kernel(2, 20)]}).encode()
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]))
-    assert thence.open(path).gpu.height == 2
+    assert thence.open(path).tables.gpu.height == 2
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_events_of_wrong_types_leave_the_others_alone(tmp_path: Path) -> None:
     odd = [1, None, [], "x", {}, {"ph": 3}, {"ph": "X", "cat": ["kernel"], "args": 7}]
     odd += [kernel(1, 10, args={"grid": [1, 2], "block": "x", "device": {}, "stream": []})]
     trace = opened_text(tmp_path, json.dumps({"traceEvents": [*odd, kernel(2, 20)]}))
-    assert trace.gpu["start"].to_list() == [10_000, 20_000]
-    assert trace.gpu["grid"].to_list() == [None, None]
+    assert trace.tables.gpu["start"].to_list() == [10_000, 20_000]
+    assert trace.tables.gpu["grid"].to_list() == [None, None]
 
 
 LIMITED = """
@@ -227,7 +227,7 @@ def test_other_json_beside_traces_is_skipped_with_a_warning(tmp_path: Path) -> N
     written(folder / "trace.json", [kernel(1, 10)])
     (tmp_path / "package.json").write_text('{"name": "x"}')
     trace = thence.open(tmp_path)
-    assert trace.gpu.height == 1
+    assert trace.tables.gpu.height == 1
     assert any("package.json: not a trace, skipped" in w for w in trace.meta.warnings)
 
 
@@ -240,14 +240,14 @@ def test_other_json_that_is_named_itself_is_an_error(tmp_path: Path) -> None:
 
 def test_the_same_file_twice_is_read_once(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", [kernel(1, 10)])
-    assert thence.open(path, path, tmp_path).gpu.height == 1
+    assert thence.open(path, path, tmp_path).tables.gpu.height == 1
 
 
 def test_two_files_that_claim_one_rank_are_told_apart_if_they_are_to_be_added(tmp_path: Path) -> None:
     for name in ("a", "b"):
         written(tmp_path / f"{name}.json", [kernel(1, 10)], distributedInfo={"rank": 3})
     trace = thence.open(tmp_path, add=True)
-    assert sorted(trace.gpu["rank"]) == [0, 3]
+    assert sorted(trace.tables.gpu["rank"]) == [0, 3]
     assert any("rank already taken" in w for w in trace.meta.warnings)
 
 
@@ -269,5 +269,5 @@ def test_an_event_gives_the_same_whatever_its_neighbours_are(tmp_path: Path, odd
     alone = opened_text(tmp_path, text)
     (tmp_path / "beside").mkdir()
     beside = opened_text(tmp_path / "beside", text.replace("}}, {", "}}, " + odd + ", {", 1))
-    assert alone.gpu.height == 4
-    assert beside.gpu.equals(alone.gpu)
+    assert alone.tables.gpu.height == 4
+    assert beside.tables.gpu.equals(alone.tables.gpu)

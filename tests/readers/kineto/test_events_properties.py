@@ -74,7 +74,7 @@ def found_rows(trace: thence.Trace) -> list[tuple[Any, ...]]:
     import polars as pl
 
     columns = ["start", "duration", "stream", pl.col("name").cast(pl.String), "node"]
-    return sorted(trace.gpu.select(columns).rows(), key=repr)
+    return sorted(trace.tables.gpu.select(columns).rows(), key=repr)
 
 
 @pytest.mark.slow_oracle
@@ -94,7 +94,7 @@ def test_every_layout_in_pieces_of_any_size_holds_the_events(
         trace = thence.open(path)
     assert found_rows(trace) == expected_rows(document)
     # Events of no category are of no program that is known.
-    assert trace.meta.warnings == () or (trace.gpu.is_empty() and trace.host.is_empty())
+    assert trace.meta.warnings == () or (trace.tables.gpu.is_empty() and trace.tables.host.is_empty())
     if wrapped:
         assert trace.meta.facts[0]["traceName"] == "x"
 

@@ -90,27 +90,27 @@ def test_every_layout_holds_the_same(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["old", "new", "python", "minified"])
 def test_a_single_event_is_read_in_every_layout(layout: str, tmp_path: Path) -> None:
     trace = opened_text(tmp_path, LAYOUTS[layout]([kernel(1, 5)]))
-    assert trace.gpu["start"].to_list() == [5000]
+    assert trace.tables.gpu["start"].to_list() == [5000]
 
 
 def test_metadata_after_the_events_counts(tmp_path: Path) -> None:
     text = '{"traceEvents": %s, "distributedInfo": {"rank": 3, "world_size": 8}, "traceName": "x"}'
     trace = opened_text(tmp_path, text % as_numbers(PAIR))
-    assert trace.gpu["rank"].to_list() == [3, 3]
+    assert trace.tables.gpu["rank"].to_list() == [3, 3]
     assert trace.meta.facts[0]["world_size"] == 8
     assert trace.meta.warnings == ()
 
 
 def test_metadata_after_the_events_of_a_pretty_file_counts(tmp_path: Path) -> None:
     text = LAYOUTS["old"](PAIR).replace('"traceName": "x"', '"distributedInfo": {"rank": 5}')
-    assert opened_text(tmp_path, text).gpu["rank"].to_list() == [5, 5]
+    assert opened_text(tmp_path, text).tables.gpu["rank"].to_list() == [5, 5]
 
 
 def test_host_pids_and_tids_may_be_text(tmp_path: Path) -> None:
     events = [e if e["pid"] == 0 else {**e, "pid": "1", "tid": "2"} for e in PAIR]
     trace = opened(tmp_path, events)
     check_pair(trace)
-    assert trace.host.select("process", "thread").unique().rows() == [(1, 2)]
+    assert trace.tables.host.select("process", "thread").unique().rows() == [(1, 2)]
 
 
 def test_text_lanes_of_the_profiler_itself_do_no_harm(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_tags_of_a_merged_file_are_ranks(tmp_path: Path) -> None:
     # The two ranks share pids, device numbers, streams and correlation ids.
     second = [{**e, "name": "other"} if e["cat"] == "user_annotation" else e for e in PAIR]
     trace = opened(tmp_path, [*tagged("TP00", PAIR), *tagged("TP01", second)])
-    assert trace.gpu["rank"].to_list() == [0, 0, 1, 1]
+    assert trace.tables.gpu["rank"].to_list() == [0, 0, 1, 1]
     labels = trace.activities["label"].cast(pl.String).to_list()
     assert labels == ["train", "train", "other", "other"]
-    assert trace.summary().busy_ns == 2 * (5125 + 5000)
+    assert trace.report().busy_ns == 2 * (5125 + 5000)
     assert any("TP00" in w and "TP01" in w for w in trace.meta.warnings)
 
 
@@ -162,7 +162,7 @@ def test_unusable_durations_count_as_zero_with_a_warning(duration: Any, tmp_path
     if duration is None:
         del events[0]["dur"]
     trace = opened(tmp_path, events)
-    assert trace.gpu["duration"].to_list() == [0, 5000]
+    assert trace.tables.gpu["duration"].to_list() == [0, 5000]
     assert any("1 device activity" in w for w in trace.meta.warnings)
 
 
@@ -170,13 +170,13 @@ def test_an_event_without_a_start_is_left_out_with_a_warning(tmp_path: Path) -> 
     lost = kernel(1, 10)
     del lost["ts"]
     trace = opened(tmp_path, [lost, kernel(2, 20)])
-    assert trace.gpu["start"].to_list() == [20_000]
+    assert trace.tables.gpu["start"].to_list() == [20_000]
     assert any("1 event without a start time" in w for w in trace.meta.warnings)
 
 
 def test_infinity_as_text_is_no_obstacle(tmp_path: Path) -> None:
     trace = opened(tmp_path, [kernel(1, 10, args={"blocks per SM": "inf", "warps per SM": "inf"})])
-    assert trace.gpu["duration"].to_list() == [5000]
+    assert trace.tables.gpu["duration"].to_list() == [5000]
     assert trace.meta.warnings == ()
 
 
@@ -184,8 +184,8 @@ def test_infinity_as_text_is_no_obstacle(tmp_path: Path) -> None:
 def test_bare_infinity_and_nan_cost_no_event(value: str, tmp_path: Path) -> None:
     events = [kernel(1, 10, args={"blocks per SM": "HERE", "registers per thread": 32}), kernel(2, 20)]
     trace = opened_text(tmp_path, json.dumps({"traceEvents": events}).replace('"HERE"', value))
-    assert trace.gpu["start"].to_list() == [10_000, 20_000]
-    assert trace.gpu["registers"].to_list() == [32, None]
+    assert trace.tables.gpu["start"].to_list() == [10_000, 20_000]
+    assert trace.tables.gpu["registers"].to_list() == [32, None]
 
 
 @pytest.mark.parametrize("layout", ["old", "python"])
@@ -197,24 +197,24 @@ def test_unescaped_quotes_cost_no_event(layout: str, tmp_path: Path) -> None:
     text = LAYOUTS[layout](events)
     text = text.replace("NAME", 'void k<"a">()').replace("STACK", 'f.py(3): g("x", 1)')
     trace = opened_text(tmp_path, text)
-    assert trace.gpu["name"].cast(pl.String).to_list() == ['void k<"a">()', "gemm"]
+    assert trace.tables.gpu["name"].cast(pl.String).to_list() == ['void k<"a">()', "gemm"]
     assert trace.activities["op"].cast(pl.String).to_list() == ["aten::mm", None]
-    assert trace.host.filter(pl.col("category") == "op")["external"].to_list() == [5]
+    assert trace.tables.host.filter(pl.col("category") == "op")["external"].to_list() == [5]
     assert not any("could not be read" in w for w in trace.meta.warnings)
 
 
 def test_an_unreadable_event_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
     text = LAYOUTS["python"](PAIR).replace('"name":"aten::mm"', '"name":aten::mm')
     trace = opened_text(tmp_path, text)
-    assert trace.gpu.height == 2
-    assert trace.host.height == 3
+    assert trace.tables.gpu.height == 2
+    assert trace.tables.host.height == 3
     assert any("1 of 6 events could not be read" in w for w in trace.meta.warnings)
 
 
 def test_half_of_the_events_unreadable_is_no_reason_to_give_up(tmp_path: Path) -> None:
     text = LAYOUTS["python"]([OP, kernel(1, 10)]).replace('"aten::mm"', "aten::mm")
     trace = opened_text(tmp_path, text)
-    assert trace.gpu.height == 1
+    assert trace.tables.gpu.height == 1
     assert any("1 of 2 events could not be read" in w for w in trace.meta.warnings)
 
 
@@ -227,39 +227,39 @@ def test_no_readable_event_at_all_is_an_error(tmp_path: Path) -> None:
 def test_control_characters_and_broken_utf8_in_names_cost_no_event(tmp_path: Path) -> None:
     text = LAYOUTS["python"](PAIR).encode().replace(b'"gemm"', b'"ge\x01m\xff"', 1)
     trace = opened_text(tmp_path, text)
-    assert trace.gpu["start"].to_list() == [40_250, 60_000]
-    assert trace.gpu["name"].cast(pl.String).to_list() == ["ge m\ufffd", "gemm"]
+    assert trace.tables.gpu["start"].to_list() == [40_250, 60_000]
+    assert trace.tables.gpu["name"].cast(pl.String).to_list() == ["ge m\ufffd", "gemm"]
 
 
 def test_of_duplicate_keys_the_last_counts_as_in_any_json_reader(tmp_path: Path) -> None:
     text = json.dumps({"traceEvents": [kernel(1, 10)]}).replace('"stream": 7', '"stream": 7, "stream": 9')
-    assert opened_text(tmp_path, text).gpu["stream"].to_list() == [9]
+    assert opened_text(tmp_path, text).tables.gpu["stream"].to_list() == [9]
 
 
 @pytest.mark.parametrize("node", [1, (1 << 32) - 1, 2 << 32 | 5, (1 << 64) - 1])
 def test_node_ids_of_32_and_64_bits_are_exact(node: int, tmp_path: Path) -> None:
     trace = opened(tmp_path, [kernel(1, 10, args={"graph id": 2, "graph node id": node})])
-    assert trace.gpu.select("graph", "node").rows() == [(2, node)]
+    assert trace.tables.gpu.select("graph", "node").rows() == [(2, node)]
 
 
 def test_node_zero_means_launched_eagerly(tmp_path: Path) -> None:
     trace = opened(tmp_path, [kernel(1, 10, args={"graph id": 0, "graph node id": 0})])
-    assert trace.gpu.select("graph", "node").rows() == [(None, None)]
+    assert trace.tables.gpu.select("graph", "node").rows() == [(None, None)]
 
 
 def test_numbers_too_large_for_a_column_cost_no_event(tmp_path: Path) -> None:
     args = {"correlation": 1 << 70, "bytes": 1 << 64, "registers per thread": 1 << 40}
     trace = opened(tmp_path, [kernel(1, 10, args=args), kernel(2, 20)])
-    assert trace.gpu["start"].to_list() == [10_000, 20_000]
-    assert trace.gpu.select("bytes", "registers").row(0) == (None, None)
+    assert trace.tables.gpu["start"].to_list() == [10_000, 20_000]
+    assert trace.tables.gpu.select("bytes", "registers").row(0) == (None, None)
 
 
 def test_without_gpu_rows_the_error_says_how_to_record_them(tmp_path: Path) -> None:
     trace = opened(tmp_path, [LABEL, OP])
-    assert trace.gpu.height == 0
-    assert trace.host.height == 2
+    assert trace.tables.gpu.height == 0
+    assert trace.tables.host.height == 2
     with pytest.raises(MissingData, match=r"no GPU activity.*ProfilerActivity\.CUDA"):
-        trace.summary()
+        trace.report()
 
 
 def test_category_names_and_whole_microseconds_of_old_torch(tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_category_names_and_whole_microseconds_of_old_torch(tmp_path: Path) -> N
         {**kernel(0, at + 27, 2), "cat": "Memset", "name": "Memset (Device)"},
     ]
     trace = opened(tmp_path, events)
-    assert trace.gpu["kind"].to_list() == ["kernel", "memcpy", "memset"]
-    assert trace.gpu["start"][0] == (at + 7) * 1000
+    assert trace.tables.gpu["kind"].to_list() == ["kernel", "memcpy", "memset"]
+    assert trace.tables.gpu["start"][0] == (at + 7) * 1000
     assert trace.activities["op"].cast(pl.String)[0] == "aten::mm"
     assert trace.meta.epoch_ns == 0  # the clock is Unix time
 
@@ -283,8 +283,8 @@ def test_nanoseconds_are_exact_at_todays_unix_time(tmp_path: Path) -> None:
     # As a double, 1.7e15 us steps by a quarter of a microsecond.
     text = LAYOUTS["old"]([kernel(1, "1722970000123456.789", "0.001"), kernel(2, "1722970000123456.791")])
     trace = opened_text(tmp_path, text)
-    assert trace.gpu["start"].to_list() == [1722970000123456789, 1722970000123456791]
-    assert trace.gpu["duration"].to_list() == [1, 5000]
+    assert trace.tables.gpu["start"].to_list() == [1722970000123456789, 1722970000123456791]
+    assert trace.tables.gpu["duration"].to_list() == [1, 5000]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_nanoseconds_are_exact_at_todays_unix_time(tmp_path: Path) -> None:
 )
 def test_other_writers_numbers_are_rounded_half_to_even(text: str, expected: int, tmp_path: Path) -> None:
     trace = opened_text(tmp_path, as_numbers([kernel(1, text)]))
-    assert trace.gpu["start"].to_list() == [expected]
+    assert trace.tables.gpu["start"].to_list() == [expected]
 
 
 def test_rocm_launches_are_api_calls(tmp_path: Path) -> None:
@@ -311,18 +311,18 @@ def test_a_peer_to_peer_copy_belongs_to_the_device_it_comes_from(tmp_path: Path)
     args = {"fromDevice": 2, "inDevice": 2, "toDevice": 3, "stream": 9, "correlation": 1, "bytes": 64}
     copy = event("gpu_memcpy", "Memcpy PtoP", 10, 5, args=args) | {"pid": 2, "tid": 9}
     trace = opened(tmp_path, [copy])
-    assert trace.gpu.select("device", "stream", "kind", "bytes").rows() == [(2, 9, "memcpy", 64)]
+    assert trace.tables.gpu.select("device", "stream", "kind", "bytes").rows() == [(2, 9, "memcpy", 64)]
 
 
 def test_an_activity_on_a_moved_lane_keeps_its_own_stream(tmp_path: Path) -> None:
     # annotate_trace of torch 2.12 to 2.14 moves kernels of a graph to lanes of their labels.
     moved = kernel(1, 10, tid=1_000_001, args={"stream": 1_000_001, "original_stream": 20})
-    assert opened(tmp_path, [moved]).gpu["stream"].to_list() == [20]
+    assert opened(tmp_path, [moved]).tables.gpu["stream"].to_list() == [20]
 
 
 def test_where_the_arguments_are_silent_the_lane_is_device_and_stream(tmp_path: Path) -> None:
     silent = {**kernel(1, 10), "pid": 3, "tid": 21, "args": {"correlation": 1}}
-    assert opened(tmp_path, [silent]).gpu.select("device", "stream").rows() == [(3, 21)]
+    assert opened(tmp_path, [silent]).tables.gpu.select("device", "stream").rows() == [(3, 21)]
 
 
 def test_begin_and_end_events_are_counted_in_a_warning(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ HEADER = (
 
 def rows(trace: thence.Trace) -> pl.DataFrame:
     text = pl.col("name", "kind").cast(pl.String)
-    return trace.gpu.select(COLUMNS).with_columns(text).sort(COLUMNS[:7])
+    return trace.tables.gpu.select(COLUMNS).with_columns(text).sort(COLUMNS[:7])
 
 
 def opened(folder: Path, text: str) -> thence.Trace:
@@ -44,14 +44,14 @@ def test_a_csv_gives_the_report_of_its_export(name: str) -> None:
     csv, full = thence.open(report(f"{name}_cuda_gpu_trace")), thence.open(export(name))
     assert_frame_equal(rows(csv), rows(full))
     # A CSV knows no XLA programs, so none of its work is kept apart as warm-up.
-    a, b = csv.summary(), full.select(warm_up="keep").summary()
+    a, b = csv.report(), full.select(warm_up="keep").report()
     assert (a.span_ns, a.busy_ns, a.sum_ns) == (b.span_ns, b.busy_ns, b.sum_ns)
     assert_frame_equal(a.rows, b.rows)
 
 
 @pytest.mark.parametrize("name", ["torch_ddp", "torch_graph"])
 def test_kernels_of_a_csv_agree_with_the_sum_that_nsys_made(name: str) -> None:
-    gpu = thence.open(report(f"{name}_cuda_gpu_trace")).gpu.filter(pl.col("kind") == "kernel")
+    gpu = thence.open(report(f"{name}_cuda_gpu_trace")).tables.gpu.filter(pl.col("kind") == "kernel")
     ours = gpu.group_by(Name=pl.col("name").cast(pl.String)).agg(
         pl.len().cast(pl.Int64).alias("Instances"), pl.col("duration").sum().alias("Total Time (ns)")
     )
@@ -69,7 +69,7 @@ def test_kernels_of_a_csv_agree_with_the_sum_that_nsys_made(name: str) -> None:
     ],
 )  # fmt: skip
 def test_every_unit_of_time(tmp_path: Path, unit: str, start: str, duration: str) -> None:
-    gpu = opened(tmp_path, HEADER.format(unit) + ROW.format(start=start, duration=duration)).gpu
+    gpu = opened(tmp_path, HEADER.format(unit) + ROW.format(start=start, duration=duration)).tables.gpu
     assert gpu.select("start", "duration", "device", "stream").row(0) == (8121171110, 2329661, 1, 7)
     assert gpu["name"][0] == "Memcpy HtoD (Pageable -> Device)"
     assert gpu["bytes"][0] is None  # 16.777 MB are not a number of bytes
@@ -78,12 +78,12 @@ def test_every_unit_of_time(tmp_path: Path, unit: str, start: str, duration: str
 def test_sizes_in_bytes_are_kept(tmp_path: Path) -> None:
     header = HEADER.format("ns").replace("Mem (MB)", "Mem (B)").replace("Bytes (MB)", "Bytes (B)")
     text = header + ROW.format(start=5, duration=6).replace("16.777", "16777216")
-    assert opened(tmp_path, text).gpu["bytes"].to_list() == [16777216]
+    assert opened(tmp_path, text).tables.gpu["bytes"].to_list() == [16777216]
 
 
 def test_the_stream_column_may_have_its_whole_name(tmp_path: Path) -> None:
     text = HEADER.format("ns").replace("Strm", "Stream") + ROW.format(start=5, duration=6)
-    assert opened(tmp_path, text).gpu["stream"].to_list() == [7]
+    assert opened(tmp_path, text).tables.gpu["stream"].to_list() == [7]
 
 
 def test_columns_of_2021_between_lines_of_nsys(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_columns_of_2021_between_lines_of_nsys(tmp_path: Path) -> None:
         "\nGenerated: x\n"
     )
     trace = opened(tmp_path, text)
-    assert trace.gpu["name"].to_list() == ["f(int, float)", "Memset (Device)", "Memcpy DtoH (Device -> Pinned)"]
-    assert trace.gpu["grid"].to_list() == [[2, 3, 4], None, None]
+    assert trace.tables.gpu["name"].to_list() == ["f(int, float)", "Memset (Device)", "Memcpy DtoH (Device -> Pinned)"]
+    assert trace.tables.gpu["grid"].to_list() == [[2, 3, 4], None, None]
     assert trace.meta.devices[0].name == "NVIDIA A100"
 
 

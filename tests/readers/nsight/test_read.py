@@ -52,7 +52,7 @@ def nvtx(name: str | None, start: int, end: int | None, **more: object) -> dict[
 
 @pytest.mark.parametrize("name", ["torch_ddp", "torch_graph"])
 def test_every_kernel_agrees_with_nsys(name: str) -> None:
-    gpu = opened(export(name)).gpu.filter(pl.col("kind") == "kernel")
+    gpu = opened(export(name)).tables.gpu.filter(pl.col("kind") == "kernel")
     ours = gpu.group_by(Name=pl.col("name").cast(pl.String)).agg(
         pl.len().cast(pl.Int64).alias("Instances"), pl.col("duration").sum().alias("Total Time (ns)")
     )
@@ -64,20 +64,20 @@ def test_rows_agree_with_plain_sql(tmp_path: Path) -> None:
     path = unpacked("torch_ddp", tmp_path)
     trace = opened(path)
     for kind in ("kernel", "memcpy", "memset"):
-        ours = trace.gpu.filter(pl.col("kind") == kind)
+        ours = trace.tables.gpu.filter(pl.col("kind") == kind)
         table = f"CUPTI_ACTIVITY_KIND_{kind.upper()}"
         expected = sql(path, f"select deviceId, streamId, start, end - start, correlationId from {table}")
         assert sorted(ours.select("device", "stream", "start", "duration", "correlation").rows()) == sorted(expected)
     # The launcher's own process used no device: its correlation ids are left out.
-    workers = trace.host["process"].is_in([2428, 2429])
-    calls = trace.host.filter(pl.col("category").is_in(["runtime", "driver"]), workers)
+    workers = trace.tables.host["process"].is_in([2428, 2429])
+    calls = trace.tables.host.filter(pl.col("category").is_in(["runtime", "driver"]), workers)
     query = (
         "select start, end - start, correlationId, globalTid % 16777216"
         " from CUPTI_ACTIVITY_KIND_RUNTIME where globalTid / 16777216 % 16777216 in (2428, 2429)"
     )
     assert sorted(calls.select("start", "duration", "correlation", "thread").rows()) == sorted(sql(path, query))
     ((copied,),) = sql(path, "select sum(bytes) from CUPTI_ACTIVITY_KIND_MEMCPY")
-    assert trace.gpu.filter(pl.col("kind") == "memcpy")["bytes"].sum() == copied
+    assert trace.tables.gpu.filter(pl.col("kind") == "memcpy")["bytes"].sum() == copied
     ((epoch,),) = sql(path, "select utcEpochNs from TARGET_INFO_SESSION_START_TIME")
     assert trace.meta.epoch_ns == epoch
     device = trace.meta.devices[0]
@@ -86,15 +86,18 @@ def test_rows_agree_with_plain_sql(tmp_path: Path) -> None:
 
 def test_two_processes_are_two_ranks() -> None:
     trace = opened(export("torch_ddp"))
-    assert trace.tables.ranks == [0, 1]
-    assert trace.gpu.group_by("rank").agg(pl.col("device").unique()).sort("rank")["device"].to_list() == [[0], [1]]
+    assert trace.recorded.ranks == [0, 1]
+    assert trace.tables.gpu.group_by("rank").agg(pl.col("device").unique()).sort("rank")["device"].to_list() == [
+        [0],
+        [1],
+    ]
     assert any("numbered by process id" in text for text in trace.meta.warnings)
     # All work was launched by a call that was recorded.
-    assert trace.places["launch"].null_count() == 0
+    assert trace.tables.places["launch"].null_count() == 0
 
 
 def test_collectives_are_found_from_the_ranges_of_nccl() -> None:
-    found = opened(export("torch_ddp")).collectives
+    found = opened(export("torch_ddp")).tables.collectives
     names = found.group_by(pl.col("collective").cast(pl.String)).len().sort("collective")
     # nvtx_gpu_proj_trace has 34 ncclAllReduce, 8 ncclBroadcast and 2 ncclAllGather.
     assert names.rows() == [("all_gather", 2), ("all_reduce", 34), ("broadcast", 8)]
@@ -103,7 +106,7 @@ def test_collectives_are_found_from_the_ranges_of_nccl() -> None:
 
 def test_nodes_of_cuda_graphs(tmp_path: Path) -> None:
     path = unpacked("torch_graph", tmp_path)
-    gpu = opened(path).gpu.filter(pl.col("node").is_not_null())
+    gpu = opened(path).tables.gpu.filter(pl.col("node").is_not_null())
     expected = sql(path, "select graphNodeId >> 32, graphNodeId, start from CUPTI_ACTIVITY_KIND_KERNEL"
                          " where graphNodeId is not null")  # fmt: skip
     assert len(expected) == 384
@@ -113,7 +116,7 @@ def test_nodes_of_cuda_graphs(tmp_path: Path) -> None:
 
 def test_ranges_nest_and_label_what_they_launched() -> None:
     trace = opened(export("torch_ddp"))
-    host = trace.host
+    host = trace.tables.host
     steps = host.filter(pl.col("name").cast(pl.String).str.starts_with("step_"))
     assert steps["category"].unique().to_list() == ["range"]
     nccl = host.filter(pl.col("name") == "ncclAllReduce")
@@ -124,13 +127,13 @@ def test_ranges_nest_and_label_what_they_launched() -> None:
     assert (inside["start"] >= outer["start"]).all()
     ends = [frame["start"] + frame["duration"] for frame in (inside, outer)]
     assert (ends[0] <= ends[1]).all()
-    labels = trace.summary("label").rows.filter(pl.col("name").is_in(["step_0", "step_1"]))
+    labels = trace.report("label").rows.filter(pl.col("name").is_in(["step_0", "step_1"]))
     assert labels["count"].to_list() == [198, 198]  # 99 operations in each process, says nsys
 
 
 def test_programs_of_xla_and_the_instructions_inside_command_buffers() -> None:
     trace = opened(export("jax_train"), hlo=[str(HLO)])
-    step = trace.programs.filter(pl.col("name") == "jit_train_step")
+    step = trace.tables.programs.filter(pl.col("name") == "jit_train_step")
     theirs = report_frame("jax_train_nvtx_gpu_proj_trace").filter(
         pl.col("Name").str.contains("XlaModule.*jit_train_step")
     )
@@ -139,8 +142,8 @@ def test_programs_of_xla_and_the_instructions_inside_command_buffers() -> None:
     assert step["launch"].to_list() == theirs["Orig Start (ns)"].sort().to_list()
     assert step["hlo"].null_count() == 0
     assert step["program"].cast(pl.String).str.len_chars().unique().to_list() == [32]  # the fingerprint
-    inside = trace.gpu.filter(pl.col("graph").is_not_null(), pl.col("hlo").is_not_null())
-    known = set(trace.tables.hlo[0].instructions["name"])
+    inside = trace.tables.gpu.filter(pl.col("graph").is_not_null(), pl.col("hlo").is_not_null())
+    known = set(trace.recorded.hlo[0].instructions["name"])
     assert inside.height > 900
     assert set(inside["hlo"].cast(pl.String)) <= known
     # XLA names its own kernels after the instruction.
@@ -148,15 +151,17 @@ def test_programs_of_xla_and_the_instructions_inside_command_buffers() -> None:
     assert fusions.height > 300
     base = fusions["hlo"].cast(pl.String).str.extract(r"^([a-z_]+?)(?:_dot)?(?:\.\d+)?$")
     assert all(k.startswith(b) for k, b in zip(fusions["name"].cast(pl.String), base, strict=True) if b)
-    assert trace.summary("source").attributed_ns["source"] > 0.6 * inside["duration"].sum()
+    assert trace.report("source").attributed_ns["source"] > 0.6 * inside["duration"].sum()
 
 
 def test_times_of_instructions_agree_with_jax_profiler() -> None:
     """The same program, recorded op by op: kernels of XLA's own take as long, within 10 %."""
 
     def per_step(trace: thence.Trace) -> pl.DataFrame:
-        program = trace.programs.select(pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), "execution", of="name")
-        ran = trace.gpu.drop_nulls("hlo").join(program, on="program").filter(
+        program = trace.tables.programs.select(
+            pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), "execution", of="name"
+        )
+        ran = trace.tables.gpu.drop_nulls("hlo").join(program, on="program").filter(
             pl.col("of") == "jit_train_step", pl.col("execution") > 0
         )  # fmt: skip
         steps = ran["execution"].n_unique()
@@ -173,7 +178,7 @@ def test_times_of_instructions_agree_with_jax_profiler() -> None:
 
 def test_compile_times_come_from_the_ranges_of_xla(tmp_path: Path) -> None:
     trace = opened(unpacked("jax_train", tmp_path))
-    found = trace.compile_times()
+    found = trace.compile()
     query = "select sum(end - start) from NVTX_EVENTS where text like 'XlaCompile:#%'"
     ((wall,),) = sql(tmp_path / "jax_train.sqlite", query)
     assert found.wall_ns == wall
@@ -188,21 +193,26 @@ def test_hlo_of_other_programs_is_said_to_fit_none() -> None:
 def test_an_export_with_next_to_nothing_in_it(tmp_path: Path) -> None:
     """No StringIds, no enums, no processes, no eventClass: as of 2022, lazily created tables."""
     trace = opened(written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": [KERNEL]}))
-    assert trace.gpu.select("name", "start", "duration").row(0) == ("(unnamed)", 100, 50)
+    assert trace.tables.gpu.select("name", "start", "duration").row(0) == ("(unnamed)", 100, 50)
     tables = {"CUPTI_ACTIVITY_KIND_KERNEL": [KERNEL], "CUPTI_ACTIVITY_KIND_RUNTIME": [CALL], "StringIds": STRINGS}
     trace = opened(written(tmp_path / "b.sqlite", tables))
-    assert trace.gpu["name"].to_list() == ["kernel(int)"]
-    assert trace.host.select("category", "name", "process", "thread").row(0) == ("runtime", "cudaLaunchKernel", 5, 6)
+    assert trace.tables.gpu["name"].to_list() == ["kernel(int)"]
+    assert trace.tables.host.select("category", "name", "process", "thread").row(0) == (
+        "runtime",
+        "cudaLaunchKernel",
+        5,
+        6,
+    )
 
 
 def test_copies_are_named_by_the_enums_or_without_them(tmp_path: Path) -> None:
     copy = {**KERNEL, "bytes": 4096, "copyKind": 1, "srcKind": 1, "dstKind": 2}
     plain = opened(written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_MEMCPY": [copy], "StringIds": STRINGS}))
-    assert plain.gpu.select("name", "bytes").row(0) == ("Memcpy HtoD (Pinned -> Device)", 4096)
+    assert plain.tables.gpu.select("name", "bytes").row(0) == ("Memcpy HtoD (Pinned -> Device)", 4096)
     enums = {"ENUM_CUDA_MEM_KIND": [{"id": 1, "label": "Pageable"}]}
     tables = {"CUPTI_ACTIVITY_KIND_MEMCPY": [copy], "StringIds": STRINGS, **enums}
     named = opened(written(tmp_path / "b.sqlite", tables))
-    assert named.gpu["name"].to_list() == ["Memcpy HtoD (Pageable -> Device)"]
+    assert named.tables.gpu["name"].to_list() == ["Memcpy HtoD (Pageable -> Device)"]
 
 
 def test_ranges_of_every_style(tmp_path: Path) -> None:
@@ -216,7 +226,7 @@ def test_ranges_of_every_style(tmp_path: Path) -> None:
         nvtx("the main one", 0, None, eventType=39),
     ]
     trace = opened(written(tmp_path / "a.sqlite", {"NVTX_EVENTS": events, "StringIds": STRINGS}))
-    host = trace.host.select("name", "category", "start", "duration", "parent")
+    host = trace.tables.host.select("name", "category", "start", "duration", "parent")
     assert host.rows() == [
         ("outer", "range", 0, 100, None),
         ("kernel(int)", "range", 10, 40, 0),
@@ -224,7 +234,7 @@ def test_ranges_of_every_style(tmp_path: Path) -> None:
         ("open", "range", 60, 140, 2),
         ("aten::mm", "op", 70, 10, 3),
     ]
-    assert trace.threads["name"].to_list() == ["the main one"]
+    assert trace.tables.threads["name"].to_list() == ["the main one"]
     assert any("1 NVTX range still open" in text for text in trace.meta.warnings)
 
 
@@ -264,8 +274,8 @@ def test_payloads_of_nccl(tmp_path: Path, form: str) -> None:
         "CUPTI_ACTIVITY_KIND_RUNTIME": [CALL], "CUPTI_ACTIVITY_KIND_KERNEL": [KERNEL],
     })  # fmt: skip
     trace = opened(path)
-    assert trace.tables.ranks == [3]
-    row = trace.collectives.select("gpu", "collective", "bytes", "group_size", "group_name").row(0)
+    assert trace.recorded.ranks == [3]
+    row = trace.tables.collectives.select("gpu", "collective", "bytes", "group_size", "group_name").row(0)
     assert row == (0, "all_reduce", 65536, 4, str(COMMUNICATOR))
 
 
@@ -273,7 +283,7 @@ def test_launches_of_whole_graphs(tmp_path: Path) -> None:
     row = {**KERNEL, "graphId": 12}
     path = written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [row], "StringIds": STRINGS})
     trace = opened(path)
-    assert trace.gpu.select("name", "graph", "duration").row(0) == ("[CUDA graph 12]", 12, 50)
+    assert trace.tables.gpu.select("name", "graph", "duration").row(0) == ("[CUDA graph 12]", 12, 50)
     assert any("--cuda-graph-trace=node" in text for text in trace.meta.warnings)
 
 
@@ -285,7 +295,7 @@ def test_secrets_are_never_read(tmp_path: Path) -> None:
         f"insert into StringIds values (987654321, 'TOKEN={secret}')",
     )
     trace = opened(path)
-    shown = [trace.meta, *(frame.write_ndjson() for frame in (trace.host, trace.threads))]
+    shown = [trace.meta, *(frame.write_ndjson() for frame in (trace.tables.host, trace.tables.threads))]
     assert not any(secret in str(part) for part in shown)
 
 
@@ -300,8 +310,8 @@ def test_folders_of_tables(tmp_path: Path, kind: str) -> None:
             target = folder / f"{table}.{kind}"
             frame.write_parquet(target) if kind == "parquet" else frame.write_ipc_stream(target)
     a, b = opened(folder), opened(path)
-    assert_frame_equal(a.gpu, b.gpu)
-    assert_frame_equal(a.host, b.host)
+    assert_frame_equal(a.tables.gpu, b.tables.gpu)
+    assert_frame_equal(a.tables.host, b.tables.host)
 
 
 def parquet_folder(path: Path) -> Path:
@@ -314,7 +324,7 @@ def parquet_folder(path: Path) -> Path:
 
 def test_parquet_that_ends_its_reader_is_damaged_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = parquet_folder(tmp_path / "a[b]*")
-    assert opened(folder).gpu["name"].to_list() == ["kernel(int)"]
+    assert opened(folder).tables.gpu["name"].to_list() == ["kernel(int)"]
     (folder / "StringIds.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(thence.DamagedInput, match=r"StringIds\.parquet cannot be read"):
         thence.open(folder)
@@ -329,7 +339,7 @@ def test_only_tables_that_are_read_are_tried(tmp_path: Path, monkeypatch: pytest
         " or b'StringIds.parquet' not in data else 0)"
     )
     monkeypatch.setattr(probe, "_CHILD", child)
-    assert opened(parquet_folder(tmp_path / "a")).gpu.height == 1
+    assert opened(parquet_folder(tmp_path / "a")).tables.gpu.height == 1
 
 
 def test_parquet_that_claims_billions_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +370,7 @@ def test_a_report_is_exported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{fake_nsys(tmp_path, f'cp {source} $2')}:/usr/bin:/bin")
     first, second = opened(report), opened(report)
-    assert first.gpu.height == second.gpu.height == opened(source).gpu.height
+    assert first.tables.gpu.height == second.tables.gpu.height == opened(source).tables.gpu.height
     assert (tmp_path / "count").read_text() == "once\n"
     assert cache_file(str(report)).stat().st_mode & 0o777 & ~0o644 == 0
     assert cache_file(str(report)).parent.stat().st_mode & 0o077 == 0
@@ -394,14 +404,14 @@ def test_a_database_that_another_program_has_locked(tmp_path: Path) -> None:
     path = unpacked("torch_graph", tmp_path)
     with closing(sqlite3.connect(path)) as other:
         other.execute("begin exclusive")
-        assert opened(path).gpu.height == 588
+        assert opened(path).tables.gpu.height == 588
         other.rollback()
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]  # nothing was written
 
 
 def test_a_path_with_characters_that_mean_something_in_addresses(tmp_path: Path) -> None:
     path = shutil.move(unpacked("torch_graph", tmp_path), tmp_path / "a b?c#d%20.sqlite")
-    assert opened(path).gpu.height == 588
+    assert opened(path).tables.gpu.height == 588
 
 
 def test_what_is_no_export_gives_one_clear_error(tmp_path: Path) -> None:
@@ -430,7 +440,7 @@ def test_rows_that_sqlite_would_compute_are_not_read(tmp_path: Path) -> None:
     path = written(tmp_path / "a.sqlite", {kernels: [KERNEL], "StringIds": STRINGS})
     blocks = "add gridX as (length(hex(zeroblob(2000000000 + start)))) virtual"
     trace = opened(changed(path, f"alter table {kernels} {blocks}"))
-    assert trace.gpu["name"].to_list() == ["kernel(int)"]
+    assert trace.tables.gpu["name"].to_list() == ["kernel(int)"]
     changed(
         path,
         f"create view CUPTI_ACTIVITY_KIND_RUNTIME as {slow} as start from r",
@@ -438,8 +448,8 @@ def test_rows_that_sqlite_would_compute_are_not_read(tmp_path: Path) -> None:
         "insert into CUPTI_ACTIVITY_KIND_MEMCPY values (1, 2, 0, 8)",
     )
     trace = opened(path)
-    assert trace.gpu.height == 1
-    assert trace.host.is_empty()
+    assert trace.tables.gpu.height == 1
+    assert trace.tables.host.is_empty()
 
 
 def test_values_of_other_types_and_impossible_times(tmp_path: Path) -> None:
@@ -452,7 +462,7 @@ def test_values_of_other_types_and_impossible_times(tmp_path: Path) -> None:
     ]
     path = written(tmp_path / "a.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": strange, "StringIds": STRINGS})
     trace = opened(path)
-    assert trace.gpu["duration"].to_list() == [50, 50, 0]  # the last one begins after the year 2100
+    assert trace.tables.gpu["duration"].to_list() == [50, 50, 0]  # the last one begins after the year 2100
     assert len(trace.meta.warnings) == 2
     path = written(tmp_path / "b.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": [{**KERNEL, "start": "soon"}]})
     with pytest.raises(thence.DamagedInput, match="CUPTI_ACTIVITY_KIND_KERNEL cannot be read"):

@@ -74,9 +74,9 @@ def test_a_mark_begins_and_ends_where_it_was_noted(tmp_path: Path) -> None:
         "boundaries": [boundaries],
     }
     trace = thence.open(written(tmp_path / "a", tables))
-    (row,) = trace.host.filter(pl.col("name").cast(pl.String) == "attention").to_dicts()
+    (row,) = trace.tables.host.filter(pl.col("name").cast(pl.String) == "attention").to_dicts()
     assert (row["start"], row["duration"]) == (9_000, 500)
-    assert trace.places["label"].cast(pl.String).to_list() == ["attention"]
+    assert trace.tables.places["label"].cast(pl.String).to_list() == ["attention"]
 
 
 def test_boundaries_at_one_time_keep_their_order() -> None:
@@ -371,7 +371,7 @@ def recorded(folder: Path, notes: list[int | str], **tables: list[list[dict[str,
 
 def places_of(trace: Trace, kind: str) -> list[str | None]:
     """Place of each kernel in order of launch."""
-    return trace.attributed.places[kind].cast(pl.String).to_list()
+    return trace.tables.places[kind].cast(pl.String).to_list()
 
 
 def test_modules_and_lines_of_launches(tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_phases_steps_and_serving_are_as_noted(tmp_path: Path) -> None:
     assert places_of(trace, "phase_rule") == ["phase_noted"] * 3
     assert places_of(trace, "step") == ["step", "decode (main)", "decode (main)"]
     assert places_of(trace, "serving") == [None, "decode", "decode"]
-    steps = trace.host.filter(pl.col("category") == "step")
+    steps = trace.tables.host.filter(pl.col("category") == "step")
     assert steps.height == 3
 
 
@@ -431,7 +431,7 @@ def test_calls_of_a_model_begin_steps_unless_an_optimizer_does(
     """A rollout's calls of the model, before an optimizer has stepped, are parts of the first training step."""
     launched = [item for number in noted for item in (number, "launch")]
     trace = recorded(tmp_path / "a", launched)
-    found = trace.host.filter(pl.col("category") == "step").sort("start")["name"]
+    found = trace.tables.host.filter(pl.col("category") == "step").sort("start")["name"]
     assert found.cast(pl.String).to_list() == steps
 
 
@@ -469,8 +469,8 @@ def test_modules_nest_in_flames(tmp_path: Path) -> None:
 
 def test_a_check_does_not_ask_for_launches_that_were_not_recorded(tmp_path: Path) -> None:
     trace = recorded(tmp_path / "a", [MODEL, "launch", "launch", MODEL, "launch"])
-    assert not trace.soundness.findings
-    said = [entry.text for entry in trace.soundness.not_checked]
+    assert not trace.check().findings
+    said = [entry.text for entry in trace.check().not_checked]
     assert any("launches are known by their CUPTI numbers alone" in text for text in said)
 
 
@@ -480,7 +480,7 @@ def test_places_that_cannot_be_are_passed_over(tmp_path: Path, column: str) -> N
         wrong = [{**row, column: value} for row in PLACES]
         folder = tmp_path / f"{column}{value}"
         trace = recorded(folder, [MODEL, LAYER, LINE_2, "launch", STEP_0], places=[wrong])
-        assert trace.gpu.height == 1
+        assert trace.tables.gpu.height == 1
 
 
 def test_hostile_boundaries_are_read(tmp_path: Path) -> None:
@@ -491,4 +491,4 @@ def test_hostile_boundaries_are_read(tmp_path: Path) -> None:
         ]
     ]  # fmt: skip
     trace = recorded(tmp_path / "a", [MODEL, "launch", LAYER, "launch"], boundaries=[rows])
-    assert trace.gpu.height == 2
+    assert trace.tables.gpu.height == 2

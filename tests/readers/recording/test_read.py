@@ -227,15 +227,15 @@ def test_marks_around_collectives_describe_their_kernels(tmp_path: Path) -> None
     )  # fmt: skip
     trace = thence.open(folder)
     trace.self_check()
-    [row] = trace.collectives.to_dicts()
+    [row] = trace.tables.collectives.to_dicts()
     assert (row["gpu"], row["collective"], row["group_size"], row["sequence"]) == (
         0, "_allgather_base", 4, 12,
     )  # fmt: skip
     assert (row["in_elements"], row["out_elements"], row["element_type"]) == (1000, 4000, "BFloat16")
     assert row["bytes"] == 1000 * 2  # what one rank puts in; a bfloat16 has two bytes
     # The user's own mark is the label, that of the library an operator.
-    assert trace.places["label"].cast(str).to_list() == ["step"]
-    assert trace.places["ops"].cast(str).to_list() == ["nccl:_allgather_base"]
+    assert trace.tables.places["label"].cast(str).to_list() == ["step"]
+    assert trace.tables.places["ops"].cast(str).to_list() == ["nccl:_allgather_base"]
 
 
 def test_collectives_are_described_by_columns(tmp_path: Path) -> None:

@@ -246,19 +246,19 @@ def test_source_lines_are_those_of_the_module_that_ran(recorded: thence.Trace) -
     sources = recorded.activities["source"].cast(pl.String)
     assert sources.null_count() == 0
     assert sources.str.contains(r"jax_gpt\.py:\d+ |jax_graph_nodes\.py:\d+ ").all()
-    assert [m.id for m in recorded.tables.hlo] == [NUMBER]
+    assert [m.id for m in recorded.recorded.hlo] == [NUMBER]
 
 
 def test_executions_and_compile_phases_are_there(recorded: thence.Trace) -> None:
-    programs = recorded.programs.with_columns(pl.col("name").cast(pl.String))
+    programs = recorded.tables.programs.with_columns(pl.col("name").cast(pl.String))
     launches = {kernel["correlation"] for kernel in kernels()}
     assert programs["name"].to_list() == ["jit_train_step"] * len(launches)
     assert programs["execution"].to_list() == [0, 1, 2, 3]
-    compiled = recorded.host.filter(pl.col("category") == "compile")
+    compiled = recorded.tables.host.filter(pl.col("category") == "compile")
     names = compiled["name"].cast(pl.String).str.extract(r"^(\w+)").value_counts()
     assert dict(names.iter_rows()) == {"XlaCompile": 2, "XlaPassPipeline": 2, "XlaPass": 2}
-    assert recorded.compile_times().wall_ns == SECOND
-    summary = recorded.summary("hlo")
+    assert recorded.compile().wall_ns == SECOND
+    summary = recorded.report("hlo")
     assert summary.attributed_ns["hlo"] == sum(k["end_ns"] - k["start_ns"] for k in kernels())
 
 
@@ -306,8 +306,8 @@ def test_without_ranges_of_xla_the_recording_says_what_it_lacks(tmp_path: Path, 
     programs.look()
     programs.save(made.folder)
     trace = thence.open(tmp_path)
-    assert trace.gpu.height == len(kernels())
-    assert trace.programs.is_empty()
+    assert trace.tables.gpu.height == len(kernels())
+    assert trace.tables.programs.is_empty()
     assert any("no NVTX ranges of XLA" in text for text in trace.meta.warnings)
 
 
@@ -338,7 +338,7 @@ def test_damage_costs_no_more_than_the_hlo(tmp_path: Path, jax: Jax, damage: str
     known = {hlo for ran in instructions(trace).values() for hlo in ran} != {None}
     # Where the index is gone there is only one module of that name: it must be it.
     assert known == (damage != "module")
-    assert trace.gpu.height == len(kernels())
+    assert trace.tables.gpu.height == len(kernels())
     trace.self_check()
 
 
@@ -380,7 +380,7 @@ def test_kernels_are_those_of_the_chain_in_its_order(chain: thence.Trace) -> Non
 
 
 def test_copies_move_what_their_instruction_holds(chain: thence.Trace) -> None:
-    (module,) = [module for module in chain.tables.hlo if module.name == "jit_chain"]
+    (module,) = [module for module in chain.recorded.hlo if module.name == "jit_chain"]
     copies = of_chain(chain).filter(pl.col("kind") == "memcpy")
     assert copies.height == EXECUTIONS * (len(SIZES) - 1)
     held = dict(module.instructions.select("name", "result_bytes").iter_rows())
@@ -401,21 +401,21 @@ def test_compilations_of_one_name_are_told_apart(chain: thence.Trace) -> None:
     # Eleven arrays of ones, each made by a program of its own that JAX calls jit_broadcast_in_dim.
     modules = {
         module.id: int(module.instructions.filter(pl.col("opcode") == "fusion")["result_bytes"][0])
-        for module in chain.tables.hlo
+        for module in chain.recorded.hlo
         if module.name == "jit_broadcast_in_dim"
     }
     wanted = [2 * rows * columns for rows, columns in pairwise((512, *SIZES))]
     assert [size for _, size in sorted(modules.items())] == wanted
-    programs = chain.programs.filter(pl.col("name").cast(pl.String) == "jit_broadcast_in_dim")
-    found = [chain.tables.hlo[i].id for i in programs.sort("start")["hlo"]]
+    programs = chain.tables.programs.filter(pl.col("name").cast(pl.String) == "jit_broadcast_in_dim")
+    found = [chain.recorded.hlo[i].id for i in programs.sort("start")["hlo"]]
     assert found == sorted(modules)
 
 
 def test_what_the_autotuner_ran_is_called_so(chain: thence.Trace) -> None:
-    rules = chain.places.select(
+    rules = chain.tables.places.select(
         pl.col("program", "program_rule", "source_rule").cast(pl.String),
-        chain.gpu["name"].cast(pl.String),
-        chain.gpu["kind"].cast(pl.String),
+        chain.tables.gpu["name"].cast(pl.String),
+        chain.tables.gpu["kind"].cast(pl.String),
     )
     outside = rules.filter(pl.col("program").is_null())
     tuning = outside.filter(pl.col("program_rule") == "autotuning")

@@ -11,12 +11,12 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, kernel, launch, opened, recording, shared
-from thence.pictures import Pictures
+from thence.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PLOTS = [name for name in vars(Pictures) if name.startswith("plot_")]
+PLOTS = [name for name in vars(Trace) if name.startswith("plot_")]
 ELSEWHERE = {"plot_compile": "compiled", "plot_programs": "xla", "plot_spread": "one", "plot_by": "one"}
 
 
@@ -48,7 +48,7 @@ def test_every_chart_is_drawn_and_has_numbers(name: str, traces: dict[str, thenc
 
 
 def test_bars_by_kernel_are_those_of_the_summary(traces: dict[str, thence.Trace]) -> None:
-    summary = traces["one"].summary()
+    summary = traces["one"].report()
     chart = traces["one"].plot_by(top=5)
     rows = chart.to_frame()
     sums = rows.group_by("name", maintain_order=True).agg(pl.col("total_ns").sum())
@@ -93,7 +93,7 @@ def test_lines_of_bandwidth_go_through_the_middle_of_their_dots(ranks: tuple[Pat
 
 
 def test_waits_are_those_of_the_collectives(traces: dict[str, thence.Trace]) -> None:
-    waits = traces["ranks"].collective_times().instances.filter(pl.col("wait_ns").is_not_null())
+    waits = traces["ranks"].collectives().instances.filter(pl.col("wait_ns").is_not_null())
     histogram = traces["ranks"].plot_wait_histogram().to_frame()
     for kind, begin, end, count in histogram.select("series", "from_ns", "end", "count").rows():
         own = [ns for name, ns in waits.select("collective", "wait_ns").rows() if str(name) == kind]
@@ -105,17 +105,17 @@ def test_waits_are_those_of_the_collectives(traces: dict[str, thence.Trace]) -> 
     drawn = [each.data for each in traces["ranks"].plot_wait_sizes().series if each.mark == "dot"]
     points = sorted(point for data in drawn for point in data.rows())
     assert points == sorted(waits.filter(pl.col("wait_ns") > 0).select("bytes", "wait_ns").rows())
-    last = traces["ranks"].collective_times().last_arrivals
+    last = traces["ranks"].collectives().last_arrivals
     assert traces["ranks"].plot_last_arrivals().to_frame()["waited_ns"].to_list() == last["waited_ns"].to_list()
 
 
 def test_programs_compile_phases_and_spread_are_those_of_the_results(traces: dict[str, thence.Trace]) -> None:
-    programs = traces["xla"].program_times().programs
+    programs = traces["xla"].programs().programs
     shown = traces["xla"].plot_programs().to_frame()
     for name, column in (("busy", "busy_ns_total"), ("idle inside", "idle_inside_ns"),
                          ("idle between", "idle_between_ns")):  # fmt: skip
         assert shown.filter(series=name)["total_ns"].sum() == programs[column].sum()
-    phases = traces["compiled"].compile_times().phases
+    phases = traces["compiled"].compile().phases
     assert traces["compiled"].plot_compile().to_frame()["self_ns"].to_list() == phases["self_ns"].to_list()
     with pytest.raises(thence.MissingData):
         traces["one"].plot_compile()

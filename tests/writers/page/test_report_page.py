@@ -125,7 +125,7 @@ def test_the_numbers_are_those_of_the_summary_of_typical_steps() -> None:
     table = data(trace.report_html())["tables"]["by-kernel"]
     columns = [column["title"] for column in table["columns"]]
     assert columns == ["kernel", "count", "total", "share", "mean", "backward"]
-    rows = trace.select(steps="typical").summary().rows
+    rows = trace.select(steps="typical").report().rows
     assert [row[2] for row in table["rows"]] == rows["total_ns"].to_list()
     assert table["full"][0] == rows["name"][0][:400]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def timeline(trace: thence.Trace) -> ActivityTimeline:
-    return activity_timeline(trace.attributed, trace.idle().pieces)
+    return activity_timeline(trace.tables, trace.idle().pieces)
 
 
 def decoded(text: str) -> tuple[dict[str, Any], dict[tuple[str, str], list[int]]]:

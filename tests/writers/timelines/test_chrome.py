@@ -31,12 +31,12 @@ def document(trace: thence.Trace, clocks: str = "aligned") -> dict[str, Any]:
 def test_reading_back_a_recording_gives_an_equal_trace(path: Path, ending: str, tmp_path: Path) -> None:
     trace = thence.open(path)
     target = tmp_path / f"again{ending}"
-    trace.write(target)
+    trace.convert(target)
     again = thence.open(target)
-    assert_same_tables(trace.tables, again.tables)
+    assert_same_tables(trace.recorded, again.recorded)
     changed = {"inputs": again.meta.inputs}
     assert dataclasses.replace(trace.meta, **changed) == again.meta
-    assert_frame_equal(trace.places, again.places, categorical_as_str=True)
+    assert_frame_equal(trace.tables.places, again.tables.places, categorical_as_str=True)
 
 
 def test_reading_back_what_is_odd(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_reading_back_what_is_odd(tmp_path: Path) -> None:
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": 'the "main" one'}},
     ]  # fmt: skip
     trace = opened(tmp_path, odd)
-    trace.write(tmp_path / "again.json")
-    assert_same_tables(trace.tables, thence.open(tmp_path / "again.json").tables)
+    trace.convert(tmp_path / "again.json")
+    assert_same_tables(trace.recorded, thence.open(tmp_path / "again.json").recorded)
 
 
 def test_reading_back_collectives_of_kernels_and_ops(tmp_path: Path) -> None:
@@ -63,20 +63,20 @@ def test_reading_back_collectives_of_kernels_and_ops(tmp_path: Path) -> None:
     }  # fmt: skip
     op = event("cpu_op", "record_param_comms", 10, 20, args={**args, "Collective name": "send"})
     trace = opened(tmp_path, [op, launch(1, 12), kernel(1, 40), kernel(2, 60, args=args)])
-    trace.write(tmp_path / "again.json")
+    trace.convert(tmp_path / "again.json")
     again = thence.open(tmp_path / "again.json")
-    assert again.tables.collectives["sequence"].to_list() == [9, 9]
-    assert_same_tables(trace.tables, again.tables)
+    assert again.recorded.collectives["sequence"].to_list() == [9, 9]
+    assert_same_tables(trace.recorded, again.recorded)
 
 
 def test_several_ranks_in_one_file_are_told_apart_again(tmp_path: Path) -> None:
     trace = shared(*FSDP)
-    trace.write(tmp_path / "all.json", clocks="recorded")
+    trace.convert(tmp_path / "all.json", clocks="recorded")
     again = thence.open(tmp_path / "all.json")
     for table in ("gpu", "host", "threads"):
         assert_frame_equal(getattr(trace, table), getattr(again, table), categorical_as_str=True)
     order = ["gpu", "host"]
-    left, right = (t.tables.collectives.sort(order) for t in (trace, again))
+    left, right = (t.recorded.collectives.sort(order) for t in (trace, again))
     assert_frame_equal(left, right, categorical_as_str=True)
 
 
@@ -134,16 +134,16 @@ def test_a_trace_of_jax_becomes_json(tmp_path: Path) -> None:
     from helpers import DATA
 
     trace = thence.open(DATA / "jax" / "jax_single_nocb.xplane.pb.gz")
-    trace.write(tmp_path / "jax.json")
+    trace.convert(tmp_path / "jax.json")
     again = thence.open(tmp_path / "jax.json")
     columns = ["start", "duration", "stream", pl.col("name").cast(pl.String)]
-    left, right = (t.gpu.select(columns).sort(pl.all()) for t in (trace, again))
+    left, right = (t.tables.gpu.select(columns).sort(pl.all()) for t in (trace, again))
     assert_frame_equal(left, right)
 
 
 def test_parquet_tables_are_the_traces(tmp_path: Path) -> None:
     trace = shared(FSDP[0])
-    trace.write(tmp_path / "tables.parquet")
+    trace.convert(tmp_path / "tables.parquet")
     for name in ("gpu", "host", "places", "collectives", "threads"):
         again = pl.read_parquet(tmp_path / "tables.parquet" / f"{name}.parquet")
         assert_frame_equal(again, getattr(trace, name), categorical_as_str=True)

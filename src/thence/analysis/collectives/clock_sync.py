@@ -26,8 +26,8 @@ import polars as pl
 
 from thence.analysis.collectives.instances import Instances, collective_instances, together
 from thence.analysis.collectives.kinds import JOINT
+from thence.model.answer import Answer, TableView
 from thence.model.thresholds import CLOCK_SCATTER_QUANTILE, TIMESTAMP_NS
-from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _SETTLED_NS = 0.5
 
 
 @dataclass(frozen=True)
-class Alignment(Shown):
+class Alignment(Answer):
     """Estimated clock offsets of the ranks.
 
     Attributes:
@@ -68,17 +68,17 @@ class Alignment(Shown):
     residual_p90_ns: float | None
     matched: int
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
-        return Form(
-            "clocks of the ranks",
-            self.statement,
-            self.corrections,
-            {
-                "rank": "rank", "correction_ns": "subtracted from its times", "instances": "shared collectives",
-                "cluster": "cluster",
-            },
-        )  # fmt: skip
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return "clocks of the ranks", self.statement
+
+    def views(self) -> tuple[TableView, ...]:
+        """The correction of each rank."""
+        headings = {
+            "rank": "rank", "correction_ns": "subtracted from its times", "instances": "shared collectives",
+            "cluster": "cluster",
+        }  # fmt: skip
+        return (TableView(self.corrections, headings),)
 
     @property
     def applied(self) -> bool:

@@ -18,22 +18,50 @@ from thence.analysis.collectives.first_calls import NONE, FirstCalls, first_call
 from thence.analysis.collectives.instances import Instances, collective_instances, unmatched_reasons
 from thence.analysis.collectives.kinds import bandwidths
 from thence.analysis.collectives.missing import undescribed_kernels
-from thence.analysis.collectives.waits import instance_times, last_arrivals, participants
+from thence.analysis.collectives.waits import NOT_CAUSED, instance_times, last_arrivals, participants
+from thence.analysis.consistency import must, smallest
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
+from thence.model.answer import Answer, Lines, TableView
 from thence.model.collective_kinds import kind_of_kernel
-from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.analysis.ranks.job import Job
     from thence.model.attributed import Attributed
 
+_LAST = {
+    "who": "last arrivals",
+    "last": "collectives",
+    "instances": "of",
+    "waited_ns": "others waited",
+    "waited_device_ns": "summed over GPUs",
+    "late_ns_mean": "mean after first",
+}
+_SIZES = {
+    "collective": "collective",
+    "bytes": "message",
+    "group_size": "ranks",
+    "count": "count",
+    "exposed_ns": "exposed",
+    "wait_ns_mean": "mean longest wait",
+    "wait_ns_max": "longest",
+    "transfer_bus_gbps_max": "best bus GB/s",
+    "transfer_bus_gbps_median": "median",
+    "transfer_bus_gbps_std": "std",
+    "bus_gbps_mean": "whole kernel GB/s",
+    "transfer_ns_median": "transfer",
+    "hidden_ns": "hidden",
+    "overlapped_ns": "overlapped",
+}
+_PARTS = ("exposed_ns", "hidden_ns", "overlapped_ns")
 _KEYS = ("collective", "bytes", "group_size", "described", "kernel")
 
 
 @dataclass(frozen=True)
-class Collectives(Shown):
+class Collectives(Answer):
     """The collectives of a trace.
 
     Attributes:
@@ -63,6 +91,7 @@ class Collectives(Shown):
         last_arrivals: by rank and device, as `thence.analysis.collectives.waits.last_arrivals` returns them.
         job: which ranks are late, without the reasons; None if that was not decided.
         notes: caveats that are needed to read the numbers, one sentence each.
+        single_clock: whether several devices of one process, which share a clock, have device work.
     """
 
     phases: Phases
@@ -77,6 +106,7 @@ class Collectives(Shown):
     last_arrivals: pl.DataFrame
     job: Job | None
     notes: tuple[str, ...]
+    single_clock: bool = False
 
     @property
     def statement(self) -> str:
@@ -84,14 +114,6 @@ class Collectives(Shown):
         if not self.first.kernels:
             return self.phases.statement
         return "; ".join(([self.phases.statement] if len(self.phases.phase) else []) + [self.first.statement])
-
-    @property
-    def tables(self) -> pl.DataFrame:
-        """`last_arrivals`, then `by_size`, as one frame; the first column, table, is ``last_arrivals`` or ``sizes``."""
-        last = self.last_arrivals.with_columns(pl.lit("last_arrivals").alias("table"))
-        sizes = self.by_size.with_columns(pl.lit("sizes").alias("table"))
-        both = pl.concat([last, sizes], how="diagonal")
-        return both.select("table", pl.exclude("table"))
 
     @property
     def verdict(self) -> str:
@@ -106,23 +128,103 @@ class Collectives(Shown):
         rows = late.select(place).join(self.last_arrivals, on=place, how="left", maintain_order="left")
         return rows.rename({"waited_ns": "caused_ns", "waited_device_ns": "caused_device_ns"}).drop("code")
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
         whole, exposed = (int(self.devices[name].sum()) for name in ("communication_ns", "exposed_ns"))
+        return (f"communication {format_ns(whole)}, {format_ns(exposed)} of it exposed (nothing computed meanwhile)",)
+
+    def views(self) -> tuple[TableView | Lines, ...]:
+        """The last arrivals, the collectives by size, and totals of each device."""
+        sizes = self.by_size.with_columns(
+            collective=pl.when("described")
+            .then("collective")
+            .otherwise(
+                pl.concat_str(
+                    pl.col("collective").fill_null("unknown"),
+                    pl.lit(" (no description) "),
+                    pl.col("kernel").str.replace(r"\(.*", "").fill_null(""),
+                )
+            )
+        )
+        empty = {name for name in _SIZES if sizes[name].null_count() == sizes.height}
+        if not sizes["overlapped_ns"].sum():
+            empty.add("overlapped_ns")
+        headings = {name: heading for name, heading in _SIZES.items() if name not in empty}
+        return (*self._arrivals(), TableView(sizes, headings, bar="duration_ns"), *self._totals())
+
+    def _arrivals(self) -> Iterator[TableView | Lines]:
+        """The devices that others waited for, if there was anything to wait for."""
+        last = self.last_arrivals.filter(pl.col("waited_ns") > 0)
+        if last.height:
+            yield TableView(with_device_names(last), _LAST)
+        elif self.last_arrivals.height:
+            yield Lines((("no device waited for another", ""),))
+
+    def _totals(self) -> Iterator[Lines]:
+        """Communication of each device."""
+        lines = tuple(
+            (f"rank {rank} GPU {device}: communication {format_ns(communication)}, {format_ns(exposed)} exposed", "")
+            for rank, device, communication, exposed in self.devices.iter_rows()
+        )
+        if len(lines) > 1:
+            yield Lines(((f"times of the collectives above are summed over {len(lines):,} GPUs", ""),))
+        yield Lines(lines, limited=True, at_least=100, counted="devices", apart=len(lines) < 2)
+
+    def remarks(self) -> Iterator[str]:
+        """Which ranks are late, what was left out, caveats, and what is known of the ranks' clocks."""
+        if self.verdict:
+            yield self.verdict
+        yield self.statement
+        yield from self.notes
+        if self.clocks:
+            yield self.clocks
+        elif self.single_clock:
+            yield "waits are between devices of one process, which share a clock"
+
+    def known(self) -> dict[str, float]:
+        """See `Answer`."""
         described = int(self.by_size.filter("described")["duration_ns"].sum())
-        return Form(
-            f"communication {format_ns(whole)}, {format_ns(exposed)} of it exposed (nothing computed meanwhile)",
-            self.statement,
-            self.by_size.sort("duration_ns", descending=True),
-            {
-                "collective": "collective", "bytes": "size", "group_size": "ranks", "count": "count",
-                "duration_ns": "total", "exposed_ns": "exposed", "wait_ns_mean": "mean longest wait",
-                "transfer_bus_gbps_median": "bus GB/s, median",
-            },
-            "duration_ns",
-            {"described": described / max(int(self.by_size["duration_ns"].sum()), 1)},
-            (*filter(None, (self.verdict, self.clocks)), *self.notes),
-        )  # fmt: skip
+        return {"described": described / max(int(self.by_size["duration_ns"].sum()), 1)}
+
+    def to_frame(self) -> pl.DataFrame:
+        """`last_arrivals`, then `by_size`; the first column, table, is ``last_arrivals`` or ``sizes``."""
+        last = self.last_arrivals.with_columns(pl.lit("last_arrivals").alias("table"))
+        sizes = self.by_size.with_columns(pl.lit("sizes").alias("table"))
+        return pl.concat([last, sizes], how="diagonal").select("table", pl.exclude("table"))
+
+    def self_check(self) -> None:
+        """Checks that their times are possible and add up.
+
+        Raises:
+            Contradiction: a time is impossible, or times do not add up.
+        """
+        rows, sizes = self.rows, self.by_size
+        parts = rows.select(
+            possible=(pl.min_horizontal(*_PARTS) >= 0).all(),
+            whole=(pl.sum_horizontal(*_PARTS) == pl.col("duration_ns")).all(),
+        ).row(0)
+        must(self.caveats.inputs, all(parts), "parts of collectives do not add up to their durations")
+        summed = ("duration_ns", *_PARTS)
+        agree = sizes.select(pl.col("count", *summed).sum()).row(0) == (
+            rows.height,
+            *rows.select(pl.col(summed).sum()).row(0),
+        )
+        must(self.caveats.inputs, agree, "the rows by size do not add up to all collectives")
+        devices = self.devices
+        possible = devices.select(
+            (pl.col("exposed_ns") >= 0) & (pl.col("exposed_ns") <= pl.col("communication_ns"))
+        ).to_series()
+        must(self.caveats.inputs, bool(possible.all()), "a device is exposed for longer than it communicates")
+        exposed = int(rows["exposed_ns"].sum()) + self.left_out["exposed_ns"]
+        must(
+            self.caveats.inputs,
+            exposed == int(devices["exposed_ns"].sum()),
+            "exposed times of collectives do not add up to those of the devices",
+        )
+        waits = smallest(self.instances, ("wait_ns", "device_wait_ns", "transfer_ns"))
+        must(self.caveats.inputs, waits >= 0, "a wait or a transfer has a negative duration")
+        waited = smallest(self.last_arrivals, ("last", "waited_ns", "waited_device_ns"))
+        must(self.caveats.inputs, waited >= 0, "a device is waited for a negative number of times")
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values: rows of `by_size` and of `last_arrivals`, totals, and which ranks are late."""
@@ -142,6 +244,12 @@ class Collectives(Shown):
             "stragglers": self._stragglers.to_dicts(),
             "missing_ranks": [] if job is None else job.shown.missing_ranks,
         }
+
+
+def with_device_names(rows: pl.DataFrame) -> pl.DataFrame:
+    """Adds who: the rank and GPU of each row, or if it has none, why no rank is known to have caused its waits."""
+    device = pl.format("rank {} GPU {}", "rank", "device")
+    return rows.with_columns(who=pl.coalesce(pl.col("code").replace_strict(NOT_CAUSED, default=None), device))
 
 
 def collectives(
@@ -182,6 +290,7 @@ def collectives(
         last_arrivals=last_arrivals(places, None if job is None else _launched_ahead(trace, rows, job)),
         job=job,
         notes=tuple(_notes(trace, every, rows, seen)),
+        single_clock=alignment is None and trace.gpu.select("rank", "device").n_unique() > 1,
     )
 
 

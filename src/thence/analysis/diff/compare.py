@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.consistency import MIN_NS, ROUNDING, close, must
 from thence.analysis.diff.comparability import not_checked, refusals
 from thence.analysis.diff.estimates import MOST_RUNS, discoveries, estimates, more_runs, run_means
 from thence.analysis.diff.explanation import explain
@@ -18,6 +19,7 @@ from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE,
 from thence.analysis.diff.steps import WHOLE_TRACE
 from thence.analysis.steps.counted import RULES
 from thence.errors import UsageError
+from thence.model.answer import Answer, TableView
 from thence.model.kernel_names import short_names
 from thence.model.places import LAYERED
 from thence.model.thresholds import (
@@ -28,7 +30,6 @@ from thence.model.thresholds import (
     ONE_RUN_WORK_SHARE,
     SAME_SHARE,
 )
-from thence.notebook import Form, Shown
 from thence.units import format_count, format_share
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Diff(Shown):
+class Diff(Answer):
     """What changed between two sides. Times are ns per step and device, means over the runs of a side.
 
     Attributes:
@@ -165,22 +166,66 @@ class Diff(Shown):
         whole = rows.filter(pl.col("by").is_in([*_WHOLE])).with_columns(level=1, part="short_name")
         return pl.concat([whole, *trees], how="diagonal_relaxed")
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
-        first, *others = self.explanation
-        refused = (f"not comparable ({refusal.code}): {refusal.text}" for refusal in self.refusals)
-        unchecked = (f"not checked ({entry.code}): {entry.text}" for entry in self.not_checked)
-        return Form(
-            first,
-            " ".join(others),
-            self.shown_rows,
-            {
-                "short_name": "name", "by": "by", "before_ns": "before", "after_ns": "after",
-                "difference_ns": "difference", "low_ns": "at least", "high_ns": "at most", "verdict": "verdict",
-            },
-            notes=(*refused, *unchecked, *self.notes),
-            full="name",
-        )  # fmt: skip
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return self.explanation
+
+    def views(self) -> tuple[TableView, ...]:
+        """The rows."""
+        headings = {
+            "short_name": "name", "by": "by", "before_ns": "before", "after_ns": "after",
+            "difference_ns": "difference", "low_ns": "at least", "high_ns": "at most", "verdict": "verdict",
+        }  # fmt: skip
+        return (TableView(self.shown_rows, headings, full="name"),)
+
+    def remarks(self) -> Iterator[str]:
+        """Why the sides are not comparable, or what of that was not checked, and how the figures were made."""
+        yield from (f"not comparable ({refusal.code}): {refusal.text}" for refusal in self.refusals)
+        yield from (f"not checked ({entry.code}): {entry.text}" for entry in self.not_checked)
+        yield from self.notes
+
+    def to_frame(self) -> pl.DataFrame:
+        """All rows, of every layer."""
+        return self.rows
+
+    def document(self) -> dict[str, Any]:
+        """`to_json`; the notes are in it."""
+        return self.to_json()
+
+    def self_check(self) -> None:
+        """Checks that busy and idle time add up to steps, and that differences are right.
+
+        Raises:
+            Contradiction: times do not add up, or a difference is not that of its two sides.
+        """
+        inputs = [name for side in (self.before, self.after) for run in side for name in run.inputs]
+        rows = self.rows
+        for column, whole in (("before_ns", self.total.before_ns), ("after_ns", self.total.after_ns)):
+            parts = rows.filter(pl.col("by").is_in([BUSY, IDLE]), pl.col("name") == ALL)[column]
+            adds_up = len(parts) < 2 or close(float(parts.sum()), whole)
+            must(inputs, adds_up, "busy and idle time of a step do not add up to it")
+        difference = pl.col("after_ns") - pl.col("before_ns")
+        slack = MIN_NS + ROUNDING * pl.max_horizontal("before_ns", "after_ns")
+        possible = rows.select(
+            (
+                (pl.min_horizontal("before_ns", "after_ns") >= 0)
+                & ((difference - pl.col("difference_ns")).abs() <= slack)
+                & (pl.col("low_ns") <= pl.col("high_ns")).fill_null(value=True)
+            ).all()
+        ).item()
+        must(inputs, bool(possible), "a difference is not that of its two sides")
+        if self.moved_streams is not None:
+            moved = self.moved_streams.parts
+            for column in ("before_ns", "after_ns"):
+                times = {name: float(part[column] or 0) for name, part in moved.items()}
+                step = times["streams"] - times["overlapped"] + times["other"] + times["idle"]
+                whole = getattr(self.total, column)
+                adds_up = (
+                    close(times["streams"] - times["overlapped"], times["any"])
+                    and close(step, whole)
+                    and min(times.values()) > -MIN_NS
+                )
+                must(inputs, adds_up, "times of moved work and of the rest do not add up to the step")
 
     def by(self, kinds: Sequence[str]) -> Diff:
         """The same comparison with only the rows of these kinds of place and those of the whole step and its parts."""

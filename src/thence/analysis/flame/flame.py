@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.consistency import must
 from thence.analysis.flame.idle import idle_frames, idle_sums
 from thence.analysis.flame.tree import FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.group_by import heading_of, split_by_weight
@@ -25,13 +26,13 @@ from thence.analysis.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
 from thence.model.phases import Phase
 from thence.model.places import FLAMES, LAYERED
 from thence.model.reasons import REASONS
 from thence.model.trees import ancestors
-from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Idle(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Flame(Shown):
+class Flame(Answer):
     """GPU time by path, as a prefix tree. All times are ns.
 
     Attributes:
@@ -114,24 +115,39 @@ class Flame(Shown):
         """Whether names of frames begin with the path of a file, whose end is the most informative part."""
         return self.by in ("source", "stack")
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
-        frames = self.nodes.filter(pl.col("self_ns") > 0)
-        whole = max(self.total_ns, 1)
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return self.title, f"{several(self.nodes.height, 'frame')}, {format_ns(self.total_ns)}; plot_flame draws them"
+
+    def views(self) -> tuple[TableView, ...]:
+        """The frames with time of their own, the largest first."""
+        frames = self.nodes.filter(pl.col("self_ns") > 0).sort("self_ns", "node", descending=[True, False])
+        headings = {"name": "frame", "kind": "kind", "self_ns": "self time", "share": "share", "count": "count"}
+        shares = frames.with_columns(share=pl.col("self_ns") / max(self.total_ns, 1))
+        return (TableView(shares, headings, bar="self_ns"),)
+
+    def remarks(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return self.notes
+
+    def known(self) -> dict[str, float]:
+        """See `Answer`."""
         unknown = int(self.nodes.filter(pl.col("kind") == "unattributed")["self_ns"].sum())
-        return Form(
-            self.title,
-            f"{several(self.nodes.height, 'frame')}, {format_ns(self.total_ns)}; plot_flame draws them",
-            frames.sort("self_ns", "node", descending=[True, False]).with_columns(
-                share=pl.col("self_ns") / whole
-            ),
-            {
-                "name": "frame", "kind": "kind", "self_ns": "self time", "share": "share", "count": "count",
-            },
-            "self_ns",
-            {"stack": 1 - unknown / whole},
-            self.notes,
-        )  # fmt: skip
+        return {"stack": 1 - unknown / max(self.total_ns, 1)}
+
+    def self_check(self) -> None:
+        """Checks that its frames add up.
+
+        Raises:
+            Contradiction: the frames do not add up.
+        """
+        nodes = self.nodes
+        work = nodes.filter(~pl.col("idle").fill_null(value=False))["self_ns"]
+        must(self.meta.inputs, int(work.sum()) == self.sum_ns, "frames do not add up to the sum of all work")
+        least = nodes["self_ns"].min()
+        must(self.meta.inputs, least is None or int(str(least)) >= 0, "a frame has a negative duration")
+        whole = int(nodes["self_ns"].sum()) == int(nodes["total_ns"][0])
+        must(self.meta.inputs, whole, "the outermost frame is not the sum of all others")
 
     def largest(self, nodes: int) -> Flame:
         """This flame graph with about ``nodes`` frames; smaller siblings are merged into one frame."""

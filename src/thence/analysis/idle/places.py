@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[np.int32] | Int64
 
-_KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
-_PREFERRED = ("line", "label", "module", "op")
+_PREFERRED = ("source", "label", "module", "op")
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _codes(names: pl.Series) -> Int64:
 
 def kinds_of(by: str) -> list[str]:
     """The kinds of places of host rows that are needed for names by ``by``."""
-    return list(_KINDS.values()) if by == "place" else [_KINDS[by]] if by in _KINDS else []
+    return list(_PREFERRED) if by == "place" else [by] if by in _PREFERRED else []
 
 
 def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces) -> PieceNames:
@@ -184,7 +183,7 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
 
 def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> PieceNames:
     """The names by place: names of contexts, then reasons, then null."""
-    found = {by: places.names[_KINDS[by]] for by in _PREFERRED}
+    found = {by: places.names[by] for by in _PREFERRED}
     found["call"] = trace.host["name"].gather(places.contexts.row)
     names = pl.DataFrame({by: name.cast(pl.String) for by, name in found.items()})
     of_contexts = names.select(
@@ -202,7 +201,7 @@ def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> Pi
 
 def _numbered_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces) -> tuple[Numbers, pl.Series]:
     """The number of the name of each piece, `NO_ROW` for none, and the names, which may contain nulls."""
-    if by in _KINDS or by in ("call", "wait"):
+    if by in _PREFERRED or by in ("call", "wait"):
         number = places.contexts.at(pieces["wait" if by == "wait" else "host"])
         return number, _names_by_context(trace, by, places)
     if by == "step":
@@ -250,7 +249,7 @@ def names_of_contexts(
     Args:
         trace: attributed.
         pieces: as `thence.analysis.idle.causes.idle_causes` returns them.
-        kinds: kinds of `thence.model.questions.IDLE_BY` among line, module, label, op, call.
+        kinds: kinds of `thence.model.questions.IDLE_BY` among source, module, label, op, call.
 
     Returns:
         the context of each piece, `NO_ROW` for none; for each kind the name of every context, Categorical, null
@@ -265,6 +264,6 @@ def names_of_contexts(
 
 def _names_by_context(trace: Attributed, by: str, places: HostPlaces) -> pl.Series:
     """The name of each context by a kind of place, or the name of its rows."""
-    if by in _KINDS:
-        return places.names[_KINDS[by]]
+    if by in _PREFERRED:
+        return places.names[by]
     return trace.host["name"].gather(places.contexts.row)

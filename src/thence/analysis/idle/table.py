@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.waits import participants
+from thence.analysis.consistency import must, smallest
 from thence.analysis.extent import cut, extent
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
@@ -17,8 +18,9 @@ from thence.analysis.idle.rules import CAUSES, MEANINGS, REASON_TITLES, REASONS
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.steps.plain import plain_step, unrecorded_steps
 from thence.errors import UsageError
+from thence.model.answer import Answer, TableView
+from thence.model.kernel_names import short_names
 from thence.model.questions import IDLE_BY
-from thence.notebook import Form, Shown
 from thence.parallel import both
 from thence.units import format_ns, format_share, several
 
@@ -68,8 +70,12 @@ class AddedIdle:
         )
 
 
+_ROWS_SHOWN = 15
+"""Rows by place that a terminal shows."""
+
+
 @dataclass(frozen=True)
-class IdleTime(Shown):
+class IdleTime(Answer):
     """Why the devices were idle.
 
     Attributes:
@@ -111,11 +117,6 @@ class IdleTime(Shown):
         return self.found.hstack(self.names.columns())
 
     @property
-    def shown_rows(self) -> pl.DataFrame:
-        """`rows` in words for the user, see `in_words`."""
-        return in_words(self.rows)
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """One sentence for each reason why a part is unknown, and one on the program without a recorded row."""
         if self.unknown:
@@ -138,18 +139,73 @@ class IdleTime(Shown):
         )
         return tuple(notes)
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
-        unknown = int(self.reasons["total_ns"].sum())
-        causes = (f"{cause} {format_ns(ns)}" for cause, ns in self.causes["cause", "total_ns"].rows())
-        return Form(
-            f"idle: {self.total}",
-            ", ".join(causes),
-            self.shown_rows,
-            {"name": "idle at", "by": "by", "cause": "cause", "total_ns": "idle", "share": "share"},
-            "total_ns",
-            {"cause": 1 - unknown / max(self.idle_ns or 0, 1)},
-            self.notes,
+    @property
+    def shown_rows(self) -> pl.DataFrame:
+        """`rows` in words for the user, see `in_words`."""
+        return in_words(self.rows)
+
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return ("why the GPU was idle",)
+
+    def views(self) -> tuple[TableView, ...]:
+        """The causes, their rows, and if there are any, calls that waited and waits in collectives."""
+        devices = self.found.select("rank", "device").n_unique()
+        over = f", summed over {devices:,} GPUs" if devices > 1 else ""
+        causes = {"cause": "cause", "total_ns": "idle", "share": "share", "count": "pieces", "meaning": ""}
+        rows = {
+            "cause": "cause", "by": "by", "name": "name", "total_ns": "idle", "share": "share", "count": "pieces",
+        }  # fmt: skip
+        waits = {
+            "name": "last call that waited", "place": "called at", "total_ns": "idle after it", "share": "share",
+            "count": "calls",
+        }  # fmt: skip
+        late = {"rank": "rank", "device": "GPU", "wait_ns": "waited in collectives (busy time)"}
+        shown = self.shown_rows
+        kernels = shown["by"] == "kernel"
+        short = short_names(shown["name"].filter(kernels).drop_nulls().to_list())
+        shown = shown.with_columns(
+            name=shown["name"].replace(short).zip_with(kernels.fill_null(value=False), shown["name"])
+        )
+        further = ((self.waits, waits), (self.late, late))
+        return (
+            TableView(self.causes, causes, f"idle: {self.total}{over}", bar="total_ns"),
+            TableView(shown, rows, rows_shown=_ROWS_SHOWN),
+            *(TableView(frame, headings, rows_shown=_ROWS_SHOWN) for frame, headings in further if frame.height),
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return self.notes
+
+    def known(self) -> dict[str, float]:
+        """See `Answer`."""
+        return {"cause": 1 - int(self.reasons["total_ns"].sum()) / max(self.idle_ns or 0, 1)}
+
+    def to_frame(self) -> pl.DataFrame:
+        """The rows of all causes."""
+        return self.rows
+
+    def self_check(self) -> None:
+        """Checks that its causes add up to it, and its rows to the causes.
+
+        Raises:
+            Contradiction: they do not.
+        """
+        of_causes = dict(self.causes.select("cause", "total_ns").rows())
+        of_rows = dict(self.rows.group_by("cause").agg(pl.col("total_ns").sum()).rows())
+        must(
+            self.caveats.inputs,
+            sum(of_causes.values()) == (self.idle_ns or 0) and of_rows == of_causes,
+            "the causes of idle time do not add up to it",
+        )
+        frames = (self.causes, self.rows, self.waits)
+        least = min(smallest(frame, ("total_ns",)) for frame in frames)
+        after = int(self.waits["total_ns"].sum()) <= (self.idle_ns or 0)
+        must(
+            self.caveats.inputs,
+            least >= 0 and after,
+            "a cause of idle time has a negative duration, or more than all idle time",
         )
 
     @property
@@ -166,6 +222,7 @@ class IdleTime(Shown):
             "recording_added_at_most_ns": None if self.added is None else self.added.ns,
             "unsampled_ns": self.unsampled_ns,
             "idle_unknown": self.unknown,
+            "idle_is": "unknown" if self.idle_ns is None else "at most" if self.caveats.work_missing else "exact",
             "causes": [
                 {**cause, "rows": of_cause[(cause["cause"],)].select(columns).to_dicts()}
                 for cause in self.causes.select("cause", "total_ns", "share", "count").to_dicts()

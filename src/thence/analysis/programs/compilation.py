@@ -13,23 +13,29 @@ workers and other children); here it counts as self time of the range.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
+from thence.analysis.consistency import MIN_NS, ROUNDING, must
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths, innermost
-from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
 
+SHOWN_SHARE = 0.99
+"""A terminal shows the longest phases that together take this share of the time."""
 LIBRARY_LOADING = "first XlaCompile: library loading"
 """Phase to which the self time of a process's first compilation is counted: it loads cuBLAS, cuDNN and others."""
 
@@ -48,7 +54,7 @@ class Autotuning(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Compilation(Shown):
+class Compilation(Answer):
     """Compile time of a trace by phase and by program.
 
     Attributes:
@@ -75,18 +81,53 @@ class Compilation(Shown):
         before = int((self.phases["share"].cum_sum() < share - 1e-9).sum())  # sums are inexact
         return min(before + 1, self.phases.height)
 
-    def form(self) -> Form:
-        """How a notebook displays the result."""
-        return Form(
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return (
             f"compilation: {format_ns(self.wall_ns)}",
             f"{several(self.programs.height, 'compilation')} of {several(self.ranks.height, 'rank')}",
-            self.phases,
-            {
-                "name": "phase", "self_ns": "self time", "total_ns": "total time", "share": "share",
-                "count": "count",
-            },
-            "self_ns",
-        )  # fmt: skip
+        )
+
+    def views(self) -> tuple[TableView, ...]:
+        """The phases; a terminal shows as many as take `SHOWN_SHARE` of the time."""
+        headings = {"name": "phase", "count": "count", "self_ns": "time", "share": "share"}
+        if self.ranks.height > 1:
+            headings |= {"self_ns_min": "least rank", "self_ns_max": "most rank"}
+        return (TableView(self.phases, headings, rows_shown=self.covering(SHOWN_SHARE), bar="self_ns"),)
+
+    def remarks(self) -> Iterator[str]:
+        """The time of all phases, and of the slowest and the fastest rank where there are several."""
+        total = f"compilation took {format_ns(self.wall_ns)} of wall time in {several(self.programs.height, 'program')}"
+        if self.ranks.height < 2:
+            yield total
+            return
+        by_rank = self.ranks.sort("total_ns", descending=True)
+        (slowest, most), (fastest, least) = by_rank.row(0), by_rank.row(-1)
+        yield (
+            f"{total}, added over {self.ranks.height} ranks: rank {slowest} took the longest "
+            f"({format_ns(most)}), rank {fastest} the shortest ({format_ns(least)})"
+        )
+
+    def self_check(self) -> None:
+        """Checks that the parts add up to the wall time.
+
+        Raises:
+            Contradiction: they do not.
+        """
+        wall = self.wall_ns
+        phases = self.phases
+        adds_up = math.isclose(float(phases["self_ns"].sum()), wall, rel_tol=ROUNDING, abs_tol=MIN_NS * phases.height)
+        must(self.caveats.inputs, adds_up, "the phases of compilation do not add up to its wall time")
+        least = phases["self_ns"].min()
+        slack = -MIN_NS - ROUNDING * wall
+        must(
+            self.caveats.inputs,
+            least is None or float(str(least)) >= slack,
+            "a phase of compilation has a negative duration",
+        )
+        for frame, what in ((self.ranks, "ranks"), (self.programs, "programs")):
+            adds_up = int(frame["total_ns"].sum()) == wall
+            must(self.caveats.inputs, adds_up, f"compile times of the {what} do not add up to the whole")
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -17,14 +17,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.consistency import must, smallest
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import NEVER, covered_lengths, reached_before, union_lengths
 from thence.model.thresholds import SHOWN_SHARE
-from thence.notebook import Form, Shown
 from thence.units import several
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from thence.model.attributed import Attributed
+
+
+_HEADINGS = {
+    "name": "program",
+    "share": "share",
+    "executions": "runs",
+    "span_ns_total": "span",
+    "span_ns_mean": "mean",
+    "span_ns_std": "+-",
+    "thunks_mean": "thunks",
+    "thunks_std": "+-",
+    "idle_inside_ns": "idle inside",
+    "idle_between_ns": "between",
+    "busy_ns_total": "busy",
+    "launch_latency_ns_mean": "launch",
+}
 
 
 class By(enum.Enum):
@@ -37,7 +56,7 @@ class By(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Programs(Shown):
+class Programs(Answer):
     """Time of XLA programs on the GPU.
 
     Standard deviations are those of the population (ddof 0), as in nsys-jax's notebook.
@@ -67,19 +86,43 @@ class Programs(Shown):
         """How many programs tables and pictures show: those with at least `SHOWN_SHARE`, but at least one."""
         return max(1, int((self.programs["share"] >= SHOWN_SHARE).sum()))
 
-    def form(self) -> Form:
-        """How a notebook displays the result."""
-        return Form(
-            several(self.programs.height, "XLA program"),
-            self.phases.counted_statement,
-            self.programs,
-            {
-                "name": "program", "executions": "executions", "span_ns_total": "span", "span_ns_mean": "mean",
-                "busy_ns_total": "busy", "idle_inside_ns": "idle inside", "idle_between_ns": "idle before",
-                "share": "share",
-            },
-            "span_ns_total",
-        )  # fmt: skip
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return (several(self.programs.height, "XLA program"),)
+
+    def views(self) -> tuple[TableView, ...]:
+        """The programs; a terminal shows those of at least `SHOWN_SHARE` of the time."""
+        ranked = ("name", "executions", "span_ns_total", "busy_ns_total", "idle_inside_ns")
+        return (TableView(self.programs, _HEADINGS, ranked=ranked, rows_shown=self.large, bar="span_ns_total"),)
+
+    def remarks(self) -> Iterator[str]:
+        """Whether times are summed over devices, and what was left out."""
+        gpus = self.devices.select("rank", "device").n_unique()
+        if gpus > 1:
+            yield f"span, idle and busy time are summed over {several(gpus, 'GPU')}"
+        yield self.phases.counted_statement
+
+    def self_check(self) -> None:
+        """Checks that their times are possible and add up.
+
+        Raises:
+            Contradiction: a time is impossible, or times do not add up.
+        """
+        of_all = self.executions
+        expected = (
+            of_all.height,
+            *of_all.select(pl.col("duration", "busy_ns", "idle_inside_ns", "idle_before_ns").sum()).row(0),
+        )
+        columns = ("executions", "span_ns{}", "busy_ns{}", "idle_inside_ns", "idle_between_ns")
+        for frame, ending, what in ((self.programs, "_total", "programs"), (self.devices, "", "devices")):
+            found = frame.select(pl.col(c.format(ending)).sum() for c in columns).row(0)
+            must(self.caveats.inputs, found == expected, f"the times of {what} do not add up to their executions")
+        shortest = smallest(of_all, ("duration", "busy_ns", "thunk_ns", "idle_inside_ns", "idle_before_ns"))
+        must(self.caveats.inputs, shortest >= 0, "an execution of a program has a negative duration")
+        busy = of_all.select(
+            ((pl.col("busy_ns") <= pl.col("thunk_ns")) & (pl.col("idle_inside_ns") <= pl.col("duration"))).all()
+        ).item()
+        must(self.caveats.inputs, bool(busy), "a program is busy for longer than its work lasts")
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values: each time in milliseconds and in nanoseconds, units in the keys.

@@ -19,12 +19,14 @@ from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.ranks.stragglers import late_since
 from thence.analysis.steps.counted import left_out, without_end
 from thence.errors import MissingData
+from thence.model.answer import Answer, Lines, TableView
+from thence.model.kernel_names import clip, short_names
 from thence.model.tables import ENDLESS
 from thence.model.thresholds import LATE_RANK_SHARE, MIN_STEPS_FOR_LATE_RANKS, SHOWN_CONFIDENCE, UNUSUAL_STEP_RATIO
-from thence.units import format_share, listed, several
+from thence.units import format_ns, format_share, listed, several
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -36,8 +38,61 @@ _EXPLAINED = 8
 """Maximum number of stragglers that are explained: those that caused the longest waits."""
 
 
+_RANKS = {
+    "rank": "rank",
+    "device": "GPU",
+    "caused_share": "caused",
+    "times_last": "times last",
+    "step_ns": "step",
+    "compute_ns": "compute",
+    "exposed_wait_ns": "waits",
+    "unknown_ns": "wait or transfer",
+    "idle_ns": "idle",
+    "transfer_ns": "transfers",
+    "copy_ns": "memcpy",
+    "busy_ns": "busy",
+    "steps_per_second": "steps/s",
+}
+_ROWS_SHOWN = 10
+"""Rows of each table that a terminal shows."""
+_INDENT = " " * 4
+MEANINGS = {
+    "slower_gpu": "slower GPU",
+    "more_work": "more work",
+    "compute": "compute",
+    "copy": "memcpy",
+    "transfer": "transfers of other groups",
+    "unknown": "unknown",
+}
+"""Readable names of causes, except the causes of idle time, which are shown as ``idle: <cause>``."""
+
+GROUPS = {
+    "kind": "group",
+    "size": "ranks",
+    "shown": "shown",
+    "collectives": "collectives",
+    "exposed_wait_ns": "waits",
+    "transfer_ns": "transfers",
+    "members": "members",
+    "description": "description",
+}
+"""Columns of `Job.groups` that are shown, with their headings."""
+STAGES = {
+    "stage": "stage",
+    "rank": "rank",
+    "device": "GPU",
+    "step_ns": "step",
+    "own_ns": "own time",
+    "bubble_ns": "bubble",
+    "bubble_share": "share",
+}
+"""Columns of `Job.stages` that are shown, with their headings."""
+LINKS = {"members": "slow link: ranks", "extra_ns": "longer by (per step)", "low_ns": "at least", "since_step": "since"}
+"""Columns of `Job.links` that are shown, with their headings."""
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(Answer):
     """The devices of a job, and which of them are late.
 
     Attributes:
@@ -159,6 +214,35 @@ class Job:
         """Why a device is late; None if it was not explained."""
         return next((r for r in self.reasons if (r.rank, r.device) == (rank, device)), None)
 
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return (self.statement,)
+
+    def views(self) -> tuple[TableView | Lines, ...]:
+        """The statement, the stragglers with their reasons, then ranks, groups and stages."""
+        ranks, groups = dict(_RANKS), dict(GROUPS)
+        if not self.ranks["unknown_ns"].sum():
+            del ranks["unknown_ns"]
+        if (self.groups["shown"] >= self.groups["size"]).fill_null(value=True).all():
+            del groups["shown"]
+        tables = (
+            (self.links, LINKS), (self.ranks, ranks), not_caused(self), (self.groups, groups), (self.stages, STAGES),
+        )  # fmt: skip
+        stragglers = zip(straggler_lines(self), self.reasons, strict=True)
+        return (
+            Lines(((self.statement, "bold"),)),
+            *(Lines(((sentence, ""), *_cause_lines(why, self.per))) for (_, sentence), why in stragglers),
+            *(TableView(rows, headings, rows_shown=_ROWS_SHOWN) for rows, headings in tables if rows.height),
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return self.notes
+
+    def to_frame(self) -> pl.DataFrame:
+        """The ranks."""
+        return self.ranks
+
     def to_json(self) -> dict[str, Any]:
         """The job as JSON values."""
         rows = []
@@ -188,6 +272,80 @@ class Job:
             "clocks": self.clocks.to_json(),
             "notes": list(self.notes),
         }
+
+
+def not_caused(job: Job) -> tuple[pl.DataFrame, dict[str, str]]:
+    """The waits that no rank is known to have caused, and the headings of the columns."""
+    rows = job.not_caused.select(
+        why=pl.col("code").replace_strict(NOT_CAUSED, return_dtype=pl.String),
+        per_step_ns=pl.col("wait_ns") / max(len(job.counted), 1),
+        share="share",
+    )
+    headings = {"why": "waits that no rank caused", "per_step_ns": job.per, "share": f"of {job.unit}"}
+    return rows, headings
+
+
+def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
+    """The row of each straggler, with a sentence about it.
+
+    If there is no straggler, the row of the device that caused the most waiting.
+    """
+    for why in job.reasons:
+        row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(0, named=True)
+        yield row, _sentence(job, row, why)
+
+
+def _sentence(job: Job, row: dict[str, Any], why: Reasons) -> str:
+    share = format_share(row["late_share"], 1)
+    who = f"rank {row['rank']} GPU {row['device']}"
+    if not row["straggler"]:
+        text = f"the longest waits were for {who}: {format_ns(row['mean_ns'])} {job.per} ({share} of {job.unit})"
+    else:
+        text = (
+            f"{who} makes others wait {format_ns(row['mean_ns'])} per step ({share} of a step) since "
+            f"{row['since_step']}; at least {format_ns(row['low_ns'])} more than random variation explains"
+        )
+    if why.median_rank is not None:
+        text += f". Compared with rank {why.median_rank} GPU {why.median_device}:"
+    return text
+
+
+def reason_rows(why: Reasons) -> pl.DataFrame:
+    """One row per cause: cause, per_step_ns, share, where (places with the largest part, the most precise first)."""
+    rows = why.rows.with_columns(per_step_ns=pl.col("total_ns") / max(why.steps, 1))
+    causes = rows.filter(pl.col("by") == "cause")
+    lines = []
+    columns = ("cause", "per_step_ns", "share", "detail")
+    for cause, per_step, share, detail in causes.select(columns).iter_rows():
+        places = rows.filter(pl.col("cause") == cause, pl.col("by") != "cause")
+        if (places["by"] == "source").any():  # a source makes the name of its call redundant
+            places = places.filter(pl.col("by") != "call")
+        where = [_place(by, name) for by, name in places.select("by", "name").iter_rows()]
+        text = "; ".join(text for text in (detail, *where) if text)
+        lines.append((cause_name(cause), per_step, share, text))
+    schema = {"cause": pl.String, "per_step_ns": pl.Float64, "share": pl.Float64, "where": pl.String}
+    return pl.DataFrame(lines, schema=schema, orient="row")
+
+
+def cause_name(cause: str) -> str:
+    """The readable name of a cause."""
+    return MEANINGS.get(cause, f"idle: {cause}")
+
+
+def _place(by: str, name: str) -> str:
+    if by == "kernel":
+        name = clip(short_names([name]).get(name, name), 60)
+    return f"{by} {name}"
+
+
+def _cause_lines(why: Reasons, per: str) -> Iterator[tuple[str, str]]:
+    """A line for each cause, and below it the places of the cause; ``per`` tells what its time is for."""
+    rows = reason_rows(why)
+    width = max((len(cause) for cause in rows["cause"]), default=0)
+    for cause, per_step, share, where in rows.iter_rows():
+        yield f"{cause:{width}}   {format_ns(per_step)} {per}   {format_share(share, 1)}", "bold"
+        if where:
+            yield _INDENT + where, ""
 
 
 def _device(row: Mapping[str, Any]) -> str:

@@ -43,8 +43,9 @@ REASON = {
 }
 """Columns of `Reasons.rows`."""
 
-_BY = {"source": "line", "module": "module", "label": "label", "hlo": "hlo", "op": "op", "phase": "phase"}
-_IDLE_BY = ("line", "module", "label", "op", "call", "phase")
+_CODE = ("source", "module", "label")
+_BY = (*_CODE, "hlo", "op", "phase")
+_IDLE_BY = (*_CODE, "op", "call", "phase")
 _KEY = ("kind", "name", "shape")
 
 
@@ -224,8 +225,8 @@ def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int,
     if cause == "slower_gpu":
         return result
     places = pair.table("places", ["by", "name"])
-    for by, shown in _BY.items():
-        result += _named(places.filter(pl.col("by") == by), shown, cause, amount)
+    for by in _BY:
+        result += _named(places.filter(pl.col("by") == by), by, cause, amount)
     by_name = rows.group_by("name").agg(pl.col("late_ns", "other_ns").sum())
     return result + _named(by_name, "kernel", cause, amount)
 
@@ -267,7 +268,8 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
         result.append(_row(cause, "cause", None, part))
         if cause == "unknown":
             continue  # idle time of unknown cause has no place either
-        of = rows.filter(pl.col("cause") == cause)
+        # Summaries of older versions call sources lines.
+        of = rows.filter(pl.col("cause") == cause).with_columns(pl.col("by").replace("line", "source"))
         for by in _IDLE_BY:
             result += _named(of.filter(pl.col("by") == by), by, cause, part)
     return result

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MAX_ROWS = 200_000  # activities and host ranges of ranks that are summarised together
 _MAX_RANKS = 256
 _BY = (*(kind for kind in COMPARED if kind in PLACES_OF_LAUNCHES), "phase")
-_IDLE_BY = ("line", "module", "label", "op", "call")
+_IDLE_BY = ("source", "module", "label", "op", "call")
 _DEVICE = ("rank", "device")
 _OF_STEP = ("rank", "device", "step")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.notebook import Form, Shown
+from thence.model.answer import Answer, Lines
 from thence.units import format_count, format_share, several
 
 if TYPE_CHECKING:
@@ -93,6 +93,10 @@ class Finding:
     span_share: float
     text: str
 
+    def __str__(self) -> str:
+        share = f" ({format_share(self.span_share, 1)} of the span)" if self.span_ns else ""
+        return f"{self.code}: {self.text}{share}"
+
     def to_json(self) -> dict[str, Any]:
         """The finding as the command line prints it."""
         return {
@@ -122,8 +126,8 @@ class NotChecked:
     unknown: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Soundness(Shown):
+@dataclass(frozen=True)
+class Soundness(Answer):
     """Whether a trace is sound.
 
     Attributes:
@@ -203,7 +207,30 @@ class Soundness(Shown):
             | {finding.code: "unsound" for finding in self.findings}
         )
 
-    def frame(self) -> pl.DataFrame:
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return (f"{len(RULES)} rules, {several(len(self.findings), 'finding')}",)
+
+    def views(self) -> tuple[Lines, ...]:
+        """The verdict, then each finding, note and reason why rules were not checked."""
+        views = [
+            Lines(((self.verdict, "bold green" if self.sound else "bold red"),)),
+            Lines(tuple((f"  {finding}", "red") for finding in self.findings), limited=True, apart=False),
+        ]
+        if self.notes:
+            views.append(Lines((("notes:", "bold"),), apart=False))
+            views.append(Lines(tuple((f"  {note}", "") for note in self.notes), limited=True, apart=False))
+        if self.not_checked:
+            reasons = self.not_checked_reasons().items()
+            lines = [(f"  {', '.join(codes)}: {text}", "dim") for text, codes in reasons]
+            views.append(Lines((("not checked:", "bold"), *lines), apart=False))
+        return tuple(views)
+
+    def known(self) -> dict[str, float]:
+        """See `Answer`."""
+        return {"checked": 1 - len({entry.code for entry in self.not_checked}) / len(RULES)}
+
+    def to_frame(self) -> pl.DataFrame:
         """One row for each finding, note and rule that was not checked: verdict and the attributes of `Finding`."""
         rows = [
             *({"verdict": "unsound", **finding.to_json()} for finding in self.findings),
@@ -212,19 +239,13 @@ class Soundness(Shown):
         ]
         return pl.DataFrame(rows, schema=_COLUMNS)
 
-    def form(self) -> Form:
-        """How a notebook displays the result."""
-        unchecked = len({entry.code for entry in self.not_checked})
-        return Form(
-            f"{len(RULES)} rules, {several(len(self.findings), 'finding')}",
-            self.statement or self.verdict,
-            self.frame(),
-            {
-                "verdict": "verdict", "code": "rule", "rank": "rank", "device": "GPU", "span_share": "of the span",
-                "text": "",
-            },
-            coverage={"checked": 1 - unchecked / len(RULES)},
-        )  # fmt: skip
+    def all_notes(self) -> tuple[str, ...]:
+        """Warnings of the readers; the findings are the answer itself."""
+        return self.caveats.warnings
+
+    def document(self) -> dict[str, Any]:
+        """`to_json` with the warnings."""
+        return {**self.to_json(), "warnings": list(self.caveats.warnings)}
 
     def to_json(self) -> dict[str, Any]:
         """The result as ``thence check --format json`` prints it."""

@@ -10,21 +10,29 @@ import polars as pl
 from thence.attribution.host_rows import row_numbers
 from thence.attribution.server_passes import server_passes
 from thence.errors import MissingData
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import chain_to
+from thence.model.kernel_names import short_names
 from thence.model.layers import folded_names
 from thence.model.reasons import REASONS
-from thence.notebook import Form, Shown
 from thence.units import several
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
+_STEP_HEADINGS = {
+    "step_kind": "kind of step", "steps": "steps", "total_ns": "total", "per_step_ns": "per step",
+}  # fmt: skip
+_PART_HEADINGS = {
+    "step_kind": "kind of step", "layer": "layer", "layers": "layers", "kernel": "kernel", "count": "count",
+    "total_ns": "total", "per_step_ns": "per step",
+}  # fmt: skip
 _LAYERS = ("module", "label", "op")
 """Kinds of places that name the layer: the first one that is known counts."""
 
 
 @dataclass(frozen=True)
-class StepKinds(Shown):
+class StepKinds(Answer):
     """Steps of a server by kind. Times are ns: plain sums of durations of activities launched in the steps.
 
     Attributes:
@@ -38,14 +46,18 @@ class StepKinds(Shown):
     rows: pl.DataFrame
     parts: pl.DataFrame
 
-    def form(self) -> Form:
-        """How a notebook displays the result."""
-        return Form(
-            f"{several(int(self.rows['steps'].sum()), 'step')} of a server",
-            "time of what was launched in them",
-            self.rows,
-            {"step_kind": "kind of step", "steps": "steps", "total_ns": "total", "per_step_ns": "per step"},
-            "total_ns",
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return f"{several(int(self.rows['steps'].sum()), 'step')} of a server", "time of what was launched in them"
+
+    def views(self, *, each: bool = False) -> tuple[TableView, ...]:
+        """The kinds of steps, and the layers and kernels of each; with ``each``, without folding equal layers."""
+        parts = self.parts if each else self.folded_parts
+        kernels = short_names(parts["kernel"].drop_nulls().unique().to_list())
+        headings = {name: text for name, text in _PART_HEADINGS.items() if name in parts.columns}
+        return (
+            TableView(self.rows, _STEP_HEADINGS, bar="total_ns"),
+            TableView(parts.with_columns(pl.col("kernel").replace(kernels)), headings),
         )
 
     @property

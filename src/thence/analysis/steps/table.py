@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.consistency import must
 from thence.analysis.extent import cut
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.rules import CAUSES
 from thence.analysis.steps.plain import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import STEP, selected_steps, steps
+from thence.model.answer import Answer, TableView
 from thence.model.thresholds import OUTLIER_DEVIATIONS, OUTLIER_SHARE, STANDARD_DEVIATIONS_PER_MAD
-from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StepTable(Shown):
+class StepTable(Answer):
     """The steps of a trace, one row per rank, device and step.
 
     Attributes:
@@ -61,19 +62,57 @@ class StepTable(Shown):
         """What the steps are, and which of them are not typical, in words."""
         return self.steps.basis
 
-    def form(self) -> Form:
-        """How a notebook displays the result."""
-        return Form(
-            several(self.frame.height, "step"),
-            self.steps.what,
-            self.frame,
-            {
-                "step": "step", "rank": "rank", "device": "GPU", "duration": "duration", "busy_ns": "busy",
-                "idle_ns": "idle",
-            },
-            "duration",
-            notes=(*self.plain_said(), *self._spread_said(), *self._outliers_said()),
-        )  # fmt: skip
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return (several(self.frame.height, "step"),)
+
+    def views(self) -> tuple[TableView, ...]:
+        """The steps with their idle time by cause, the largest first, and the spread of each device."""
+        plain = list(self.plain_said())
+        title = "\n".join([*plain, f"{several(self.count, 'step')}: {self.basis}"])
+        steps = {
+            "rank": "rank", "device": "GPU", "step": "step", "duration": "duration", "busy_ns": "busy",
+            "exposed_ns": "exposed", "idle_ns": "idle",
+        }  # fmt: skip
+        causes = [name for name in self.frame.columns if name.startswith("idle_") and name != "idle_ns"]
+        causes.sort(key=lambda name: -int(self.frame[name].to_numpy().sum()))
+        spread = {
+            "rank": "rank", "device": "GPU", "steps": "steps", "median_ns": "median", "mean_ns": "mean",
+            "std_ns": "std", "min_ns": "shortest", "max_ns": "longest",
+        }  # fmt: skip
+        headings = steps | {name: name.removeprefix("idle_").removesuffix("_ns") for name in causes}
+        return TableView(self.frame, headings, title, bar="duration"), TableView(self.spread, spread)
+
+    def remarks(self) -> Iterator[str]:
+        """The steps that stand out."""
+        for row in self.outliers.iter_rows(named=True):
+            yield (
+                f"rank {row['rank']} GPU {row['device']}: {row['step']} took {format_ns(row['excess_ns'])} longer than "
+                f"the median step; {row['because'].replace('idle_', 'idle by ')} grew most, by "
+                f"{format_ns(row['because_ns'])}"
+            )
+
+    def to_frame(self) -> pl.DataFrame:
+        """The steps."""
+        return self.frame.drop("row")
+
+    def self_check(self) -> None:
+        """Checks that their times are possible and add up.
+
+        Raises:
+            Contradiction: a time is impossible, or times do not add up.
+        """
+        causes = [name for name in self.frame.columns if name not in STEP]
+        ordered = (
+            (pl.min_horizontal("exposed_ns", "idle_ns", *causes) >= 0)
+            & (pl.col("exposed_ns") <= pl.col("communication_ns"))
+            & (pl.col("communication_ns") <= pl.col("busy_ns"))
+            & (pl.col("busy_ns") + pl.col("idle_ns") == pl.col("duration"))
+        )
+        possible = self.frame.select(ordered.all()).item()
+        must(self.caveats.inputs, bool(possible), "the parts of a step do not add up to it")
+        idle = self.frame.select((pl.sum_horizontal(*causes, pl.lit(0)) == pl.col("idle_ns")).all())
+        must(self.caveats.inputs, bool(idle.item()), "the causes of a step's idle time do not add up to it")
 
     def plain_said(self) -> Iterator[str]:
         """One sentence on the step without recording, or on why it is not known."""
@@ -82,31 +121,15 @@ class StepTable(Shown):
         elif self.no_plain:
             yield f"how long a step takes without being recorded is not known: {self.no_plain}"
 
-    def _spread_said(self) -> Iterator[str]:
-        columns = ("rank", "device", "steps", "median_ns", "min_ns", "max_ns")
-        for rank, device, count, median, least, most in self.spread.select(columns).rows():
-            extent = f"median {format_ns(median)}, {format_ns(least)} to {format_ns(most)}"
-            yield f"rank {rank} GPU {device}: {count:,} steps, {extent}"
-
-    def _outliers_said(self) -> Iterator[str]:
-        columns = ("step", "excess_ns", "because", "because_ns")
-        for step, excess, because, grown in self.outliers.select(columns).rows():
-            yield f"{step} stands out by {format_ns(excess)}: {because} (+{format_ns(grown)})"
-
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        tables = {name: frame.to_dicts() for name, frame in self.json_tables().items()}
-        return {"kind": self.steps.kind, "what": self.steps.what, **self.plain_json(), **tables}
-
-    def plain_json(self) -> dict[str, Any]:
-        """The step without recording as JSON values, with the keys of ``report --format json``."""
-        plain = None if self.plain is None else self.plain.to_json()
-        return {"plain_step_ns": plain, "no_plain_step": self.no_plain}
-
-    def json_tables(self) -> dict[str, pl.DataFrame]:
-        """The tables of `to_json` as data frames, which take a tenth of the memory of its Python objects."""
+        """The answer as JSON values; tables are data frames, which take a tenth of the memory of Python's objects."""
         times = {"start": "start_ns", "duration": "duration_ns", "host_start": "host_start_ns"}
         return {
+            "kind": self.steps.kind,
+            "what": self.steps.what,
+            "idle_is": "at most" if self.caveats.work_missing else "exact",
+            "plain_step_ns": None if self.plain is None else self.plain.to_json(),
+            "no_plain_step": self.no_plain,
             "steps": self.frame.drop("row").rename(times),
             "spread": self.spread,
             "outliers": self.outliers.rename({"duration": "duration_ns"}),

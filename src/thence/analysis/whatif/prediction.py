@@ -10,25 +10,27 @@ describes the width of intervals). Changes of work inside CUDA graphs whose edge
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
+from thence.analysis.consistency import must
 from thence.analysis.idle.rules import CAUSES, host_causes
 from thence.analysis.whatif.answers import Base, largest_gains, predicted
 from thence.analysis.whatif.changes import Change
 from thence.analysis.whatif.health import health, missing_calls
 from thence.analysis.whatif.host_pace import PlainPace, without_pauses
 from thence.errors import MissingData
+from thence.model.answer import Answer, TableView
 from thence.model.collective_kinds import kind_of
+from thence.model.kernel_names import clip, short_names
 from thence.model.thresholds import MAX_UNEXPLAINED_SHARE
-from thence.notebook import Form, Shown
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.health import Health
@@ -41,6 +43,10 @@ PROGRAMS = (
 )
 """Of which program predictions are: of traces of profilers, and of recordings without and with a plain step."""
 _PLACES = 6
+_PATH_SHOWN = 8
+"""Parts of the critical path that a terminal shows."""
+_NAME = 60
+"""Characters of a name in tables."""
 _FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "lock", "sleep", "python", "host")
 _ROWS = {
     "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
@@ -49,7 +55,7 @@ _ROWS = {
 
 
 @dataclass(frozen=True)
-class WhatIf(Shown):
+class WhatIf(Answer):
     """Predicted gains of changes.
 
     Attributes:
@@ -63,6 +69,9 @@ class WhatIf(Shown):
             loss, noise (the interval contains 0), refused (inside CUDA graphs without edges) or absent (the trace
             holds nothing that it applies to). If nothing is predicted, the columns from after_ns to high_share are
             null.
+        suggested: whether thence chose the changes: those with the largest gain.
+        path: what is on the critical path of the recorded program, as
+            `thence.analysis.whatif.critical_path.path_summary` returns it.
     """
 
     steps: int
@@ -70,20 +79,68 @@ class WhatIf(Shown):
     health: Health
     rows: pl.DataFrame
     program: str = PROGRAMS[0]
+    suggested: bool = False
+    path: pl.DataFrame = field(default_factory=pl.DataFrame)
 
-    def form(self) -> Form:
-        """How a notebook displays the result."""
-        return Form(
-            f"a step takes {format_ns(self.step_ns)}; predicted gains",
-            f"of {self.program}, {several(self.steps, 'step')}",
-            self.rows,
-            {
-                "change": "change", "part": "meaning", "gain_ns": "gain", "gain_share": "share of a step",
-                "low_share": "at least", "high_share": "at most", "verdict": "verdict",
-            },
-            "gain_share",
-            {"explained": 1 - self.health.unexplained},
-        )  # fmt: skip
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return (f"a step takes {format_ns(self.step_ns)}; predicted gains",)
+
+    def views(self) -> tuple[TableView, ...]:
+        """The changes, if any, and the largest parts of the critical path."""
+        changes = {
+            "change": "change", "part": "part", "after_ns": "after", "gain_share": "gain", "within_share": "+-",
+            "verdict": "verdict",
+        }  # fmt: skip
+        path = {"kind": "on the critical path", "name": "name", "total_ns": "time", "share": "share"}
+        rows = self.rows.with_columns(
+            change=_short(self.rows["change"], "free kernel:"),
+            within_share=(pl.col("high_share") - pl.col("low_share")) / 2,
+        )
+        shown = (TableView(rows, changes, bar="gain_share", ranked=("change", "gain_share", "within_share")),)
+        parts = TableView(self.path.with_columns(_short(self.path["name"])), path, rows_shown=_PATH_SHOWN)
+        return (*(shown if rows.height else ()), parts)
+
+    def remarks(self) -> Iterator[str]:
+        """What the predictions are of, and whether the graph explains the trace."""
+        if self.suggested:
+            left_out = "changes that gain no more than their interval are left out"
+            nothing = "no single change gains more than its interval"
+            given = "--free, --scale, --no-wait and --on-time predict a given change"
+            yield f"{left_out if self.rows.height else nothing}; {given}"
+        health = self.health
+        yield (
+            f"of {self.program}: {several(self.steps, 'step')} of {format_ns(self.step_ns)}; intervals are at least "
+            f"+-{100 * health.noise:.1f} % of it"
+        )
+        yield (
+            f"activities that began later than the replay explains: {100 * health.unexplained:.1f} % of the time; "
+            f"waits for events whose record is inferred or unknown: {100 * health.inferred:.0f} %"
+        )
+
+    def known(self) -> dict[str, float]:
+        """See `Answer`."""
+        return {"explained": 1 - self.health.unexplained}
+
+    def to_frame(self) -> pl.DataFrame:
+        """The changes."""
+        return self.rows
+
+    def self_check(self) -> None:
+        """Checks that no step has a negative duration and that gains are differences.
+
+        Raises:
+            Contradiction: a duration is negative, a gain is not the difference of its durations, or bounds are swapped.
+        """
+        rows = self.rows.drop_nulls("after_ns")
+        possible = rows.select(
+            (
+                (pl.col("after_ns") >= 0)
+                & (pl.col("before_ns") - pl.col("after_ns") == pl.col("gain_ns"))
+                & (pl.col("low_share") <= pl.col("high_share"))
+            ).all()
+        ).item()
+        must(self.caveats.inputs, bool(possible), "a predicted step has a negative duration, or gains do not add up")
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -97,7 +154,16 @@ class WhatIf(Shown):
                 "noise_share": self.health.noise,
             },
             "rows": self.rows.to_dicts(),
+            "critical_path": self.path.to_dicts(),
         }
+
+
+def _short(names: pl.Series, prefix: str = "") -> pl.Series:
+    """Names of at most `_NAME` characters; kernels, whose names begin with ``prefix``, get their short names."""
+    given = [name or "-" for name in names]
+    short = short_names([name.removeprefix(prefix) for name in given if name.startswith(prefix)])
+    shown = [prefix + short.get(name.removeprefix(prefix), name) if name.startswith(prefix) else name for name in given]
+    return pl.Series(names.name, [clip(name, _NAME) for name in shown], dtype=pl.String)
 
 
 def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plain: PlainPace | None = None) -> WhatIf:
@@ -137,7 +203,7 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plai
     profiled, recorded, unrecorded = PROGRAMS
     is_recording = any("calls" in facts for facts in trace.meta.facts)
     kind = unrecorded if plain else recorded if is_recording else profiled
-    return WhatIf(base.count, base.before // base.count, found, frame, kind)
+    return WhatIf(base.count, base.before // base.count, found, frame, kind, suggested=not changes)
 
 
 def suggestions(trace: Attributed) -> list[Change]:

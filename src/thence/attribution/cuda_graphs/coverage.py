@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
+from thence.model.answer import Answer, TableView
 from thence.model.places import GRAPH_LABELS
 from thence.model.reasons import RULES
-from thence.notebook import Form, Shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Coverage(Shown):
+class Coverage(Answer):
     """What ran in CUDA graphs, and how much of that has a joined label.
 
     Attributes:
@@ -53,18 +53,20 @@ class Coverage(Shown):
         operators = self.places.get("op", 0)
         return text if self.labelled or not operators else f"{text}; {operators:,} have an operator"
 
-    def form(self) -> Form:
-        """What a notebook shows of it."""
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return "CUDA graphs", str(self)
+
+    def views(self) -> tuple[TableView, ...]:
+        """The rules by which labels were found."""
         schema = {"rule": pl.String, "count": pl.Int64}
         rules = pl.DataFrame(list(self.rules.items()), schema=schema, orient="row")
-        return Form(
-            "CUDA graphs",
-            str(self),
-            rules.with_columns(meaning=pl.col("rule").replace(RULES)),
-            {"rule": "found by", "count": "activities", "meaning": ""},
-            "count",
-            {} if self.share is None else {"label": self.share},
-        )
+        headings = {"rule": "found by", "count": "activities", "meaning": ""}
+        return (TableView(rules.with_columns(meaning=pl.col("rule").replace(RULES)), headings, bar="count"),)
+
+    def known(self) -> Mapping[str, float]:
+        """See `Answer`."""
+        return {} if self.share is None else {"label": self.share}
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.collectives.communication import with_device_names
 from thence.analysis.collectives.wait_histogram import wait_histogram
 from thence.analysis.summary import IDLE_INSIDE
 from thence.analysis.timelines.overview import CLASSES
 from thence.units import format_count, format_ns, format_share
 from thence.writers.charts.chart import Chart
 from thence.writers.charts.description import COLOURS, NEUTRAL, Axis, Series
-from thence.writers.text.ranks import with_device_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

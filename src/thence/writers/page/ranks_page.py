@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.ranks.folded import opened, step_columns
+from thence.analysis.ranks.job import GROUPS, LINKS, STAGES, not_caused, reason_rows, straggler_lines
 from thence.writers.page.template import as_data, filled
 from thence.writers.text.printable import printable
-from thence.writers.text.ranks import GROUPS, LINKS, STAGES, not_caused, reason_rows, straggler_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

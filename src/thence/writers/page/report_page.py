@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from thence.analysis.collectives.communication import with_device_names
 from thence.model.kernel_names import short_names
 from thence.model.tables import named_inputs
 from thence.units import format_count, format_ns, format_share
@@ -43,7 +44,6 @@ from thence.writers.page.template import as_data, filled, notes, scrolled
 from thence.writers.page.timeline_data import timeline_data
 from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
-from thence.writers.text.ranks import with_device_names
 from thence.writers.text.summary import activity_counts
 
 if TYPE_CHECKING:

@@ -90,6 +90,6 @@ def test_a_copy_has_no_grid_and_short_names_are_shown(tmp_path: Path) -> None:
 def test_they_are_written_only_when_asked_for(tmp_path: Path) -> None:
     trace = opened(tmp_path, PAIR)
     assert events(packets(trace, gpu_views=False)) == []
-    trace.write(tmp_path / "t.pftrace", gpu_views=True)
+    trace.convert(tmp_path / "t.pftrace", gpu_views=True)
     written = protos.Trace.FromString((tmp_path / "t.pftrace").read_bytes())
-    assert len(events(list(written.packet))) == trace.gpu.height
+    assert len(events(list(written.packet))) == trace.tables.gpu.height

@@ -33,7 +33,7 @@ EVENTS = [
 
 
 def test_the_program_comes_first_and_the_profiler_last(tmp_path: Path) -> None:
-    tables = opened(tmp_path, EVENTS).tables
+    tables = opened(tmp_path, EVENTS).recorded
     processes = host_processes(tables.host, tables.threads)
     assert [each.name for each in processes] == ["process 1", "process 40", "profiler"]
     threads = {thread.thread: thread.name for thread in processes[1].threads}

@@ -59,7 +59,7 @@ def test_kernels_are_on_their_stream_with_their_times(tmp_path: Path) -> None:
 def test_every_row_of_a_recording_is_there_once(path: Path) -> None:
     trace = thence.open(path)
     result = of(trace)
-    gpu = trace.gpu.select(
+    gpu = trace.tables.gpu.select(
         pl.col("name").cast(pl.String), "start", END,
         "stream", pl.col("correlation"),
     )  # fmt: skip
@@ -69,7 +69,7 @@ def test_every_row_of_a_recording_is_there_once(path: Path) -> None:
         if result.path(s.track).endswith(f" > stream {s.arguments.get('stream')}")
     ]
     assert Counter(on_streams) == Counter(gpu.rows())
-    host = trace.host.select(pl.col("name").cast(pl.String), "start", END, pl.col("category").cast(pl.String))
+    host = trace.tables.host.select(pl.col("name").cast(pl.String), "start", END, pl.col("category").cast(pl.String))
     kinds = {"kernel", "memcpy", "memset"}
     on_host = [(s.name, s.start, s.end, s.category) for s in result.slices if s.category not in kinds]
     assert Counter(on_host) == Counter(host.rows())
@@ -83,9 +83,9 @@ def test_flows_connect_launches_with_kernels_and_forward_with_backward(path: Pat
     target = {i: s for s in result.slices for i in s.incoming}
     assert source.keys() >= target.keys()
     pairs = Counter((source[i].start, s.start, s.category == "op") for i, s in target.items())
-    start = trace.host["start"]
-    launched = trace.gpu.select("start").hstack(trace.places.select("launch")).drop_nulls()
-    backward = trace.host.select("start", "forward").drop_nulls()
+    start = trace.tables.host["start"]
+    launched = trace.tables.gpu.select("start").hstack(trace.tables.places.select("launch")).drop_nulls()
+    backward = trace.tables.host.select("start", "forward").drop_nulls()
     expected = [(start[row], at, False) for at, row in launched.rows() if start[row] <= at]
     expected += [(start[row], at, True) for at, row in backward.rows() if start[row] < at]
     assert pairs == Counter(expected)
@@ -196,7 +196,7 @@ def test_lanes_by_collective_and_process_group() -> None:
     result = of(trace, "collective", "process-group")
     device = next(result.path(u) for u, t in result.tracks.items() if "GPU 0" in t.process.process_name)
     sent = [s for s in result.slices if result.path(s.track) == f"{device} > process groups > 0 (default_pg)"]
-    assert len(sent) == trace.collectives.height == 28
+    assert len(sent) == trace.tables.collectives.height == 28
     gathers = result.on(f"{device} > collectives > all-gather")
     scatters = result.on(f"{device} > collectives > reduce-scatter")
     assert len(gathers) + len(scatters) == 28
@@ -236,7 +236,7 @@ def test_ranks_share_one_clock_and_it_is_said() -> None:
     for rank, correction in corrections.items():
         device = next(t for t in result.tracks.values() if t.process.process_name.startswith(f"rank {rank}: GPU"))
         starts = sorted(s.start for s in result.slices if result.tracks[s.track].parent_uuid == device.uuid)
-        expected = trace.gpu.filter(pl.col("rank") == rank)["start"] - correction
+        expected = trace.tables.gpu.filter(pl.col("rank") == rank)["start"] - correction
         assert starts == expected.sort().to_list()
         assert (f"clock moved by {-correction:+,} ns" in device.process.process_labels) == bool(correction)
     facts = {a.key: a for p in result.trace.packet for a in p.trace_attributes.attribute}
@@ -249,7 +249,7 @@ def test_clocks_as_recorded_move_nothing() -> None:
     trace = shared(*FSDP)
     result = of(trace, clocks="recorded")
     starts = sorted(s.start for s in result.slices if s.category in ("kernel", "memcpy", "memset"))
-    assert starts == trace.gpu["start"].sort().to_list()
+    assert starts == trace.tables.gpu["start"].sort().to_list()
     assert not any("clock_correction" in a.key for p in result.trace.packet for a in p.trace_attributes.attribute)
 
 
@@ -294,7 +294,7 @@ def test_odd_names_and_process_ids(tmp_path: Path) -> None:
 
 
 def test_an_empty_timeline_is_a_valid_trace() -> None:
-    result = of(thence.Trace(shared(FSDP[0]).tables.__class__()))
+    result = of(thence.Trace(shared(FSDP[0]).recorded.__class__()))
     assert result.slices == []
 
 
@@ -304,7 +304,7 @@ def test_xla_programs_have_a_row_of_their_own() -> None:
     trace = thence.open(DATA / "jax" / "jax_single_nocb.xplane.pb.gz")
     result = of(trace)
     shown = [s for s in result.slices if result.title(s.track) == "XLA programs"]
-    expected = trace.programs.select(pl.col("name").cast(pl.String), "start", END)
+    expected = trace.tables.programs.select(pl.col("name").cast(pl.String), "start", END)
     assert Counter((s.name, s.start, s.end) for s in shown) == Counter(expected.rows())
 
 

@@ -1,0 +1,66 @@
+"""The data type in which a kernel computes: from its name, else from the inputs that the trace has of its operator."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from thence.model.attributed import Attributed
+
+_NARROW = {
+    "tf32": re.compile(r"tf32"),
+    "float8": re.compile(r"e4m3|e5m2|[Ff]loat8|fp8"),
+    "int8": re.compile(r"(?<![a-z])[is]8(?![0-9])|imma|igemm"),
+    "bfloat16": re.compile(r"(?i)bf16|bfloat16|^nvjet_[a-z0-9]+_tst_"),
+    # cuDNN calls its kernels for bfloat16 wgmma_f16, too.
+    "float16": re.compile(
+        r"(?<![a-z])(?<!wgmma_)f16|fp16|(?<![a-zA-Z])[hH]alf2?(?![a-z_])|hgemm|^nvjet_[a-z0-9]+_hsh_"
+    ),
+}
+"""Types whose kernels often name a wider type, too: that of their sums."""
+_WIDE = {
+    "float32": re.compile(r"(?<![a-z])f32|sgemm|\bfloat\b"),
+    "float64": re.compile(r"(?<![a-z])f64|dgemm|\bdouble\b"),
+}
+_ELEMENTS = {
+    **dict.fromkeys(("Float", "float32"), "float32"),
+    **dict.fromkeys(("Double", "float64"), "float64"),
+    **dict.fromkeys(("Half", "float16"), "float16"),
+    **dict.fromkeys(("BFloat16", "bfloat16"), "bfloat16"),
+    **dict.fromkeys(("Char", "int8"), "int8"),
+}
+"""Data types by the names of element types that PyTorch writes."""
+
+
+def data_type_of_name(kernel: str) -> str | None:
+    """The data type in which a kernel computes, by its name; None if the name does not say it, or says several.
+
+    Sums are often wider than what is multiplied: a kernel of bfloat16 and float computes in bfloat16.
+    """
+    if "complex" in kernel:
+        return None
+    for types in (_NARROW, _WIDE):
+        named = [data_type for data_type, pattern in types.items() if pattern.search(kernel)]
+        if named:
+            return named[0] if len(named) == 1 else None
+    return None
+
+
+def data_types(trace: Attributed) -> pl.Series:
+    """The data type in which each row of ``trace.gpu`` computes (Categorical); null if it is unknown, and for copies.
+
+    The kernel's name decides. Of a collective whose name says nothing, it is the element type that the trace describes.
+    """
+    kernels = trace.gpu.select(name=pl.when(pl.col("kind") == "kernel").then(pl.col("name").cast(pl.String)))["name"]
+    of_name = {name: data_type_of_name(name) for name in kernels.drop_nulls().unique()}
+    elements = trace.collectives.select("gpu", pl.col("element_type").cast(pl.String)).drop_nulls().unique("gpu")
+    described = (
+        pl.select(gpu=pl.int_range(len(kernels), dtype=pl.Int32))
+        .join(elements, on="gpu", how="left", maintain_order="left")["element_type"]
+        .replace_strict(_ELEMENTS, default=None, return_dtype=pl.String)
+    )
+    named = kernels.replace_strict(of_name, default=None, return_dtype=pl.String)
+    return named.zip_with(named.is_not_null(), described).cast(pl.Categorical()).alias("dtype")
