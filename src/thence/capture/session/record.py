@@ -29,10 +29,10 @@ from thence.capture.session.endings import Endings
 from thence.capture.session.mark_log import MarkLog
 from thence.capture.session.noted_places import NotedPlaces
 from thence.capture.session.step_times import TOLD, StepTimes
+from thence.capture.torch.collectives import CollectiveLabels
 from thence.capture.torch.hooks import Hooks
 from thence.capture.torch.own_files import OwnFiles
 from thence.capture.torch.profiler_handover import ProfilerHandover
-from thence.capture.torch.recorded_collectives import CollectiveLabels
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.importing import jax_uses_cuda
 from thence.model.formats import LABELS_FILE
@@ -248,7 +248,7 @@ class Recording:
         """Starts the hooks that note boundaries of modules and lines."""
         if self.noted.log is not None:
             self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options, self._step_begins)
-            self._known = {"lines": hooks.way()}
+            self._known = {"lines": hooks.forward_method()}
             hooks.start()
             follow_boundaries((self.noted.log, self.noted.places))
 
@@ -260,8 +260,8 @@ class Recording:
             hooks.stop()
 
     def _ask_hooks(self, hooks: Hooks, recorder: Recorder) -> None:
-        self._known = {"lines": hooks.way(), "backward": hooks.way_back()}
-        for sentence in hooks.said():
+        self._known = {"lines": hooks.forward_method(), "backward": hooks.backward_method()}
+        for sentence in hooks.warnings():
             recorder.warn(sentence)
 
     def _complete(self) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from thence.capture.marks.generated import LineFacts
     from thence.capture.marks.generated_lines import Around, GeneratedLines, Run
     from thence.capture.marks.launch_facts import Part
+    from thence.capture.torch.modules import ModulePaths
+    from thence.capture.torch.own_files import OwnFiles
+    from thence.capture.torch.threads import Common, Threads
 
 _KINDS = (MODULE, LINE, PHASE)
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
@@ -50,6 +53,30 @@ class _Local(threading.local):
         self.run: Run | None = None
         self.outer: _Numbers = (0, 0, 0)
         self.last: _Numbers = (0, 0, 0)
+
+
+class CurrentPlaces:
+    """The innermost places of the calling thread in eager code, a `thence.capture.marks.generated_lines.Around`."""
+
+    def __init__(self, common: Common, threads: Threads, module_paths: ModulePaths, is_own: OwnFiles) -> None:
+        self._common = common
+        self._threads = threads
+        self._paths = module_paths
+        self._is_own = is_own
+
+    def current_module(self) -> str | None:
+        """Path of the innermost module that is running; None outside of all modules."""
+        return self._paths.path(self._common.here(self._threads.now)[0])
+
+    def current_place(self, kind: int) -> int:
+        """Number of the innermost place of a kind; 0 if it is not known."""
+        thread = self._threads.now
+        module, line = self._common.here(thread)
+        return {MODULE: module, LINE: line, PHASE: thread.phase}.get(kind, 0)
+
+    def is_own(self, file: str) -> bool:
+        """Whether lines of a file are the user's."""
+        return self._is_own(file)
 
 
 class CompiledPlaces:
