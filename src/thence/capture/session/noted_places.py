@@ -56,9 +56,9 @@ class NotedPlaces:
             last = self.log.take()
             rows = {name: np.concatenate([rows[name], last[name]]) for name in rows}
             moment = {"counter": rows["counter"][-1], "time": rows["time"][-1], "place": 0}
-            said = {**moment, "thread": ended, "flags": ENDS}
+            last_boundary = {**moment, "thread": ended, "flags": ENDS}
             rows = {
-                name: np.concatenate([column, np.full(len(ended), said[name], column.dtype)])
+                name: np.concatenate([column, np.full(len(ended), last_boundary[name], column.dtype)])
                 for name, column in rows.items()
             }
         tables = {"boundaries": rows}

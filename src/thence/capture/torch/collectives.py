@@ -66,10 +66,10 @@ _OUTPUTS = {"output", "outputs", "output_tensor", "output_tensors", "output_list
 _INPUTS = {"input", "inputs", "input_tensor", "input_tensors", "input_list"}
 _SAME = {"tensors"}
 _POINT_TO_POINT = {"send", "recv_", "recv_any_source_"}
-_MOST_RANKS = 30
-"""The most ranks of a group that Kineto writes before an ellipsis (kTruncatLength in profiler/util.cpp)."""
-_MOST_CALLS = 1024
-"""The most distinct calls of a group whose facts are cached."""
+_MAX_RANKS = 30
+"""Limit on the ranks of a group that Kineto writes before an ellipsis (kTruncatLength in profiler/util.cpp)."""
+_MAX_CALLS = 1024
+"""Limit on the distinct calls of a group whose facts are cached."""
 _LOG = logging.getLogger("thence.torch")
 
 _DTYPES = {
@@ -261,8 +261,8 @@ class _Known:
             self.here = distributed.get_rank()
         except (KeyError, ValueError, RuntimeError):
             return
-        more = ", ..." * (len(self.ranks) > _MOST_RANKS)
-        shown = ", ".join(map(str, self.ranks[:_MOST_RANKS]))
+        more = ", ..." * (len(self.ranks) > _MAX_RANKS)
+        shown = ", ".join(map(str, self.ranks[:_MAX_RANKS]))
         self.facts[KINETO_KEYS["group_ranks"]] = f"[{shown}{more}]"
 
     @property
@@ -294,7 +294,7 @@ class _Known:
         if facts is None:
             kineto = "all_to_allv" if uneven else _KINETO_NAMES[name]
             facts = _moved(kineto, *sizes, dtype) | self.facts | self._ends(name, peer)
-            if len(self._calls) >= _MOST_CALLS:
+            if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
             self._calls[key] = facts
         return facts
@@ -351,13 +351,13 @@ def _flat(tensors: Any) -> list[Any]:
     """The tensors in nested lists."""
     if not isinstance(tensors, list | tuple):
         return [] if tensors is None else [tensors]
-    found: list[Any] = []
-    for one in tensors:
-        if isinstance(one, list | tuple):
-            found += _flat(one)
-        elif one is not None:
-            found.append(one)
-    return found
+    flat: list[Any] = []
+    for item in tensors:
+        if isinstance(item, list | tuple):
+            flat += _flat(item)
+        elif item is not None:
+            flat.append(item)
+    return flat
 
 
 _coalesced: dict[int, list[LibraryMark]] = {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from thence.capture.boundaries.chains import GENERATED
 from thence.capture.boundaries.places import LINE, MODULE, PHASE, Place
 from thence.capture.marks.captured_places import module_of_part, phase_of_part
-from thence.capture.marks.generated_lines import Nowhere, generated
+from thence.capture.marks.generated_lines import UnknownPlaces, generated
 from thence.capture.marks.launch_facts import main_part
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from thence.capture.boundaries.log import BoundaryLog
     from thence.capture.boundaries.places import Places
     from thence.capture.marks.generated import LineFacts
-    from thence.capture.marks.generated_lines import Around, GeneratedLines, Run
+    from thence.capture.marks.generated_lines import EagerPlaces, GeneratedLines, Run
     from thence.capture.marks.launch_facts import Part
     from thence.capture.torch.modules import ModulePaths
     from thence.capture.torch.own_files import OwnFiles
@@ -56,7 +56,7 @@ class _Local(threading.local):
 
 
 class CurrentPlaces:
-    """The innermost places of the calling thread in eager code, a `thence.capture.marks.generated_lines.Around`."""
+    """`thence.capture.marks.generated_lines.EagerPlaces` by hooks: the innermost places of the calling thread."""
 
     def __init__(self, common: Common, threads: Threads, module_paths: ModulePaths, is_own: OwnFiles) -> None:
         self._common = common
@@ -94,13 +94,13 @@ class CompiledPlaces:
         self,
         places: Places,
         log: BoundaryLog,
-        around: Around | None = None,
+        around: EagerPlaces | None = None,
         lines: GeneratedLines = generated,
         chains: Chains | None = None,
     ) -> None:
         self._places = places
         self._log = log
-        self._around: Around = around or Nowhere()
+        self._around: EagerPlaces = around or UnknownPlaces()
         self._lines = lines
         self._local = _Local()
         self._chains = chains
@@ -131,7 +131,7 @@ class CompiledPlaces:
     def end(self) -> None:
         """Follow compiled code no longer."""
         self._lines.unfollow(self.changed)
-        self._lines.around = Nowhere()
+        self._lines.around = UnknownPlaces()
 
     def changed(self, run: Run | None, facts: LineFacts | None) -> None:
         """Called by `thence.capture.marks.generated_lines` before generated code launches something, and at its end."""
