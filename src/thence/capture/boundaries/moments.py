@@ -115,11 +115,7 @@ class Moments:
 
 
 class NativeMoments:
-    """Notes moments by the compiled probe: a moment costs a tenth, and repeated names are mostly kept once.
-
-    Args:
-        moments: the object of the compiled probe.
-    """
+    """Notes moments by the compiled probe: a moment costs a tenth, and repeated names are mostly kept once."""
 
     def __init__(self, moments: CompiledMoments) -> None:
         self._moments = moments

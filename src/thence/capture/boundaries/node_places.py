@@ -28,11 +28,7 @@ _ROW = np.dtype([("begin", "<u8"), ("end", "<u8"), ("module", "<u4"), ("line", "
 
 
 class NodePlaces:
-    """Places of module and line by thread and number of nodes; 0 where the place is not known.
-
-    Args:
-        no_line: number of the place for no line.
-    """
+    """Places of module and line by thread and number of nodes; 0 where the place is not known."""
 
     def __init__(self, no_line: int) -> None:
         self._no_line = no_line

@@ -94,11 +94,7 @@ class SampleLayout(NamedTuple):
 
 
 def why_not_sampled(native: ModuleType | None) -> str | None:
-    """Why threads cannot be sampled here; None if they can, and the probe has been given the offsets.
-
-    Args:
-        native: the compiled probe.
-    """
+    """Why threads cannot be sampled here; None if they can, and the probe has been given the offsets."""
     if native is None:
         return "the compiled probe is not in use"
     unreadable = why_unreadable(native, by_events=True)
@@ -345,11 +341,7 @@ _UNKNOWN = Function("(a function for which there was no room)", "<unknown>", [],
 
 
 class ChainNames:
-    """The functions and chains of the probe's samples, each of which is decoded once.
-
-    Args:
-        native: the compiled probe.
-    """
+    """The functions and chains of the probe's samples, each of which is decoded once."""
 
     def __init__(self, native: ModuleType) -> None:
         self._native = native
@@ -442,12 +434,7 @@ class HostSamples:
         return self.facts()["lost"]
 
     def take(self, places: Places, is_own: Callable[[str], bool]) -> dict[str, Any]:
-        """Rows of the table ``samples`` (`thence.model.formats`) since the last call.
-
-        Args:
-            places: takes numbers for functions and lines.
-            is_own: whether a file is the user's.
-        """
+        """Rows of the table ``samples`` (`thence.model.formats`) since the last call."""
         rows = np.frombuffer(self._native.take_samples(), SAMPLE)
         state = _decided(rows)
         moves = np.isin(state, _MOVES)

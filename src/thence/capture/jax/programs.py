@@ -86,11 +86,7 @@ class XlaPrograms:
         self._ended = True
 
     def save(self, folder: Path) -> None:
-        """Write the modules that are not yet on disk.
-
-        Args:
-            folder: folder of the recording.
-        """
+        """Write the modules that are not yet on disk."""
         try:
             with self._writing:
                 self._save(folder / HLO_FOLDER)

@@ -152,7 +152,7 @@ def _for_jax(options: dict[str, Any]) -> dict[str, Any]:
 
 def _record_launches() -> None:
     """Have a recording that began with another framework record launches from here on, for JAX."""
-    from thence.capture.recorder.session import running
+    from thence.capture.recorder.recorder import running
 
     recorder = running()
     if recorder is not None:

@@ -104,10 +104,7 @@ class Counting:
         Callbacks are never disabled while the program runs: if another thread launches at the same time, CUPTI 13.0
         crashes, or gives two calls the same number.
 
-        Args:
-            cupti: of this process.
-            subscription: of this recording.
-            wanted: whether to enable callbacks for a function, named as in CUDA's headers.
+        `wanted` is asked for each function, named as in CUDA's headers.
         """
         self._functions = {
             (domain, callback_id): name

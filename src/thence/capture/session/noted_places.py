@@ -28,9 +28,7 @@ class NotedPlaces:
     """The places and boundaries that hooks and marks note in one recording.
 
     Args:
-        log: of boundaries.
         samples: of threads while they launch nothing; None for none.
-        is_own: whether a file is the user's.
 
     Attributes:
         log: of boundaries.

@@ -21,12 +21,7 @@ _BYTES = 500
 
 
 class OpenNote:
-    """A note of this process.
-
-    Args:
-        directory: of the recording.
-        kind: `BEGUN`, `REFUSED` or `UNSEEN`.
-    """
+    """A note of this process."""
 
     def __init__(self, directory: str | os.PathLike[str], kind: str = BEGUN) -> None:
         self._directory = directory

@@ -24,7 +24,7 @@ from thence.capture.marks import (
 )
 from thence.capture.marks.frames import top
 from thence.capture.recorder.options import RecordOptions, Schedule
-from thence.capture.recorder.session import Recorder
+from thence.capture.recorder.recorder import Recorder
 from thence.capture.session.endings import Endings
 from thence.capture.session.mark_log import MarkLog
 from thence.capture.session.noted_places import NotedPlaces

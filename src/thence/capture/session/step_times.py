@@ -102,7 +102,6 @@ class StepTimes:
     """Decides at each step whether it is recorded, and notes how long each took.
 
     Args:
-        switch: pauses the recording.
         schedule: of the program; None for none.
         baseline: whether windows are left unrecorded if there is no schedule.
 

@@ -68,9 +68,6 @@ class BackwardCalls:
     """Follows backward passes: the `Handler` of ``torch.autograd.graph._engine_run_backward``.
 
     Args:
-        torch: the package.
-        common, threads: the state of threads.
-        phases: places of phases.
         log: the log whose observer is called with each place.
         nodes: reads the nodes that run, by the compiled probe; None if this is not available.
     """

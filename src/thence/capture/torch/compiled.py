@@ -83,8 +83,6 @@ class CompiledPlaces:
     """Notes boundaries while code that Inductor generated runs.
 
     Args:
-        places: of the recording.
-        log: takes the boundaries.
         around: the places of the calling thread in eager code; None without hooks of eager code.
         lines: reports the launches of generated code.
         chains: takes module and line of generated code if stacks are read; None if boundaries are noted.

@@ -251,11 +251,6 @@ class Function:
 class Lines:
     """Notes the lines of the user's own code.
 
-    Args:
-        common, threads: the state of threads.
-        places: gives numbers to lines.
-        is_own: whether a file is the user's.
-
     Attributes:
         monitor: set by the code that makes both objects.
         too_many: whether there were too many chains of calls to distinguish them.
@@ -387,11 +382,6 @@ class EventTracker:
         paths: places of modules.
         monitor: the events of Python.
         chains: None, as stacks are not read.
-
-    Args:
-        log, places: take boundaries and places.
-        is_own: whether a file is the user's.
-        listener: receives calls and errors.
     """
 
     chains: Chains | None = None

@@ -58,8 +58,6 @@ class Hooks:
 
     Args:
         log: takes boundaries; `log.note` is called on the program's threads.
-        places: takes places.
-        options: what to note.
         recorded: see `Steps`.
 
     Attributes:
@@ -165,11 +163,7 @@ class Hooks:
         return True
 
     def resume(self, frame: FrameType | None) -> None:
-        """Follow again after `pause`.
-
-        Args:
-            frame: where the calling thread is.
-        """
+        """Follow again after `pause`."""
         if not self._paused:
             return
         self._paused = False

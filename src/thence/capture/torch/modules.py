@@ -201,13 +201,7 @@ def _wrapped(module: Any) -> tuple[str, Any] | None:
 
 
 class ModuleCalls:
-    """Notes the calls of modules: the `Handler` of ``nn.Module._wrapped_call_impl``.
-
-    Args:
-        common, threads: the state of threads.
-        module_paths: names modules.
-        listener: called at the beginning and at the end of each call outside of all other modules.
-    """
+    """Notes the calls of modules: the `Handler` of ``nn.Module._wrapped_call_impl``."""
 
     def __init__(self, common: Common, threads: Threads, module_paths: ModulePaths, listener: ModuleListener) -> None:
         self._common = common

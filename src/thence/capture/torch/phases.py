@@ -36,11 +36,7 @@ _OF_PHASE: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 class PhasePlaces:
-    """Numbers of phases (`thence.model.phases.Phase`).
-
-    Args:
-        places: gives the numbers.
-    """
+    """Numbers of phases (`thence.model.phases.Phase`)."""
 
     def __init__(self, places: Places) -> None:
         (
@@ -67,8 +63,6 @@ class PhaseCalls:
     """A `Handler` of functions whose calls are a phase.
 
     Args:
-        common, threads: the state of threads.
-        phase: number of the phase's place.
         ended: called with thread and frame at the end of each call that is not inside another one of the same phase.
 
     Attributes:

@@ -34,11 +34,7 @@ class _Wrapped(NamedTuple):
 
 
 class ProfilerHandover:
-    """Calls a function before a profile with CUDA begins.
-
-    Args:
-        stop: ends the recording.
-    """
+    """Calls a function before a profile with CUDA begins."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop

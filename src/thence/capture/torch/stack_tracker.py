@@ -43,12 +43,7 @@ _SEQUENCE = "_ZN2at15sequence_number4peekEv"
 
 
 class StackCommon(Common):
-    """`Common` for recordings that read chains from stacks.
-
-    Args:
-        log, places: as in `Common`.
-        chains: the chains that are read.
-    """
+    """`Common` for recordings that read chains from stacks."""
 
     def __init__(self, log: BoundaryLog, places: Places, chains: Chains) -> None:
         super().__init__(log, places)
@@ -138,10 +133,6 @@ class StackCommon(Common):
 class OwnFunctions:
     """The functions of the user's own code.
 
-    Args:
-        chains: where they are registered.
-        is_own: whether a file is the user's.
-
     Attributes:
         monitor: set by the code that makes both objects.
     """
@@ -188,13 +179,7 @@ class OwnFunctions:
 
 
 class StackModules:
-    """Handles the calls of modules that ``_events.c`` reports.
-
-    Args:
-        threads: the state of threads.
-        module_paths: names modules.
-        listener: receives calls and errors.
-    """
+    """Handles the calls of modules that ``_events.c`` reports."""
 
     def __init__(self, threads: Threads, module_paths: ModulePaths, listener: ModuleListener) -> None:
         self._threads = threads
@@ -221,11 +206,6 @@ class StackModules:
 
 class StackMonitor(Monitor):
     """`Monitor`, with the callbacks of ``_events.c``.
-
-    Args:
-        chains: where all code that is watched is registered.
-        functions: the user's functions.
-        failed: as in `Monitor`.
 
     Attributes:
         modules: handles calls of modules; set by the code that makes both objects.
@@ -285,10 +265,6 @@ class StackTracker:
         chains: the chains that are read from stacks.
 
     Args:
-        log, places: take boundaries and places.
-        reader: the compiled probe.
-        is_own: whether a file is the user's.
-        listener: receives calls and errors.
         lines: whether lines are noted, or only modules.
     """
 
@@ -328,9 +304,6 @@ class StackTracker:
 
         Lines and modules of launches are read from the stack, so only functions and modules that are new have to be
         made known.
-
-        Args:
-            frame: where the calling thread is.
         """
         self.chains.native.events_go_on()
         self.monitor.resume()

@@ -40,8 +40,6 @@ class Steps:
     """Notes steps.
 
     Args:
-        common: the state that threads share.
-        places: gives numbers.
         begins: called at the beginning of each step.
         recorded: called before that for each step that the program did not announce, with the frame of the calling
             thread in which it begins, and its name; returns whether the step is recorded.
@@ -101,12 +99,8 @@ class Steps:
     def differentiated(self, thread: Thread, model: Any, frame: Any) -> None:
         """Handle the call of a module outside of all other modules, with gradients.
 
-        The first step began with the recording or begins here; so the first call of a model begins no other one.
-
-        Args:
-            thread: the calling thread.
-            model: the module.
-            frame: of ``nn.Module._wrapped_call_impl``.
+        The first step began with the recording or begins here; so the first call of a model begins no other one. The
+        frame is that of ``nn.Module._wrapped_call_impl``.
         """
         if not self._any:
             self.begin(thread)
@@ -117,10 +111,7 @@ class Steps:
     def optimizer_stepped(self, thread: Thread, optimizer: Any, frame: FrameType | None = None) -> None:
         """Handle that an optimizer has changed the parameters, or that the gradient scaler around it was updated.
 
-        Args:
-            thread: the calling thread.
-            optimizer: the optimizer or scaler.
-            frame: the frame that called it.
+        The frame is the one that called it.
         """
         self._trains = True
         if self._from_program:
@@ -141,10 +132,7 @@ class Steps:
     def model_called(self, thread: Thread, model: Any, frame: Any) -> None:
         """Handle the call of a module outside of all other modules, without gradients.
 
-        Args:
-            thread: the calling thread.
-            model: the module.
-            frame: of ``nn.Module._wrapped_call_impl``, whose locals are the arguments of the call.
+        The frame is that of ``nn.Module._wrapped_call_impl``, whose locals are the arguments of the call.
         """
         if self._counts_calls and self._count(model):
             self.begin(thread, MODEL_CALL, tokens(frame.f_locals), frame)
@@ -169,13 +157,7 @@ class Steps:
 
 
 class PausedCalls:
-    """Notes, while nothing else is followed, the calls of models that begin steps: a `Handler` of `code_of_call`.
-
-    Args:
-        threads: the state of threads.
-        models: the models.
-        called: called with thread, model and frame of each call.
-    """
+    """Notes, while nothing else is followed, the calls of models that begin steps: a `Handler` of `code_of_call`."""
 
     def __init__(self, threads: Threads, models: list[Any], called: Callable[[Thread, Any, FrameType], None]) -> None:
         self._threads = threads

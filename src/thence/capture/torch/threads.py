@@ -132,11 +132,7 @@ class Thread:
 
 
 class Threads(threading.local):
-    """The calling thread, as attribute `now`.
-
-    Args:
-        common: the state that all threads share.
-    """
+    """The calling thread, as attribute `now`."""
 
     def __init__(self, common: Common) -> None:
         self.now = Thread(common.nowhere, common.makers)

@@ -228,11 +228,7 @@ class Recorder:
         return done.wait(seconds)
 
     def stop(self, idle: Callable[[], None] = lambda: None) -> None:
-        """Waits for the device, writes what is left, and releases CUPTI.
-
-        Args:
-            idle: called when the device is idle.
-        """
+        """Waits for the device, writes what is left, and releases CUPTI."""
         global _running  # noqa: PLW0603
         with _lock:
             if not self.alive:
