@@ -124,7 +124,7 @@ class Parts:
         return True
 
     def _write(self, table: str, pieces: Sequence[Columns]) -> None:
-        whole = _joined(pieces)
+        whole = {name: _concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
         for first in range(0, _rows(whole), MAX_ROWS):
             part = {name: values[first : first + MAX_ROWS] for name, values in whole.items()}
             number = self.numbers[table] = self.numbers.get(table, 0) + 1
@@ -167,11 +167,6 @@ def _bytes(values: Column) -> int:
     if isinstance(values, np.ndarray):
         return int(values.nbytes)
     return sum(len(text) for text in values if text)
-
-
-def _joined(pieces: Sequence[Columns]) -> dict[str, Column]:
-    """Concatenates pieces of one table."""
-    return {name: _concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _concatenated(values: Sequence[Column]) -> Column:

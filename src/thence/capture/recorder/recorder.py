@@ -184,7 +184,7 @@ class Recorder:
         """
         if not self._paused and self.alive:
             self._paused = True
-            self._counting.follow(Followed.NOTHING)
+            self._counting.follow(Followed.NOTHING)  # callbacks stay enabled: see `Counting.listen`
             detaches = self.why_attached() is None and synchronize(_PATIENCE_SECONDS)
             if detaches:
                 self._flush(unfinished=True)

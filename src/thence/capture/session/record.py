@@ -246,11 +246,10 @@ class Recording:
 
     def _start_hooks(self) -> None:
         """Starts the hooks that note boundaries of modules and lines."""
-        if self.noted.log is not None:
-            self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options, self._step_begins)
-            self._known = {"lines": hooks.forward_method()}
-            hooks.start()
-            follow_boundaries((self.noted.log, self.noted.places))
+        self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options, self._step_begins)
+        self._known = {"lines": hooks.forward_method()}
+        hooks.start()
+        follow_boundaries((self.noted.log, self.noted.places))
 
     def _stop_hooks(self) -> None:
         hooks, self._hooks = self._hooks, None

@@ -193,7 +193,7 @@ class StepTimes:
         The program may have left its loop. Only the thread that launches may attach CUPTI, and it is asked to, if it is
         the main thread.
         """
-        if self._windows is None or self._recording or self._thread != _main_thread():
+        if self._windows is None or self._recording or self._thread != threading.main_thread().ident:
             return
         longest = max(self._latest, default=0)
         limit = max(_MIN_OVERDUE_NS, _OVERDUE * self._window[1] * longest)
@@ -339,10 +339,6 @@ def _between(begin: _Border, end: _Border) -> int:
         except RuntimeError:  # of two devices
             pass
     return end.time - begin.time
-
-
-def _main_thread() -> int | None:
-    return threading.main_thread().ident
 
 
 def _call_on_main_thread(function: Callable[[], None]) -> None:

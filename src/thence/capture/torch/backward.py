@@ -169,7 +169,7 @@ class BackwardCalls:
         """Put prehooks on the nodes at which module, line or phase may change."""
         numbers = np.array([node._sequence_nr() for node in nodes], np.uint64)  # noqa: SLF001 - no public name
         leaf = numbers == LEAF
-        order = np.argsort(numbers)[::-1]
+        order = np.argsort(numbers)[::-1]  # as the engine runs nodes that are ready
         order = order[~leaf[order]]
         modules, lines = self._forward(run, numbers[order])
         changes = np.ones(len(order), bool)

@@ -200,6 +200,7 @@ class Function:
         thread = watch.threads.now
         stack = thread.stack
         if not stack or stack[-1].function is not self:
+            # An event was missed, as that of a call which began before the recording: the frames say what runs.
             if any(activation.function is self for activation in stack) or not stack:
                 thread.stack = watch.activations(sys._getframe(2).f_back)  # noqa: SLF001
                 self._return_to_caller(thread)
@@ -218,7 +219,7 @@ class Function:
         if activation.began == thread.moved:
             self.quiet += 1
             if self.quiet == QUIET_CALLS:
-                watch.monitor.rearm(self.code, 0)
+                watch.monitor.rearm(self.code, 0)  # its beginning, an event of all code, is disabled by `enter`
         else:
             self.quiet = 0
 
@@ -340,7 +341,7 @@ class Lines:
             try:
                 thread = threads.now
                 stack = thread.stack
-                if not stack or stack[-1].function.code is not code:
+                if not stack or stack[-1].function.code is not code:  # an event was missed
                     stack = thread.stack = activations(sys._getframe(1))  # noqa: SLF001
                     if not stack or stack[-1].function.code is not code:
                         return None

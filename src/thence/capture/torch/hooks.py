@@ -76,6 +76,7 @@ class Hooks:
         self.missing = why_not() if options.modules or options.lines else "the options modules and lines are off"
         self.no_stacks = self.missing or why_unreadable(log.stack_reader)
         is_own = OwnFiles(options.own)
+        # Made even if nothing can be followed (`missing`): what is made below needs its state of threads.
         self._tracker: PlaceTracker
         reader = log.stack_reader
         if self.no_stacks is None and reader is not None:
@@ -108,7 +109,7 @@ class Hooks:
         self._live = True
         self._tracker.start(lines=self._options.lines)
         if self._options.modules:
-            if _cuda_is_used():
+            if _cuda_is_used():  # past its beginning: no step is to wait for the first call of a model
                 self._steps.begin(self._threads.now)
             self._waiting.append(when_imported("torch", self._on_torch_imported))
             self._waiting += phase_functions(self._phase_function)
@@ -158,6 +159,7 @@ class Hooks:
         self._monitor.pause({**self._ending_steps, **calls})
         self._compiled.end()
         self._paused = True
+        # A pause can begin with a call of a model, whose code then runs in the pause and must not begin a step again.
         began = self._called is not None and code_of_call(self._called) is not None
         self._began_pause = id(self._called) if began else None
         return True

@@ -231,7 +231,7 @@ class StackMonitor(Monitor):
     def watch_modules(self, code: CodeType) -> None:
         """Follow the calls of modules, whose first local is the module."""
         self._chains.watch(code, MODULE_CALL)
-        self.rearm(code, CALLS)
+        self.rearm(code, CALLS)  # without a `Handler`: the compiled callbacks handle these calls
 
     def stop(self) -> None:
         """See `Monitor`."""
