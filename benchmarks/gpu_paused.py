@@ -74,7 +74,7 @@ def program(name: str) -> Callable[[], None]:
 def child(name: str, out: Path) -> dict[str, Any]:
     """Alternates the states and returns times in ms."""
     import thence
-    from thence.capture.recorder.session import Recorder
+    from thence.capture.recorder.recorder import Recorder
 
     step = program(name)
     for _ in range(30):

@@ -125,7 +125,7 @@ class Watched:
         by_stack: whether stacks are read; a fixture may change what holds for all.
         places, rows: what was noted; `known` the places by number.
         launches: what was launched.
-        said: what hooks said.
+        warnings: those of the hooks.
     """
 
     by_stack = False
@@ -170,7 +170,7 @@ class Watched:
         finally:
             self.hooks.stop()
             counter.end()
-        self.said = self.hooks.said()
+        self.warnings = self.hooks.warnings()
         self.launches = counter.launches
         self.rows = self.log.take()
         self.known = dict(self.places.take())

@@ -15,7 +15,7 @@ import pytest
 import thence
 from cuda_fakes import FakeCupti, FakeDriver
 from thence.capture.cuda import cuda_events, cupti
-from thence.capture.recorder import session
+from thence.capture.recorder import recorder
 from thence.errors import MissingData, MissingRequirement
 from thence.timing import events_torch, kernel_times
 from thence.timing import measure as measuring
@@ -296,7 +296,7 @@ def test_who_holds_cupti_is_left_alone(fake: FakeCupti, torch: Any) -> None:
 
 @pytest.mark.usefixtures("torch")
 def test_a_recording_of_our_own_is_left_alone(fake: FakeCupti, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_running", SimpleNamespace(alive=True))
+    monkeypatch.setattr(recorder, "_running", SimpleNamespace(alive=True))
     with pytest.raises(thence.UsageError, match="thence records this process"):
         thence.measure(Program(fake, TWO))(Tensor())
     assert fake.calls == []

@@ -157,8 +157,8 @@ def _buffers() -> Buffers:
 
 
 def _check_not_recorded() -> None:
-    session = sys.modules.get("thence.capture.recorder.session")  # a recording would have imported it
-    if session is not None and session.running() is not None:
+    recorder = sys.modules.get("thence.capture.recorder.recorder")  # a recording would have imported it
+    if recorder is not None and recorder.running() is not None:
         raise UsageError(
             "thence records this process, and CUPTI serves one at a time: stop the recording first, or "
             "leave measure out; the recording has every kernel's time"

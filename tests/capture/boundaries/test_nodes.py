@@ -15,7 +15,7 @@ import pytest
 
 import fake_cupti
 from thence.capture.boundaries.chains import Chains
-from thence.capture.boundaries.node_places import LEAF, MOST_ROWS, MOST_THREADS, NodePlaces
+from thence.capture.boundaries.node_places import LEAF, MAX_ROWS, MAX_THREADS, NodePlaces
 from thence.capture.boundaries.places import LINE, MODULE, PHASE, Place, Places
 from thence.capture.boundaries.probe import Followed, choose_probe
 from thence.capture.boundaries.stacks import why_unreadable
@@ -263,12 +263,12 @@ def test_nodes_that_are_made_inside_of_others_have_their_places(setting: Setting
 
 def test_rows_of_nodes_are_bounded() -> None:
     nodes = NodePlaces(no_line=0)
-    for maker in range(MOST_THREADS + 5):
+    for maker in range(MAX_THREADS + 5):
         one = np.array([maker], np.uint32)
         nodes.add(one, np.array([0], np.uint64), np.array([9], np.uint64), one + 1, one + 1)
     assert nodes.find(np.array([4]), np.array([3], np.uint64))[0].tolist() == [0]
     assert nodes.find(np.array([5]), np.array([3], np.uint64))[0].tolist() == [6]
-    count = MOST_ROWS + 1000
+    count = MAX_ROWS + 1000
     begins = np.arange(10, 10 + count, dtype=np.uint64)
     places = np.arange(1, count + 1, dtype=np.uint32)
     nodes.add(np.full(count, 5), begins, begins + np.uint64(1), places, places)

@@ -75,7 +75,7 @@ def test_every_process_below_has_a_part_with_its_rank(place: Path) -> None:
 
 
 def test_processes_that_use_no_gpu_leave_nothing_and_load_nothing(place: Path) -> None:
-    program = "import sys; print(sorted({'polars', 'numpy', 'thence.capture.recorder.session'} & set(sys.modules)))"
+    program = "import sys; print(sorted({'polars', 'numpy', 'thence.capture.recorder.recorder'} & set(sys.modules)))"
     done = record(place, "--", sys.executable, "-c", program)
     assert done.stdout == "[]\n"
     assert done.returncode == 0

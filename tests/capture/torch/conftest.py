@@ -28,7 +28,7 @@ for _ in range(2):
 
 
 @pytest.fixture(params=["events", "stack", "numbers"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """How modules and lines are known, in every program of the test.
 
     By events, by the stack with hooks of autograd's nodes, or by the stack and the numbers of these nodes.
@@ -40,7 +40,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
         return name
     pytest.importorskip("torch")
     program = Watched(_BACKWARD, tmp_path / "backward.py", modules=True)
-    if program.hooks.way()["by"] != "stack":
+    if program.hooks.forward_method()["by"] != "stack":
         pytest.skip("stacks cannot be read")
-    assert program.hooks.way_back() == {"by": "numbers", "trouble": None}
+    assert program.hooks.backward_method() == {"by": "numbers", "trouble": None}
     return name

@@ -16,7 +16,7 @@ from thence.capture.boundaries.log import BEGINS, ENDS, BoundaryLog
 from thence.capture.boundaries.places import LINE, MODULE, PHASE, Place, Places
 from thence.capture.torch.backward import BackwardCalls, nodes_of
 from thence.capture.torch.phases import PhasePlaces
-from thence.capture.torch.stack_following import StackCommon
+from thence.capture.torch.stack_tracker import StackCommon
 from thence.capture.torch.threads import Common, Threads
 
 LEAF = (1 << 64) - 1

@@ -14,7 +14,7 @@ from thence.capture.boundaries.chains import Chains
 from thence.capture.boundaries.log import BoundaryLog
 from thence.capture.boundaries.places import LINE, MODULE, PHASE, Place, Places
 from thence.capture.marks.generated import LineFacts
-from thence.capture.marks.generated_lines import GeneratedLines, Nowhere
+from thence.capture.marks.generated_lines import GeneratedLines, UnknownPlaces
 from thence.capture.marks.launch_facts import Part
 from thence.capture.torch.compiled import CompiledPlaces
 
@@ -228,4 +228,4 @@ def test_without_events_it_says_what_is_lost(setting, monkeypatch) -> None:
     assert not setting.compiled.begin()
     assert any("Python 3.12" in note for note in setting.compiled.notes)
     setting.compiled.end()
-    assert isinstance(setting.lines.around, Nowhere)
+    assert isinstance(setting.lines.around, UnknownPlaces)

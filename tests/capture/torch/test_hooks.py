@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"),
-    pytest.mark.usefixtures("way"),
+    pytest.mark.usefixtures("method"),
 ]
 
 KERNEL = """
@@ -419,7 +419,7 @@ for i in range(4):
     assert steps(program)[1:] == updated
 
 
-def test_accumulated_gradients_are_a_phase_of_their_own(tmp_path: Path, way: str) -> None:
+def test_accumulated_gradients_are_a_phase_of_their_own(tmp_path: Path, method: str) -> None:
     program = watched(
         """
         net.inner.weight.register_post_accumulate_grad_hook(lambda p: launch("accumulated"))
@@ -430,7 +430,7 @@ def test_accumulated_gradients_are_a_phase_of_their_own(tmp_path: Path, way: str
     )
     found = [name_of(program, one, PHASE) for one in program.launches if one.name == "accumulated"]
     # The first one only puts the gradient there, which the number of a leaf's node does not tell.
-    assert found == ["gradient" if way == "numbers" else "backward", "gradient"]
+    assert found == ["gradient" if method == "numbers" else "backward", "gradient"]
 
 
 def test_serving_is_told_by_the_tokens(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_modules_that_are_made_for_every_call_are_not_looked_for_for_ever(monkey
     net = Net()
     around = named.number(net, 0)
     searches: list[object] = []
-    search = named._found
-    monkeypatch.setattr(named, "_found", lambda *a: searches.append(a) or search(*a))
+    search = named._path_in_models
+    monkeypatch.setattr(named, "_path_in_models", lambda *a: searches.append(a) or search(*a))
     names = {places[named.number(nn.ReLU(), around)].name for _ in range(300)}
     assert names == {"Net.ReLU"}

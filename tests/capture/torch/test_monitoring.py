@@ -22,10 +22,10 @@ def test_old_pythons_say_what_is_lost(tmp_path: Path, monkeypatch: pytest.Monkey
     program = Watched(PROGRAM, tmp_path / "program.py", modules=True)
     assert len(program.launches) == 2
     assert not len(program.rows["place"])
-    [said] = program.said
-    assert str(why_not()) in said
-    assert "Python 3.11 has no sys.monitoring" in said
-    assert "modules, lines, phases and steps are not recorded" in said
+    [warning] = program.warnings
+    assert str(why_not()) in warning
+    assert "Python 3.11 has no sys.monitoring" in warning
+    assert "modules, lines, phases and steps are not recorded" in warning
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python has no events")
@@ -43,11 +43,11 @@ def test_ids_that_other_tools_took(tmp_path: Path, taken: tuple[int, ...], monke
         for number in taken:
             monitoring.free_tool_id(number)
     if len(taken) == 1:
-        assert not program.said
+        assert not program.warnings
         assert program.verdicts() == {"line": 2, "function": 0, "wrong": 0}
     else:
-        [said] = program.said
-        assert "a debugger" in said
+        [warning] = program.warnings
+        assert "a debugger" in warning
         assert not len(program.rows["place"])
 
 

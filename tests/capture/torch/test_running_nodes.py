@@ -86,7 +86,7 @@ for _ in range(2):
     gradient.square().sum().backward()
 """
     program = watched(body, tmp_path)
-    assert program.hooks.way_back() == {"by": "numbers", "trouble": None}
+    assert program.hooks.backward_method() == {"by": "numbers", "trouble": None}
     found = modules(program)
     for part, name in (("a1", "first"), ("a2", "second")):
         [(path, phase)] = found[part]
@@ -122,9 +122,9 @@ for one in threads: one.join()
 
 def test_hooks_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THENCE_BACKWARD", "hooks")
-    way = watched("", tmp_path).hooks.way_back()
-    assert way["by"] == "hooks"
-    assert "THENCE_BACKWARD" in str(way["trouble"])
+    method = watched("", tmp_path).hooks.backward_method()
+    assert method["by"] == "hooks"
+    assert "THENCE_BACKWARD" in str(method["trouble"])
 
 
 class Native:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.capture.boundaries.log import COLUMNS, READ
-from thence.capture.boundaries.node_places import LEAF, MOST_ROWS, NodePlaces
+from thence.capture.boundaries.node_places import LEAF, MAX_ROWS, NodePlaces
 from thence.capture.boundaries.places import LINE, MODULE, PHASE, Place
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Chains:
         self._last: dict[tuple[int, int], int] = {}
         self._later = np.empty(0, _CHANGE)
         self.nodes = NodePlaces(self._nowhere[LINE])
-        self._untold: list[tuple[Any, Any, Any]] = []
+        self._unreported: list[tuple[Any, Any, Any]] = []
         self._moved: dict[tuple[int, int], int] = {}
         self.observed: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -106,8 +106,8 @@ class Chains:
         with self._lock:
             self._note_made()
             around = self.nodes.find(np.array([maker]), np.array([node], np.uint64))
-            found = np.array([module], np.uint32), np.array([line], np.uint32)
-            modules, lines = self._inside(*found, *around)
+            own = np.array([module], np.uint32), np.array([line], np.uint32)
+            modules, lines = self._inside(*own, *around)
         return int(modules[0]), int(lines[0])
 
     def places(self, chain: int) -> tuple[int, int]:
@@ -144,8 +144,8 @@ class Chains:
         """
         with self._lock:
             self._note_made()
-            untold, self._untold = self._untold, []
-        return untold
+            unreported, self._unreported = self._unreported, []
+        return unreported
 
     def _note_made(self) -> None:
         """Find the places of the nodes that were made since the last call."""
@@ -153,9 +153,9 @@ class Chains:
         modules, lines = self._arrays(rows["chain"])
         outer = rows["inside_maker"] == 0
         if outer.any():
-            self._untold.append((rows[outer], modules[outer], lines[outer]))
-        while len(self._untold) > 1 and sum(len(one) for one, _, _ in self._untold) > MOST_ROWS:
-            del self._untold[0]
+            self._unreported.append((rows[outer], modules[outer], lines[outer]))
+        while len(self._unreported) > 1 and sum(len(made) for made, _, _ in self._unreported) > MAX_ROWS:
+            del self._unreported[0]
         ready = outer
         while len(rows):
             if not ready.any():
@@ -176,9 +176,9 @@ class Chains:
         mine = np.flatnonzero(below > 0)
         keys = lines[mine].astype(np.uint64) << 32 | below[mine]
         pairs, which = np.unique(keys, return_inverse=True)
-        found = [self._above(*divmod(pair, 1 << 32)) for pair in pairs.tolist()]
+        moved = [self._above(*divmod(pair, 1 << 32)) for pair in pairs.tolist()]
         lines = lines.copy()
-        lines[mine] = np.array(found, np.uint32)[which]
+        lines[mine] = np.array(moved, np.uint32)[which]
         return modules, lines
 
     def _above(self, line: int, below: int) -> int:
@@ -205,10 +205,10 @@ class Chains:
             due = rows["time"] <= until
             self._later, rows = rows[~due], rows[due]
             order = np.argsort(rows["thread"], kind="stable")
-            found = self._arrays(rows["chain"])
+            resolved = self._arrays(rows["chain"])
             if rows["maker"].any():
-                found = self._inside(*found, *self.nodes.around(rows, order))
-            places = dict(zip((MODULE, LINE), found, strict=True))
+                resolved = self._inside(*resolved, *self.nodes.around(rows, order))
+            places = dict(zip((MODULE, LINE), resolved, strict=True))
             parts = [self._changes(kind, rows, places[kind], order) for kind in self._kinds]
             parts.append(self._phases_of(rows, order))
         whole = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
@@ -249,10 +249,11 @@ class Chains:
         first = np.ones(len(thread), bool)
         first[1:] = thread[1:] != thread[:-1]
         before = np.roll(place, 1)
-        before[first] = [self._last.get((kind, one), nowhere) for one in thread[first].tolist()]
+        before[first] = [self._last.get((kind, number), nowhere) for number in thread[first].tolist()]
         last = np.append(first[1:], [True])[: len(thread)]
         self._last.update(
-            ((kind, one), number) for one, number in zip(thread[last].tolist(), place[last].tolist(), strict=True)
+            ((kind, number), last_place)
+            for number, last_place in zip(thread[last].tolist(), place[last].tolist(), strict=True)
         )
         return before
 
@@ -266,13 +267,13 @@ class Chains:
         place = np.where(rows["maker"] > 0, place, 0)
         new = (place != self._before(PHASE, rows["thread"], place, 0)) & (place > 0)
         rows = rows[new]
-        found = {name: rows[name] for name in ("time", "thread")}
+        kept = {name: rows[name] for name in ("time", "thread")}
         flags = np.full(len(rows), READ)
-        return {**found, "counter": rows["number"], "place": place[new], "flags": flags}
+        return {**kept, "counter": rows["number"], "place": place[new], "flags": flags}
 
-    def _common(self, kind: int, one: int, other: int) -> int:
+    def _common(self, kind: int, first_number: int, second_number: int) -> int:
         """The innermost place that contains two places: for two lines of one function, this function."""
-        above, paths = 0, [self._path(number) for number in (one, other)]
+        above, paths = 0, [self._path(number) for number in (first_number, second_number)]
         for a, b in zip(*paths, strict=False):
             if a != b:
                 first, second = self._places[a], self._places[b]
@@ -293,30 +294,30 @@ class Chains:
     def _arrays(self, chains: Any) -> tuple[Any, Any]:
         if len(chains) and int(chains.max()) >= len(self._of_chain):
             self._resolve()
-        found = self._of_chain[chains]
-        return found[:, 0], found[:, 1]
+        numbers = self._of_chain[chains]
+        return numbers[:, 0], numbers[:, 1]
 
     def _resolve(self) -> None:
         """Find the places of the chains that are new since the last call."""
         with self._lock:
             known = len(self._of_chain)
             words = np.frombuffer(self.native.chains_from(known), np.uint32).tolist()
-            found = []
-            at = 0
-            while at < len(words):
-                length = words[at]
-                found.append(self._placed(words[at + 1 : at + 1 + length]))
-                at += 1 + length
-            if found:
-                self._of_chain = np.concatenate([self._of_chain, np.array(found, np.uint32)])
+            placed = []
+            position = 0
+            while position < len(words):
+                length = words[position]
+                placed.append(self._placed(words[position + 1 : position + 1 + length]))
+                position += 1 + length
+            if placed:
+                self._of_chain = np.concatenate([self._of_chain, np.array(placed, np.uint32)])
 
     def _placed(self, words: list[int]) -> tuple[int, int]:
         module, line = words[:2]
         if line == self._nowhere[LINE]:
             line = 0
-        for at in range(len(words) - 2, 1, -2):
-            code = self._codes[words[at] - FIRST_OWN]
-            number = self._line(words[at] - FIRST_OWN, words[at + 1])
+        for position in range(len(words) - 2, 1, -2):
+            code = self._codes[words[position] - FIRST_OWN]
+            number = self._line(words[position] - FIRST_OWN, words[position + 1])
             line = self._places.number(Place(LINE, line, code.co_qualname, code.co_filename, number))
         return module or self._nowhere[MODULE], line or self._nowhere[LINE]
 
@@ -328,5 +329,5 @@ class Chains:
             ranges = [(start, line or 0) for start, _, line in self._codes[code].co_lines()]
             self._starts[code] = [start for start, _ in ranges], [line for _, line in ranges]
         starts, lines = self._starts[code]
-        at = bisect_right(starts, position) - 1
-        return lines[at] if at >= 0 else 0
+        index = bisect_right(starts, position) - 1
+        return lines[index] if index >= 0 else 0

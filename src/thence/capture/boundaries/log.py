@@ -63,9 +63,6 @@ _RECORD = np.dtype([("time", "<i8"), ("counter", "<u4"), ("thread", "<u4"), ("pl
 class BoundaryLog:
     """Notes boundaries, in Python.
 
-    Args:
-        counter: reads CUPTI's counter.
-
     Attributes:
         observer: called with the place of every boundary, on its thread; set only during captures of CUDA graphs.
     """
@@ -103,12 +100,7 @@ class BoundaryLog:
 
 
 class NativeBoundaryLog(BoundaryLog):
-    """A `BoundaryLog` of the compiled probe: a boundary costs a tenth of one in Python.
-
-    Args:
-        log: the log of the compiled probe.
-        make_moments: makes a log of moments for it.
-    """
+    """A `BoundaryLog` of the compiled probe: a boundary costs a tenth of one in Python."""
 
     def __init__(self, log: NativeLog, make_moments: Callable[[NativeLog], CompiledMoments]) -> None:
         self._log = log

@@ -100,8 +100,9 @@ class Moments:
         """The rows since the last call, in the order in which they were noted, and the texts that they number."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         *values, texts = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
-        distinct = [one for one in texts if one is not None]
-        numbers = np.cumsum([one is not None for one in texts]) * [one is not None for one in texts]
+        distinct = [text for text in texts if text is not None]
+        has_text = [text is not None for text in texts]
+        numbers = np.cumsum(has_text) * has_text
         columns = {
             name: np.array(column, dtype)
             for (name, dtype), column in zip(COLUMNS.items(), [*values, numbers], strict=True)
@@ -114,11 +115,7 @@ class Moments:
 
 
 class NativeMoments:
-    """Notes moments by the compiled probe: a moment costs a tenth, and repeated names are mostly kept once.
-
-    Args:
-        moments: the object of the compiled probe.
-    """
+    """Notes moments by the compiled probe: a moment costs a tenth, and repeated names are mostly kept once."""
 
     def __init__(self, moments: CompiledMoments) -> None:
         self._moments = moments

@@ -18,27 +18,23 @@ if TYPE_CHECKING:
 
 LEAF = (1 << 64) - 1
 """The number that all nodes share which accumulate gradients into leaves."""
-MOST_ROWS = 1 << 17
-"""The most rows kept of each thread, the latest ones: enough for many forward passes, in 3 MB."""
-MOST_THREADS = 64
-"""The most threads whose rows are kept: those that made nodes last."""
-_MOST_CALLS = 1 << 14
-"""The most calls of the engine whose lines are kept."""
+MAX_ROWS = 1 << 17
+"""Limit on the rows of each thread; the latest are kept: enough for many forward passes, in 3 MB."""
+MAX_THREADS = 64
+"""Limit on the threads whose rows are kept: those that made nodes last."""
+_MAX_CALLS = 1 << 14
+"""Limit on the calls of the engine whose lines are kept."""
 _ROW = np.dtype([("begin", "<u8"), ("end", "<u8"), ("module", "<u4"), ("line", "<u4")])
 
 
 class NodePlaces:
-    """Places of module and line by thread and number of nodes; 0 where the place is not known.
-
-    Args:
-        no_line: number of the place for no line.
-    """
+    """Places of module and line by thread and number of nodes; 0 where the place is not known."""
 
     def __init__(self, no_line: int) -> None:
         self._no_line = no_line
-        self._of: dict[int, np.ndarray[Any, Any]] = {}
+        self._rows: dict[int, np.ndarray[Any, Any]] = {}
         self._latest: dict[int, Any] = {}
-        self._called: deque[tuple[int, int]] = deque(maxlen=_MOST_CALLS)
+        self._called: deque[tuple[int, int]] = deque(maxlen=_MAX_CALLS)
 
     def add(self, makers: Any, begins: Any, ends: Any, modules: UInt32, lines: UInt32) -> None:
         """Add ranges of nodes: thread that made them, first number, end (excluded), module, line; all shapes (n,)."""
@@ -47,24 +43,24 @@ class NodePlaces:
             rows = np.empty(int(mine.sum()), _ROW)
             for name, values in zip(_ROW.names or (), (begins, ends, modules, lines), strict=True):
                 rows[name] = values[mine]
-            rows = np.concatenate([self._of.pop(maker, rows[:0]), rows])
-            self._of[maker] = rows[np.argsort(rows["begin"], kind="stable")][-MOST_ROWS:]
-        while len(self._of) > MOST_THREADS:
-            del self._of[next(iter(self._of))]
+            rows = np.concatenate([self._rows.pop(maker, rows[:0]), rows])
+            self._rows[maker] = rows[np.argsort(rows["begin"], kind="stable")][-MAX_ROWS:]
+        while len(self._rows) > MAX_THREADS:
+            del self._rows[next(iter(self._rows))]
 
     def find(self, makers: Any, numbers: Any) -> tuple[UInt32, UInt32]:
         """Places of the modules and of the lines of nodes; shapes (n,)."""
         modules, lines = np.zeros((2, len(makers)), np.uint32)
         for maker in sorted(set(makers.tolist())):
-            rows = self._of.get(maker)
+            rows = self._rows.get(maker)
             if rows is None or not len(rows):
                 continue
             mine = np.flatnonzero(makers == maker)
             wanted = numbers[mine]
-            at = np.maximum(np.searchsorted(rows["begin"], wanted, "right") - 1, 0)
-            known = (rows["begin"][at] <= wanted) & (wanted < rows["end"][at])
-            modules[mine[known]] = rows["module"][at[known]]
-            lines[mine[known]] = rows["line"][at[known]]
+            row = np.maximum(np.searchsorted(rows["begin"], wanted, "right") - 1, 0)
+            known = (rows["begin"][row] <= wanted) & (wanted < rows["end"][row])
+            modules[mine[known]] = rows["module"][row[known]]
+            lines[mine[known]] = rows["line"][row[known]]
         return modules, lines
 
     def around(self, rows: Any, order: Any) -> tuple[UInt32, UInt32]:
@@ -83,18 +79,18 @@ class NodePlaces:
         modules[plain], lines[plain] = self.find(rows["maker"][plain], rows["node"][plain])
         unknown = plain & ((lines == 0) | (lines == self._no_line))
         lines[unknown] = self._calling(rows["time"][unknown])
-        found = np.stack([modules, lines], 1)
+        places = np.stack([modules, lines], 1)
         thread = rows["thread"]
         before = np.maximum.accumulate(np.where(plain, np.arange(len(rows)), 0))
         leaf = (rows["maker"] > 0) & ~plain
         same = plain[before] & (thread[before] == thread)
-        for one in sorted(set(thread[leaf].tolist())):
-            mine = leaf & (thread == one)
-            found[mine] = np.where(same[mine, None], found[before[mine]], self._latest.get(one, 0))
-        latest, at = np.unique(thread[plain][::-1], return_index=True)
-        self._latest.update(zip(latest.tolist(), found[plain][::-1][at], strict=True))
-        unsorted = np.empty_like(found)
-        unsorted[order] = found
+        for number in sorted(set(thread[leaf].tolist())):
+            mine = leaf & (thread == number)
+            places[mine] = np.where(same[mine, None], places[before[mine]], self._latest.get(number, 0))
+        latest, last = np.unique(thread[plain][::-1], return_index=True)
+        self._latest.update(zip(latest.tolist(), places[plain][::-1][last], strict=True))
+        unsorted = np.empty_like(places)
+        unsorted[order] = places
         return unsorted[:, 0], unsorted[:, 1]
 
     def calls(self, time: int, line: int) -> None:
@@ -106,6 +102,6 @@ class NodePlaces:
             return np.zeros(len(times), np.uint32)
         called = list(self._called)
         starts = np.array([time for time, _ in called])
-        at = np.searchsorted(starts, times, "right") - 1
+        call = np.searchsorted(starts, times, "right") - 1
         lines = np.array([line for _, line in called], np.uint32)
-        return np.where(at >= 0, lines[at], 0)
+        return np.where(call >= 0, lines[call], 0)

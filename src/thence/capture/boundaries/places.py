@@ -52,14 +52,14 @@ class Places:
 
     def number(self, place: Place) -> int:
         """The number of a place, which is added if it is new; hooks keep it, so that a boundary needs no lookup."""
-        found = self._numbers.get(place)
-        if found is None:
+        number = self._numbers.get(place)
+        if number is None:
             with self._lock:
-                found = self._numbers.get(place)
-                if found is None:
+                number = self._numbers.get(place)
+                if number is None:
                     self._places.append(place)
-                    found = self._numbers[place] = len(self._places)
-        return found
+                    number = self._numbers[place] = len(self._places)
+        return number
 
     def nothing(self, kind: int) -> int:
         """The number that means no place of a kind."""

@@ -34,7 +34,8 @@ _CALL = np.dtype(
     [("begin", "<i8"), ("end", "<i8")] + [(name, "<u4") for name in ("domain", "function", "thread", "number")]
 )
 """``Call`` of _calls.c."""
-_MOST_CALLS = 1 << 20
+_MAX_CALLS = 1 << 20
+"""Limit on the calls that wait to be taken."""
 
 VARIABLE = "THENCE_PROBE"
 """Environment variable: ``python`` selects the probe in Python."""
@@ -101,6 +102,7 @@ def choose_probe() -> Probe:
 
 def _compiled() -> ModuleType | None:
     try:
+        # Optional: it may not have been built.
         from thence.capture.boundaries import _probe  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         return None
@@ -163,7 +165,7 @@ class PythonProbe:
                     local.began, local.outermost = time_ns(), (domain, function)
             elif local.began and local.outermost == (domain, function):
                 number = c_uint32.from_address(data + _CORRELATION).value
-                if len(calls) < _MOST_CALLS:
+                if len(calls) < _MAX_CALLS:
                     calls.append((local.began, time_ns(), domain, function, local.thread, number))
                 else:
                     self.lost_calls += 1

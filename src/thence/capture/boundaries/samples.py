@@ -55,7 +55,7 @@ _TRIES = 4
 _RTLD_DL_SYMENT = 1
 """Of dlfcn.h: dladdr1 gives the symbol."""
 _MAX_INNER = 40
-"""Most frames that are kept of a stack without a function of the user's."""
+"""Limit on the frames that are kept of a stack without a function of the user's."""
 
 
 class SampleLayout(NamedTuple):
@@ -94,21 +94,17 @@ class SampleLayout(NamedTuple):
 
 
 def why_not_sampled(native: ModuleType | None) -> str | None:
-    """Why threads cannot be sampled here; None if they can, and the probe has been given the offsets.
-
-    Args:
-        native: the compiled probe.
-    """
+    """Why threads cannot be sampled here; None if they can, and the probe has been given the offsets."""
     if native is None:
         return "the compiled probe is not in use"
     unreadable = why_unreadable(native, by_events=True)
     if unreadable is not None:
         return unreadable
     try:
-        way, error_number = native.use_sample_layout(*_layout())
+        method, error_number = native.use_sample_layout(*_layout())
     except (LookupError, ValueError, OSError) as error:
         return f"the layout of this Python is not known: {error}"
-    if way is None:
+    if method is None:
         why = os.strerror(error_number)
         return f"the system does not let a process read its own memory by process_vm_readv ({why})"
     if not all(_agrees(native, call) for call in _calls()):
@@ -140,10 +136,10 @@ def _layout() -> SampleLayout:
         thread=_thread_offset(),
         gil=gil,
         gil_mask=mask,
-        first_line=_found(content, code.co_firstlineno.to_bytes(4, sys.byteorder)),
-        filename=_found(content, _pointer(code.co_filename)),
-        qualname=_found(content, _pointer(code.co_qualname), last=True),
-        lines=_found(content, _pointer(code.co_linetable)),
+        first_line=_offset_in(content, code.co_firstlineno.to_bytes(4, sys.byteorder)),
+        filename=_offset_in(content, _pointer(code.co_filename)),
+        qualname=_offset_in(content, _pointer(code.co_qualname), last=True),
+        lines=_offset_in(content, _pointer(code.co_linetable)),
         ascii=sys.getsizeof("") - 1,
         compact=sys.getsizeof("Ā") - 4,
         kind_shift=shift,
@@ -164,12 +160,12 @@ def _pointer(thing: object) -> bytes:
     return id(thing).to_bytes(8, sys.byteorder)
 
 
-def _found(content: bytes, value: bytes, *, last: bool = False) -> int:
+def _offset_in(content: bytes, value: bytes, *, last: bool = False) -> int:
     """Where an aligned value is in an object: the first place or the last one.
 
     A code object has its qualified name after its name, which may be the same object.
     """
-    places = [at for at in range(0, len(content) - len(value) + 1, 4) if content.startswith(value, at)]
+    places = [offset for offset in range(0, len(content) - len(value) + 1, 4) if content.startswith(value, offset)]
     if not places:
         raise LookupError("a field of code objects was not found")
     return places[-1] if last else places[0]
@@ -185,9 +181,9 @@ def _thread_offset() -> int:
     """Of the system's thread id, which comes right after Python's."""
     state = _thread_state()
     wanted = threading.get_ident(), threading.get_native_id()
-    for at in range(0, _STATE_BYTES, 8):
-        if (_word(state + at), _word(state + at + 8)) == wanted:
-            return at + 8
+    for offset in range(0, _STATE_BYTES, 8):
+        if (_word(state + offset), _word(state + offset + 8)) == wanted:
+            return offset + 8
     raise LookupError("the thread id was not found")
 
 
@@ -200,18 +196,19 @@ def _gil_bit() -> tuple[int, int]:
             to = ctypes.create_string_buffer(size)  # a call by CDLL releases the GIL, one by PyDLL does not
             library.memcpy(to, ctypes.c_void_p(state), ctypes.c_size_t(size))
             copies[holds].append(to.raw)
-    for at in range(24, size, 4):  # before it are pointers to other states
-        of = {
-            holds: [int.from_bytes(one[at : at + 4], sys.byteorder) for one in some] for holds, some in copies.items()
+    for offset in range(24, size, 4):  # before it are pointers to other states
+        words = {
+            holds: [int.from_bytes(raw[offset : offset + 4], sys.byteorder) for raw in snapshots]
+            for holds, snapshots in copies.items()
         }
         always, ever = 0xFFFFFFFF, 0
-        for word in of[True]:
+        for word in words[True]:
             always &= word
-        for word in of[False]:
+        for word in words[False]:
             ever |= word
         only = always & ~ever
         if only:
-            return at, only & -only
+            return offset, only & -only
     raise LookupError("no field says who holds the GIL")
 
 
@@ -233,9 +230,9 @@ def _owner_offset() -> int:
         yield frame()
 
     pair = plain(), next(generator())
-    for at in range(LAYOUTS[sys.version_info[:2]].locals - 1, 63, -1):
-        if (pair[0][at], pair[1][at]) == (0, 1):
-            return at
+    for offset in range(LAYOUTS[sys.version_info[:2]].locals - 1, 63, -1):
+        if (pair[0][offset], pair[1][offset]) == (0, 1):
+            return offset
     raise LookupError("the kind of a frame was not found")
 
 
@@ -254,10 +251,10 @@ def _runtime() -> tuple[int, int]:
         begin = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
         symbol = ctypes.POINTER(_Symbol)()
         facts = (ctypes.c_void_p * 4)()  # Dl_info
-        found = ctypes.CDLL(None).dladdr1(ctypes.c_void_p(begin), facts, ctypes.byref(symbol), _RTLD_DL_SYMENT)
+        known = ctypes.CDLL(None).dladdr1(ctypes.c_void_p(begin), facts, ctypes.byref(symbol), _RTLD_DL_SYMENT)
     except (ValueError, AttributeError, OSError):
         return 0, 0
-    return (begin, begin + int(symbol.contents.size)) if found and symbol else (0, 0)
+    return (begin, begin + int(symbol.contents.size)) if known and symbol else (0, 0)
 
 
 # Testing them.
@@ -308,8 +305,8 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], bool]], bool]) -> b
             bool(holds)
             and 0 < len(read) == min(len(read), len(true))
             and all(
-                _same(function, code) and (number == 0 or position == at)
-                for number, ((function, position), (code, at)) in enumerate(zip(read, true, strict=False))
+                _same(function, code) and (number == 0 or position == lasti)
+                for number, ((function, position), (code, lasti)) in enumerate(zip(read, true, strict=False))
             )
         )
 
@@ -336,19 +333,15 @@ class Function(NamedTuple):
 
     def line(self, position: int) -> int:
         """The line of an instruction; 0 if it has none."""
-        at = bisect_right(self.starts, position) - 1
-        return self.lines[at] if at >= 0 else 0
+        index = bisect_right(self.starts, position) - 1
+        return self.lines[index] if index >= 0 else 0
 
 
 _UNKNOWN = Function("(a function for which there was no room)", "<unknown>", [], [])
 
 
 class ChainNames:
-    """The functions and chains of the probe's samples, each of which is decoded once.
-
-    Args:
-        native: the compiled probe.
-    """
+    """The functions and chains of the probe's samples, each of which is decoded once."""
 
     def __init__(self, native: ModuleType) -> None:
         self._native = native
@@ -366,21 +359,21 @@ class ChainNames:
         """Number of the function and position of each frame of a chain, innermost first."""
         if number > len(self._chains):
             words = np.frombuffer(self._native.sample_chains(len(self._chains) + 1), np.uint32).tolist()
-            at = 0
-            while at < len(words):
-                end = at + 1 + words[at]
-                self._chains.append(list(zip(words[at + 1 : end : 2], words[at + 2 : end : 2], strict=True)))
-                at = end
+            begin = 0
+            while begin < len(words):
+                end = begin + 1 + words[begin]
+                self._chains.append(list(zip(words[begin + 1 : end : 2], words[begin + 2 : end : 2], strict=True)))
+                begin = end
         return self._chains[number - 1]
 
 
 def _function(first: int, size: int, texts: bytes) -> Function:
     parts = []
-    at = 0
+    offset = 0
     for _ in range(3):
-        length, width = np.frombuffer(texts, np.uint32, 2, at).tolist()
-        parts.append((texts[at + 8 : at + 8 + length], width))
-        at += 8 + length
+        length, width = np.frombuffer(texts, np.uint32, 2, offset).tolist()
+        parts.append((texts[offset + 8 : offset + 8 + length], width))
+        offset += 8 + length
     name, file = (content.decode(_CODECS[width], errors="replace") for content, width in parts[:2])
     try:
         code = _model.replace(
@@ -441,22 +434,17 @@ class HostSamples:
         return self.facts()["lost"]
 
     def take(self, places: Places, is_own: Callable[[str], bool]) -> dict[str, Any]:
-        """Rows of the table ``samples`` (`thence.model.formats`) since the last call.
-
-        Args:
-            places: takes numbers for functions and lines.
-            is_own: whether a file is the user's.
-        """
+        """Rows of the table ``samples`` (`thence.model.formats`) since the last call."""
         rows = np.frombuffer(self._native.take_samples(), SAMPLE)
         state = _decided(rows)
         moves = np.isin(state, _MOVES)
         keys = rows["chain"].astype(np.uint64) << 32 | rows["position"] << 1 | moves
         distinct, which = np.unique(keys, return_inverse=True)
-        found = [
+        placed = [
             self._place((key >> 32, (key & 0xFFFFFFFF) >> 1, bool(key & 1)), places, is_own)
             for key in distinct.tolist()
         ]
-        numbers = np.array(found, np.uint32).reshape(-1, 2)[which]
+        numbers = np.array(placed, np.uint32).reshape(-1, 2)[which]
         return {
             **{name: rows[name] for name in ("time", "until", "thread", "count")},
             "state": state,
@@ -479,16 +467,16 @@ class HostSamples:
         if key in self._placed:
             return self._placed[key]
         chain, position, moves = key
-        frames = [(self._names.of(code), at) for code, at in self._names.chain(chain)]
+        frames = [(self._names.of(code), offset) for code, offset in self._names.chain(chain)]
         frames[0] = frames[0][0], position
         own = [number for number, (function, _) in enumerate(frames) if is_own(function.file)]
         line = frame = 0
         for number in reversed(own):
-            function, at = frames[number]
-            shown = 0 if moves and number == 0 else function.line(at)
+            function, offset = frames[number]
+            shown = 0 if moves and number == 0 else function.line(offset)
             line = places.number(Place(LINE, line, function.name, function.file, shown))
-        for function, at in reversed(frames[: own[0] + 1 if own else _MAX_INNER]):
-            place = Place(FRAME, frame, function.name, function.file, function.line(at))
+        for function, offset in reversed(frames[: own[0] + 1 if own else _MAX_INNER]):
+            place = Place(FRAME, frame, function.name, function.file, function.line(offset))
             frame = places.number(place)
         self._placed[key] = line, frame
         return line, frame

@@ -112,8 +112,8 @@ def _calls() -> list[Callable[[Callable[[], Any]], Any]]:
     def closure(function: Callable[[], Any]) -> Any:
         held = [function]
 
-        def inner(one: int) -> Any:
-            return held[0]() if one else None
+        def inner(last: int) -> Any:
+            return held[0]() if last else None
 
         return max(map(inner, (0, 1)), key=bool)
 
@@ -133,9 +133,9 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], Any]], Any]) -> boo
     """Whether the probe and Python see the same frames, positions and first arguments."""
 
     def compare() -> bool:
-        found = native.try_frames()
+        rows = native.try_frames()
         frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no other way to a frame
-        if found is None or frame is None:
+        if rows is None or frame is None:
             return False
         # The position in this frame has moved on since try_frames; the frames around it have not.
         expected = []
@@ -144,7 +144,7 @@ def _agrees(native: ModuleType, call: Callable[[Callable[[], Any]], Any]) -> boo
             expected.append((id(frame.f_code), frame.f_lasti, _first(frame, frame.f_code)))
             frame = frame.f_back
         known = {code for code, _, _ in expected}
-        seen = [row for row in found if row[0] in known]
+        seen = [row for row in rows if row[0] in known]
         return len(seen) == len(expected) and all(
             read[:2] == true[:2] and true[2] in (None, read[2]) for read, true in zip(seen, expected, strict=True)
         )

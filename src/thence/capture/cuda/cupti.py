@@ -25,7 +25,7 @@ DRIVER_API = 1
 """CUPTI_CB_DOMAIN_DRIVER_API"""
 RUNTIME_API = 2
 """CUPTI_CB_DOMAIN_RUNTIME_API"""
-MOST_CALLBACK_IDS = 4096
+MAX_CALLBACK_IDS = 4096
 """More callback ids than any domain has."""
 
 TAKEN = 39
@@ -161,7 +161,7 @@ class Cupti:
 
     def callbacks(self, domain: int) -> Iterator[tuple[int, str]]:
         """Callback ids and names of the API functions of a domain."""
-        for callback_id in range(1, MOST_CALLBACK_IDS):
+        for callback_id in range(1, MAX_CALLBACK_IDS):
             name = self.callback_name(domain, callback_id)
             if name is None:
                 return

@@ -28,8 +28,8 @@ def holder() -> tuple[str, str] | None:
 
 def _by_library() -> tuple[str, str] | None:
     files = {Path(path).name for path in mapped_files()}
-    found = ((name, out) for part, name, out in _LIBRARIES if any(part in f for f in files))
-    return next(found, None)
+    profilers = ((name, out) for part, name, out in _LIBRARIES if any(part in f for f in files))
+    return next(profilers, None)
 
 
 def _by_environment() -> tuple[str, str] | None:
@@ -53,14 +53,14 @@ def _earlier() -> tuple[str, str] | None:
 
 def taken() -> str:
     """The message for CUPTI's error 39, with the tool that probably uses CUPTI."""
-    found = holder()
-    if found is None:
+    owner = holder()
+    if owner is None:
         return (
             "another profiler in this process uses CUPTI, which serves one at a time (error 39), "
             "and thence cannot identify it; run the program without it"
         )
-    who, way_out = found
-    return f"CUPTI serves one profiler at a time (error 39), and {who} has it: {way_out}"
+    profiler, advice = owner
+    return f"CUPTI serves one profiler at a time (error 39), and {profiler} has it: {advice}"
 
 
 def _torch_profiles() -> bool:

@@ -159,13 +159,13 @@ class Driver:
 
     def kernel(self, node: int) -> KernelNode:
         """The kernel that a kernel node launches."""
-        found = _KernelParameters()
-        if self._kernel is None or self._kernel(c_void_p(node), byref(found)):
-            call(self._library, "cuGraphKernelNodeGetParams_v2", c_void_p(node), byref(found))
-        gx, gy, gz = found.grid
-        bx, by, bz = found.block
-        name = self._name(found.function, found.kernel)
-        return KernelNode(name, (gx, gy, gz), (bx, by, bz), found.shared_memory)
+        parameters = _KernelParameters()
+        if self._kernel is None or self._kernel(c_void_p(node), byref(parameters)):
+            call(self._library, "cuGraphKernelNodeGetParams_v2", c_void_p(node), byref(parameters))
+        gx, gy, gz = parameters.grid
+        bx, by, bz = parameters.block
+        name = self._name(parameters.function, parameters.kernel)
+        return KernelNode(name, (gx, gy, gz), (bx, by, bz), parameters.shared_memory)
 
     def child_graph(self, node: int) -> int:
         """The graph inside a node of type graph."""

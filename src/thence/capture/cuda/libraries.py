@@ -36,9 +36,9 @@ def find_libcupti() -> str:
         if not Path(named).is_file():
             raise MissingRequirement(f"THENCE_LIBCUPTI names {named}, which is not a file")
         return named
-    for found in (mapped_copies(), _fitting(_in_wheels()), _fitting(_in_toolkits())):
-        if found:
-            return found[0]
+    for copies in (mapped_copies(), _fitting(_in_wheels()), _fitting(_in_toolkits())):
+        if copies:
+            return copies[0]
     for name in _NAMES:
         try:
             ctypes.CDLL(name)
@@ -78,9 +78,9 @@ def mapped_copies() -> list[str]:
 def _in_wheels() -> list[Path]:
     folders = [*sys.path, *site.getsitepackages(), site.getusersitepackages()]
     roots = [Path(folder) for folder in dict.fromkeys(folders) if folder and Path(folder).is_dir()]
-    found = [path for root in roots for p in _WHEEL_PATTERNS for path in sorted(root.glob(p))]
+    copies = [path for root in roots for p in _WHEEL_PATTERNS for path in sorted(root.glob(p))]
     conda = Path(sys.prefix, "lib")
-    return [*found, *sorted(conda.glob("libcupti.so.*"))]
+    return [*copies, *sorted(conda.glob("libcupti.so.*"))]
 
 
 def _in_toolkits() -> list[Path]:

@@ -65,12 +65,12 @@ def _active(driver: Any) -> list[int]:
     count = c_int()
     if driver.cuDeviceGetCount(byref(count)):
         return []
-    found = []
+    active_devices = []
     for device in range(count.value):
         flags, active = c_uint(), c_int()
         if not driver.cuDevicePrimaryCtxGetState(c_int(device), byref(flags), byref(active)):
-            found += [device] if active.value else []
-    return found
+            active_devices += [device] if active.value else []
+    return active_devices
 
 
 def _device(driver: Any, device: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 """Event of jax.monitoring (jax/_src/dispatch.py) after a compilation, on the compiling thread."""
 _NOT_RECORDED = frozenset({"cpu"})
 _UNFIT = re.compile(r"[^\w.-]+")
-_LONGEST_NAME = 120
+_MAX_NAME_LENGTH = 120
 _LOG = logging.getLogger("thence.capture.recorder")
 
 
@@ -86,11 +86,7 @@ class XlaPrograms:
         self._ended = True
 
     def save(self, folder: Path) -> None:
-        """Write the modules that are not yet on disk.
-
-        Args:
-            folder: folder of the recording.
-        """
+        """Write the modules that are not yet on disk."""
         try:
             with self._writing:
                 self._save(folder / HLO_FOLDER)
@@ -134,8 +130,8 @@ class XlaPrograms:
         """Live executables of each platform, newest first; none before the program has made JAX look for GPUs."""
         bridge = sys.modules.get("jax._src.xla_bridge")
         # The attribute, because the functions of the module take a lock that this thread may already hold.
-        found = tuple(getattr(bridge, "_backends", {}).values())
-        clients = {id(client): client for client in found}
+        backends = tuple(getattr(bridge, "_backends", {}).values())
+        clients = {id(client): client for client in backends}
         for client in clients.values():
             if client.platform not in self._ignored:
                 yield client.live_executables()
@@ -156,7 +152,7 @@ class XlaPrograms:
 
     def _write(self, folder: Path, module: _Module) -> None:
         number = len(self._index) + 1
-        name = _UNFIT.sub("_", module.name)[:_LONGEST_NAME]
+        name = _UNFIT.sub("_", module.name)[:_MAX_NAME_LENGTH]
         file = f"{number:05}.{name}{HLO_ENDING}"
         atomic_write(folder / file, module.content)
         self._index.append({"file": file, "name": module.name, "thread": module.thread, "ended_ns": module.ended_ns})

@@ -111,7 +111,7 @@ def stream_of(compiled: Any) -> tuple[int, ...]:
         UsageError: ``compiled`` is something else, or its HLO is not available.
     """
     starts = (line for line in _hlo(compiled, "stream_of").splitlines() if _START.search(line))
-    numbers = (found for line in starts if (found := _ANNOTATION.search(line)))
+    numbers = (annotation for line in starts if (annotation := _ANNOTATION.search(line)))
     return tuple(sorted({int(number[1]) for number in numbers}))
 
 
@@ -132,7 +132,7 @@ def custom_calls(compiled: Any) -> list[CustomCalls]:
     """
     text = compiled if isinstance(compiled, str) else _hlo(compiled, "custom_calls")
     computation = ""
-    found: list[tuple[str, int | None, str]] = []  # target, its own stream, computation
+    targets: list[tuple[str, int | None, str]] = []  # target, its own stream, computation
     calls: dict[
         str, list[tuple[str, int | None]]
     ] = {}  # by called computation: the calling computation, and the stream of the call
@@ -147,8 +147,8 @@ def custom_calls(compiled: Any) -> list[CustomCalls]:
             for name in called.split(","):
                 calls.setdefault(name.strip().lstrip("%"), []).append((computation, stream))
         if target := _TARGET.search(line):
-            found.append((target[1], stream, computation))
-    counts = Counter((target, _inherited(stream, where, calls, frozenset())) for target, stream, where in found)
+            targets.append((target[1], stream, computation))
+    counts = Counter((target, _inherited(stream, where, calls, frozenset())) for target, stream, where in targets)
     rows = [CustomCalls(target, stream, count) for (target, stream), count in counts.items()]
     return sorted(rows, key=lambda row: (row.target, -1 if row.stream is None else row.stream))
 
@@ -162,7 +162,7 @@ def _inherited(
     around = (
         _inherited(of_call, caller, calls, seen | {computation}) for caller, of_call in calls.get(computation, ())
     )
-    return next((found for found in around if found is not None), None)
+    return next((inherited for inherited in around if inherited is not None), None)
 
 
 def _hlo(compiled: Any, who: str) -> str:
@@ -191,9 +191,9 @@ def _compute_on() -> Callable[..., Any] | None:
     from jax.experimental import compute_on  # type: ignore[import-not-found,unused-ignore]  # see _placing
 
     for name in ("compute_on2", "compute_on"):
-        found = getattr(compute_on, name, None)
-        if found is not None and "out_memory_spaces" in inspect.signature(found).parameters:
-            return found  # type: ignore[no-any-return,unused-ignore]  # jax may be untyped here
+        function = getattr(compute_on, name, None)
+        if function is not None and "out_memory_spaces" in inspect.signature(function).parameters:
+            return function  # type: ignore[no-any-return,unused-ignore]  # jax may be untyped here
     return None
 
 

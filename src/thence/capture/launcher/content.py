@@ -47,17 +47,17 @@ def content(directory: Path) -> Content:
     left = notes(directory)
     begun = {note.pid for note in left if note.kind == BEGUN and note.reason is None}
     folders = [path.parent for path in sorted(directory.glob(f"*/{DESCRIPTION}"))]
-    told = [_description(folder) for folder in folders]
-    counts = [_counts(folder, one) for folder, one in zip(folders, told, strict=True)]
+    descriptions = [_description(folder) for folder in folders]
+    counts = [_counts(folder, description) for folder, description in zip(folders, descriptions, strict=True)]
     return Content(
         processes=len(folders),
-        cut=sum(not one.get("finished") for one in told),
-        unwritten=len(begun - {one.get("pid") for one in told}),
+        cut=sum(not description.get("finished") for description in descriptions),
+        unwritten=len(begun - {description.get("pid") for description in descriptions}),
         troubles=tuple(note.reason for note in left if note.reason and note.kind != UNSEEN),
         unseen=tuple(note.reason for note in left if note.reason and note.kind == UNSEEN),
         rows=sum(sum(count.values()) for count in counts),
         kernels=sum(count["kernels"] for count in counts),
-        dropped=sum(int(d.get("dropped", 0)) + sum(d.get("lost", {}).values()) for d in told),
+        dropped=sum(int(d.get("dropped", 0)) + sum(d.get("lost", {}).values()) for d in descriptions),
         bytes=sum(p.stat().st_size for f in folders for p in f.rglob("*") if p.is_file()),
     )
 
@@ -72,8 +72,8 @@ def _description(folder: Path) -> dict[str, Any]:
 
 def _counts(folder: Path, description: dict[str, Any]) -> dict[str, int]:
     if description.get("finished"):
-        told = description.get("counts", {})
-        return {table: int(told.get(table, 0)) for table in ACTIVITIES}
+        stated = description.get("counts", {})
+        return {table: int(stated.get(table, 0)) for table in ACTIVITIES}
     return {table: sum(map(_rows, folder.glob(part_name(table)))) for table in ACTIVITIES}
 
 

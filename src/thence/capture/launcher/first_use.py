@@ -56,12 +56,13 @@ _USERS_OF_NVTX = frozenset({"torch", "jaxlib", "cupy", "numba", "nvtx", "tensorf
 
 @functools.cache
 def _collect_nvtx() -> None:
+    # Here and below: a process that uses no GPU imports nothing of the recorder.
     from thence.capture.cuda.nvtx import collect_nvtx
 
     collect_nvtx()  # NVTX reads its variable at its first use, which may come before CUDA's
 
 
-def _torch_is_there(torch_cuda: Any, begin: Callable[[], None]) -> None:
+def _on_torch_imported(torch_cuda: Any, begin: Callable[[], None]) -> None:
     # torch calls `begin` when it initialises CUDA, also in a child that was forked before that.
     when_initialised = getattr(torch_cuda, "_lazy_call", None)
     if when_initialised is None:
@@ -94,7 +95,7 @@ def install() -> None:
             before_import(name, _collect_nvtx)
     for name in _AT_IMPORT:
         before_import(name, functools.partial(begin_at_import, name))
-    when_imported(_TORCH, lambda torch_cuda: _torch_is_there(torch_cuda, begin))
+    when_imported(_TORCH, lambda torch_cuda: _on_torch_imported(torch_cuda, begin))
     when_imported("subprocess", lambda module: _watch_children(module.Popen, settings["directory"]))
 
 
@@ -151,7 +152,7 @@ def _for_jax(options: dict[str, Any]) -> dict[str, Any]:
 
 def _record_launches() -> None:
     """Have a recording that began with another framework record launches from here on, for JAX."""
-    from thence.capture.recorder.session import running
+    from thence.capture.recorder.recorder import running
 
     recorder = running()
     if recorder is not None:

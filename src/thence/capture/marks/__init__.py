@@ -110,7 +110,7 @@ def watch_backward(*, on: bool) -> None:
     watch.backward = on
 
 
-def _torch_is_there(torch: Any) -> None:
+def _on_torch_imported(torch: Any) -> None:
     captures = Captures(_graphs, TorchStreams(torch), watch)
     captures.follow_boundaries(_boundaries)
     _torch_captures.append(captures)
@@ -121,6 +121,6 @@ def _torch_is_there(torch: Any) -> None:
     follow_inductor()
 
 
-watch.framework = _torch_is_there
+watch.framework = _on_torch_imported
 notice_imports()
 watch.look()

@@ -70,8 +70,10 @@ class BackwardMarks:
 
     def run(self, original: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the engine: original(roots, gradients, keep graph, create graph, ...)."""
-        if len(thread.state.log.starts) == 1 or self._tracing():
+        if len(thread.state.log.starts) == 1:
             return original(roots, *args, **kwargs)
+        if self._torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - no public name
+            return original(roots, *args, **kwargs)  # AOTAutograd only traces under a dispatch mode: nothing runs
         run = _Run(self._torch.autograd._get_sequence_nr())  # noqa: SLF001 - no public name
         self._running.append(run)
         try:
@@ -114,10 +116,6 @@ class BackwardMarks:
             self._remember_new(nodes, result)
         return result
 
-    def _tracing(self) -> bool:
-        """Whether this call only traces, as AOTAutograd does under a dispatch mode."""
-        return bool(self._torch._C._len_torch_dispatch_stack())  # noqa: SLF001 - no public name
-
     def _hook(self, nodes: list[Any], run: _Run) -> list[Any]:
         """Put hooks on the nodes; returns their handles, to be removed afterwards."""
         hooks = []
@@ -136,8 +134,8 @@ class BackwardMarks:
     def _forward(self, run: _Run, node: Any) -> Frame | None:
         """The innermost frame when a node was made; None if it is not known."""
         sequence = node._sequence_nr()  # noqa: SLF001 - no public name
-        # The caller has not used this number yet, so another thread made the node.
-        if sequence >= run.upcoming or self._made_by_backward(node):
+        # The caller has not used this number yet, so another thread made the node; or a backward pass did.
+        if sequence >= run.upcoming or (self._second_order and _MADE_BY_BACKWARD in node.metadata):
             return None
         return run.log.innermost(sequence)
 
@@ -182,9 +180,6 @@ class BackwardMarks:
     def _close(self) -> None:
         for listener in self._watch.listeners:
             listener.backward_closed()
-
-    def _made_by_backward(self, node: Any) -> bool:
-        return self._second_order and _MADE_BY_BACKWARD in node.metadata
 
     def _remember_new(self, nodes: list[Any], result: Any) -> None:
         """Flag the nodes that a backward pass made, because the engine's threads numbered them, not the caller."""

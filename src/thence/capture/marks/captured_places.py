@@ -26,7 +26,7 @@ Launch = tuple[Run, LineFacts]
 Noted = int | Launch | None
 """Number of a place, a launch, or None for the end of generated code."""
 
-_MOST_FRAMES = 1000
+_MAX_FRAMES = 1000
 
 
 def node_places(noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]) -> list[tuple[int, NodePlace | None]]:
@@ -37,13 +37,13 @@ def node_places(noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]) 
         named: the places by number.
     """
     reading = _Reading(named)
-    found: list[tuple[int, NodePlace | None]] = []
+    places: list[tuple[int, NodePlace | None]] = []
     for count, note in noted:
         reading.take(note)
-        if found and found[-1][0] == count:
-            found.pop()  # no node was made there
-        found.append((count, reading.place()))
-    return found
+        if places and places[-1][0] == count:
+            places.pop()  # no node was made there
+        places.append((count, reading.place()))
+    return places
 
 
 class _Reading:
@@ -51,7 +51,7 @@ class _Reading:
 
     def __init__(self, named: Mapping[int, Place]) -> None:
         self._named = named
-        self._at: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._launch: Launch | None = None
 
     def take(self, note: Noted) -> None:
@@ -59,13 +59,13 @@ class _Reading:
         if not isinstance(note, int):
             self._launch = note
         elif note in self._named:
-            self._at[self._named[note].kind] = note
+            self._numbers[self._named[note].kind] = note
 
     def place(self) -> NodePlace | None:
         """The present place; None if nothing of it is known."""
         module, phase = self._name(MODULE), self._name(PHASE)
         if self._launch is None:
-            place = NodePlace(module, self._frames(self._at.get(LINE, 0)), phase)
+            place = NodePlace(module, self._frames(self._numbers.get(LINE, 0)), phase)
             return None if place == NodePlace() else place
         run, facts = self._launch
         outer = self._frames(run.line)
@@ -81,13 +81,13 @@ class _Reading:
         )
 
     def _name(self, kind: int) -> str | None:
-        number = self._at.get(kind)
+        number = self._numbers.get(kind)
         return None if number is None else self._named[number].name
 
     def _frames(self, number: int) -> tuple[str, ...]:
         """The chain of lines of a place, outermost first."""
         frames: list[str] = []
-        while (place := self._named.get(number)) is not None and len(frames) < _MOST_FRAMES:
+        while (place := self._named.get(number)) is not None and len(frames) < _MAX_FRAMES:
             if place.name is not None:
                 frames.append(f"{place.detail}:{place.line} {place.name}")
             number = place.parent

@@ -128,9 +128,9 @@ class Captures:
         except MissingRequirement as error:
             self._graphs.note(f"a capture could not be observed: {error}")
             return
-        if graph is None or any(one.graph == graph for one in self._live):
+        if graph is None or any(live.graph == graph for live in self._live):
             return
-        for capture in [one for one in self._live if one.stream == stream]:
+        for capture in [live for live in self._live if live.stream == stream]:
             self._forget(capture)  # its end was not observed
             self._graphs.note("a capture ended without torch.cuda.CUDAGraph, so it has no labels")
         base = self.in_backward()
@@ -150,7 +150,7 @@ class Captures:
         """Read the graph of the current stream's capture just before its end; None if it failed or has no nodes."""
         self.begun()  # in case its beginning was not observed
         stream = self._streams.current()
-        capture = next((one for one in self._live if one.stream == stream), None)
+        capture = next((live for live in self._live if live.stream == stream), None)
         if capture is None:
             return None
         self._forget(capture)

@@ -45,7 +45,7 @@ def opens(name: str) -> bool:
     stack.enter_context(traceback.annotate({MARKS: path}))  # type: ignore[union-attr]
     stack.enter_context(traceback.preserve_node_meta())  # type: ignore[union-attr]
     graph.add_cleanup_hook(stack.close)  # tracing can be aborted at any point
-    _open[:] = [one for one in _open if one[0]() is not None]  # drops aborted graphs
+    _open[:] = [(traced, marks) for traced, marks in _open if traced() is not None]  # drops aborted graphs
     _open.append((weakref.ref(graph), stack))
     return True
 
@@ -100,7 +100,8 @@ def _comment(scheduler: Any, node: Any, graph: Any) -> None:
         return  # comments would change C++ code that is compiled again
     origins = {origin: None for inner in node.get_nodes() for origin in _origins(inner)}
     index = getattr(scheduler, "origin_to_index", {})
-    nodes = sorted((one for one in origins if one.op == "call_function"), key=lambda one: index.get(one, 0))
+    calls = (origin for origin in origins if origin.op == "call_function")
+    nodes = sorted(calls, key=lambda origin: index.get(origin, 0))
     backward = bool(graph.is_backward)
     if not backward and _in_compiled_autograd():
         backward = True
@@ -119,8 +120,8 @@ def _origins(inner: Any) -> Iterable[Any]:
     if own is not None and inner.is_extern():
         return (own,)  # Inductor's other origins are those of its inputs
     # The origins of the loop itself; those of its buffer include the node that caused it to be realized, too.
-    found: Iterable[Any] = getattr(getattr(ir, "data", None), "origins", None) or ir.get_origins()
-    return found
+    origins: Iterable[Any] = getattr(getattr(ir, "data", None), "origins", None) or ir.get_origins()
+    return origins
 
 
 def _in_compiled_autograd() -> bool:

@@ -55,8 +55,8 @@ class Log:
 
     def innermost(self, sequence: int) -> Frame | None:
         """The innermost frame when the node of a number was made; None if there was none, or it was dropped."""
-        at = bisect_right(self.starts, sequence) - 1
-        return self.frames[at] if at >= 0 else None
+        index = bisect_right(self.starts, sequence) - 1
+        return self.frames[index] if index >= 0 else None
 
     def paths(self) -> set[tuple[str, ...]]:
         """Paths of the frames that are not inside of a backward pass."""

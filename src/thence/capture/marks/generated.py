@@ -69,7 +69,7 @@ class Module:
 
 def is_generated(head: Iterable[str]) -> re.Match[str] | None:
     """The match of the id of a compiled graph in the first lines of a file; None if the file is something else."""
-    return next((found for line in head if (found := _ID.match(line))), None)
+    return next((match for line in head if (match := _ID.match(line))), None)
 
 
 def read_module(module: Any, lines: Sequence[str], line_map: Sequence[tuple[int, str]], graph: Any) -> Module | None:
@@ -96,30 +96,30 @@ def read_module(module: Any, lines: Sequence[str], line_map: Sequence[tuple[int,
     if not facts:
         kind = identity[1]
         facts = _compiled_before(lines, line_map, graph, backward=kind == "backward")
-    found = {number: _first_lines(code, facts) for number, code in own.items()}
-    codes = tuple(code for number, code in own.items() if found[number] or code is entry)
-    return Module(identity[1], entry, found, codes)
+    by_code = {number: _first_lines(code, facts) for number, code in own.items()}
+    codes = tuple(code for number, code in own.items() if by_code[number] or code is entry)
+    return Module(identity[1], entry, by_code, codes)
 
 
 def _written(lines: Sequence[str]) -> list[tuple[int, LineFacts]]:
     """The facts in comments of thence, with the lines of the comments."""
-    found = []
+    written = []
     for number, line in enumerate(lines, 1):
         if COMMENT in line and (parts := parts_of_text(line)) is not None:
-            found.append((number, LineFacts(parts)))
-    return found
+            written.append((number, LineFacts(parts)))
+    return written
 
 
 def _first_lines(code: CodeType, facts: Sequence[tuple[int, LineFacts]]) -> dict[int, LineFacts]:
     """For each comment, the first line of a function that runs after it and before the next comment."""
     runs = sorted({line for _, _, line in code.co_lines() if line is not None})
-    found: dict[int, LineFacts] = {}
-    for at, (start, known) in enumerate(facts):
-        end = facts[at + 1][0] if at + 1 < len(facts) else None
+    first_lines: dict[int, LineFacts] = {}
+    for index, (start, known) in enumerate(facts):
+        end = facts[index + 1][0] if index + 1 < len(facts) else None
         position = bisect_right(runs, start - 1)
         if position < len(runs) and (end is None or runs[position] < end) and start > runs[0]:
-            found[runs[position]] = known
-    return found
+            first_lines[runs[position]] = known
+    return first_lines
 
 
 def _compiled_before(
@@ -129,19 +129,19 @@ def _compiled_before(
     nodes = {} if graph is None or backward else {node.name: node for node in graph.nodes}
     starts = [line for line, _ in line_map]
     phase = "backward" if backward else "forward"
-    found = []
+    facts = []
     for line, (names, aten) in facts_of_launches(lines).items():
         parts = []
         for node in (nodes[name] for name in names if name in nodes):
             stack = frames_of(node.meta.get("stack_trace"))
             parts.append(Part(module_of(node.meta.get("nn_module_stack")), stack, aten, phase))
-        at = bisect_right(starts, line) - 1
-        if not parts and at >= 0:
-            parts.append(Part(None, frames_of(line_map[at][1]), aten, phase))
+        index = bisect_right(starts, line) - 1
+        if not parts and index >= 0:
+            parts.append(Part(None, frames_of(line_map[index][1]), aten, phase))
         distinct = tuple(dict.fromkeys(parts)) or (Part(None, (), aten, phase),)
         shared = tuple(part._replace(share=round(1 / len(distinct), 4)) for part in distinct)
-        found.append((line, LineFacts(shared, before=True)))
-    return found
+        facts.append((line, LineFacts(shared, before=True)))
+    return facts
 
 
 def facts_of_launches(lines: Iterable[str]) -> dict[int, tuple[list[str], str]]:
@@ -150,7 +150,7 @@ def facts_of_launches(lines: Iterable[str]) -> dict[int, tuple[list[str], str]]:
     The comment is above the launch, or above the definition of the kernel.
     """
     defined: dict[str, tuple[list[str], str]] = {}
-    found: dict[int, tuple[list[str], str]] = {}
+    launches: dict[int, tuple[list[str], str]] = {}
     comment: tuple[list[str], str] | None = None
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -165,11 +165,11 @@ def facts_of_launches(lines: Iterable[str]) -> dict[int, tuple[list[str], str]]:
             name = launch["name"] or ""
             is_kernel = name in defined or not _CALL.match(line) or _LAUNCH.search(line) is not None
             if is_kernel and (facts := comment or defined.get(name)) is not None:
-                found[number] = (facts[0], _own_operator(line, facts[1]))
+                launches[number] = (facts[0], _own_operator(line, facts[1]))
                 comment = None
         elif text.startswith(("def ", "class ")):
             comment = None
-    return found
+    return launches
 
 
 def _own_operator(line: str, aten: str) -> str:

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 _TOOL_IDS = (4, 3)
 """Tool ids of sys.monitoring that are not reserved."""
-_KEPT_FORWARDS = 1 << 14
-"""The most calls of forwards that are kept for their backward."""
+_MAX_FORWARDS = 1 << 14
+"""Limit on the calls of forwards that are kept for their backward."""
 _HEAD = 300  # first characters of a module, which contain the id
 
 
-class Around(Protocol):
+class EagerPlaces(Protocol):
     """The places of the calling thread in eager code, from hooks."""
 
     def current_module(self) -> str | None:
@@ -50,8 +50,8 @@ class Around(Protocol):
         """Whether lines of a file are to be shown."""
 
 
-class Nowhere:
-    """The `Around` for processes without hooks of eager code: no place is known."""
+class UnknownPlaces:
+    """The `EagerPlaces` for processes without hooks of eager code: no place is known."""
 
     def current_module(self) -> str | None:
         """Returns None: not known."""
@@ -110,7 +110,7 @@ class GeneratedLines:
     """
 
     def __init__(self) -> None:
-        self.around: Around = Nowhere()
+        self.around: EagerPlaces = UnknownPlaces()
         self.notes: dict[str, None] = {}
         self._lines: dict[int, Mapping[int, LineFacts]] = {}
         self._offsets: dict[int, dict[int, LineFacts]] = {}
@@ -178,26 +178,26 @@ class GeneratedLines:
                     return
                 lines = (head + file.read()).split("\n")
             graph = self._thread.graphs[-1] if self._thread.graphs else None
-            found = read_module(module, lines, line_map, graph)
+            generated_module = read_module(module, lines, line_map, graph)
         except Exception as error:  # noqa: BLE001 - the program comes first
             self.note(f"code that was compiled could not be read: {error!r}")
             return
-        if found is None:
+        if generated_module is None:
             return
-        if any(first.before for first in found.first_facts()):
+        if any(first.before for first in generated_module.first_facts()):
             self.note(
                 "code from a compile cache that was filled without thence has no modules for its "
                 "backward pass, and only a part of the other facts: empty the cache or set "
                 "TORCH_COMPILE_CACHE_KEY_TAG to recompile it"
             )
         with self._lock:
-            for code in found.codes:
-                facts = found.lines.get(id(code), {})
+            for code in generated_module.codes:
+                facts = generated_module.lines.get(id(code), {})
                 self._lines[id(code)] = facts
                 self._offsets[id(code)] = _offsets(code, facts)
-                self._modules[id(code)] = found
+                self._modules[id(code)] = generated_module
             if self._tool is not None:
-                self._switch(found, on=True)
+                self._switch(generated_module, on=True)
 
     def follow(self, follower: Callable[[Run | None, LineFacts | None], None]) -> bool:
         """Call a follower before every launch and at the end of a function, on the thread that runs it.
@@ -214,7 +214,7 @@ class GeneratedLines:
     def unfollow(self, follower: Callable[[Run | None, LineFacts | None], None]) -> None:
         """Stop calling a follower."""
         with self._lock:
-            self._followers = tuple(one for one in self._followers if one != follower)
+            self._followers = tuple(other for other in self._followers if other != follower)
             if not self._followers and self._tool is not None:
                 self._end()
 
@@ -236,7 +236,7 @@ class GeneratedLines:
         """Undo `trace`."""
         if sys.gettrace() == self._called:
             sys.settrace(None)
-        self._followers = tuple(one for one in self._followers if one != follower)
+        self._followers = tuple(other for other in self._followers if other != follower)
 
     def _begin(self) -> bool:
         monitoring = getattr(sys, "monitoring", None)
@@ -294,7 +294,7 @@ class GeneratedLines:
         facts = self._offsets.get(id(code), {}).get(offset)
         if facts is None:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
-        self._tell(self._thread.run, facts)
+        self._report(self._thread.run, facts)
         return None
 
     def _returned(self, code: CodeType, _offset: int = 0, _value: object = None) -> None:
@@ -303,9 +303,9 @@ class GeneratedLines:
         run = here.run
         if here.opened_by is code:
             here.run = here.opened_by = None
-        self._tell(run, None)
+        self._report(run, None)
 
-    def _tell(self, run: Run | None, facts: LineFacts | None) -> None:
+    def _report(self, run: Run | None, facts: LineFacts | None) -> None:
         for follower in self._followers:
             try:
                 follower(run, facts)
@@ -322,7 +322,7 @@ class GeneratedLines:
 
         def local(frame: FrameType, event: str, _argument: object) -> Any:
             if event == "line" and (facts := lines.get(frame.f_lineno)) is not None:
-                self._tell(self._thread.run, facts)
+                self._report(self._thread.run, facts)
             elif event == "return":
                 self._returned(code)
             return local
@@ -347,7 +347,7 @@ class GeneratedLines:
             self._forwards[number] = (here, None, 0, 0)  # two threads have this number
         else:
             self._forwards[number] = (here, prefix, line, instance)
-        while len(self._forwards) > _KEPT_FORWARDS:
+        while len(self._forwards) > _MAX_FORWARDS:
             self._forwards.pop(next(iter(self._forwards)), None)
         return Run(module, prefix, line, instance, "recompute" if node is not None else "")
 
@@ -358,18 +358,18 @@ class GeneratedLines:
 
 def _offsets(code: CodeType, lines: Mapping[int, LineFacts]) -> dict[int, LineFacts]:
     """The facts of lines, by the offset of each line's first instruction."""
-    found: dict[int, LineFacts] = {}
+    by_offset: dict[int, LineFacts] = {}
     seen = set()
     instructions = code.co_code
     for start, _, line in code.co_lines():
         if line is None or line in seen or line not in lines:
             continue
         seen.add(line)
-        found[start] = lines[line]
+        by_offset[start] = lines[line]
         while instructions[start] == EXTENDED_ARG:  # events may be for either instruction
             start += 2  # noqa: PLW2901 - bytes of one instruction
-            found[start] = lines[line]
-    return found
+            by_offset[start] = lines[line]
+    return by_offset
 
 
 generated = GeneratedLines()

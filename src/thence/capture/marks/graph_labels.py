@@ -186,10 +186,10 @@ def metadata_text(metadata: Mapping[str, object]) -> str:
     try:
         return _as_json(metadata)
     except (ValueError, TypeError, RecursionError):  # only the values that fail become text
-        return _as_json({key: _said(value) for key, value in metadata.items()})
+        return _as_json({key: _encodable(value) for key, value in metadata.items()})
 
 
-def _said(value: object) -> object:
+def _encodable(value: object) -> object:
     try:
         _as_json(value)
     except (ValueError, TypeError, RecursionError):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from thence.capture.cuda.driver import GraphDriver
 
 _NUMBER = 0xFFFFFFFF
-_LONGEST_DEMANGLED = 1024
+_MAX_DEMANGLED = 1024
 """Kineto shows longer names as they are (libkineto/src/Demangle.cpp, kMaxSymbolSize)."""
 
 
@@ -93,18 +93,18 @@ class KernelNames:
 
     def index(self, name: str) -> int:
         """The index of a name in `names`, to which it is added if it is new."""
-        found = self._index.get(name)
-        if found is None:
-            found = self._index[name] = len(self.names)
+        index = self._index.get(name)
+        if index is None:
+            index = self._index[name] = len(self.names)
             self.names.append(name)
-        return found
+        return index
 
     def columns(self) -> list[dict[str, str | None]]:
         """The names as the driver returns them, and as Kineto shows them (None: not known)."""
         from thence.capture.recorder.names import demangled  # imports NumPy: not at a program's start
 
         def shown(name: str) -> str | None:
-            plain = len(name) > _LONGEST_DEMANGLED or not name.startswith("_Z")
+            plain = len(name) > _MAX_DEMANGLED or not name.startswith("_Z")
             return name if plain else demangled(name.encode())
 
         return [{"name": name, "demangled": shown(name)} for name in self.names]

@@ -72,12 +72,12 @@ def parts_of_nodes(nodes: Iterable[Any], *, backward: bool) -> tuple[Part, ...]:
         distinct[key] = (part, works or distinct.get(key, (part, False))[1])
     # Views are ignored if other nodes do work, and nodes that Inductor made itself if there are others.
     working = [part for part, works in distinct.values() if works]
-    found = working or [part for part, _ in distinct.values()]
-    found = [part for part in found if part.module is not None or part.stack] or found
+    kept = working or [part for part, _ in distinct.values()]
+    kept = [part for part in kept if part.module is not None or part.stack] or kept
     counts: dict[Part, int] = {}
-    for part in found:
+    for part in kept:
         counts[part] = counts.pop(part, 0) + 1
-    return tuple(part._replace(share=round(count / len(found), 4)) for part, count in counts.items())
+    return tuple(part._replace(share=round(count / len(kept), 4)) for part, count in counts.items())
 
 
 def _part(node: Any, *, backward: bool) -> Part:
@@ -141,7 +141,7 @@ def marks_of(node: Any) -> tuple[str, ...]:
 
 
 def main_part(parts: Sequence[Part]) -> Part:
-    """The part with the greatest share; the last of equal ones, as it computes the result.
+    """The part with the greatest share; ties: the last, because it produces the output.
 
     Recomputation in a kernel of the backward pass, and sums of gradients, are the main part only if the kernel does
     nothing else.
@@ -151,7 +151,7 @@ def main_part(parts: Sequence[Part]) -> Part:
 
 
 def main_marks(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    """Paths of the marks: first the path around the largest share (the last of equal ones), then the others."""
+    """Paths of the marks: first the path around the largest share (ties: the last), then the others."""
     counts: dict[tuple[str, ...], float] = {}
     for part in parts:
         if part.marks:
@@ -168,8 +168,8 @@ def comment_of(parts: Iterable[Part]) -> str:
 
 def parts_of_text(line: str) -> tuple[Part, ...] | None:
     """The parts in a line of generated code; None if the line is no such comment."""
-    before, found, text = line.partition(COMMENT)
-    if not found or before.strip() != "#":
+    before, mark, text = line.partition(COMMENT)
+    if not mark or before.strip() != "#":
         return None
     try:
         return tuple(_read(*row) for row in json.loads(text))

@@ -142,8 +142,8 @@ class mark:  # noqa: N801 - used like a function
         if w.closed is not None:
             w.closed(frame[1])
         if frame[3]:
-            for one in reversed(frame[3]):
-                one.__exit__(kind, error, traceback)
+            for opened in reversed(frame[3]):
+                opened.__exit__(kind, error, traceback)
 
     def __call__(self, function: _F) -> _F:
         """Returns the function with the mark open whenever it runs."""
@@ -190,7 +190,7 @@ def _lane(lane: object, stream: object) -> str:
 
 
 class LibraryMark(mark):
-    """A mark for work of a library: it adds its metadata, and its name is only used if there is no other name.
+    """A mark set by a library: it adds metadata, and its name is a fallback, for work without any other name.
 
     Profilers show ranges for such work by themselves.
     """
@@ -215,8 +215,8 @@ def _taken_out(frame: Frame | None, wanted: mark) -> tuple[Frame | None, Frame |
     if frame is None:
         return None, None
     rest: Frame | None = frame[0]
-    for one in reversed(above):
-        rest = (rest, *one[1:])
+    for inner in reversed(above):
+        rest = (rest, *inner[1:])
     return frame, rest
 
 

@@ -114,7 +114,7 @@ class Watch:
     def unlisten(self, listener: Listener) -> None:
         """Stop calling a listener."""
         with self._lock:
-            self.listeners = tuple(one for one in self.listeners if one is not listener)
+            self.listeners = tuple(other for other in self.listeners if other is not listener)
             self._update()
 
     def watch_captures(self, changed: Callable[[Frame | None], None] | None) -> None:
@@ -132,8 +132,8 @@ class Watch:
         if self._nvtx_wanted:
             ranges.append(self._nvtx_range(name))
         ranges += _jax_ranges(name)
-        for one in ranges:
-            one.__enter__()
+        for opened in ranges:
+            opened.__enter__()
         return ranges
 
     def _follow_autograd(self) -> None:
@@ -142,7 +142,7 @@ class Watch:
 
     def _update(self) -> None:
         self.live = bool(self.listeners) or self.changed is not None
-        self.opened, self.closed = _tellers(self.listeners)
+        self.opened, self.closed = _callbacks(self.listeners)
         # A listener has the marks already, and may be the tool that collects NVTX.
         collected = any(os.environ.get(name) for name in _NVTX_TOOLS)
         self._nvtx_wanted = collected and not self.listeners
@@ -157,7 +157,7 @@ class Watch:
 watch = Watch()
 
 
-def _tellers(listeners: tuple[Listener, ...]) -> tuple[Opened | None, Closed | None]:
+def _callbacks(listeners: tuple[Listener, ...]) -> tuple[Opened | None, Closed | None]:
     """Functions that call `opened` and `closed` of these listeners; for a single listener its own methods."""
     if not listeners:
         return None, None

@@ -77,14 +77,14 @@ class ActivityParser:
                 yielded first.
         """
         words = np.ctypeslib.as_array((ctypes.c_uint64 * (valid_bytes // 8)).from_address(address))
-        found: dict[tuple[int, int], list[_Places]] = {}
+        places_of: dict[tuple[int, int], list[_Places]] = {}
         trouble: CuptiError | None = None
         try:
-            self._walk(words, address, found)
+            self._walk(words, address, places_of)
         except CuptiError as error:
             trouble = error
-        for (kind, step), some in found.items():
-            places = np.concatenate(some)
+        for (kind, step), pieces in places_of.items():
+            places = np.concatenate(pieces)
             dtype = _dtype(kind, step)
             if dtype is None:
                 self.unknown[kind] = self.unknown.get(kind, 0) + len(places)
@@ -93,34 +93,34 @@ class ActivityParser:
         if trouble is not None:
             raise trouble
 
-    def _walk(self, words: _Words, address: int, found: dict[tuple[int, int], list[_Places]]) -> None:
-        """Collects in `found` the beginnings of records, by their kind and size in words."""
-        at = 0
-        while at < len(words):
-            kind = int(words[at] & _LOW_HALF)
-            step = self._step(kind, address, at, len(words))
-            count = _run(words[at:], kind, step)
+    def _walk(self, words: _Words, address: int, places_of: dict[tuple[int, int], list[_Places]]) -> None:
+        """Collects in `places_of` the beginnings of records, by their kind and size in words."""
+        begin = 0
+        while begin < len(words):
+            kind = int(words[begin] & _LOW_HALF)
+            step = self._step(kind, address, begin, len(words))
+            count = _run(words[begin:], kind, step)
             if count == 0:
                 return  # a record that is cut off
-            found.setdefault((kind, step), []).append(at + step * np.arange(count))
-            at += step * count
+            places_of.setdefault((kind, step), []).append(begin + step * np.arange(count))
+            begin += step * count
             follows = step * count < _LONG_WORDS
-            while follows and at < len(words):
-                chain, length = _chain(words[at : at + _PIECE_WORDS], self._steps)
+            while follows and begin < len(words):
+                chain, length = _chain(words[begin : begin + _PIECE_WORDS], self._steps)
                 for kind, places in chain.items():
-                    found.setdefault((kind, self._steps[kind]), []).append(at + places)
-                at += length
+                    places_of.setdefault((kind, self._steps[kind]), []).append(begin + places)
+                begin += length
                 follows = length > 0
 
-    def _step(self, kind: int, address: int, at: int, end: int) -> int:
+    def _step(self, kind: int, address: int, begin: int, end: int) -> int:
         """Size in words of a record of this kind, queried from libcupti once."""
         step = self._steps.get(kind)
         if step is not None:
             return step
-        following = self._cupti.next_record(address, 8 * end, address + 8 * at)
+        following = self._cupti.next_record(address, 8 * end, address + 8 * begin)
         if following is None:
-            return end - at  # the last record: the rest of the buffer, which may be larger than the record
-        self._steps[kind] = step = max(1, (following - address) // 8 - at)
+            return end - begin  # the last record: the rest of the buffer, which may be larger than the record
+        self._steps[kind] = step = max(1, (following - address) // 8 - begin)
         return step
 
 
@@ -137,8 +137,8 @@ def _dtype(kind: int, step: int) -> np.dtype[Any] | None:
 def _columns(words: _Words, dtype: np.dtype[Any], places: _Places) -> Columns:
     """The fields of the records at these places."""
     # One item at every word, so that records are copied whole, not field by field.
-    most = (8 * len(words) - dtype.itemsize) // 8 + 1
-    everywhere = np.ndarray((most,), f"V{dtype.itemsize}", words, 0, (8,))
+    count = (8 * len(words) - dtype.itemsize) // 8 + 1
+    everywhere = np.ndarray((count,), f"V{dtype.itemsize}", words, 0, (8,))
     columns = {name: np.empty(len(places), dtype[name]) for name in dtype.names or ()}
     for begin in range(0, len(places), _PIECE_RECORDS):
         piece = slice(begin, begin + _PIECE_RECORDS)
@@ -150,15 +150,15 @@ def _columns(words: _Words, dtype: np.dtype[Any], places: _Places) -> Columns:
 
 def _run(words: _Words, kind: int, step: int) -> int:
     """Number of complete records of this kind that follow one another from the beginning."""
-    most = len(words) // step
+    limit = len(words) // step
     count, look = 0, _FIRST_LOOK
-    while count < most:
-        n = min(look, most - count)
-        kinds = np.ndarray((n,), "<u4", words, 8 * step * count, (8 * step,))
+    while count < limit:
+        compared = min(look, limit - count)
+        kinds = np.ndarray((compared,), "<u4", words, 8 * step * count, (8 * step,))
         other = np.flatnonzero(kinds != kind)
         if len(other):
             return count + int(other[0])
-        count += n
+        count += compared
         look *= 4
     return count
 
@@ -204,13 +204,13 @@ def _reached(places: _Places, following: _Places, end: int) -> np.ndarray[Any, A
     jumps = [np.append(rows[following], none)]
     for _ in range(_SQUARINGS):
         jumps.append(jumps[-1][jumps[-1]])
-    anchors, at = [], int(rows[0])
-    while at != none:
-        anchors.append(at)
-        at = int(jumps[-1][at])
-    found = np.array(anchors, dtype=np.intp)
+    anchors, row = [], int(rows[0])
+    while row != none:
+        anchors.append(row)
+        row = int(jumps[-1][row])
+    on_chain = np.array(anchors, dtype=np.intp)
     for jump in jumps[-2::-1]:
-        found = np.concatenate([found, jump[found]])
+        on_chain = np.concatenate([on_chain, jump[on_chain]])
     reached = np.zeros(none + 1, dtype=bool)
-    reached[found] = True
+    reached[on_chain] = True
     return reached[:none]

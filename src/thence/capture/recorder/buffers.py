@@ -34,7 +34,7 @@ class Buffers:
     """Buffers of one recording.
 
     Args:
-        most_bytes: of full buffers that wait to be read.
+        max_bytes: of full buffers that wait to be read.
 
     Attributes:
         filled: buffers that wait to be read; None wakes the reader up.
@@ -42,11 +42,11 @@ class Buffers:
         numbers_before: to add to the numbers of launches in records that come from now on.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.filled: queue.SimpleQueue[Filled | None] = queue.SimpleQueue()
         self.refused = 0
         self.numbers_before = 0
-        self._most = max(1, most_bytes // BUFFER_BYTES)
+        self._max_waiting = max(1, max_bytes // BUFFER_BYTES)
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
         self._free: list[int] = []
 
@@ -80,7 +80,7 @@ class Buffers:
         return len(self._memory) - len(self._free)
 
     def _empty(self) -> int | None:
-        if self.filled.qsize() >= self._most:
+        if self.filled.qsize() >= self._max_waiting:
             self.refused += 1
             return None
         try:

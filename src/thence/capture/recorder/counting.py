@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thence.capture.boundaries.log import BoundaryLog
     from thence.capture.cuda.cupti import Cupti
 
-_TELLING = ("cudaDriverGetVersion", "cuDriverGetVersion")
+_COUNTER_FUNCTIONS = ("cudaDriverGetVersion", "cuDriverGetVersion")
 """Functions whose calls show the value of the counter: they do nearly nothing and take a pointer to an int."""
 
 
@@ -57,7 +57,7 @@ class Counting:
         self._lost_before = self._probe.lost_calls
         self.function: str | None = None
         self.address = 0
-        self._telling = (0, 0)
+        self._counter_callback = (0, 0)
         self.numbers_before = 0
         self.log: BoundaryLog | None = None
         self._functions: dict[tuple[int, int], str] = {}
@@ -87,7 +87,7 @@ class Counting:
             if 0 < first != second > 0:
                 self.log, self.function = log, f"{function.name} of {function.library}"
                 self.address = function.address
-                self._telling = (function.domain, callback_id)
+                self._counter_callback = (function.domain, callback_id)
                 return
             # Measured with CUPTI 13.0: before cuInit, no call of the driver has a number.
             self.trouble = f"CUPTI did not number calls of {function.name}, which it does once CUDA is initialised"
@@ -104,16 +104,13 @@ class Counting:
         Callbacks are never disabled while the program runs: if another thread launches at the same time, CUPTI 13.0
         crashes, or gives two calls the same number.
 
-        Args:
-            cupti: of this process.
-            subscription: of this recording.
-            wanted: whether to enable callbacks for a function, named as in CUDA's headers.
+        `wanted` is asked for each function, named as in CUDA's headers.
         """
         self._functions = {
             (domain, callback_id): name
             for domain in (RUNTIME_API, DRIVER_API)
             for callback_id, name in cupti.callbacks(domain)
-            if wanted(name) and not name.startswith(_TELLING)
+            if wanted(name) and not name.startswith(_COUNTER_FUNCTIONS)
         }
 
         self._enable(cupti, subscription)
@@ -143,7 +140,7 @@ class Counting:
 
     def attach(self, cupti: Cupti, subscription: int) -> None:
         """Enables the callbacks again, of a new subscription; numbers of calls go on where they were."""
-        domain, callback_id = self._telling
+        domain, callback_id = self._counter_callback
         cupti.enable_callback(subscription, domain, callback_id, on=True)
         self._enable(cupti, subscription)
         if self.compiled is not None:
@@ -158,7 +155,7 @@ class Counting:
         rows = self._probe.take_calls()
         keys = rows["domain"].astype(np.int64) << 32 | rows["function"]
         ids, which = np.unique(keys, return_inverse=True)
-        names = [self._functions.get(divmod(one, 1 << 32), "(unknown)") for one in ids.tolist()]
+        names = [self._functions.get(divmod(number, 1 << 32), "(unknown)") for number in ids.tolist()]
         numbers = np.array([number_of(name) for name in names], np.uint32)
         return {
             "start": rows["begin"],
@@ -184,8 +181,8 @@ class Counting:
 def _functions() -> Iterator[_Function]:
     runtime = find_libcudart()
     if runtime is not None:
-        yield from _function(RUNTIME_API, _TELLING[0], runtime)
-    yield from _function(DRIVER_API, _TELLING[1], None)
+        yield from _function(RUNTIME_API, _COUNTER_FUNCTIONS[0], runtime)
+    yield from _function(DRIVER_API, _COUNTER_FUNCTIONS[1], None)
 
 
 def _function(domain: int, name: str, path: str | None) -> Iterator[_Function]:

@@ -15,7 +15,7 @@ _OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
 callback, its call has the kernel's number, and each launch makes two callbacks instead of four."""
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
-_FEW = re.compile(
+_RARE = re.compile(
     r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
 )
 """Calls that wait, record events, begin or end captures, allocate, or free memory. A program makes few of them."""
@@ -79,8 +79,8 @@ class RecordOptions:
         """
         if _OUTER_LAUNCHES.match(function):
             return False
-        few = _FEW.match(function) or _GRAPHS.match(function)
-        return bool(few or (launches and _LAUNCHES.match(function)))
+        rare = _RARE.match(function) or _GRAPHS.match(function)
+        return bool(rare or (launches and _LAUNCHES.match(function)))
 
     @property
     def notes_launches(self) -> bool:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Column = np.ndarray[Any, Any] | Sequence[str | None]
     Columns = Mapping[str, Column]
 
-_MOST_WAITING_ROWS = 400_000
-"""Most rows of other tables that wait for the first activity; if there are more, they count as lost."""
+_MAX_WAITING_ROWS = 400_000
+"""Limit on rows of other tables that wait for the first activity; if there are more, they count as lost."""
 _HINTS = {
     errno.EFBIG: " (the limit of file sizes, ulimit -f)",
     errno.EACCES: " (to the user as whom the process runs now)",
@@ -81,7 +81,7 @@ class Parts:
         """
         self.add("names", names)
         if self.folder is None and self._pending.keys().isdisjoint(ACTIVITIES):
-            if self.pending_rows > _MOST_WAITING_ROWS:
+            if self.pending_rows > _MAX_WAITING_ROWS:
                 self._lose_all(self._taken())
             return
         pending = self._taken()
@@ -124,7 +124,7 @@ class Parts:
         return True
 
     def _write(self, table: str, pieces: Sequence[Columns]) -> None:
-        whole = _joined(pieces)
+        whole = {name: _concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
         for first in range(0, _rows(whole), MAX_ROWS):
             part = {name: values[first : first + MAX_ROWS] for name, values in whole.items()}
             number = self.numbers[table] = self.numbers.get(table, 0) + 1
@@ -152,10 +152,10 @@ class Parts:
         self.lost[table] = self.lost.get(table, 0) + rows
 
     def _complain(self, error: OSError) -> None:
-        said = self.trouble is not None
+        known = self.trouble is not None
         hint = _HINTS.get(error.errno or 0, "")
         self.trouble = f"{self.directory} cannot be written to: {error.strerror or error}{hint}"
-        if not said:
+        if not known:
             _LOG.error("thence: %s; the program continues, but records that cannot be written are lost", self.trouble)
 
 
@@ -167,11 +167,6 @@ def _bytes(values: Column) -> int:
     if isinstance(values, np.ndarray):
         return int(values.nbytes)
     return sum(len(text) for text in values if text)
-
-
-def _joined(pieces: Sequence[Columns]) -> dict[str, Column]:
-    """Concatenates pieces of one table."""
-    return {name: _concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _concatenated(values: Sequence[Column]) -> Column:

@@ -130,16 +130,16 @@ def _collectives(calls: Sequence[tuple[int, Any]], names: Names) -> dict[str, di
     if not calls:
         return {}
     distinct = {id(facts.shared): facts.shared for _, facts in calls}
-    place = {key: number for number, key in enumerate(distinct)}
-    which = np.array([place[id(facts.shared)] for _, facts in calls])
+    rows = {key: number for number, key in enumerate(distinct)}
+    which = np.array([rows[id(facts.shared)] for _, facts in calls])
     columns: dict[str, Any] = {"serial": np.array([serial for serial, _ in calls], np.int64)}
     for name in TEXTS:
-        said = (facts.get(KINETO_KEYS[name]) for facts in distinct.values())
-        texts = [0 if text is None else names.of_text(str(text)) for text in said]
+        values = (facts.get(KINETO_KEYS[name]) for facts in distinct.values())
+        texts = [0 if text is None else names.of_text(str(text)) for text in values]
         columns[name] = np.array(texts, np.uint32)[which]
     for name in NUMBERS:
-        said = (facts.get(KINETO_KEYS[name]) for facts in distinct.values())
-        columns[name] = np.array([_number(value) for value in said], np.int64)[which]
+        values = (facts.get(KINETO_KEYS[name]) for facts in distinct.values())
+        columns[name] = np.array([_number(value) for value in values], np.int64)[which]
     numbers = (_number(facts.get(_SEQUENCE)) for _, facts in calls)
     columns["sequence"] = np.fromiter(numbers, np.int64, len(calls))
     return {"collectives": columns}

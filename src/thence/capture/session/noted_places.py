@@ -28,9 +28,7 @@ class NotedPlaces:
     """The places and boundaries that hooks and marks note in one recording.
 
     Args:
-        log: of boundaries.
         samples: of threads while they launch nothing; None for none.
-        is_own: whether a file is the user's.
 
     Attributes:
         log: of boundaries.
@@ -56,9 +54,9 @@ class NotedPlaces:
             last = self.log.take()
             rows = {name: np.concatenate([rows[name], last[name]]) for name in rows}
             moment = {"counter": rows["counter"][-1], "time": rows["time"][-1], "place": 0}
-            said = {**moment, "thread": ended, "flags": ENDS}
+            last_boundary = {**moment, "thread": ended, "flags": ENDS}
             rows = {
-                name: np.concatenate([column, np.full(len(ended), said[name], column.dtype)])
+                name: np.concatenate([column, np.full(len(ended), last_boundary[name], column.dtype)])
                 for name, column in rows.items()
             }
         tables = {"boundaries": rows}

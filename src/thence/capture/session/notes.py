@@ -21,12 +21,7 @@ _BYTES = 500
 
 
 class OpenNote:
-    """A note of this process.
-
-    Args:
-        directory: of the recording.
-        kind: `BEGUN`, `REFUSED` or `UNSEEN`.
-    """
+    """A note of this process."""
 
     def __init__(self, directory: str | os.PathLike[str], kind: str = BEGUN) -> None:
         self._directory = directory
@@ -81,21 +76,21 @@ def leave_note(directory: str | os.PathLike[str], kind: str, reason: str) -> Non
 
 def notes(directory: str | os.PathLike[str]) -> list[Note]:
     """The notes in a directory. Those of processes that have ended are deleted."""
-    found: list[Note] = []
+    left: list[Note] = []
     try:
         names = sorted(os.listdir(directory))  # noqa: PTH208
     except OSError:  # the program removed it
-        return found
+        return left
     for name in names:
         number, point, kind = name.removeprefix(_NAME).partition(".")
         if not name.startswith(_NAME) or not number.isdigit():
             continue
         path = os.path.join(directory, name)  # noqa: PTH118
-        found.append(Note(int(number), point + kind, _reason(path)))
+        left.append(Note(int(number), point + kind, _reason(path)))
         if not _runs(int(number)):
             with suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
-    return found
+    return left
 
 
 def _reason(path: str) -> str | None:

@@ -24,15 +24,15 @@ from thence.capture.marks import (
 )
 from thence.capture.marks.frames import top
 from thence.capture.recorder.options import RecordOptions, Schedule
-from thence.capture.recorder.session import Recorder
+from thence.capture.recorder.recorder import Recorder
 from thence.capture.session.endings import Endings
 from thence.capture.session.mark_log import MarkLog
 from thence.capture.session.noted_places import NotedPlaces
-from thence.capture.session.step_times import TOLD, StepTimes
+from thence.capture.session.step_times import ANNOUNCED, StepTimes
+from thence.capture.torch.collectives import CollectiveLabels
 from thence.capture.torch.hooks import Hooks
 from thence.capture.torch.own_files import OwnFiles
 from thence.capture.torch.profiler_handover import ProfilerHandover
-from thence.capture.torch.recorded_collectives import CollectiveLabels
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.importing import jax_uses_cuda
 from thence.model.formats import LABELS_FILE
@@ -99,12 +99,12 @@ class Recording:
         self.noted = NotedPlaces(BoundaryLog(lambda: 0))
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
-        self._handover = ProfilerHandover(self._give_way)
+        self._handover = ProfilerHandover(self._stop_for_profiler)
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._collects_nvtx = False
         self._steps = StepTimes(self, schedule, baseline=options.baseline)
-        self._told = 0
+        self._announced = 0
         self._labelled = 0
 
     @property
@@ -131,7 +131,7 @@ class Recording:
         """
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
-        self._handover = ProfilerHandover(self._give_way)
+        self._handover = ProfilerHandover(self._stop_for_profiler)
         recorder = Recorder(
             self.directory, _for_frameworks(self._options), self._rows, lambda: self._known, jax_uses_cuda, self._look
         )
@@ -142,7 +142,7 @@ class Recording:
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
         self._steps = StepTimes(self, self._schedule, baseline=self._options.baseline)
-        self._told = 0
+        self._announced = 0
         self._labelled = 0
         for frame in _open_frames():
             self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
@@ -158,7 +158,7 @@ class Recording:
     def step(self) -> None:
         """Notes that one step of the program has ended and the next one begins."""
         if self._recorder is not None and self._recorder.alive:
-            self._told += 1
+            self._announced += 1
             recorded = self._begin_step()
             if self._hooks is not None:
                 self._hooks.step(recorded=recorded)
@@ -213,7 +213,7 @@ class Recording:
             UsageError: it is still being recorded.
             MissingData: there was nothing to record.
         """
-        from thence.opening import open_trace
+        from thence.opening import open_trace  # readers and Polars, which a recorded program must not import
 
         if self._recorder is not None and self._recorder.alive:
             raise UsageError("the recording is still running: stop it before you open it")
@@ -246,11 +246,10 @@ class Recording:
 
     def _start_hooks(self) -> None:
         """Starts the hooks that note boundaries of modules and lines."""
-        if self.noted.log is not None:
-            self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options, self._step_begins)
-            self._known = {"lines": hooks.way()}
-            hooks.start()
-            follow_boundaries((self.noted.log, self.noted.places))
+        self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options, self._step_begins)
+        self._known = {"lines": hooks.forward_method()}
+        hooks.start()
+        follow_boundaries((self.noted.log, self.noted.places))
 
     def _stop_hooks(self) -> None:
         hooks, self._hooks = self._hooks, None
@@ -260,8 +259,8 @@ class Recording:
             hooks.stop()
 
     def _ask_hooks(self, hooks: Hooks, recorder: Recorder) -> None:
-        self._known = {"lines": hooks.way(), "backward": hooks.way_back()}
-        for sentence in hooks.said():
+        self._known = {"lines": hooks.forward_method(), "backward": hooks.backward_method()}
+        for sentence in hooks.warnings():
             recorder.warn(sentence)
 
     def _complete(self) -> None:
@@ -277,15 +276,15 @@ class Recording:
     def _begin_step(self) -> bool:
         """A step begins that the program announced, or the first one; returns whether it is recorded."""
         frame = sys._getframe()  # noqa: SLF001 - no other way to a frame
-        first = self._told == 0
-        # Before the program announces a step, steps are those that hooks find.
-        found = first and self._schedule is None
-        recorded = found or self._steps.begins(frame, self._told, TOLD)
-        self._log.step(self._told, recorded=recorded)
+        first = self._announced == 0
+        # Before the program announces a step, steps are those that hooks detect.
+        detected = first and self._schedule is None
+        recorded = detected or self._steps.begins(frame, self._announced, ANNOUNCED)
+        self._log.step(self._announced, recorded=recorded)
         return recorded
 
     def _step_begins(self, frame: FrameType | None, kind: str) -> bool:
-        """A step begins that hooks found; returns whether it is recorded."""
+        """A step begins that hooks detected; returns whether it is recorded."""
         if self._schedule is not None:
             return True  # its steps are those that the program announces
         return self._steps.begins(frame, kind=kind)
@@ -294,7 +293,7 @@ class Recording:
         self._endings.end_if_signalled()
         self._steps.resume_if_overdue()
 
-    def _give_way(self) -> None:
+    def _stop_for_profiler(self) -> None:
         """Ends the recording, because the program starts a profiler of its own, which needs CUPTI."""
         if self._recorder is not None and self._recorder.alive:
             self._recorder.warn(

@@ -12,6 +12,7 @@ window, the host may run ahead of it, so the host's times would be too short. El
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from time import time_ns
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from thence.capture.recorder.options import Schedule
 
-TOLD = "told"
+ANNOUNCED = "announced"
 """The kind of steps that the program announces."""
 PLAIN_STEPS = 6
 """Plain steps of a window that count, at least: the fewest whose extremes contain the median with 95 % probability."""
@@ -101,7 +102,6 @@ class StepTimes:
     """Decides at each step whether it is recorded, and notes how long each took.
 
     Args:
-        switch: pauses the recording.
         schedule: of the program; None for none.
         baseline: whether windows are left unrecorded if there is no schedule.
 
@@ -129,7 +129,7 @@ class StepTimes:
         self._busy = False
         self._lock = threading.RLock()
         # Of the rows alone: whoever holds the other lock may wait for the thread that takes them.
-        self._of_rows = threading.Lock()
+        self._rows_lock = threading.Lock()
         self.trouble: str | None = None
         self.since = 0
 
@@ -183,7 +183,7 @@ class StepTimes:
             self.since = border.time
             if self._windows is not None:
                 self._begin_windows()
-                number = 0 if kind != TOLD else number
+                number = 0 if kind != ANNOUNCED else number
         self._kind, self._switched = kind, -1
         return number
 
@@ -193,7 +193,7 @@ class StepTimes:
         The program may have left its loop. Only the thread that launches may attach CUPTI, and it is asked to, if it is
         the main thread.
         """
-        if self._windows is None or self._recording or self._thread != _main_thread():
+        if self._windows is None or self._recording or self._thread != threading.main_thread().ident:
             return
         longest = max(self._latest, default=0)
         limit = max(_MIN_OVERDUE_NS, _OVERDUE * self._window[1] * longest)
@@ -210,7 +210,7 @@ class StepTimes:
 
     def take(self) -> dict[str, Any]:
         """Rows of the table ``steps`` since the last call."""
-        with self._of_rows:
+        with self._rows_lock:
             rows, self._rows = self._rows, []
         columns = zip(*rows, strict=True) if rows else ((),) * 5
         kinds = (np.int64, np.int64, np.int64, np.uint8, np.uint8)
@@ -296,7 +296,7 @@ class StepTimes:
                 return
             del self._waiting[0]
             duration = _between(row.begin, row.end)
-            with self._of_rows:
+            with self._rows_lock:
                 self._rows.append((row.number, row.begin.time, duration, row.recorded, row.counted))
 
 
@@ -341,13 +341,8 @@ def _between(begin: _Border, end: _Border) -> int:
     return end.time - begin.time
 
 
-def _main_thread() -> int | None:
-    return threading.main_thread().ident
-
-
 def _call_on_main_thread(function: Callable[[], None]) -> None:
     """Have the main thread call a function soon, between two instructions of its Python code."""
-    import ctypes
 
     def call(_nothing: int) -> int:
         function()

@@ -68,9 +68,6 @@ class BackwardCalls:
     """Follows backward passes: the `Handler` of ``torch.autograd.graph._engine_run_backward``.
 
     Args:
-        torch: the package.
-        common, threads: the state of threads.
-        phases: places of phases.
         log: the log whose observer is called with each place.
         nodes: reads the nodes that run, by the compiled probe; None if this is not available.
     """
@@ -88,7 +85,7 @@ class BackwardCalls:
         self._common = common
         self._threads = threads
         self._phases = phases
-        self._log_of_boundaries = log
+        self._boundaries = log
         self._nodes = nodes
         self._runs: list[_Run] = []
         self.unknown_threads = False
@@ -145,7 +142,7 @@ class BackwardCalls:
         return self._torch._C._current_autograd_node() is not None  # noqa: SLF001 - no public name
 
     def _observed(self) -> bool:
-        return self._log_of_boundaries is not None and self._log_of_boundaries.observer is not None
+        return self._boundaries is not None and self._boundaries.observer is not None
 
     def _enter_by_number(self, run: _Run, nodes: RunningNodes) -> None:
         run.by_number = True
@@ -172,7 +169,7 @@ class BackwardCalls:
         """Put prehooks on the nodes at which module, line or phase may change."""
         numbers = np.array([node._sequence_nr() for node in nodes], np.uint64)  # noqa: SLF001 - no public name
         leaf = numbers == LEAF
-        order = np.argsort(numbers)[::-1]
+        order = np.argsort(numbers)[::-1]  # as the engine runs nodes that are ready
         order = order[~leaf[order]]
         modules, lines = self._forward(run, numbers[order])
         changes = np.ones(len(order), bool)
@@ -180,10 +177,10 @@ class BackwardCalls:
             changes[1:] = (modules[1:] != modules[:-1]) | (lines[1:] != lines[:-1])
         accumulating = self._accumulating(nodes, np.flatnonzero(leaf))
         self._after_leaves(nodes, order, changes, accumulating)
-        for at in np.flatnonzero(changes):
-            module, line = int(modules[at]), int(lines[at])
+        for index in np.flatnonzero(changes):
+            module, line = int(modules[index]), int(lines[index])
             begin = functools.partial(self._begin, run, module, line, self._phases.backward)
-            run.hooks.append(nodes[order[at]].register_prehook(begin))
+            run.hooks.append(nodes[order[index]].register_prehook(begin))
         for node in accumulating:
             begin = functools.partial(self._begin, run, None, None, self._phases.gradient)
             run.hooks.append(node.register_prehook(begin))
@@ -195,17 +192,17 @@ class BackwardCalls:
         if log is None or not log.starts or not len(numbers):
             return np.full(len(numbers), nowhere), np.full(len(numbers), run.line)
         starts, modules, lines = map(np.array, log.since(int(numbers[-1])))
-        at = np.searchsorted(starts, numbers.astype(np.int64), "right") - 1
+        ranges = np.searchsorted(starts, numbers.astype(np.int64), "right") - 1
         # Made before the recording, or by a thread that crossed no boundary.
-        known = (at >= 0) & (numbers < log.upcoming)
+        known = (ranges >= 0) & (numbers < log.upcoming)
         lines = np.where(lines == self._common.nowhere[1], run.line, lines)
-        return np.where(known, modules[at], nowhere), np.where(known, lines[at], run.line)
+        return np.where(known, modules[ranges], nowhere), np.where(known, lines[ranges], run.line)
 
     def _log(self, caller: Thread, root: int) -> ForwardLog | None:
         """The log of the thread that made the node with the highest number; None if two threads may have."""
         if caller.log is not caller.forward:
             return caller.log
-        logs = [one for one in self._common.makers if root < one.upcoming]
+        logs = [log for log in self._common.makers if root < log.upcoming]
         if len(logs) > 1:
             self.unknown_threads = True
             return None
@@ -215,15 +212,15 @@ class BackwardCalls:
         if self._torch.cuda.device_count() < 2 if self._torch.cuda.is_initialized() else True:
             return False
         devices = {
-            one.device
-            for at in order
-            for one in nodes[at]._input_metadata  # noqa: SLF001 - no public name
+            metadata.device
+            for index in order
+            for metadata in nodes[index]._input_metadata  # noqa: SLF001 - no public name
         }
         return len(devices) > 1
 
     def _accumulating(self, nodes: list[Any], leaves: Iterable[int]) -> list[Any]:
         """Those of the leaves' nodes whose leaf already has a gradient."""
-        with_variable = ((nodes[at], getattr(nodes[at], "variable", None)) for at in leaves)
+        with_variable = ((nodes[index], getattr(nodes[index], "variable", None)) for index in leaves)
         return [node for node, leaf in with_variable if leaf is not None and leaf.grad is not None]
 
     def _after_leaves(self, nodes: list[Any], order: Any, changes: Any, leaves: list[Any]) -> None:
@@ -231,8 +228,8 @@ class BackwardCalls:
         if not leaves:
             return
         waiting = set(leaves)
-        for place, at in enumerate(order[:-1]):
-            if any(after in waiting for after, _ in nodes[at].next_functions):
+        for place, index in enumerate(order[:-1]):
+            if any(after in waiting for after, _ in nodes[index].next_functions):
                 changes[place + 1] = True
 
     def _begin(self, run: _Run, module: int | None, line: int | None, phase: int, _gradients: Any) -> None:
@@ -284,11 +281,11 @@ def nodes_of(roots: Any) -> list[Any]:
     if hasattr(roots, "grad_fn"):
         roots = (roots,)
     starts = (getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots)
-    found = [node for node in starts if node is not None]
-    seen = set(found)
-    for node in found:
+    nodes = [node for node in starts if node is not None]
+    seen = set(nodes)
+    for node in nodes:
         for after, _ in node.next_functions:
             if after is not None and after not in seen:
                 seen.add(after)
-                found.append(after)
-    return found
+                nodes.append(after)
+    return nodes

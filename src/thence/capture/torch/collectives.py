@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 from thence.capture.marks.marking import LibraryMark
 from thence.capture.marks.watching import watch
 from thence.errors import MissingRequirement
+from thence.importing import torch_is_being_imported, when_imported
 from thence.model.collectives import KINETO_KEYS, CallFacts
 
 if TYPE_CHECKING:
@@ -65,10 +66,10 @@ _OUTPUTS = {"output", "outputs", "output_tensor", "output_tensors", "output_list
 _INPUTS = {"input", "inputs", "input_tensor", "input_tensors", "input_list"}
 _SAME = {"tensors"}
 _POINT_TO_POINT = {"send", "recv_", "recv_any_source_"}
-_MOST_RANKS = 30
-"""The most ranks of a group that Kineto writes before an ellipsis (kTruncatLength in profiler/util.cpp)."""
-_MOST_CALLS = 1024
-"""The most distinct calls of a group whose facts are cached."""
+_MAX_RANKS = 30
+"""Limit on the ranks of a group that Kineto writes before an ellipsis (kTruncatLength in profiler/util.cpp)."""
+_MAX_CALLS = 1024
+"""Limit on the distinct calls of a group whose facts are cached."""
 _LOG = logging.getLogger("thence.torch")
 
 _DTYPES = {
@@ -260,8 +261,8 @@ class _Known:
             self.here = distributed.get_rank()
         except (KeyError, ValueError, RuntimeError):
             return
-        more = ", ..." * (len(self.ranks) > _MOST_RANKS)
-        shown = ", ".join(map(str, self.ranks[:_MOST_RANKS]))
+        more = ", ..." * (len(self.ranks) > _MAX_RANKS)
+        shown = ", ".join(map(str, self.ranks[:_MAX_RANKS]))
         self.facts[KINETO_KEYS["group_ranks"]] = f"[{shown}{more}]"
 
     @property
@@ -293,7 +294,7 @@ class _Known:
         if facts is None:
             kineto = "all_to_allv" if uneven else _KINETO_NAMES[name]
             facts = _moved(kineto, *sizes, dtype) | self.facts | self._ends(name, peer)
-            if len(self._calls) >= _MOST_CALLS:
+            if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
             self._calls[key] = facts
         return facts
@@ -350,13 +351,13 @@ def _flat(tensors: Any) -> list[Any]:
     """The tensors in nested lists."""
     if not isinstance(tensors, list | tuple):
         return [] if tensors is None else [tensors]
-    found: list[Any] = []
-    for one in tensors:
-        if isinstance(one, list | tuple):
-            found += _flat(one)
-        elif one is not None:
-            found.append(one)
-    return found
+    flat: list[Any] = []
+    for item in tensors:
+        if isinstance(item, list | tuple):
+            flat += _flat(item)
+        elif item is not None:
+            flat.append(item)
+    return flat
 
 
 _coalesced: dict[int, list[LibraryMark]] = {}
@@ -434,3 +435,63 @@ def _distributed() -> Any:
     if not distributed.is_available():
         raise MissingRequirement("this PyTorch was built without torch.distributed")
     return distributed
+
+
+class CollectiveLabels:
+    """Labels collectives for as long as a recording runs, unless someone else holds the labels, too.
+
+    A recording may begin before torch is imported, or during its import. Then imports are watched until torch has
+    been imported. This is the case at the latest when CUDA is initialised, and no kernel of NCCL runs before that.
+
+    Nothing here raises, initialises CUDA or waits for the lock of torch.cuda's initialisation: it may be
+    called from within that initialisation.
+    """
+
+    def __init__(self) -> None:
+        self._leave: Callable[[], None] | None = None
+        self._waiting = False
+        self._no_longer: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Label collectives from now on, or as soon as torch has been imported."""
+        self._waiting = True
+        if torch_is_being_imported():
+            self._no_longer.append(when_imported("torch.cuda", self._ask_cuda))
+        self._no_longer.append(when_imported("torch", lambda _torch: self._install()))
+
+    def end(self) -> None:
+        """Stop labelling, unless other holders want the labels."""
+        self._stop_waiting()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+    def forked(self) -> None:
+        """Leave the labels installed in this child process, where they cost little without a consumer.
+
+        Removing them needs a lock of torch's, which another thread of the parent may have held.
+        """
+        self._stop_waiting()
+        self._leave = None
+
+    def _ask_cuda(self, torch_cuda: Any) -> None:
+        """Queue the installation for CUDA's initialisation, as torch.cuda._lazy_call does, but without its lock."""
+        calls = getattr(torch_cuda, "_queued_calls", None)
+        if isinstance(calls, list):
+            calls.append((self._install, []))
+
+    def _install(self) -> None:
+        if not self._waiting:
+            return
+        self._stop_waiting()
+        try:
+            self._leave = hold_labels(self)
+        except MissingRequirement:
+            pass  # this PyTorch has no torch.distributed, so there are no collectives
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            _LOG.warning("thence: the collectives of PyTorch are recorded without facts: %r", error)
+
+    def _stop_waiting(self) -> None:
+        self._waiting = False
+        while self._no_longer:
+            self._no_longer.pop()()

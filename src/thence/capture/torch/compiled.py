@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from thence.capture.boundaries.chains import GENERATED
 from thence.capture.boundaries.places import LINE, MODULE, PHASE, Place
 from thence.capture.marks.captured_places import module_of_part, phase_of_part
-from thence.capture.marks.generated_lines import Nowhere, generated
+from thence.capture.marks.generated_lines import UnknownPlaces, generated
 from thence.capture.marks.launch_facts import main_part
 
 if TYPE_CHECKING:
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from thence.capture.boundaries.log import BoundaryLog
     from thence.capture.boundaries.places import Places
     from thence.capture.marks.generated import LineFacts
-    from thence.capture.marks.generated_lines import Around, GeneratedLines, Run
+    from thence.capture.marks.generated_lines import EagerPlaces, GeneratedLines, Run
     from thence.capture.marks.launch_facts import Part
+    from thence.capture.torch.modules import ModulePaths
+    from thence.capture.torch.own_files import OwnFiles
+    from thence.capture.torch.threads import Common, Threads
 
 _KINDS = (MODULE, LINE, PHASE)
 _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
@@ -52,12 +55,34 @@ class _Local(threading.local):
         self.last: _Numbers = (0, 0, 0)
 
 
+class CurrentPlaces:
+    """`thence.capture.marks.generated_lines.EagerPlaces` by hooks: the innermost places of the calling thread."""
+
+    def __init__(self, common: Common, threads: Threads, module_paths: ModulePaths, is_own: OwnFiles) -> None:
+        self._common = common
+        self._threads = threads
+        self._paths = module_paths
+        self._is_own = is_own
+
+    def current_module(self) -> str | None:
+        """Path of the innermost module that is running; None outside of all modules."""
+        return self._paths.path(self._common.here(self._threads.now)[0])
+
+    def current_place(self, kind: int) -> int:
+        """Number of the innermost place of a kind; 0 if it is not known."""
+        thread = self._threads.now
+        module, line = self._common.here(thread)
+        return {MODULE: module, LINE: line, PHASE: thread.phase}.get(kind, 0)
+
+    def is_own(self, file: str) -> bool:
+        """Whether lines of a file are the user's."""
+        return self._is_own(file)
+
+
 class CompiledPlaces:
     """Notes boundaries while code that Inductor generated runs.
 
     Args:
-        places: of the recording.
-        log: takes the boundaries.
         around: the places of the calling thread in eager code; None without hooks of eager code.
         lines: reports the launches of generated code.
         chains: takes module and line of generated code if stacks are read; None if boundaries are noted.
@@ -67,13 +92,13 @@ class CompiledPlaces:
         self,
         places: Places,
         log: BoundaryLog,
-        around: Around | None = None,
+        around: EagerPlaces | None = None,
         lines: GeneratedLines = generated,
         chains: Chains | None = None,
     ) -> None:
         self._places = places
         self._log = log
-        self._around: Around = around or Nowhere()
+        self._around: EagerPlaces = around or UnknownPlaces()
         self._lines = lines
         self._local = _Local()
         self._chains = chains
@@ -104,7 +129,7 @@ class CompiledPlaces:
     def end(self) -> None:
         """Follow compiled code no longer."""
         self._lines.unfollow(self.changed)
-        self._lines.around = Nowhere()
+        self._lines.around = UnknownPlaces()
 
     def changed(self, run: Run | None, facts: LineFacts | None) -> None:
         """Called by `thence.capture.marks.generated_lines` before generated code launches something, and at its end."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thence.capture.boundaries.places import MODULE, Place
 
@@ -33,9 +33,22 @@ _WRAPPERS = {
 """Classes that wrap one module, and the attribute that holds it."""
 _BASE = "base_model"
 """The attribute of PEFT's models, whose classes have many names, that holds a tuner (`LoraModel`)."""
-_MOST_SEARCHES = 100
+_MAX_SEARCHES = 100
 """How often modules that are not known yet are searched for in the models, for each class and module around it: a
 program may make a new module for every call."""
+
+
+class ModuleListener(Protocol):
+    """Is called for modules outside of all other modules, and for errors."""
+
+    def outermost(self, thread: Thread, module: Any, frame: Any) -> None:
+        """Handle the call of a module outside of all other modules on its thread."""
+
+    def outermost_ended(self, thread: Thread) -> None:
+        """Handle the end of such a call."""
+
+    def failed(self, error: BaseException) -> None:
+        """Handle an internal error, after which nothing is followed any longer."""
 
 
 class ModulePaths:
@@ -57,8 +70,8 @@ class ModulePaths:
 
     def number(self, module: Any, around: int) -> int:
         """The place of a module that is called inside the module at place `around`, or outside of all modules (0)."""
-        found = self._numbers.get(id(module))
-        return found if found is not None else self._new(module, around)
+        number = self._numbers.get(id(module))
+        return number if number is not None else self._new(module, around)
 
     def path(self, number: int) -> str | None:
         """The path of a place: empty for the first model itself, None for the place of no module."""
@@ -71,28 +84,28 @@ class ModulePaths:
     def _new(self, module: Any, around: int) -> int:
         if around:  # made after the model around it was named, or in no attribute of it
             parent = self._places[around]
-            name = self._found(module, around) or f"{parent.name}.{class_name(module)}"
+            name = self._path_in_models(module, around) or f"{parent.name}.{class_name(module)}"
             self._keep(module, self._places.number(Place(MODULE, around, name, class_name(module))))
         else:
             self._name_all(module)
         return self._numbers[id(module)]
 
-    def _found(self, module: Any, around: int) -> str | None:
+    def _path_in_models(self, module: Any, around: int) -> str | None:
         """The path of a module that was added to a model after the model had been named; None if none holds it."""
         searched = self._searched.get((around, type(module)), 0)
         self._searched[around, type(module)] = searched + 1
-        if searched >= _MOST_SEARCHES:
+        if searched >= _MAX_SEARCHES:
             return None
         for prefix, ref in self._roots.items():
             root = ref()
-            for path, one in paths(root) if root is not None else ():
-                if one is module and path:
+            for path, part in paths(root) if root is not None else ():
+                if part is module and path:
                     return prefix + path
         return None
 
     def _name_all(self, root: Any) -> None:
         """Name every module of a model that is called outside of all other modules."""
-        inside = {id(one) for _, one in paths(root)}
+        inside = {id(part) for _, part in paths(root)}
         for prefix, ref in tuple(self._roots.items()):
             if (other := ref()) is None or id(other) in inside:  # a part that was called before the whole
                 del self._roots[prefix]
@@ -188,28 +201,13 @@ def _wrapped(module: Any) -> tuple[str, Any] | None:
 
 
 class ModuleCalls:
-    """Notes the calls of modules: the `Handler` of ``nn.Module._wrapped_call_impl``.
+    """Notes the calls of modules: the `Handler` of ``nn.Module._wrapped_call_impl``."""
 
-    Args:
-        common, threads: the state of threads.
-        module_paths: names modules.
-        outermost: called at the beginning of each call outside of all other modules, with the frame of the call.
-        over: called at the end of each such call.
-    """
-
-    def __init__(
-        self,
-        common: Common,
-        threads: Threads,
-        module_paths: ModulePaths,
-        outermost: Callable[[Thread, Any, Any], None],
-        over: Callable[[Thread], None],
-    ) -> None:
+    def __init__(self, common: Common, threads: Threads, module_paths: ModulePaths, listener: ModuleListener) -> None:
         self._common = common
         self._threads = threads
         self._paths = module_paths
-        self._outermost = outermost
-        self._over = over
+        self._listener = listener
 
     def enter(self) -> None:
         """Handle a call of a module."""
@@ -221,7 +219,7 @@ class ModuleCalls:
         if place is None:
             place = self._paths.number(module, modules[-1] if modules else 0)
         if not modules:
-            self._outermost(thread, module, frame)
+            self._listener.outermost(thread, module, frame)
         modules.append(place)
         if place != thread.module:
             self._common.module(thread, place)
@@ -237,7 +235,7 @@ class ModuleCalls:
         if place != thread.module:
             self._common.module(thread, place)
         if not modules:
-            self._over(thread)
+            self._listener.outermost_ended(thread)
 
     def resume(self) -> None:
         """Do nothing: the function is no generator."""

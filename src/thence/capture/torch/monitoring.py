@@ -16,8 +16,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import CodeType
+    from collections.abc import Callable, Iterator, Mapping
+    from types import CodeType, FrameType
 
 _NAME = "thence"
 _IDS = (3, 4)
@@ -241,3 +241,18 @@ class Monitor:
 
 def _no_handler(_code: CodeType) -> None:
     return None
+
+
+def running_codes() -> Iterator[CodeType]:
+    """The code of every function that is running, on all threads: it began before its events were set."""
+    for frame in sys._current_frames().values():  # noqa: SLF001 - no other name
+        yield from (outer.f_code for outer in outer_frames(frame))
+
+
+def outer_frames(frame: FrameType | None) -> list[FrameType]:
+    """A frame and its callers, outermost first."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]

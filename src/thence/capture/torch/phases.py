@@ -36,11 +36,7 @@ _OF_PHASE: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 class PhasePlaces:
-    """Numbers of phases (`thence.model.phases.Phase`).
-
-    Args:
-        places: gives the numbers.
-    """
+    """Numbers of phases (`thence.model.phases.Phase`)."""
 
     def __init__(self, places: Places) -> None:
         (
@@ -67,21 +63,19 @@ class PhaseCalls:
     """A `Handler` of functions whose calls are a phase.
 
     Args:
-        common, threads: the state of threads.
-        phase: number of the phase's place.
-        over: called with thread and frame at the end of each call that is not inside another one of the same phase.
+        ended: called with thread and frame at the end of each call that is not inside another one of the same phase.
 
     Attributes:
         phase: as given.
     """
 
     def __init__(
-        self, common: Common, threads: Threads, phase: int, over: Callable[[Thread, Any], None] | None = None
+        self, common: Common, threads: Threads, phase: int, ended: Callable[[Thread, Any], None] | None = None
     ) -> None:
         self._common = common
         self._threads = threads
         self.phase = phase
-        self._over = over
+        self._ended = ended
 
     def enter(self) -> None:
         """Handle a call of such a function: the phase begins."""
@@ -95,15 +89,15 @@ class PhaseCalls:
         if not thread.phases:
             return  # it began before the recording
         self._common.phase(thread, thread.phases.pop())
-        if self._over is not None and thread.phase != self.phase:
-            self._over(thread, sys._getframe(2))  # noqa: SLF001 - no other way to the caller's frame
+        if self._ended is not None and thread.phase != self.phase:
+            self._ended(thread, sys._getframe(2))  # noqa: SLF001 - no other way to the caller's frame
 
     def resume(self) -> None:
         """Do nothing: the function is no generator."""
 
 
-def phase_functions(found: Callable[[str, CodeType], None]) -> list[Callable[[], None]]:
-    """Calls `found` with phase and code of each function of `_OF_PHASE`, as soon as its module has been imported.
+def phase_functions(watch: Callable[[str, CodeType], None]) -> list[Callable[[], None]]:
+    """Calls `watch` with phase and code of each function of `_OF_PHASE`, as soon as its module has been imported.
 
     Returns:
         functions that cancel the waiting for modules that have not been imported yet.
@@ -113,7 +107,7 @@ def phase_functions(found: Callable[[str, CodeType], None]) -> list[Callable[[],
         for name in names:
             code = code_of(module, name)
             if code is not None:
-                found(phase, code)
+                watch(phase, code)
 
     def waiting(phase: str, module: str, names: tuple[str, ...]) -> Callable[[], None]:
         return when_imported(module, lambda there: look(phase, names, there))
@@ -134,11 +128,11 @@ def code_of(module: Any, name: str) -> CodeType | None:
 
 def inner_code(code: CodeType | None, name: str) -> CodeType | None:
     """The code of a function that is defined inside another one, at any depth; None if there is none."""
-    return next((one for one in _inside(code) if one.co_name == name), None)
+    return next((inner for inner in _inside(code) if inner.co_name == name), None)
 
 
 def _inside(code: CodeType | None) -> Iterator[CodeType]:
-    for one in code.co_consts if code is not None else ():
-        if isinstance(one, CodeType):
-            yield one
-            yield from _inside(one)
+    for constant in code.co_consts if code is not None else ():
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _inside(constant)

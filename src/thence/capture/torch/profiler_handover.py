@@ -34,11 +34,7 @@ class _Wrapped(NamedTuple):
 
 
 class ProfilerHandover:
-    """Calls a function before a profile with CUDA begins.
-
-    Args:
-        stop: ends the recording.
-    """
+    """Calls a function before a profile with CUDA begins."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
@@ -76,8 +72,8 @@ class ProfilerHandover:
 
 def _uses_cuda(arguments: tuple[Any, ...]) -> bool:
     """Whether activities among the arguments need CUPTI; True if no argument looks like a set of activities."""
-    sets = [one for one in arguments if isinstance(one, set | frozenset | list | tuple)]
-    names = {getattr(activity, "name", None) for one in sets for activity in one}
+    sets = [argument for argument in arguments if isinstance(argument, set | frozenset | list | tuple)]
+    names = {getattr(activity, "name", None) for activities in sets for activity in activities}
     return not sets or _ON_GPUS in names
 
 

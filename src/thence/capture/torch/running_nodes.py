@@ -33,11 +33,6 @@ _HEAD = 16
 class RunningNodes:
     """Reads the autograd nodes that run, by the compiled probe.
 
-    Args:
-        torch: the package.
-        native: the compiled probe.
-        places: the places in which nodes were made.
-
     Attributes:
         trouble: why nodes cannot be read (yet); None if they can.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from thence.capture.torch.threads import Common, Thread, Threads
 
 _NAME = "step"
-_MOST_MODELS = 1000
+_MAX_MODELS = 1000
 _SUSPENDS = 0x20 | 0x80 | 0x200
 """CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR of `inspect`, which must not be imported here."""
 _INPUTS = ("input_ids", "inputs_embeds")
@@ -40,8 +40,6 @@ class Steps:
     """Notes steps.
 
     Args:
-        common: the state that threads share.
-        places: gives numbers.
         begins: called at the beginning of each step.
         recorded: called before that for each step that the program did not announce, with the frame of the calling
             thread in which it begins, and its name; returns whether the step is recorded.
@@ -60,13 +58,13 @@ class Steps:
         self._recorded = recorded
         self._models: dict[int, weakref.ref[Any]] = {}
         self._any = False
-        self._told = False
+        self._from_program = False
         self._trains = False
         self._first: weakref.ref[Any] | None = None
         self._last: weakref.ref[Any] | None = None
         self._before: weakref.ref[Any] | None = None
         self._calls: dict[int, int] = {}
-        self._most = 0
+        self._max_calls = 0
 
     def begin(
         self, thread: Thread, name: str = _NAME, detail: str | None = None, frame: FrameType | None = None
@@ -85,11 +83,11 @@ class Steps:
     @property
     def _counts_calls(self) -> bool:
         """Whether calls of models begin steps: nothing else does so yet."""
-        return not (self._told or self._trains)
+        return not (self._from_program or self._trains)
 
-    def told(self, thread: Thread, *, recorded: bool = True) -> None:
+    def begin_from_program(self, thread: Thread, *, recorded: bool = True) -> None:
         """Begin a step because the program says so, and say whether it is recorded."""
-        self._told = self._any = True
+        self._from_program = self._any = True
         self._note(thread, _NAME, None, recorded=recorded)
 
     def models(self) -> list[Any]:
@@ -101,29 +99,22 @@ class Steps:
     def differentiated(self, thread: Thread, model: Any, frame: Any) -> None:
         """Handle the call of a module outside of all other modules, with gradients.
 
-        The first step began with the recording or begins here; so the first call of a model begins no other one.
-
-        Args:
-            thread: the calling thread.
-            model: the module.
-            frame: of ``nn.Module._wrapped_call_impl``.
+        The first step began with the recording or begins here; so the first call of a model begins no other one. The
+        frame is that of ``nn.Module._wrapped_call_impl``.
         """
         if not self._any:
             self.begin(thread)
             self._count(model)
-        elif self._counts_calls and self._count(model) and self._most > 1:
+        elif self._counts_calls and self._count(model) and self._max_calls > 1:
             self.begin(thread, MODEL_CALL, None, frame)
 
     def optimizer_stepped(self, thread: Thread, optimizer: Any, frame: FrameType | None = None) -> None:
         """Handle that an optimizer has changed the parameters, or that the gradient scaler around it was updated.
 
-        Args:
-            thread: the calling thread.
-            optimizer: the optimizer or scaler.
-            frame: the frame that called it.
+        The frame is the one that called it.
         """
         self._trains = True
-        if self._told:
+        if self._from_program:
             return
         first = self._first() if self._first is not None else None
         last = self._last() if self._last is not None else None
@@ -141,10 +132,7 @@ class Steps:
     def model_called(self, thread: Thread, model: Any, frame: Any) -> None:
         """Handle the call of a module outside of all other modules, without gradients.
 
-        Args:
-            thread: the calling thread.
-            model: the module.
-            frame: of ``nn.Module._wrapped_call_impl``, whose locals are the arguments of the call.
+        The frame is that of ``nn.Module._wrapped_call_impl``, whose locals are the arguments of the call.
         """
         if self._counts_calls and self._count(model):
             self.begin(thread, MODEL_CALL, tokens(frame.f_locals), frame)
@@ -153,29 +141,23 @@ class Steps:
         """Count a call of a model; returns whether no model was called as often before."""
         if not model._modules:  # noqa: SLF001 - `children` makes a generator
             return False
-        if len(self._calls) > _MOST_MODELS:
+        if len(self._calls) > _MAX_MODELS:
             self._calls.clear()
-            self._most = 0
+            self._max_calls = 0
         calls = self._calls.get(id(model), 0) + 1
         self._calls[id(model)] = calls
-        if calls <= self._most:
+        if calls <= self._max_calls:
             return False
-        self._most = calls
+        self._max_calls = calls
         if id(model) not in self._models:
-            if len(self._models) >= _MOST_MODELS:
+            if len(self._models) >= _MAX_MODELS:
                 self._models.clear()
             self._models[id(model)] = weakref.ref(model)
         return True
 
 
 class PausedCalls:
-    """Notes, while nothing else is followed, the calls of models that begin steps: a `Handler` of `code_of_call`.
-
-    Args:
-        threads: the state of threads.
-        models: the models.
-        called: called with thread, model and frame of each call.
-    """
+    """Notes, while nothing else is followed, the calls of models that begin steps: a `Handler` of `code_of_call`."""
 
     def __init__(self, threads: Threads, models: list[Any], called: Callable[[Thread, Any, FrameType], None]) -> None:
         self._threads = threads

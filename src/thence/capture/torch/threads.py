@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _LOG_LIMIT = 1 << 17
 """The least number of entries of a forward log that is kept: enough for many forward passes."""
-_MOST_MAKERS = 64
-"""The most threads whose forward logs are kept, including threads that have ended."""
+_MAX_MAKERS = 64
+"""Limit on the number of threads whose forward logs are kept, including threads that have ended."""
 _WORD = (1 << 32) - 1
 
 
@@ -75,7 +75,7 @@ class ForwardLog:
     def _join_makers(self) -> None:
         if self.makers is not None:
             self.makers.append(self)
-            del self.makers[:-_MOST_MAKERS]
+            del self.makers[:-_MAX_MAKERS]
 
     def _forget(self, count: int) -> None:
         del self.starts[:count], self.modules[:count], self.lines[:count]
@@ -96,7 +96,7 @@ class Thread:
         module, line, phase: numbers of its innermost places.
         modules: numbers of the places of the modules that it is in, outermost first.
         phases: numbers of the phases around the innermost one.
-        stack: activations of the user's functions (`thence.capture.torch.lines`), outermost first.
+        stack: activations of the user's functions (`thence.capture.torch.event_tracker`), outermost first.
         below: place of the line under `stack`: while an autograd node runs, the line of its forward operation.
         around: place of the module around `modules`, likewise.
         log: where the nodes that it makes are noted; `forward`, or another log while it runs an autograd node.
@@ -132,11 +132,7 @@ class Thread:
 
 
 class Threads(threading.local):
-    """The calling thread, as attribute `now`.
-
-    Args:
-        common: the state that all threads share.
-    """
+    """The calling thread, as attribute `now`."""
 
     def __init__(self, common: Common) -> None:
         self.now = Thread(common.nowhere, common.makers)

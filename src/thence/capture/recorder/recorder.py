@@ -27,7 +27,7 @@ from thence.capture.boundaries.probe import Followed
 from thence.capture.boundaries.samples import HostSamples, why_not_sampled
 from thence.capture.cuda import layouts
 from thence.capture.cuda.cuda_events import load_driver
-from thence.capture.cuda.cupti import MOST_CALLBACK_IDS, TAKEN, CuptiError, load
+from thence.capture.cuda.cupti import MAX_CALLBACK_IDS, TAKEN, CuptiError, load
 from thence.capture.cuda.cupti_owner import taken
 from thence.capture.cuda.synchronization import synchronize
 from thence.capture.recorder.activity_parser import ActivityParser
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from thence.capture.recorder.options import RecordOptions
 
 _LOG = logging.getLogger("thence.capture.recorder")
-_MOST_WAITING_BYTES = 16 << 20
+_MAX_WAITING_BYTES = 16 << 20
 """Size of waiting columns at which they are written at once. About 200,000 kernels."""
 _SHARE_OF_TIME = 500
 """The time between two rounds of parts is at least a 500th of the time so far, so that long runs write few files."""
@@ -120,7 +120,7 @@ class Recorder:
         self._looks = looks
         self._names = Names()
         self._buffers = Buffers(options.buffer_megabytes << 20)
-        self._most_waiting = min(_MOST_WAITING_BYTES, options.buffer_megabytes << 20 >> 2)
+        self._max_waiting_bytes = min(_MAX_WAITING_BYTES, options.buffer_megabytes << 20 >> 2)
         self._rank: int | None = None
         self._subscription = 0
         self._pid = os.getpid()
@@ -184,7 +184,7 @@ class Recorder:
         """
         if not self._paused and self.alive:
             self._paused = True
-            self._counting.follow(Followed.NOTHING)
+            self._counting.follow(Followed.NOTHING)  # callbacks stay enabled: see `Counting.listen`
             detaches = self.why_attached() is None and synchronize(_PATIENCE_SECONDS)
             if detaches:
                 self._flush(unfinished=True)
@@ -228,11 +228,7 @@ class Recorder:
         return done.wait(seconds)
 
     def stop(self, idle: Callable[[], None] = lambda: None) -> None:
-        """Waits for the device, writes what is left, and releases CUPTI.
-
-        Args:
-            idle: called when the device is idle.
-        """
+        """Waits for the device, writes what is left, and releases CUPTI."""
         global _running  # noqa: PLW0603
         with _lock:
             if not self.alive:
@@ -424,7 +420,7 @@ class Recorder:
 
     def _known_calls(self, domain: int) -> tuple[np.ndarray[Any, Any], list[int]]:
         """For wanted API functions, the number of their name by callback id; and the callback ids of all others."""
-        numbers = np.zeros(MOST_CALLBACK_IDS, dtype=np.uint32)
+        numbers = np.zeros(MAX_CALLBACK_IDS, dtype=np.uint32)
         unwanted = []
         for callback_id, name in self._cupti.callbacks(domain):
             if self._options.wants_call(name):
@@ -508,7 +504,7 @@ class Recorder:
             self.warn(f"up to one buffer of records could not be read and is lost: {error!r}")
         finally:
             self._buffers.recycle(filled)
-        if self.parts.pending_bytes >= self._most_waiting:
+        if self.parts.pending_bytes >= self._max_waiting_bytes:
             self._save()
 
     def _named(self, kind: int, columns: dict[str, Any]) -> dict[str, Any]:
@@ -619,9 +615,9 @@ class Recorder:
 
     def _known_rank(self) -> int | None:
         """The rank that the framework last reported, which it may have forgotten at the end; else the environment's."""
-        said = rank_of_framework()
-        if said is not None:
-            self._rank = said
+        rank = rank_of_framework()
+        if rank is not None:
+            self._rank = rank
         return rank_of_environment() if self._rank is None else self._rank
 
     def _try(self, call: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from launching_program import EVERYTHING
 from thence.capture.boundaries.log import READ
 from thence.capture.boundaries.places import LINE, MODULE
 from thence.capture.boundaries.stacks import LAYOUTS
-from thence.capture.torch.following import ByStack
+from thence.capture.torch.stack_tracker import StackTracker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +30,9 @@ def by_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watched(body: str, tmp_path: Path, **options: Any) -> Watched:
     program = Watched(textwrap.dedent(body), tmp_path / "program.py", **options)
-    assert isinstance(program.hooks._way, ByStack)
-    assert program.hooks.way() == {"by": "stack", "trouble": None}
-    assert not program.said
+    assert isinstance(program.hooks._tracker, StackTracker)
+    assert program.hooks.forward_method() == {"by": "stack", "trouble": None}
+    assert not program.warnings
     return program
 
 
@@ -75,7 +75,7 @@ def test_an_observer_is_told_of_a_line_before_it_launches(tmp_path: Path, monkey
     body = "log = again[0]\nlog.observer = told\n" + EVERYTHING + "round()\nlog.observer = None\n"
     program = Watched(
         body, tmp_path / "program.py", variables={"told": told}, between=True,
-        packages=["!test_stack_following"],
+        packages=["!test_stack_tracker"],
     )  # fmt: skip
     known = [(program.known[number], name, line) for number, name, line in seen]
     assert not [one for one in known if (one[0].name, one[0].line) != one[1:]][:3]
@@ -153,7 +153,7 @@ def test_nodes_that_launch_nothing_have_the_line_that_made_them(
         body, tmp_path / "program.py", modules=True,
         variables={"nodes": nodes},
     )  # fmt: skip
-    common: Any = program.hooks._way.common
+    common: Any = program.hooks._tracker.common
     [log] = common.makers
     lines = body.split("\n")
 

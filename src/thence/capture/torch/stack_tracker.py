@@ -1,5 +1,9 @@
 """Follows modules and lines by the stack, which the compiled probe reads at each launch.
 
+This costs a tenth to a fifth of following by events (`thence.capture.torch.event_tracker`), and no line is ever
+switched off. It requires the compiled probe, called at every launch, and a Python version whose stack layout is known
+(`thence.capture.boundaries.stacks`).
+
 `thence.capture.boundaries.chains` binds that part of the probe. No Python code runs at calls of modules and at lines:
 the callbacks of `sys.monitoring` are compiled (``_events.c``). They only call Python for modules that have no place
 yet, and for calls outside of all other modules. They note in which chain autograd nodes are made, for the backward
@@ -13,25 +17,25 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from thence.capture.boundaries.chains import ENGINE, MODULE_CALL, WATCHED
-from thence.capture.torch.monitoring import ALL_LINES, CALLS, EVENTS, Monitor
-from thence.capture.torch.running_nodes import library_function
-from thence.capture.torch.threads import Common, ForwardLog
+from thence.capture.boundaries.chains import ENGINE, MODULE_CALL, WATCHED, Chains
+from thence.capture.torch.modules import ModulePaths
+from thence.capture.torch.monitoring import ALL_LINES, CALLS, EVENTS, Handler, Monitor, outer_frames, running_codes
+from thence.capture.torch.running_nodes import RunningNodes, library_function
+from thence.capture.torch.threads import Common, ForwardLog, Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType
+    from types import CodeType, FrameType, ModuleType
 
-    from thence.capture.boundaries.chains import Chains
     from thence.capture.boundaries.log import BoundaryLog
     from thence.capture.boundaries.places import Places
-    from thence.capture.torch.modules import ModulePaths
-    from thence.capture.torch.monitoring import Handler
+    from thence.capture.torch.modules import ModuleListener
     from thence.capture.torch.own_files import OwnFiles
-    from thence.capture.torch.threads import Thread, Threads
+    from thence.capture.torch.phases import PhasePlaces
+    from thence.capture.torch.threads import Thread
 
-MOST_FUNCTIONS = 20_000
-"""The most functions that are followed: a program can make any number of them, and they are kept alive."""
+MAX_FUNCTIONS = 20_000
+"""Limit on tracked functions: a program can make any number of them, and they are kept alive."""
 _CALLS_WITHOUT_NODES = 2
 """Calls of a model after which the events of lines are switched off, if no autograd node was made so far."""
 _SEQUENCE = "_ZN2at15sequence_number4peekEv"
@@ -39,12 +43,7 @@ _SEQUENCE = "_ZN2at15sequence_number4peekEv"
 
 
 class StackCommon(Common):
-    """`Common` for recordings that read chains from stacks.
-
-    Args:
-        log, places: as in `Common`.
-        chains: the chains that are read.
-    """
+    """`Common` for recordings that read chains from stacks."""
 
     def __init__(self, log: BoundaryLog, places: Places, chains: Chains) -> None:
         super().__init__(log, places)
@@ -134,10 +133,6 @@ class StackCommon(Common):
 class OwnFunctions:
     """The functions of the user's own code.
 
-    Args:
-        chains: where they are registered.
-        is_own: whether a file is the user's.
-
     Attributes:
         monitor: set by the code that makes both objects.
     """
@@ -154,19 +149,16 @@ class OwnFunctions:
 
     def unknown(self, code: CodeType) -> None:
         """Register a function that is called for the first time, if it is the user's."""
-        if self._is_own(code.co_filename) and len(self._codes) < MOST_FUNCTIONS:
+        if self._is_own(code.co_filename) and len(self._codes) < MAX_FUNCTIONS:
             self._codes.append(code)
             self._chains.own(code)
             self.monitor.rearm(code, self._events)
 
     def follow_running(self) -> None:
         """Register the functions that run already, on all threads."""
-        for frame in sys._current_frames().values():  # noqa: SLF001 - no other name
-            at: FrameType | None = frame
-            while at is not None:
-                if self._chains.kind(at.f_code) == 0:
-                    self.unknown(at.f_code)
-                at = at.f_back
+        for code in running_codes():
+            if self._chains.kind(code) == 0:
+                self.unknown(code)
 
     def called_without_gradients(self) -> None:
         """Count a call of a model; after two, lines are not followed if no autograd node has been made."""
@@ -187,27 +179,12 @@ class OwnFunctions:
 
 
 class StackModules:
-    """Handles the calls of modules that ``_events.c`` reports.
+    """Handles the calls of modules that ``_events.c`` reports."""
 
-    Args:
-        threads: the state of threads.
-        module_paths: names modules.
-        outermost, over, failed: as in `ModuleCalls` and `Monitor`.
-    """
-
-    def __init__(
-        self,
-        threads: Threads,
-        module_paths: ModulePaths,
-        outermost: Callable[[Thread, Any, Any], None],
-        over: Callable[[Thread], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, threads: Threads, module_paths: ModulePaths, listener: ModuleListener) -> None:
         self._threads = threads
         self._paths = module_paths
-        self._outermost = outermost
-        self._over = over
-        self._failed = failed
+        self._listener = listener
 
     def begins(self, module: Any, is_outermost: int, around: int) -> None:
         """Handle the call of a module that has no place yet, or of a module outside of all other modules."""
@@ -215,25 +192,20 @@ class StackModules:
             self._paths.number(module, around)
             if is_outermost:
                 frame = sys._getframe(1)  # noqa: SLF001 - no other way to the caller's frame
-                self._outermost(self._threads.now, module, frame)
+                self._listener.outermost(self._threads.now, module, frame)
         except Exception as error:  # noqa: BLE001 - the program comes first
-            self._failed(error)
+            self._listener.failed(error)
 
     def ends(self) -> None:
         """Handle the end of a call outside of all other modules."""
         try:
-            self._over(self._threads.now)
+            self._listener.outermost_ended(self._threads.now)
         except Exception as error:  # noqa: BLE001 - the program comes first
-            self._failed(error)
+            self._listener.failed(error)
 
 
 class StackMonitor(Monitor):
     """`Monitor`, with the callbacks of ``_events.c``.
-
-    Args:
-        chains: where all code that is watched is registered.
-        functions: the user's functions.
-        failed: as in `Monitor`.
 
     Attributes:
         modules: handles calls of modules; set by the code that makes both objects.
@@ -259,7 +231,7 @@ class StackMonitor(Monitor):
     def watch_modules(self, code: CodeType) -> None:
         """Follow the calls of modules, whose first local is the module."""
         self._chains.watch(code, MODULE_CALL)
-        self.rearm(code, CALLS)
+        self.rearm(code, CALLS)  # without a `Handler`: the compiled callbacks handle these calls
 
     def stop(self) -> None:
         """See `Monitor`."""
@@ -283,6 +255,98 @@ class StackMonitor(Monitor):
             EVENTS.PY_THROW: native.on_throw,
             EVENTS.LINE: native.on_line,
         }
+
+
+class StackTracker:
+    """Follows by the stack, which the compiled probe reads at each launch.
+
+    Attributes:
+        common, threads, paths, monitor: as in `EventTracker`.
+        chains: the chains that are read from stacks.
+
+    Args:
+        lines: whether lines are noted, or only modules.
+    """
+
+    def __init__(
+        self,
+        log: BoundaryLog,
+        places: Places,
+        reader: ModuleType,
+        is_own: OwnFiles,
+        listener: ModuleListener,
+        *,
+        lines: bool,
+    ) -> None:
+        self.chains = chains = log.chains = Chains(reader, places, lines=lines)
+        chains.begin()
+        self.common = StackCommon(log, places, chains)
+        self.threads = Threads(self.common)
+        self.paths = ModulePaths(places, reader.add_module)
+        self._functions = OwnFunctions(chains, is_own)
+        self.monitor = monitor = StackMonitor(chains, self._functions, listener.failed)
+        self._functions.monitor = monitor
+        monitor.modules = StackModules(self.threads, self.paths, listener)
+        self._monitor = monitor
+        self._lines = lines
+
+    pauses = True
+    """See `EventTracker`."""
+
+    def start(self, *, lines: bool) -> None:
+        """Begin, with or without the lines of the user's own code."""
+        self.monitor.start(everywhere=lines)
+        if lines:
+            self._functions.follow_running()
+
+    def resume(self, frame: FrameType | None) -> None:
+        """Follow again after a pause of the monitor: register what began meanwhile and still runs.
+
+        Lines and modules of launches are read from the stack, so only functions and modules that are new have to be
+        made known.
+        """
+        self.chains.native.events_go_on()
+        self.monitor.resume()
+        if self._lines:
+            self._functions.follow_running()
+        around = 0
+        for outer in outer_frames(frame):
+            if self.chains.kind(outer.f_code) == MODULE_CALL:
+                around = self.paths.number(outer.f_locals["self"], around)
+
+    def step(self) -> None:
+        """Do nothing at the beginning of a step: no line is switched off."""
+
+    def torch_imported(self, torch: Any) -> str | None:
+        """Handle the import of PyTorch; returns a sentence about what it lacks, None if nothing."""
+        self.common.sequence = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - no public name
+        address = counter_of_nodes(torch)
+        self.chains.native.count_nodes(address)
+        if address:
+            return None
+        return "the sequence numbers of autograd nodes cannot be read from this PyTorch version"
+
+    def running_nodes(self, torch: Any, phases: PhasePlaces) -> RunningNodes | None:
+        """Returns the reader of the autograd node that runs, which needs no hooks once it has been tested."""
+        self.chains.phases = phases.backward, phases.gradient
+        return RunningNodes(torch, self.chains.native, self.chains.nodes)
+
+    def watch_modules(self, code: CodeType) -> None:
+        """Follow calls of modules, by the code of ``nn.Module._wrapped_call_impl``."""
+        self._monitor.watch_modules(code)
+
+    def watch_engine(self, code: CodeType, handler: Handler) -> None:
+        """Follow calls of autograd's engine."""
+        self._monitor.watch_engine(code, handler)
+
+    def called_without_gradients(self) -> None:
+        """Note that a model was called without gradients."""
+        self._functions.called_without_gradients()
+
+    @property
+    def too_many(self) -> bool:
+        """Whether there were too many chains of calls to distinguish them."""
+        return bool(self.chains.lost()[2])
 
 
 def counter_of_nodes(torch: Any) -> int:
