@@ -28,11 +28,11 @@ def test_peaks_are_those_of_the_data_sheet(name: str) -> None:
     fp64, fp32, tf32, bf16, eight, gbps = DATA_SHEETS[name]
     peaks = peaks_of(name)
     assert peaks is not None
-    assert peaks.tflops["fp64"] == pytest.approx(fp64, rel=0.06)
-    assert peaks.tflops["fp32"] == pytest.approx(fp32, rel=0.03)
+    assert peaks.tflops["float64"] == pytest.approx(fp64, rel=0.06)
+    assert peaks.tflops["float32"] == pytest.approx(fp32, rel=0.03)
     assert peaks.tflops["tf32"] == pytest.approx(tf32, rel=0.03)
-    assert peaks.tflops["bf16"] == pytest.approx(bf16, rel=0.03)
-    assert peaks.tflops["fp16"] == peaks.tflops["bf16"]
+    assert peaks.tflops["bfloat16"] == pytest.approx(bf16, rel=0.03)
+    assert peaks.tflops["float16"] == peaks.tflops["bfloat16"]
     assert peaks.tflops["int8"] == pytest.approx(eight, rel=0.03)
     assert peaks.gbps == pytest.approx(gbps, rel=0.005)
     assert set(peaks.tflops) <= set(DTYPES)

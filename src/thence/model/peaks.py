@@ -17,29 +17,57 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
-"""Data types that a kernel multiplies in. fp32 is computed by the CUDA cores, tf32 by tensor cores."""
+DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
+"""Data types that a kernel multiplies in. float32 is computed by CUDA cores, tf32 by tensor cores."""
 
+SHORT_NAMES: Mapping[str, str] = MappingProxyType(
+    {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}
+)
+"""Short names of data types that users write, and the names in `DTYPES`."""
 _CYCLE: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
-        # fp64 by tensor cores; 8.6 and 8.9 have none for it, and two units a multiprocessor
-        "8.0": {"fp64": 128, "fp32": 128, "tf32": 1024, "bf16": 2048, "fp16": 2048, "int8": 4096},
-        "8.6": {"fp64": 4, "fp32": 256, "tf32": 512, "bf16": 1024, "fp16": 1024, "int8": 2048},
-        "8.9": {"fp64": 4, "fp32": 256, "tf32": 512, "bf16": 1024, "fp16": 1024, "fp8": 2048, "int8": 2048},
-        "9.0": {"fp64": 256, "fp32": 256, "tf32": 2048, "bf16": 4096, "fp16": 4096, "fp8": 8192, "int8": 8192},
-        "10.0": {"fp64": 128, "fp32": 256, "tf32": 4096, "bf16": 8192, "fp16": 8192, "fp8": 16384, "int8": 16384},
+        # float64 by tensor cores; 8.6 and 8.9 have none for it, and two units a multiprocessor
+        "8.0": {"float64": 128, "float32": 128, "tf32": 1024, "bfloat16": 2048, "float16": 2048, "int8": 4096},
+        "8.6": {"float64": 4, "float32": 256, "tf32": 512, "bfloat16": 1024, "float16": 1024, "int8": 2048},
+        "8.9": {
+            "float64": 4,
+            "float32": 256,
+            "tf32": 512,
+            "bfloat16": 1024,
+            "float16": 1024,
+            "float8": 2048,
+            "int8": 2048,
+        },
+        "9.0": {
+            "float64": 256,
+            "float32": 256,
+            "tf32": 2048,
+            "bfloat16": 4096,
+            "float16": 4096,
+            "float8": 8192,
+            "int8": 8192,
+        },
+        "10.0": {
+            "float64": 128,
+            "float32": 256,
+            "tf32": 4096,
+            "bfloat16": 8192,
+            "float16": 8192,
+            "float8": 16384,
+            "int8": 16384,
+        },
     }
 )
 """Dense FLOP of a multiprocessor in a cycle, by compute capability."""
 
-_VECTOR = ("fp64", "fp32")
+_VECTOR = ("float64", "float32")
 
 
 @dataclass(frozen=True)
 class _Gpu:
     """A GPU: its driver's name for it, multiprocessors, clocks in GHz, and GB/s.
 
-    ``clock`` is that of the tensor cores' peaks, ``vector_clock`` that of fp64 and fp32.
+    ``clock`` is that of the tensor cores' peaks, ``vector_clock`` that of float64 and float32.
     """
 
     name: str
@@ -66,10 +94,18 @@ _NVIDIA = (
 )
 """The first whose name is found in the driver's decides; more specific names stand first."""
 
-_MI300 = {"fp64": 163.4, "fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9, "int8": 2614.9}
-_MI355 = {"fp64": 78.6, "fp32": 157.3, "bf16": 2516.6, "fp16": 2516.6, "fp8": 5033.2, "int8": 5033.2}
+_MI300 = {
+    "float64": 163.4,
+    "float32": 163.4,
+    "tf32": 653.7,
+    "bfloat16": 1307.4,
+    "float16": 1307.4,
+    "float8": 2614.9,
+    "int8": 2614.9,
+}
+_MI355 = {"float64": 78.6, "float32": 157.3, "bfloat16": 2516.6, "float16": 2516.6, "float8": 5033.2, "int8": 5033.2}
 _AMD = (("MI300X", _MI300, 5300), ("MI325X", _MI300, 6000), ("MI355X", _MI355, 8000))
-"""Name, dense TFLOP/s of the matrix cores and GB/s, from AMD's data sheets (fp32 of matrix cores, too)."""
+"""Name, dense TFLOP/s of the matrix cores and GB/s, from AMD's data sheets (float32 of matrix cores, too)."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from thence.model.json_fields import JsonInt64, NotAsWritten, decoded
+
 MAX_ELEMENTS = 1 << 60
 """A tensor with more elements than memory can hold bytes is a damaged record."""
 
@@ -70,7 +72,7 @@ class Tensor:
 Argument = Tensor | tuple[Tensor, ...] | str | None
 """A tensor, a list of tensors, the text of a scalar or of a list of scalars, or nothing (an argument not given)."""
 
-_Sizes = list[int | list[int]]
+_Sizes = list[JsonInt64 | list[JsonInt64]]
 """Sizes of a tensor, or of each tensor of a list."""
 
 
@@ -83,9 +85,6 @@ class _Inputs(msgspec.Struct):
     values: list[str] = []
 
 
-_DECODER = msgspec.json.Decoder(_Inputs)
-
-
 def arguments_of(inputs: str) -> tuple[Argument, ...] | None:
     """The arguments of an operator; None for text that is damaged or impossible.
 
@@ -93,15 +92,15 @@ def arguments_of(inputs: str) -> tuple[Argument, ...] | None:
         inputs: JSON with ``dims``, ``types``, and, where they are recorded, ``strides`` and ``values``.
     """
     try:
-        decoded = _DECODER.decode(inputs)
-    except msgspec.MsgspecError:
+        given = decoded(inputs.encode(), _Inputs)
+    except NotAsWritten:
         return None
-    if len(decoded.dims) != len(decoded.types):
+    if len(given.dims) != len(given.types):
         return None
     arguments = []
-    for number, (dims, kind) in enumerate(zip(decoded.dims, decoded.types, strict=True)):
-        strides = decoded.strides[number] if number < len(decoded.strides) else None
-        value = decoded.values[number] if number < len(decoded.values) else ""
+    for number, (dims, kind) in enumerate(zip(given.dims, given.types, strict=True)):
+        strides = given.strides[number] if number < len(given.strides) else None
+        value = given.values[number] if number < len(given.values) else ""
         arguments.append(_argument(dims, kind, strides, value))
     every = (tensor for argument in arguments for tensor in tensors_of(argument))
     if any(min(tensor.shape, default=0) < 0 or tensor.elements > MAX_ELEMENTS for tensor in every):

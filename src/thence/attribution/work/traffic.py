@@ -126,9 +126,12 @@ def _reduction(dimensions: int | None) -> Traffic:
 
 
 def _product(left: int, right: int) -> Traffic:
-    """All inputs, and the product [..., M, N], of the type of the left matrix."""
+    """All inputs, and the product [..., M, N], of the type of the left matrix; ``out=`` makes it one of the inputs."""
 
     def traffic(arguments: Arguments) -> int | None:
+        given = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if len(given) > right + 1:
+            return _all_inputs(arguments)
         inputs, a, b = _all_inputs(arguments), _tensor(arguments, left), _tensor(arguments, right)
         if inputs is None or a is None or b is None or a.element_bytes is None or not a.shape or not b.shape:
             return None
