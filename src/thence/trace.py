@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from thence.analysis import glance as glances
     from thence.analysis import query as queries
+    from thence.analysis import roofline as rooflines
     from thence.analysis.collectives import clock_sync, communication, instances, missing
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.analysis.collectives.communication import Collectives
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.job import Job
     from thence.analysis.replayed_graph import ReplayedGraph
     from thence.analysis.report import Report
+    from thence.analysis.roofline import Roofline
     from thence.analysis.soundness import check
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps import kinds as step_kind_table
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs import coverage, labelling
     from thence.attribution.cuda_graphs.coverage import Coverage
     from thence.model.attributed import Attributed
+    from thence.model.peaks import Peaks
     from thence.model.places import By, FlameBy
     from thence.model.tables import Meta, Tables
     from thence.model.timeline import Timeline
@@ -102,7 +105,7 @@ else:
     _LATER = {
         "thence.analysis": "annotation_table consistency default_kind glance:glances "
         "graph_edges graph_lanes headline kernel_groups next_steps no_device_work part proof query:queries "
-        "replayed_graph report select spread streams summary",
+        "replayed_graph report roofline:rooflines select spread streams summary",
         "thence.analysis.collectives": "clock_sync communication instances missing",
         "thence.analysis.diff": "compare sample:samples",
         "thence.analysis.flame": "flame",
@@ -319,6 +322,19 @@ class Trace:
             MissingData: the trace holds no device activity.
         """
         return self._answer(replace(summary.summarize(self.tables, by), soundness=self._soundness))
+
+    def roofline(self, by: By = "module", peaks: Peaks | None = None) -> Roofline:
+        """FLOP, bytes, the share of what the device allows, and headroom, by one kind of place.
+
+        Args:
+            by: the kind of place that each row is: one of `thence.model.places.BY`.
+            peaks: of all devices, instead of those that thence knows.
+
+        Raises:
+            UsageError: ``by`` is none of `thence.model.places.BY`.
+            MissingData: the trace holds no device activity, or the peaks of its devices are not known.
+        """
+        return self._answer(rooflines.roofline(self.tables, by, peaks))
 
     def step_kinds(self) -> StepKinds:
         """Time per step of an inference server, by batch size, layer and kernel.

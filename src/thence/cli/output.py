@@ -32,6 +32,7 @@ SCHEMAS: Mapping[str, int] = {
     "streams": 1,
     "compile": 1,
     "idle": 2,
+    "roofline": 1,
     "steps": 2,
     "whatif": 2,
     "check": 1,

@@ -21,6 +21,7 @@ VERBS = {
     "streams": "Show which kernels run on which stream, and what overlaps.",
     "compile": "Show compilation time by phase.",
     "idle": "Divide idle GPU time by cause and by line, module or op.",
+    "roofline": "Show FLOP, bytes and headroom by module, line or kernel.",
     "steps": "List steps: duration, busy, idle and exposed time.",
     "whatif": "Predict the gain of a change by replaying the trace.",
     "check": "Check whether a trace is complete and consistent.",

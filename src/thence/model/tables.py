@@ -239,6 +239,12 @@ HOST = Table(
             _NAME,
             "of marks, and of launches of Triton kernels: further facts as a JSON object; null elsewhere",
         ),
+        Column(
+            "inputs",
+            _NAME,
+            "of operators: a JSON object with shapes (dims), element types (types), strides and scalars (values) of "
+            "their arguments; null where they were not recorded",
+        ),
     ),
     required=("rank", "process", "thread", "category", "name", "start", "duration"),
 )

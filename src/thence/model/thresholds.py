@@ -268,3 +268,9 @@ CONTRADICTING_LAUNCHES_SHARE = 0.02
 recording can begin or end within a launch, and may lose records, while a wrong numbering shows in most launches."""
 PROOFS_FOR_EACH = 10
 """How many activities that prove their slot in a command buffer outweigh one that contradicts its own."""
+
+# --- roofline
+
+SHORT_KERNEL_NS = 5_000
+"""A kernel of at most this time that takes more than twice its roofline is limited by latency: starting its blocks,
+filling the pipelines of its loads and draining them takes some microseconds, whatever it computes."""

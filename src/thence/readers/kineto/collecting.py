@@ -65,7 +65,7 @@ def _renumbered(piece: Arrays, names: dict[str, int], lanes: dict[Any, int], sai
     for key, values in columns.items():
         if key.endswith(".lane") and isinstance(values, np.ndarray):
             columns[key] = lane[values]
-        elif key in ("gpu.name", "host.name", "host.kernel", "host.metadata"):
+        elif key in ("gpu.name", "host.name", "host.kernel", "host.metadata", "host.inputs"):
             columns[key] = _gathered(name, values)
         elif key == "gpu.annotation":
             columns[key] = _gathered(annotation, values)

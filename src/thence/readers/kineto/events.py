@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from thence.model.arrays import Array
 
+_INPUTS = ("dims", "types", "strides", "values")
 _SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
 # Arguments that Kineto, its Python exporter and the CUPTI exporter write themselves.
 _OF_KINETO = frozenset(
@@ -55,7 +56,7 @@ MISSING = int(np.iinfo(np.int64).min)
 """Value (int64) in integer columns for an event that lacks the field."""
 Columns = dict[str, Any]
 """Column name to array, list of strings, or number; see `decode`."""
-NO_TIME = msgspec.Raw(b"")
+NO_TEXT = msgspec.Raw(b"")
 _annotation_fields = attrgetter(
     "label", "module", "collective", "annotated_stream", "autograd_phase", "module_fqn", "annotation",
     "annotation_text",
@@ -107,20 +108,35 @@ _LABEL_FIELDS = {
 
 
 def launch_facts(args: Sequence[Any], codes: Mapping[Any, int]) -> dict[str, Any]:
-    """Columns ``kernel`` and ``metadata`` (a JSON object) of host events: numbers of texts, -1 for none.
+    """Columns ``kernel``, ``metadata`` and ``inputs`` (JSON objects) of host events: numbers of texts, -1 for none.
 
     Args:
         args: arguments of each host event, as `thence.readers.kineto.events.Args`.
         codes: maps each text to its number.
     """
-    columns = {name: np.full(len(args), -1, np.int32) for name in ("kernel", "metadata")}
+    columns = {name: np.full(len(args), -1, np.int32) for name in ("kernel", "metadata", "inputs")}
     for row in given(args, "kernel"):
         if isinstance(args[row].kernel, str) and args[row].kernel:
             columns["kernel"][row] = codes[args[row].kernel]
     for row in given(args, "kernel_file"):
         if (facts := _source_facts(args[row])) is not None:
             columns["metadata"][row] = codes[facts]
+    inputs: dict[tuple[bytes, ...], int] = {}
+    for row, dims in enumerate(map(attrgetter("dims"), args)):
+        if dims is NO_TEXT:
+            continue
+        given_inputs = tuple(bytes(text) or b"[]" for text in map(args[row].__getattribute__, _INPUTS))
+        code = inputs.get(given_inputs)
+        if code is None:
+            texts = (f'"{name}":{_compact(text)}' for name, text in zip(_INPUTS, given_inputs, strict=True))
+            code = inputs[given_inputs] = codes[f"{{{','.join(texts)}}}"]
+        columns["inputs"][row] = code
     return columns
+
+
+def _compact(text: bytes) -> str:
+    """JSON without blanks between its tokens; Kineto writes a blank after each comma."""
+    return msgspec.json.format(text, indent=-1).decode()
 
 
 def given(rows: Sequence[Any], field: str) -> list[int]:
@@ -249,6 +265,11 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     kernel_hash: Any = None
     kernel_kwargs: Any = None
     kernel: Any = None  # of a launch on AMD's GPUs
+    # Inputs of an operator. They stay text, because many operators have the same, and each is parsed once.
+    dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input type")
+    strides: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Strides")
+    values: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Concrete Inputs")
     label: str | int | None = msgspec.field(default=None, name="name")
     collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
     in_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["in_elements"])
@@ -295,8 +316,8 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     pid: int | str = 0
     tid: int | str = 0
-    ts: msgspec.Raw = NO_TIME
-    dur: msgspec.Raw = NO_TIME
+    ts: msgspec.Raw = NO_TEXT
+    dur: msgspec.Raw = NO_TEXT
     id: int | str = MISSING
     args: Args = NO_ARGS
 
@@ -587,8 +608,8 @@ class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
 class DeviceEvent(msgspec.Struct, gc=False):
     """The fields that identify a device activity."""
 
-    ts: msgspec.Raw = NO_TIME
-    dur: msgspec.Raw = NO_TIME
+    ts: msgspec.Raw = NO_TEXT
+    dur: msgspec.Raw = NO_TEXT
     pid: int | str = 0
     tid: int | str = 0
     args: DeviceArgs = DeviceArgs()

@@ -64,7 +64,7 @@ _STREAM_LOST = (
 _ANNOTATION_KEYS = frozenset((*MODULE_KEYS, "name", "str", "annotation", _LANE_KEY, _PHASE, KINETO_KEYS["collective"]))
 _INTEGER, _REAL = (re.compile(r"-?(?:0|[1-9][0-9]{0,17})"), re.compile(r"-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?"))
 _CONSTANTS = {"True": True, "False": False, "None": None}
-_RARE_COLUMNS = ("kernel", "metadata")
+_RARE_COLUMNS = ("kernel", "metadata", "inputs")
 """Text columns that are empty in most files."""
 _SORTED_LAST = np.iinfo(np.int64).max
 """Sorts after all rows."""
@@ -395,7 +395,7 @@ def host_frame(host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows
         "thread": lanes.thread[lane],
         "category": _chosen(HOST_CATEGORIES, host.pop("category")),
         "name": _gathered(shown.cast(pl.Categorical()), host.pop("name")),
-        **{key: _texts(names, host.pop(key)) for key in ("kernel", "metadata")},
+        **{key: _texts(names, host.pop(key)) for key in _RARE_COLUMNS},
         "start": host.pop("start"),
         "duration": host.pop("duration"),
         "correlation": _integers(host.pop("correlation")),

@@ -1,0 +1,1 @@
+"""FLOP and bytes of device activities, and how they were found."""

@@ -1,0 +1,229 @@
+"""FLOP of operators that multiply: matrix products, convolutions and attention, by their shapes.
+
+A multiplication and an addition count as two operations. Counts are what the mathematics needs: for attention with a
+causal mask only the pairs of query and key that are not masked, also where a kernel computes more. Formulas are those
+of `torch.utils.flop_counter` where that is right; it counts masked pairs, which these do not.
+
+Each function takes the arguments of a call (`thence.attribution.work.operands`) and returns None where the record
+lacks what its formula needs. Signatures of ATen: native_functions.yaml of PyTorch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from thence.attribution.work.operands import Tensor, flag_of, integers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from thence.attribution.work.operands import Argument
+
+BACKWARD_OF_ATTENTION = 2.5
+"""FLOP of attention's backward pass, as a multiple of its forward pass: five matrix products (the scores again, dV, dP,
+dQ, dK) instead of two."""
+
+
+def _tensor(arguments: Sequence[Argument], number: int) -> Tensor | None:
+    argument = arguments[number] if number < len(arguments) else None
+    return argument if isinstance(argument, Tensor) else None
+
+
+def _product(left: int, right: int) -> Callable[[Sequence[Argument]], int | None]:
+    """2 M N K, for each matrix of a batch: left is [..., M, K], right [..., K, N] or, of a matrix and a vector, [K]."""
+
+    def flop(arguments: Sequence[Argument]) -> int | None:
+        a, b = _tensor(arguments, left), _tensor(arguments, right)
+        if a is None or b is None or not a.shape or not b.shape:
+            return None
+        columns = b.shape[-1] if len(b.shape) > 1 else 1
+        inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
+        return 2 * a.elements * columns if a.shape[-1] == inner else None
+
+    return flop
+
+
+def _grouped_product(arguments: Sequence[Argument]) -> int | None:
+    """``_grouped_mm(a, b, offsets)``: rows of a, or the inner dimension of both, are divided among the groups."""
+    a, b = _tensor(arguments, 0), _tensor(arguments, 1)
+    if a is None or b is None or not a.shape or not b.shape:
+        return None
+    if a.shape[-1] != b.shape[-2 if len(b.shape) > 1 else 0]:
+        return None
+    return 2 * a.elements * b.shape[-1]
+
+
+def _convolution_product(batch: int, positions: Sequence[int], weight: Tensor) -> int:
+    """2 x every weight x every position that it is applied at; a weight [C, C / groups, ...] is used once for each."""
+    return 2 * batch * math.prod(positions) * weight.elements
+
+
+def _output_positions(size: Sequence[int], weight: Tensor, *parameters: Sequence[int]) -> list[int] | None:
+    """Sizes of the output of a convolution that is not transposed."""
+    kernel = weight.shape[2:]
+    padding, stride, dilation = (_per_dimension(values, len(kernel)) for values in parameters)
+    if padding is None or stride is None or dilation is None or 0 in stride:
+        return None
+    return [
+        max(0, (n + 2 * p - d * (k - 1) - 1) // s + 1)
+        for n, k, p, s, d in zip(size, kernel, padding, stride, dilation, strict=True)
+    ]
+
+
+def _per_dimension(values: Sequence[int], dimensions: int) -> Sequence[int] | None:
+    if len(values) == dimensions:
+        return values
+    return list(values) * dimensions if len(values) == 1 else None
+
+
+def _convolution(
+    padding: int, stride: int, dilation: int, transposed: int | None = None
+) -> Callable[[Sequence[Argument]], int | None]:
+    """Convolution of an input (argument 0) with a weight (argument 1); the others are positions of arguments."""
+
+    def flop(arguments: Sequence[Argument]) -> int | None:
+        x, weight = _tensor(arguments, 0), _tensor(arguments, 1)
+        if x is None or weight is None or len(x.shape) < 3 or len(x.shape) != len(weight.shape):
+            return None
+        if transposed is not None:
+            is_transposed = flag_of(arguments[transposed]) if transposed < len(arguments) else None
+            if is_transposed is None:
+                return None
+            if is_transposed:
+                return _convolution_product(x.shape[0], x.shape[2:], weight)
+        numbers = [integers_of(arguments[n]) if n < len(arguments) else None for n in (padding, stride, dilation)]
+        known = [values for values in numbers if values is not None]
+        positions = _output_positions(x.shape[2:], weight, *known) if len(known) == len(numbers) else None
+        return None if positions is None else _convolution_product(x.shape[0], positions, weight)
+
+    return flop
+
+
+def _transposed_convolution(arguments: Sequence[Argument]) -> int | None:
+    x, weight = _tensor(arguments, 0), _tensor(arguments, 1)
+    if x is None or weight is None or len(x.shape) != len(weight.shape):
+        return None
+    return _convolution_product(x.shape[0], x.shape[2:], weight)
+
+
+def _convolution_backward(arguments: Sequence[Argument]) -> int | None:
+    """As much as the forward pass for each of the two gradients, of input and weight, that the mask asks for.
+
+    Arguments: grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+    output_mask.
+    """
+    gradient, x, weight = (_tensor(arguments, number) for number in range(3))
+    if gradient is None or x is None or weight is None or len(arguments) < 11:
+        return None
+    transposed = flag_of(arguments[7])
+    mask = str(arguments[10]).strip("[]").split(",")
+    if transposed is None or len(mask) != 3:
+        return None
+    gradients = sum(flag_of(text.strip()) is True for text in mask[:2])
+    positions = x.shape[2:] if transposed else gradient.shape[2:]
+    return gradients * _convolution_product(x.shape[0], positions, weight)
+
+
+def causal_pairs(queries: int, keys: int, *, bottom_right: bool) -> int:
+    """Pairs of query and key that a causal mask leaves.
+
+    Args:
+        queries: length of the sequence of queries.
+        keys: of keys.
+        bottom_right: the last query sees all keys (flash-attn); else the first query sees the first key (PyTorch).
+    """
+    first = keys - queries + 1 if bottom_right else 1  # keys that the first query sees; below 1 it sees none
+
+    def up_to(seen: int) -> int:
+        """Pairs of all rows that see at most this many keys, if each row saw one more than the one before it."""
+        seen, beyond = max(0, min(seen, keys)), max(0, seen - keys)
+        return seen * (seen + 1) // 2 + beyond * keys
+
+    return up_to(first + queries - 1) - up_to(first - 1)
+
+
+def _attention(
+    query: int,
+    causal: int,
+    times: float = 1,
+    *,
+    heads_last: bool = False,
+    bottom_right: bool = False,
+    lengths: int | None = None,
+) -> Callable[[Sequence[Argument]], int | None]:
+    """Attention of query, key, value (consecutive arguments) of shape [batch, heads, length, width].
+
+    Args:
+        query: position of the query.
+        causal: position of the argument that tells whether the mask is causal.
+        times: the forward pass counts once.
+        heads_last: shapes are [batch, length, heads, width].
+        bottom_right: see `causal_pairs`.
+        lengths: position of the tensor of cumulative lengths, which is given where sequences have different lengths.
+    """
+
+    def flop(arguments: Sequence[Argument]) -> int | None:
+        if lengths is not None and _tensor(arguments, lengths) is not None:
+            return None  # the lengths lie on the device
+        tensors = [_tensor(arguments, query + number) for number in range(3)]
+        is_causal = flag_of(arguments[causal]) if causal < len(arguments) else None
+        shapes = [tensor.shape for tensor in tensors if tensor is not None]
+        if is_causal is None or len(shapes) < 3 or any(len(shape) != 4 for shape in shapes):
+            return None  # three dimensions: sequences of different lengths
+        head, length = (2, 1) if heads_last else (1, 2)
+        q, k, v = shapes
+        queries, keys = q[length], k[length]
+        pairs = causal_pairs(queries, keys, bottom_right=bottom_right) if is_causal else queries * keys
+        return int(times * 2 * q[0] * q[head] * pairs * (q[3] + v[3]))
+
+    return flop
+
+
+_TIMES = BACKWARD_OF_ATTENTION
+
+FLOP: dict[str, Callable[[Sequence[Argument]], int | None]] = {
+    "aten::mm": _product(0, 1),
+    "aten::mv": _product(0, 1),
+    "aten::dot": _product(0, 1),
+    "aten::vdot": _product(0, 1),
+    "aten::bmm": _product(0, 1),
+    "aten::addmm": _product(1, 2),
+    "aten::addmv": _product(1, 2),
+    "aten::baddbmm": _product(1, 2),
+    "aten::addbmm": _product(1, 2),
+    "aten::_addmm_activation": _product(1, 2),
+    "aten::_int_mm": _product(0, 1),
+    "aten::_scaled_mm": _product(0, 1),
+    "aten::_grouped_mm": _grouped_product,
+    "aten::_scaled_grouped_mm": _grouped_product,
+    "aten::convolution": _convolution(4, 3, 5, 6),
+    "aten::_convolution": _convolution(4, 3, 5, 6),
+    "aten::convolution_overrideable": _convolution(4, 3, 5, 6),
+    "aten::cudnn_convolution": _convolution(2, 3, 4),
+    "aten::cudnn_convolution_relu": _convolution(4, 3, 5),
+    "aten::miopen_convolution": _convolution(3, 4, 5),
+    "aten::mkldnn_convolution": _convolution(3, 4, 5),
+    "aten::_slow_conv2d_forward": _convolution(5, 4, 4),
+    "aten::cudnn_convolution_transpose": _transposed_convolution,
+    "aten::miopen_convolution_transpose": _transposed_convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::_scaled_dot_product_flash_attention": _attention(0, 4),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(0, 4),
+    "aten::_scaled_dot_product_efficient_attention": _attention(0, 6),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(0, 6),
+    "aten::_scaled_dot_product_fused_attention_overrideable": _attention(0, 5),
+    "aten::_scaled_dot_product_flash_attention_backward": _attention(1, 11, _TIMES),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 7, _TIMES),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, 11, _TIMES),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, 14, _TIMES),
+    "aten::_flash_attention_forward": _attention(0, 8, heads_last=True, bottom_right=True),
+    "aten::_flash_attention_backward": _attention(1, 11, _TIMES, heads_last=True, bottom_right=True),
+    "aten::_efficient_attention_forward": _attention(0, 9, heads_last=True, lengths=4),
+    "aten::_efficient_attention_backward": _attention(1, 14, _TIMES, heads_last=True, lengths=6),
+    "aten::_cudnn_attention_forward": _attention(0, 10),
+    "aten::_cudnn_attention_backward": _attention(1, 14, _TIMES),
+    "flash_attn::_flash_attn_forward": _attention(0, 5, heads_last=True, bottom_right=True),
+    "flash_attn::_flash_attn_backward": _attention(1, 11, _TIMES, heads_last=True, bottom_right=True),
+}
+"""By the name of the operator; one that is not here does no matrix product, or its shapes do not tell how much."""

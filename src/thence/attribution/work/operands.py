@@ -1,0 +1,144 @@
+"""The inputs of a framework operator as profilers record them: shapes, element types, strides and values of scalars."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from thence.model.json_fields import JsonInt64, NotAsWritten, decoded
+
+MAX_ELEMENTS = 1 << 60
+"""A tensor with more elements than memory can hold bytes is a damaged record."""
+
+ELEMENT_BYTES = {
+    "bool": 1,
+    "c10::BFloat16": 2,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e4m3fnuz": 1,
+    "c10::Float8_e5m2": 1,
+    "c10::Float8_e5m2fnuz": 1,
+    "c10::Float8_e8m0fnu": 1,
+    "c10::Half": 2,
+    "c10::complex<double>": 16,
+    "c10::complex<float>": 8,
+    "double": 8,
+    "float": 4,
+    "int": 4,
+    "long int": 8,
+    "short int": 2,
+    "signed char": 1,
+    "unsigned char": 1,
+}
+"""Bytes of an element, by the name of its type in Kineto's ``Input type`` (C++ names of torch::ScalarType)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor argument.
+
+    Attributes:
+        shape: its sizes.
+        type: of an element, as Kineto names it; None inside of lists of tensors, whose types are not recorded.
+        strides: in elements; None if they are not recorded.
+    """
+
+    shape: tuple[int, ...]
+    type: str | None = None
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def elements(self) -> int:
+        """Number of its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def element_bytes(self) -> int | None:
+        """Bytes of an element; None for unknown types."""
+        return None if self.type is None else ELEMENT_BYTES.get(self.type)
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of its distinct elements: an expanded dimension, of stride 0, is stored once. None if unknown."""
+        size = self.element_bytes
+        if size is None:
+            return None
+        if self.strides is None or len(self.strides) != len(self.shape):
+            return size * self.elements
+        return size * math.prod(n for n, stride in zip(self.shape, self.strides, strict=True) if stride != 0 or n == 0)
+
+
+Argument = Tensor | tuple[Tensor, ...] | str | None
+"""A tensor, a list of tensors, the text of a scalar or of a list of scalars, or nothing (an argument not given)."""
+
+_Sizes = list[JsonInt64 | list[JsonInt64]]
+"""Sizes of a tensor, or of each tensor of a list."""
+
+
+class _Inputs(msgspec.Struct):
+    """What `HOST.inputs` holds: Kineto's four lists, one entry for each argument."""
+
+    dims: list[_Sizes] = []
+    types: list[str] = []
+    strides: list[_Sizes] = []
+    values: list[str] = []
+
+
+def arguments_of(inputs: str) -> tuple[Argument, ...] | None:
+    """The arguments of an operator; None for text that is damaged or impossible.
+
+    Args:
+        inputs: JSON with ``dims``, ``types``, and, where they are recorded, ``strides`` and ``values``.
+    """
+    try:
+        given = decoded(inputs.encode(), _Inputs)
+    except NotAsWritten:
+        return None
+    if len(given.dims) != len(given.types):
+        return None
+    arguments = []
+    for number, (dims, kind) in enumerate(zip(given.dims, given.types, strict=True)):
+        strides = given.strides[number] if number < len(given.strides) else None
+        value = given.values[number] if number < len(given.values) else ""
+        arguments.append(_argument(dims, kind, strides, value))
+    every = (tensor for argument in arguments for tensor in tensors_of(argument))
+    if any(min(tensor.shape, default=0) < 0 or tensor.elements > MAX_ELEMENTS for tensor in every):
+        return None
+    return tuple(arguments)
+
+
+def _argument(dims: _Sizes, kind: str, strides: _Sizes | None, value: str) -> Argument:
+    if kind == "TensorList":
+        return tuple(Tensor(tuple(sizes)) for sizes in dims if isinstance(sizes, list))
+    if kind in ELEMENT_BYTES or kind.startswith("c10::"):
+        return Tensor(_integers(dims), kind, None if strides is None else _integers(strides))
+    return value or None
+
+
+def _integers(sizes: _Sizes) -> tuple[int, ...]:
+    return tuple(size for size in sizes if isinstance(size, int))
+
+
+def tensors_of(argument: Argument) -> tuple[Tensor, ...]:
+    """The tensors in an argument."""
+    if isinstance(argument, Tensor):
+        return (argument,)
+    return argument if isinstance(argument, tuple) else ()
+
+
+def integers_of(argument: Argument) -> tuple[int, ...] | None:
+    """The numbers of a recorded list such as ``[2, 2]``, or of one number; None if it is something else."""
+    if not isinstance(argument, str):
+        return None
+    try:
+        return tuple(int(text) for text in argument.strip("[]").split(",") if text.strip())
+    except ValueError:
+        return None
+
+
+def flag_of(argument: Argument) -> bool | None:
+    """A recorded truth value; None if it was not recorded."""
+    return {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}.get(
+        argument if isinstance(argument, str) else ""
+    )

@@ -1,0 +1,332 @@
+"""Bytes that an operator must at least move between memory and the GPU's cores, by the shapes of its inputs.
+
+Each input is read once and each output written once, as if caches were perfect. Profilers record inputs only, so the
+output follows from the operator. What a kernel really moves can be more (data read again, padding), or less where the
+data is in the L2 cache. Each function returns None where the record lacks what it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from thence.attribution.work.operands import Tensor, flag_of, integers_of, tensors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from thence.attribution.work.operands import Argument
+
+    Arguments = Sequence[Argument]
+    Traffic = Callable[[Arguments], int | None]
+
+_TRUTH_BYTES = 1
+_INDEX_BYTES = 8  # indices of PyTorch are int64
+
+
+def _tensor(arguments: Arguments, number: int) -> Tensor | None:
+    argument = arguments[number] if number < len(arguments) else None
+    return argument if isinstance(argument, Tensor) else None
+
+
+def _all_inputs(arguments: Arguments) -> int | None:
+    """Bytes of all tensors that the operator takes."""
+    sizes = [tensor.bytes for argument in arguments for tensor in tensors_of(argument)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) and sizes else None
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> int:
+    """Number of elements of tensors that are broadcast against each other."""
+    longest = max(len(tensor.shape) for tensor in tensors)
+    shapes = [(1,) * (longest - len(tensor.shape)) + tensor.shape for tensor in tensors]
+    return math.prod(0 if 0 in sizes else max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+def _result_bytes(tensors: Sequence[Tensor]) -> int | None:
+    """Bytes of an element of a result: tensors with dimensions decide before those without, floats before integers."""
+    candidates = [tensor for tensor in tensors if tensor.shape] or list(tensors)
+    ranked = [(tensor.type in _FLOATING, size) for tensor in candidates if (size := tensor.element_bytes) is not None]
+    return max(ranked)[1] if len(ranked) == len(candidates) else None
+
+
+_FLOATING = frozenset({"float", "double", "c10::Half", "c10::BFloat16", "c10::complex<float>", "c10::complex<double>"})
+
+
+def _pointwise(arguments: Arguments) -> int | None:
+    """All inputs, and an output of their common shape."""
+    return _with_output(arguments, None)
+
+
+def _pointwise_truth(arguments: Arguments) -> int | None:
+    """All inputs, and an output of truth values."""
+    return _with_output(arguments, _TRUTH_BYTES)
+
+
+def _with_output(arguments: Arguments, element_bytes: int | None) -> int | None:
+    tensors = [tensor for argument in arguments for tensor in tensors_of(argument)]
+    inputs = _all_inputs(arguments)
+    if inputs is None:
+        return None
+    size = element_bytes or _result_bytes(tensors)
+    return None if size is None else inputs + size * _broadcast(tensors)
+
+
+def _in_place(arguments: Arguments) -> int | None:
+    """All inputs, and the first once more, which is written."""
+    inputs, first = _all_inputs(arguments), _tensor(arguments, 0)
+    if inputs is None or first is None or first.bytes is None:
+        return None
+    return inputs + first.bytes
+
+
+def _copy(arguments: Arguments) -> int | None:
+    """``copy_(to, from)``: one is written, the other read."""
+    written, read = _tensor(arguments, 0), _tensor(arguments, 1)
+    if written is None or read is None or written.bytes is None or read.bytes is None:
+        return None
+    return written.bytes + read.bytes
+
+
+def _write(arguments: Arguments) -> int | None:
+    """The first argument is written."""
+    first = _tensor(arguments, 0)
+    return None if first is None else first.bytes
+
+
+def _like_first(arguments: Arguments) -> int | None:
+    """All inputs, and an output like the first."""
+    inputs, first = _all_inputs(arguments), _tensor(arguments, 0)
+    if inputs is None or first is None or first.element_bytes is None:
+        return None
+    return inputs + first.element_bytes * first.elements
+
+
+def _dropout(arguments: Arguments) -> int | None:
+    """``native_dropout``: an output like the input, and a mask of truth values."""
+    first, same = _tensor(arguments, 0), _like_first(arguments)
+    return None if first is None or same is None else same + _TRUTH_BYTES * first.elements
+
+
+def _reduction(dimensions: int | None) -> Traffic:
+    """The input, and an output without the dimensions that this argument names; of all of them if it is not given."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        first = _tensor(arguments, 0)
+        if first is None or first.bytes is None or first.element_bytes is None:
+            return None
+        named = arguments[dimensions] if dimensions is not None and dimensions < len(arguments) else None
+        axes = integers_of(named) if named is not None else ()
+        if axes is None or any(not -len(first.shape) <= axis < len(first.shape) for axis in axes):
+            return None
+        kept = set(range(len(first.shape))) - {axis % len(first.shape) for axis in axes} if axes else set()
+        return first.bytes + first.element_bytes * math.prod(first.shape[axis] for axis in kept)
+
+    return traffic
+
+
+def _product(left: int, right: int) -> Traffic:
+    """All inputs, and the product [..., M, N], of the type of the left matrix; ``out=`` makes it one of the inputs."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        given = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if len(given) > right + 1:
+            return _all_inputs(arguments)
+        inputs, a, b = _all_inputs(arguments), _tensor(arguments, left), _tensor(arguments, right)
+        if inputs is None or a is None or b is None or a.element_bytes is None or not a.shape or not b.shape:
+            return None
+        columns = b.shape[-1] if len(b.shape) > 1 else 1
+        return inputs + a.element_bytes * math.prod(a.shape[:-1]) * columns
+
+    return traffic
+
+
+def _embedding(arguments: Arguments) -> int | None:
+    """``embedding(weight, indices)``: the rows that are taken are read and written."""
+    weight, indices = _tensor(arguments, 0), _tensor(arguments, 1)
+    if weight is None or indices is None or indices.bytes is None or weight.element_bytes is None or not weight.shape:
+        return None
+    return indices.bytes + 2 * indices.elements * weight.shape[-1] * weight.element_bytes
+
+
+def _embedding_backward(arguments: Arguments) -> int | None:
+    """``embedding_dense_backward(gradient, indices, rows)``: the gradient is read, all rows of the result written."""
+    gradient, indices = _tensor(arguments, 0), _tensor(arguments, 1)
+    rows = integers_of(arguments[2]) if len(arguments) > 2 else None
+    if gradient is None or indices is None or gradient.element_bytes is None or not gradient.shape or not rows:
+        return None
+    read = gradient.element_bytes * gradient.elements + _INDEX_BYTES * indices.elements
+    return read + gradient.element_bytes * rows[0] * gradient.shape[-1]
+
+
+def _gather(index: int) -> Traffic:
+    """The index is read, and as many elements are read and written."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        first, taken = _tensor(arguments, 0), _tensor(arguments, index)
+        if first is None or taken is None or first.element_bytes is None or taken.bytes is None:
+            return None
+        return taken.bytes + 2 * taken.elements * first.element_bytes
+
+    return traffic
+
+
+def _index_select(arguments: Arguments) -> int | None:
+    """``index_select(input, dimension, index)``: whole slices are read and written."""
+    first, index = _tensor(arguments, 0), _tensor(arguments, 2)
+    axis = integers_of(arguments[1]) if len(arguments) > 2 else None
+    if first is None or index is None or not axis or first.element_bytes is None or not first.shape:
+        return None
+    if not -len(first.shape) <= axis[0] < len(first.shape) or first.shape[axis[0]] == 0:
+        return None
+    taken = first.elements // first.shape[axis[0]] * index.elements
+    return _INDEX_BYTES * index.elements + 2 * taken * first.element_bytes
+
+
+def _loss(arguments: Arguments) -> int | None:
+    """``nll_loss_forward(input, target)``: one element of each row, and the target."""
+    first, target = _tensor(arguments, 0), _tensor(arguments, 1)
+    if first is None or target is None or target.bytes is None or first.element_bytes is None:
+        return None
+    return target.bytes + target.elements * first.element_bytes
+
+
+def _loss_backward(arguments: Arguments) -> int | None:
+    """``nll_loss_backward(gradient, input, target)``: a gradient like the input is written."""
+    first, target = _tensor(arguments, 1), _tensor(arguments, 2)
+    if first is None or target is None or target.bytes is None or first.element_bytes is None:
+        return None
+    return target.bytes + first.elements * first.element_bytes
+
+
+def _attention(query: int, outputs: int) -> Traffic:
+    """All inputs; outputs: of the forward pass one like the query, of the backward pass the three gradients."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        inputs = _all_inputs(arguments)
+        tensors = [_tensor(arguments, query + number) for number in range(3)]
+        sizes = [tensor.bytes for tensor in tensors[:outputs] if tensor is not None]
+        known = [size for size in sizes if size is not None]
+        return inputs + sum(known) if inputs is not None and len(known) == outputs else None
+
+    return traffic
+
+
+def _convolution_backward(arguments: Arguments) -> int | None:
+    """The inputs, and the gradients of input and weight that the mask asks for."""
+    inputs = _all_inputs(arguments)
+    mask = str(arguments[10]).strip("[]").split(",") if len(arguments) > 10 else []
+    if inputs is None or len(mask) != 3:
+        return None
+    wanted = [_tensor(arguments, number + 1) for number in range(2) if flag_of(mask[number].strip())]
+    return inputs + sum(tensor.bytes or 0 for tensor in wanted if tensor is not None)
+
+
+def _inductor(arguments: Arguments) -> int | None:
+    """A Triton kernel by Inductor: all its tensors, inputs and outputs alike; those changed in place count once."""
+    return _all_inputs(arguments)
+
+
+def _lists(read: Sequence[int], written: Sequence[int]) -> Callable[[Arguments, int], int | None]:
+    """Lists of tensors by the positions of arguments; their element type is not recorded and must be given."""
+
+    def traffic(arguments: Arguments, element_bytes: int) -> int | None:
+        def elements(numbers: Sequence[int]) -> list[int]:
+            return [
+                sum(tensor.elements for tensor in tensors_of(arguments[number]))
+                for number in numbers
+                if number < len(arguments)
+            ]
+
+        counts = elements((*read, *written))
+        return element_bytes * sum(counts) if counts and max(counts) > 0 else None
+
+    return traffic
+
+
+_POINTWISE = """
+abs add addcdiv addcmul atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min cos cumsum
+div elu elu_backward erf exp exp2 expm1 flip floor floor_divide fmod gelu gelu_backward glu_backward hardsigmoid
+hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu leaky_relu_backward lerp log log10 log1p log2
+log_sigmoid_forward masked_fill maximum minimum mul nan_to_num neg pow reciprocal relu remainder roll round rsqrt rsub
+sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sub tanh tanh_backward
+threshold_backward tril triu trunc where xlogy
+"""
+_TRUTH = """
+eq ge gt isfinite isinf isnan le logical_and logical_not logical_or logical_xor lt ne
+"""
+
+_LIKE_FIRST = """
+_fused_rms_norm _fused_rms_norm_backward _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data clone
+cudnn_batch_norm cudnn_batch_norm_backward native_batch_norm native_batch_norm_backward native_dropout_backward
+native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward rms_norm
+"""
+
+TRAFFIC: dict[str, Traffic] = {
+    **{f"aten::{name}": _pointwise for name in _POINTWISE.split()},
+    **{f"aten::{name}_": _in_place for name in _POINTWISE.split()},
+    **{f"aten::{name}": _pointwise_truth for name in _TRUTH.split()},
+    **{f"aten::{name}": _like_first for name in _LIKE_FIRST.split()},
+    **{f"aten::{name}": _write for name in ("fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_")},
+    **{f"aten::{name}": _reduction(1) for name in ("sum", "mean", "amax", "amin", "argmax", "argmin", "logsumexp")},
+    **{f"aten::{name}": _reduction(1) for name in ("std", "var", "var_mean", "any", "all")},
+    **{f"aten::{name}": _reduction(None) for name in ("max", "min", "prod")},
+    **{f"aten::{name}": _product(0, 1) for name in ("mm", "mv", "dot", "vdot", "bmm", "_int_mm")},
+    **{f"aten::{name}": _product(1, 2) for name in ("addmm", "addmv", "baddbmm", "_addmm_activation")},
+    "aten::linalg_vector_norm": _reduction(2),
+    "aten::copy_": _copy,
+    "aten::native_dropout": _dropout,
+    "aten::embedding": _embedding,
+    "aten::embedding_dense_backward": _embedding_backward,
+    "aten::gather": _gather(2),
+    "aten::index_select": _index_select,
+    "aten::nll_loss_forward": _loss,
+    "aten::nll_loss_backward": _loss_backward,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::_scaled_dot_product_flash_attention": _attention(0, 1),
+    "aten::_scaled_dot_product_efficient_attention": _attention(0, 1),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(0, 1),
+    "aten::_flash_attention_forward": _attention(0, 1),
+    "aten::_efficient_attention_forward": _attention(0, 1),
+    "aten::_cudnn_attention_forward": _attention(0, 1),
+    "aten::_scaled_dot_product_flash_attention_backward": _attention(1, 3),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, 3),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, 3),
+    "aten::_flash_attention_backward": _attention(1, 3),
+    "aten::_efficient_attention_backward": _attention(1, 3),
+    "aten::_cudnn_attention_backward": _attention(1, 3),
+}
+"""By the name of the operator; one that is not here has no model."""
+
+LISTS: dict[str, Callable[[Arguments, int], int | None]] = {
+    # parameters, gradients, moments: all are read, and all but the gradients are written
+    **{f"aten::_fused_{name}_": _lists((0, 1, 2, 3, 4), (0, 2, 3, 4)) for name in ("adam", "adamw")},
+    "aten::_fused_sgd_": _lists((0, 1, 2), (0, 2)),
+    "aten::_foreach_copy_": _lists((1,), (0,)),
+    "aten::cat": _lists((0,), (0,)),
+    "aten::stack": _lists((0,), (0,)),
+    "aten::_chunk_cat": _lists((0,), (0,)),
+    **{f"aten::_foreach_{name}_": _lists((0, 1), (0,)) for name in ("add", "sub", "mul", "div", "lerp")},
+    **{f"aten::_foreach_{name}_": _lists((0, 1, 2), (0,)) for name in ("addcmul", "addcdiv")},
+    **{f"aten::_foreach_{name}": _lists((0, 1), (0,)) for name in ("add", "sub", "mul", "div")},
+    **{f"aten::_foreach_{name}": _lists((0,), (0,)) for name in ("sqrt", "neg")},
+    "aten::_foreach_sqrt_": _lists((0,), (0,)),
+    "aten::_foreach_zero_": _lists((), (0,)),
+    "aten::_foreach_norm": _lists((0,), ()),
+}
+"""Operators on lists of tensors, whose element type profilers do not record: also given the bytes of an element."""
+
+
+def traffic_of(name: str, arguments: Arguments, element_bytes: int | None) -> int | None:
+    """Bytes that a call moves at least; None if there is no model, or the record lacks what it needs.
+
+    Args:
+        name: of the operator, or of a Triton kernel by Inductor, whose launch is recorded as an operator.
+        arguments: of the call.
+        element_bytes: bytes of an element that the kernel computes with, for lists of tensors; None if unknown.
+    """
+    if name in TRAFFIC:
+        return TRAFFIC[name](arguments)
+    if name in LISTS:
+        return None if element_bytes is None else LISTS[name](arguments, element_bytes)
+    return _inductor(arguments) if name.startswith("triton_") else None

@@ -1,0 +1,122 @@
+"""The roofline of places, against sums over the raw file and figures by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import thence
+from helpers import run_thence
+from thence.model.peaks import Peaks
+
+DATA = Path(__file__).parents[1] / "data" / "torch"
+COMPILED = DATA / "torch_compile_rank0.json.gz"
+H200 = {"bfloat16": 132 * 4096 * 1.83 / 1e3, "gbps": 4814.0}
+
+
+@pytest.fixture(scope="module")
+def trace() -> thence.Trace:
+    return thence.open(COMPILED)
+
+
+def raw_products() -> dict[str, tuple[int, float]]:
+    """FLOP and kernel time (us) of the matrix products in the raw file, each operator once."""
+    with gzip.open(COMPILED) as file:
+        events = json.load(file)["traceEvents"]
+    operators = {e["args"]["External id"]: e for e in events if e.get("cat") == "cpu_op"}
+    times: dict[int, float] = defaultdict(float)
+    for event in events:
+        if event.get("cat") == "kernel":
+            times[event["args"].get("External id", 0)] += event["dur"]
+    sums: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+    for number, time in times.items():
+        operator: dict[str, Any] = operators.get(number, {"name": ""})
+        if operator["name"] in {"aten::mm", "aten::addmm"}:
+            skipped = operator["name"] == "aten::addmm"  # the bias; a third matrix of mm is its output
+            left, right = operator["args"]["Input Dims"][skipped : skipped + 2]
+            flop, before = sums[operator["name"]]
+            sums[operator["name"]] = (flop + 2 * left[0] * left[1] * right[1], before + time)
+    return sums
+
+
+def test_products_are_those_of_the_raw_file(trace: thence.Trace) -> None:
+    rows = {row["name"]: row for row in trace.roofline("op").rows.iter_rows(named=True)}
+    products = raw_products()
+    assert set(products) == {"aten::mm", "aten::addmm"}
+    for name, (flop, time_us) in products.items():
+        row = rows[name]
+        assert row["flop"] == pytest.approx(flop, rel=1e-12)
+        assert row["total_ns"] >= 1e3 * time_us - row["count"], "memsets of a product count, too"
+        assert row["tflops"] == pytest.approx(flop / time_us / 1e6, rel=2e-3)
+
+
+@pytest.mark.parametrize("by", ["kernel", "op", "source", "phase", "rank"])
+def test_rows_add_up_for_each_kind_of_place(trace: thence.Trace, by: str) -> None:
+    found = trace.roofline(by)  # type: ignore[arg-type]
+    rows = found.rows
+    assert rows["total_ns"].sum() == trace.tables.gpu["duration"].sum()
+    assert rows["modelled_ns"].sum() + found.reasons["total_ns"].sum() == rows["total_ns"].sum()
+    assert rows["roofline_ns"].sum() + rows["headroom_ns"].sum() == pytest.approx(rows["modelled_ns"].sum())
+    assert rows["share"].sum() == pytest.approx(1)
+    assert (rows["peak_share"].drop_nulls() <= 1).all()
+
+
+def test_the_roofline_of_one_product_by_hand(trace: thence.Trace) -> None:
+    """The first product of the file: the longer of its FLOP by the peak and its bytes by the bandwidth."""
+    found = trace.roofline("op").rows.filter(pl.col("name") == "aten::mm")
+    with gzip.open(COMPILED) as file:
+        events = json.load(file)["traceEvents"]
+    operators = {e["args"]["External id"]: e["args"]["Input Dims"] for e in events if e.get("name") == "aten::mm"}
+    whole = 0.0
+    for event in events:
+        if event.get("cat") == "kernel" and event["args"].get("External id") in operators:
+            (m, k), (_, n) = operators[event["args"]["External id"]][:2]
+            compute = 2 * m * k * n / H200["bfloat16"] / 1e3
+            memory = 2 * (m * k + k * n + m * n) / H200["gbps"]
+            whole += min(max(compute, memory), 1e3 * event["dur"])
+    assert found["roofline_ns"][0] == pytest.approx(whole, rel=1e-3)
+
+
+def test_a_replay_without_operators_has_no_roofline() -> None:
+    found = thence.open(DATA / "graph_replay_rank0.json.gz").roofline("kernel")
+    assert found.totals["flop_modelled_ns"] == found.totals["bytes_only_ns"] == 0
+    assert found.rows["bound"].unique().to_list() == ["unknown"]
+    assert found.rows["tflops"].null_count() == found.rows.height, "unknown is not zero"
+    assert found.reasons["code"].to_list() == ["no_operator"]
+
+
+def test_peaks_of_the_user_replace_ours(trace: thence.Trace) -> None:
+    half = Peaks("ours", {"bfloat16": H200["bfloat16"] / 2}, H200["gbps"], "given")
+    name = pl.col("name") == "aten::mm"
+    known, given = (trace.roofline("op", peaks).rows.filter(name) for peaks in (None, half))
+    assert given["roofline_ns"][0] > known["roofline_ns"][0]
+    assert given["flop"][0] == known["flop"][0]
+
+
+def test_a_device_of_unknown_name_is_refused(tmp_path: Path) -> None:
+    text = gzip.decompress(COMPILED.read_bytes()).replace(b"NVIDIA H200", b"NVIDIA Unheard")
+    (tmp_path / "trace.json").write_bytes(text)
+    with pytest.raises(thence.MissingData, match=r"peaks of NVIDIA Unheard are not known; --peak"):
+        thence.open(tmp_path / "trace.json").roofline()
+    arguments = ("roofline", tmp_path / "trace.json", "--by", "op", "--format", "json")
+    done = run_thence(*arguments, "--peak", "bf16=989", "--bandwidth", "4814")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == 1
+    assert {"by", "peaks", "totals", "rows", "reasons", "soundness", "warnings"} <= set(document)
+    assert {row["code"] for row in document["reasons"]} >= {"no_peak"}
+
+
+@pytest.mark.parametrize(
+    "options", [["--peak", "bf16=989"], ["--bandwidth", "3"], ["--peak", "bf17=1", "--bandwidth", "3"]]
+)
+def test_peaks_that_say_too_little_are_refused(options: list[str]) -> None:
+    done = run_thence("roofline", COMPILED, *options)
+    assert done.returncode == 2
+    assert b"--peak" in done.stderr

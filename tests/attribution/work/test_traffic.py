@@ -1,0 +1,66 @@
+"""Bytes that operators move at least, counted by hand: every tensor once."""
+
+from __future__ import annotations
+
+import pytest
+
+from thence.attribution.work.operands import Argument, Tensor
+from thence.attribution.work.traffic import traffic_of
+
+BF16 = "c10::BFloat16"
+
+
+def tensor(*shape: int, kind: str = "float", strides: tuple[int, ...] | None = None) -> Tensor:
+    return Tensor(shape, kind, strides)
+
+
+TOKENS = tensor(8, 100, kind="long int")
+CASES: list[tuple[str, tuple[Argument, ...], int | None]] = [
+    ("aten::mm", (tensor(3, 5), tensor(5, 7)), 4 * (15 + 35 + 21)),
+    ("aten::mm", (tensor(3, 5), tensor(5, 7), tensor(3, 7)), 4 * (15 + 35 + 21)),
+    ("aten::addmm", (tensor(7), tensor(3, 5), tensor(5, 7)), 4 * (7 + 15 + 35 + 21)),
+    ("aten::bmm", (tensor(2, 3, 5, kind=BF16), tensor(2, 5, 7, kind=BF16)), 2 * 2 * (15 + 35 + 21)),
+    ("aten::add", (tensor(8, 1), tensor(1, 9), "1"), 4 * (8 + 9 + 72)),
+    ("aten::add", (tensor(8, kind=BF16), tensor(8)), 2 * 8 + 4 * 8 + 4 * 8),
+    ("aten::mul", (tensor(8, kind=BF16), tensor(kind="double")), 2 * 8 + 8 + 2 * 8),
+    ("aten::add_", (tensor(8, 9), tensor(9), "1"), 4 * (72 + 9 + 72)),
+    ("aten::lt", (tensor(8), "0"), 4 * 8 + 8),
+    ("aten::where", (tensor(8, kind="bool"), tensor(8), tensor(8)), 8 + 3 * 32),
+    ("aten::copy_", (tensor(8, kind=BF16), tensor(8), "False"), 16 + 32),
+    ("aten::copy_", (tensor(8, 9), tensor(8, 9, strides=(0, 1)), "False"), 4 * (72 + 9)),
+    ("aten::fill_", (tensor(10), "0"), 40),
+    ("aten::sum", (tensor(6, 7), "[0]", "True", None), 4 * (42 + 7)),
+    ("aten::sum", (tensor(6, 7), None), 4 * (42 + 1)),
+    ("aten::mean", (tensor(6, 7, 8), "[-1, 0]", "False", None), 4 * (336 + 7)),
+    ("aten::sum", (tensor(6, 7), "[5]"), None),
+    ("aten::_softmax", (tensor(6, 7), "-1", "False"), 4 * 84),
+    ("aten::native_layer_norm", (tensor(6, 7), "[7]", tensor(7), tensor(7), "1e-5"), 4 * (42 + 14 + 42)),
+    ("aten::native_dropout", (tensor(10), "0.1", "True"), 40 + 40 + 10),
+    ("aten::embedding", (tensor(50, 16), TOKENS, "-1"), 8 * 800 + 2 * 800 * 16 * 4),
+    ("aten::embedding_dense_backward", (tensor(8, 100, 16), TOKENS, "50", "-1"), 4 * 12800 + 8 * 800 + 4 * 50 * 16),
+    ("aten::nll_loss_forward", (tensor(9, 50), tensor(9, kind="long int")), 8 * 9 + 4 * 9),
+    ("aten::index_select", (tensor(50, 16), "0", tensor(3, kind="long int")), 24 + 2 * 3 * 16 * 4),
+    ("aten::gather", (tensor(50, 16), "0", tensor(3, 16, kind="long int")), 8 * 48 + 2 * 48 * 4),
+    (
+        "aten::_scaled_dot_product_flash_attention",
+        (tensor(2, 4, 10, 16), tensor(2, 2, 14, 16), tensor(2, 2, 14, 16), "0.", "True"),
+        4 * 2 * 16 * (40 + 28 + 28 + 40),
+    ),
+    ("triton_poi_fused_add_0", (tensor(8, 256), tensor(8, 256), "2048"), 2 * 4 * 2048),
+    ("aten::unknown", (tensor(8),), None),
+    ("aten::add", (Tensor((8,), "c10::Strange"), tensor(8)), None),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), CASES)
+def test_every_tensor_is_moved_once(name: str, arguments: tuple[Argument, ...], expected: int | None) -> None:
+    assert traffic_of(name, arguments, None) == expected
+
+
+def test_lists_of_tensors_need_the_size_of_an_element() -> None:
+    lists = tuple((Tensor((10, 3)), Tensor((5,))) for _ in range(4))
+    assert traffic_of("aten::_fused_adamw_", lists, None) is None
+    assert traffic_of("aten::_fused_adamw_", lists, 4) == 4 * 35 * (4 + 3)
+    assert traffic_of("aten::cat", (lists[0], "0"), 2) == 2 * 35 * 2
+    assert traffic_of("aten::_foreach_add_", (lists[0], lists[1], "1"), 4) == 4 * 35 * 3
+    assert traffic_of("aten::cat", ((), "0"), 2) is None, "lists that were not recorded"
