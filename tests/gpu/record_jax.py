@@ -312,7 +312,7 @@ def main() -> None:
     print("=== recorded from within the program: from before JAX was imported, and after the warm-up")
     coverage(directory / "in-code-train", PROGRAMS["train"])
     late = thence.open(str(directory / "in-code-late-train"))
-    print("late:", late.activities.height, "activities;", late.programs.height, "programs;", late.meta.warnings)
+    print("late:", late.activities.height, "activities;", late.tables.programs.height, "programs;", late.meta.warnings)
     judge(bool(late.meta.warnings), "what is not known of a recording that began after the warm-up is said")
     end()
 

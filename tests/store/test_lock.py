@@ -124,4 +124,4 @@ def test_twenty_processes_on_one_store_get_a_right_answer_or_a_sentence(trace: P
     (rows,) = {json.dumps(json.loads(answers[i])["rows"]) for i in range(0, 20, 2) if codes[i] == 0}
     assert [row["total_ns"] for row in json.loads(rows)] == [5125 + 5000]
     assert [path.name for path in (store / "ranks").iterdir() if path.name.startswith(".")] == []
-    assert thence.open(store).gpu.height == 2
+    assert thence.open(store).tables.gpu.height == 2

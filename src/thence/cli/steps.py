@@ -15,7 +15,7 @@ Examples:
 A step begins on a GPU when the host has begun it and the work of earlier steps has ended; it ends
 when the host has ended it and its own work has finished. Its time is busy or idle; exposed is the part
 of the busy time in which it communicates and computes nothing. The causes of idle time are those of
-"thence idle" and add up to it. A step stands out if it takes 5 % and 4 robust standard deviations
+"thence idle" and add up to it. A step stands out if it takes 10 % and 8 robust standard deviations
 longer than the median of its GPU; the part that grew most is shown next to it. Steps that nothing
 marks are found by what repeats: the passes of a server, the executions of the main XLA program, the
 steps of an optimizer, launches of CUDA graphs, or calls of the outermost module; the first line says

@@ -205,7 +205,7 @@ def test_kinds_that_kernels_say(name: str, kind: str | None) -> None:
 
 def test_one_csv_holds_both_tables() -> None:
     found = result()
-    both = found.tables
+    both = found.to_frame()
     assert both["table"].to_list() == ["last_arrivals", "last_arrivals", "sizes"]
     assert both.filter(table="last_arrivals")["waited_ns"].to_list() == [30, 10]
     assert both.filter(table="sizes").select(found.by_size.columns).equals(found.by_size)

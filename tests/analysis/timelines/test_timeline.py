@@ -17,7 +17,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
 
 @pytest.mark.parametrize("table", ["gpu", "host"])
 def test_durations_never_change_and_a_rank_moves_as_a_whole(ranks: thence.Trace, table: str) -> None:
-    recorded: pl.DataFrame = getattr(ranks, table)
+    recorded: pl.DataFrame = getattr(ranks.tables, table)
     shown = ranks.timeline()
     moved: pl.DataFrame = getattr(shown.trace, table)
     assert moved["duration"].equals(recorded["duration"])
@@ -34,7 +34,7 @@ def test_durations_never_change_and_a_rank_moves_as_a_whole(ranks: thence.Trace,
 @pytest.mark.parametrize("table", ["gpu", "host"])
 def test_recorded_clocks_move_no_rank(ranks: thence.Trace, table: str) -> None:
     shown = ranks.timeline(clocks="recorded")
-    assert getattr(shown.trace, table).equals(getattr(ranks, table))
+    assert getattr(shown.trace, table).equals(getattr(ranks.tables, table))
     assert (dict(shown.corrections), tuple(shown.notes)) == ({}, ())
 
 

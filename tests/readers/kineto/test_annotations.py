@@ -124,7 +124,7 @@ AS_TEXT = {key: str(value) for key, value in COLLECTIVE.items()}
 def test_annotated_collectives_feed_thence_collectives(said: dict[str, Any], name: str, tmp_path: Path) -> None:
     """The fields are those of PyTorch's tutorial, which names the collective by the annotation."""
     trace = opened(tmp_path, [kernel(10, name, **said)], cudaGraphInlineAnnotated=True)
-    (row,) = trace.collectives.rows(named=True)
+    (row,) = trace.tables.collectives.rows(named=True)
     assert (row["collective"], row["bytes"], row["group_size"]) == ("all_reduce", 4 << 20, 2)
     assert (row["element_type"], row["group_name"], row["group_ranks"]) == ("float32", "0", "[0, 1]")
     (shown,) = trace.collectives().to_json()["rows"]

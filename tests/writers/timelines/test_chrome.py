@@ -74,7 +74,7 @@ def test_several_ranks_in_one_file_are_told_apart_again(tmp_path: Path) -> None:
     trace.convert(tmp_path / "all.json", clocks="recorded")
     again = thence.open(tmp_path / "all.json")
     for table in ("gpu", "host", "threads"):
-        assert_frame_equal(getattr(trace, table), getattr(again, table), categorical_as_str=True)
+        assert_frame_equal(getattr(trace.tables, table), getattr(again.tables, table), categorical_as_str=True)
     order = ["gpu", "host"]
     left, right = (t.recorded.collectives.sort(order) for t in (trace, again))
     assert_frame_equal(left, right, categorical_as_str=True)
@@ -146,6 +146,6 @@ def test_parquet_tables_are_the_traces(tmp_path: Path) -> None:
     trace.convert(tmp_path / "tables.parquet")
     for name in ("gpu", "host", "places", "collectives", "threads"):
         again = pl.read_parquet(tmp_path / "tables.parquet" / f"{name}.parquet")
-        assert_frame_equal(again, getattr(trace, name), categorical_as_str=True)
+        assert_frame_equal(again, getattr(trace.tables, name), categorical_as_str=True)
     meta = json.loads((tmp_path / "tables.parquet" / "meta.json").read_bytes())
     assert meta["inputs"] == [str(FSDP[0])]
