@@ -155,7 +155,7 @@ def test_every_kind_of_path(tmp_path: Path, by: str, category: str, name: str) -
     script = """
 import sys, thence
 trace, by = thence.open(sys.argv[1]), sys.argv[2]
-places = trace.places[by].cast(str)
+places = trace.tables.places[by].cast(str)
 times = [ns for frames, ns in trace.flame(by).stacks() if frames[-1] == "gemm"]
 print(places.n_unique(), len(times), set(times), places[-1], sep="\\n")
 """

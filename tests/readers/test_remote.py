@@ -105,7 +105,7 @@ def test_recordings_and_what_needs_a_disk(memory: Any) -> None:
     for url, path in (("memory://job", RECORDING), (f"memory://{XPLANE.name}", XPLANE)):
         found, expected = thence.open(url), thence.open(path)
         for table in TABLES:
-            assert_frame_equal(getattr(found, table), getattr(expected, table), categorical_as_str=True)
+            assert_frame_equal(getattr(found.tables, table), getattr(expected.tables, table), categorical_as_str=True)
         assert found.meta.inputs[0].startswith("memory://")
 
 
