@@ -104,16 +104,15 @@ def test_so_it_is_where_the_creation_of_graphs_was_not_recorded(
     assert rules["hlo_thunk_number"] > 0.9 * rules.total()
 
 
-def test_how_many_kernels_a_foreign_function_captured_is_known_by_its_creation_alone(
+def test_a_graph_with_a_foreign_function_is_known_by_its_creation_alone(
     programs: dict[str, Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """How many kernels the function captured is nowhere else, so nothing in the graph is placed, and nothing falsely."""
     monkeypatch.setattr(command_buffers, "creations", lambda *_arguments: {})
     program = programs[FOREIGN]
     ran, rules = ran_by(program.tables)
     assert not any(found - program.expected[op] for op, found in ran.items())
-    lacking = {op for op, found in program.expected.items() if found != ran.get(op)}
-    assert lacking == {"jit_step/ffi_call.2", "jit_step/ffi_call.3", "jit_step/custom-call.1"}
-    assert rules["command_buffer_library"] == 2 * (2 + 2 + 1)  # of two launches
+    assert rules == {"command_buffer_no_fit": 26}, "two launches of a graph of 13 nodes"
 
 
 def test_graphs_are_found_that_were_created_after_collectives_copied_memory(programs: dict[str, Program]) -> None:
