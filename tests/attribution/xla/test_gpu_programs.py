@@ -107,7 +107,7 @@ def test_so_it_is_where_the_creation_of_graphs_was_not_recorded(
 def test_a_graph_with_a_foreign_function_is_known_by_its_creation_alone(
     programs: dict[str, Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many kernels the function captured is nowhere else, so nothing in the graph is placed, and nothing falsely."""
+    """How many kernels the function captured is nowhere else, so nothing in the graph is placed, rightly or falsely."""
     monkeypatch.setattr(command_buffers, "creations", lambda *_arguments: {})
     program = programs[FOREIGN]
     ran, rules = ran_by(program.tables)
