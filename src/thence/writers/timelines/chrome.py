@@ -9,12 +9,14 @@ a process for each SM of a launch, and a thread for each trace.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import polars as pl
 
+from thence.model.json_fields import NotAsWritten, decoded
 from thence.model.places import GRAPH_LABELS, STATED
 from thence.writers.timelines.label_arguments import annotations_of, collective_arguments, graph_arguments
 
@@ -54,6 +56,7 @@ _GPU_NUMBERS = {
     "node": "graph node id",
 }
 _HOST_NUMBERS = {"external": "External id", "correlation": "correlation", "sequence": "Sequence number"}
+_INPUTS = {"dims": '"Input Dims"', "types": '"Input type"', "strides": '"Input Strides"', "values": '"Concrete Inputs"'}
 _PLACES = (*(kind for kind in STATED if kind in GRAPH_LABELS), "lane")
 _FIRST_DEVICE_SORT_INDEX = 5_000_000  # Kineto's, so that devices come after processes
 _IN_GROUPS = ("backend", "world_size", "nccl_version")
@@ -295,6 +298,7 @@ def _host_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame
         _json_text(pl.col("state").cast(pl.String), "state"),
         # Facts of a Triton kernel are a JSON object: write its members without the braces.
         pl.when(facts.str.starts_with('{"kernel_')).then(", " + facts.str.slice(1).str.head(-1)),
+        pl.col("inputs").map_batches(_inputs, return_dtype=pl.String),
     ]
     line = _complete(
         category.replace_strict(_HOST_CATEGORIES),
@@ -305,6 +309,17 @@ def _host_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame
     )
     joined = frame.join(described, on="row", how="left", maintain_order="left")
     return joined.select(line).to_series()
+
+
+def _inputs(values: pl.Series) -> pl.Series:
+    """The inputs of operators as arguments of Kineto, each after a comma; null for none and for damaged text."""
+    written = {}
+    for text in values.cast(pl.String).unique().drop_nulls():
+        with suppress(NotAsWritten):
+            inputs = decoded(text, dict[str, list[Any]])
+            members = (msgspec.json.encode(inputs.get(name, [])).decode() for name in _INPUTS)
+            written[text] = "".join(f", {key}: {value}" for key, value in zip(_INPUTS.values(), members, strict=True))
+    return values.cast(pl.String).replace_strict(written, default=None, return_dtype=pl.String)
 
 
 def _gpu_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame) -> pl.Series:
