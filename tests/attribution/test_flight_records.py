@@ -357,3 +357,18 @@ def test_the_layout_of_a_recorder_gives_the_groups_of_another_rank(tmp_path: Pat
     run = thence.open(tmp_path / "eager.json")
     found = thence.open(tmp_path / "replay.json").label(eager=run).tables.collectives
     assert found.select("group_name", "group_ranks").unique().rows() == [("4", "[2, 3]")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_replays_are_described_by_what_nccl_recorded(rank: int) -> None:
+    """A graph of four layers on two GPUs, replayed three times, whose trace describes no collective by itself.
+
+    Layer n moves n x 64 numbers of bfloat16, as make.py says: the input of a rank, or of a reduce-scatter its output.
+    """
+    folder = RECORDS / "nccl"
+    alone = thence.open(folder / f"replay_rank{rank}.json.gz").tables.collectives
+    assert alone["bytes"].null_count() == alone.height
+    described = thence.open([folder / f"replay_rank{rank}.json.gz", folder / f"nccl_fr_trace_{rank}"])
+    kinds = ("all-gather", "all-reduce", "reduce-scatter")
+    rows = described.collectives().rows.select("collective", "bytes", "group_size").rows()
+    assert sorted(rows) == [(kind, 128 * layer, 2) for kind in kinds for layer in range(1, 5) for _ in range(3)]
