@@ -54,15 +54,9 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
     called = trace.host.select("name", "inputs")[rows[rows != NO_ROW]].cast(pl.String)
     named = activities.filter(pl.col("operator").is_not_null()).hstack(called)
     of_call = named.select("name", "inputs", "element_bytes").unique()
-    of_call = of_call.with_columns(
-        pl.Series("flop", [_flop(name, inputs) for name, inputs, _ in of_call.iter_rows()], pl.Float64),
-        pl.Series("type", [_type(inputs) for _, inputs, _ in of_call.iter_rows()], pl.String),
-        pl.Series(
-            "traffic",
-            [_traffic(*call) for call in of_call.select("name", "inputs", "element_bytes").iter_rows()],
-            pl.Float64,
-        ),
-    )
+    works = [_work_of_call(*call) for call in of_call.iter_rows()]
+    schema = {"flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
+    of_call = of_call.hstack(pl.DataFrame(works, schema=schema, orient="row"))
     of_operator = (
         named.join(of_call, on=["name", "inputs", "element_bytes"], nulls_equal=True)
         .group_by("operator")
@@ -113,17 +107,12 @@ def _outermost(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
     return found
 
 
-def _flop(name: str, inputs: str) -> int | None:
-    arguments = arguments_of(inputs) if name in FLOP else None
-    return None if arguments is None else FLOP[name](arguments)
-
-
-def _type(inputs: str) -> str | None:
-    """The data type of the first tensor of floating-point numbers, or of 8 bits, among the inputs."""
-    types = (tensor.type for argument in arguments_of(inputs) or () for tensor in tensors_of(argument))
-    return next((_TYPES[name] for name in types if name in _TYPES), None)
-
-
-def _traffic(name: str, inputs: str, element_bytes: int | None) -> int | None:
+def _work_of_call(name: str, inputs: str, element_bytes: int | None) -> tuple[int | None, int | None, str | None]:
+    """FLOP, bytes, and the data type of the first tensor of floating-point numbers, or of 8 bits, among the inputs."""
     arguments = arguments_of(inputs)
-    return None if arguments is None else traffic_of(name, arguments, element_bytes)
+    if arguments is None:
+        return None, None, None
+    types = (tensor.type for argument in arguments for tensor in tensors_of(argument))
+    data_type = next((_TYPES[name] for name in types if name in _TYPES), None)
+    flop = FLOP[name](arguments) if name in FLOP else None
+    return flop, traffic_of(name, arguments, element_bytes), data_type

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from thence.attribution.work.operands import Tensor, flag_of, integers_of
+from thence.attribution.work.operands import Tensor, flag_of, integers_of, tensor_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,16 +25,11 @@ BACKWARD_OF_ATTENTION = 2.5
 dQ, dK) instead of two."""
 
 
-def _tensor(arguments: Sequence[Argument], number: int) -> Tensor | None:
-    argument = arguments[number] if number < len(arguments) else None
-    return argument if isinstance(argument, Tensor) else None
-
-
 def _product(left: int, right: int) -> Callable[[Sequence[Argument]], int | None]:
     """2 M N K, for each matrix of a batch: left is [..., M, K], right [..., K, N] or, of a matrix and a vector, [K]."""
 
     def flop(arguments: Sequence[Argument]) -> int | None:
-        a, b = _tensor(arguments, left), _tensor(arguments, right)
+        a, b = tensor_at(arguments, left), tensor_at(arguments, right)
         if a is None or b is None or not a.shape or not b.shape:
             return None
         columns = b.shape[-1] if len(b.shape) > 1 else 1
@@ -46,7 +41,7 @@ def _product(left: int, right: int) -> Callable[[Sequence[Argument]], int | None
 
 def _grouped_product(arguments: Sequence[Argument]) -> int | None:
     """``_grouped_mm(a, b, offsets)``: rows of a, or the inner dimension of both, are divided among the groups."""
-    a, b = _tensor(arguments, 0), _tensor(arguments, 1)
+    a, b = tensor_at(arguments, 0), tensor_at(arguments, 1)
     if a is None or b is None or not a.shape or not b.shape:
         return None
     if a.shape[-1] != b.shape[-2 if len(b.shape) > 1 else 0]:
@@ -83,7 +78,7 @@ def _convolution(
     """Convolution of an input (argument 0) with a weight (argument 1); the others are positions of arguments."""
 
     def flop(arguments: Sequence[Argument]) -> int | None:
-        x, weight = _tensor(arguments, 0), _tensor(arguments, 1)
+        x, weight = tensor_at(arguments, 0), tensor_at(arguments, 1)
         if x is None or weight is None or len(x.shape) < 3 or len(x.shape) != len(weight.shape):
             return None
         if transposed is not None:
@@ -101,7 +96,7 @@ def _convolution(
 
 
 def _transposed_convolution(arguments: Sequence[Argument]) -> int | None:
-    x, weight = _tensor(arguments, 0), _tensor(arguments, 1)
+    x, weight = tensor_at(arguments, 0), tensor_at(arguments, 1)
     if x is None or weight is None or len(x.shape) != len(weight.shape):
         return None
     return _convolution_product(x.shape[0], x.shape[2:], weight)
@@ -113,7 +108,7 @@ def _convolution_backward(arguments: Sequence[Argument]) -> int | None:
     Arguments: grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
     output_mask.
     """
-    gradient, x, weight = (_tensor(arguments, number) for number in range(3))
+    gradient, x, weight = (tensor_at(arguments, number) for number in range(3))
     if gradient is None or x is None or weight is None or len(arguments) < 11:
         return None
     transposed = flag_of(arguments[7])
@@ -164,9 +159,9 @@ def _attention(
     """
 
     def flop(arguments: Sequence[Argument]) -> int | None:
-        if lengths is not None and _tensor(arguments, lengths) is not None:
+        if lengths is not None and tensor_at(arguments, lengths) is not None:
             return None  # the lengths lie on the device
-        tensors = [_tensor(arguments, query + number) for number in range(3)]
+        tensors = [tensor_at(arguments, query + number) for number in range(3)]
         is_causal = flag_of(arguments[causal]) if causal < len(arguments) else None
         shapes = [tensor.shape for tensor in tensors if tensor is not None]
         if is_causal is None or len(shapes) < 3 or any(len(shape) != 4 for shape in shapes):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from thence.model.json_fields import JsonInt64, NotAsWritten, decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_ELEMENTS = 1 << 60
 """A tensor with more elements than memory can hold bytes is a damaged record."""
@@ -118,6 +122,12 @@ def _argument(dims: _Sizes, kind: str, strides: _Sizes | None, value: str) -> Ar
 
 def _integers(sizes: _Sizes) -> tuple[int, ...]:
     return tuple(size for size in sizes if isinstance(size, int))
+
+
+def tensor_at(arguments: Sequence[Argument], number: int) -> Tensor | None:
+    """The tensor at a position; None for a shorter call, and for an argument that is no tensor."""
+    argument = arguments[number] if number < len(arguments) else None
+    return argument if isinstance(argument, Tensor) else None
 
 
 def tensors_of(argument: Argument) -> tuple[Tensor, ...]:

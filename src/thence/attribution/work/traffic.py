@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from thence.attribution.work.operands import Tensor, flag_of, integers_of, tensors_of
+from thence.attribution.work.operands import Tensor, flag_of, integers_of, tensor_at, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 _TRUTH_BYTES = 1
 _INDEX_BYTES = 8  # indices of PyTorch are int64
-
-
-def _tensor(arguments: Arguments, number: int) -> Tensor | None:
-    argument = arguments[number] if number < len(arguments) else None
-    return argument if isinstance(argument, Tensor) else None
 
 
 def _all_inputs(arguments: Arguments) -> int | None:
@@ -74,7 +69,7 @@ def _with_output(arguments: Arguments, element_bytes: int | None) -> int | None:
 
 def _in_place(arguments: Arguments) -> int | None:
     """All inputs, and the first once more, which is written."""
-    inputs, first = _all_inputs(arguments), _tensor(arguments, 0)
+    inputs, first = _all_inputs(arguments), tensor_at(arguments, 0)
     if inputs is None or first is None or first.bytes is None:
         return None
     return inputs + first.bytes
@@ -82,7 +77,7 @@ def _in_place(arguments: Arguments) -> int | None:
 
 def _copy(arguments: Arguments) -> int | None:
     """``copy_(to, from)``: one is written, the other read."""
-    written, read = _tensor(arguments, 0), _tensor(arguments, 1)
+    written, read = tensor_at(arguments, 0), tensor_at(arguments, 1)
     if written is None or read is None or written.bytes is None or read.bytes is None:
         return None
     return written.bytes + read.bytes
@@ -90,13 +85,13 @@ def _copy(arguments: Arguments) -> int | None:
 
 def _write(arguments: Arguments) -> int | None:
     """The first argument is written."""
-    first = _tensor(arguments, 0)
+    first = tensor_at(arguments, 0)
     return None if first is None else first.bytes
 
 
 def _like_first(arguments: Arguments) -> int | None:
     """All inputs, and an output like the first."""
-    inputs, first = _all_inputs(arguments), _tensor(arguments, 0)
+    inputs, first = _all_inputs(arguments), tensor_at(arguments, 0)
     if inputs is None or first is None or first.element_bytes is None:
         return None
     return inputs + first.element_bytes * first.elements
@@ -104,7 +99,7 @@ def _like_first(arguments: Arguments) -> int | None:
 
 def _dropout(arguments: Arguments) -> int | None:
     """``native_dropout``: an output like the input, and a mask of truth values."""
-    first, same = _tensor(arguments, 0), _like_first(arguments)
+    first, same = tensor_at(arguments, 0), _like_first(arguments)
     return None if first is None or same is None else same + _TRUTH_BYTES * first.elements
 
 
@@ -112,7 +107,7 @@ def _reduction(dimensions: int | None) -> Traffic:
     """The input, and an output without the dimensions that this argument names; of all of them if it is not given."""
 
     def traffic(arguments: Arguments) -> int | None:
-        first = _tensor(arguments, 0)
+        first = tensor_at(arguments, 0)
         if first is None or first.bytes is None or first.element_bytes is None:
             return None
         named = arguments[dimensions] if dimensions is not None and dimensions < len(arguments) else None
@@ -132,7 +127,7 @@ def _product(left: int, right: int) -> Traffic:
         given = [argument for argument in arguments if isinstance(argument, Tensor)]
         if len(given) > right + 1:
             return _all_inputs(arguments)
-        inputs, a, b = _all_inputs(arguments), _tensor(arguments, left), _tensor(arguments, right)
+        inputs, a, b = _all_inputs(arguments), tensor_at(arguments, left), tensor_at(arguments, right)
         if inputs is None or a is None or b is None or a.element_bytes is None or not a.shape or not b.shape:
             return None
         columns = b.shape[-1] if len(b.shape) > 1 else 1
@@ -143,7 +138,7 @@ def _product(left: int, right: int) -> Traffic:
 
 def _embedding(arguments: Arguments) -> int | None:
     """``embedding(weight, indices)``: the rows that are taken are read and written."""
-    weight, indices = _tensor(arguments, 0), _tensor(arguments, 1)
+    weight, indices = tensor_at(arguments, 0), tensor_at(arguments, 1)
     if weight is None or indices is None or indices.bytes is None or weight.element_bytes is None or not weight.shape:
         return None
     return indices.bytes + 2 * indices.elements * weight.shape[-1] * weight.element_bytes
@@ -151,7 +146,7 @@ def _embedding(arguments: Arguments) -> int | None:
 
 def _embedding_backward(arguments: Arguments) -> int | None:
     """``embedding_dense_backward(gradient, indices, rows)``: the gradient is read, all rows of the result written."""
-    gradient, indices = _tensor(arguments, 0), _tensor(arguments, 1)
+    gradient, indices = tensor_at(arguments, 0), tensor_at(arguments, 1)
     rows = integers_of(arguments[2]) if len(arguments) > 2 else None
     if gradient is None or indices is None or gradient.element_bytes is None or not gradient.shape or not rows:
         return None
@@ -163,7 +158,7 @@ def _gather(index: int) -> Traffic:
     """The index is read, and as many elements are read and written."""
 
     def traffic(arguments: Arguments) -> int | None:
-        first, taken = _tensor(arguments, 0), _tensor(arguments, index)
+        first, taken = tensor_at(arguments, 0), tensor_at(arguments, index)
         if first is None or taken is None or first.element_bytes is None or taken.bytes is None:
             return None
         return taken.bytes + 2 * taken.elements * first.element_bytes
@@ -173,7 +168,7 @@ def _gather(index: int) -> Traffic:
 
 def _index_select(arguments: Arguments) -> int | None:
     """``index_select(input, dimension, index)``: whole slices are read and written."""
-    first, index = _tensor(arguments, 0), _tensor(arguments, 2)
+    first, index = tensor_at(arguments, 0), tensor_at(arguments, 2)
     axis = integers_of(arguments[1]) if len(arguments) > 2 else None
     if first is None or index is None or not axis or first.element_bytes is None or not first.shape:
         return None
@@ -185,7 +180,7 @@ def _index_select(arguments: Arguments) -> int | None:
 
 def _loss(arguments: Arguments) -> int | None:
     """``nll_loss_forward(input, target)``: one element of each row, and the target."""
-    first, target = _tensor(arguments, 0), _tensor(arguments, 1)
+    first, target = tensor_at(arguments, 0), tensor_at(arguments, 1)
     if first is None or target is None or target.bytes is None or first.element_bytes is None:
         return None
     return target.bytes + target.elements * first.element_bytes
@@ -193,7 +188,7 @@ def _loss(arguments: Arguments) -> int | None:
 
 def _loss_backward(arguments: Arguments) -> int | None:
     """``nll_loss_backward(gradient, input, target)``: a gradient like the input is written."""
-    first, target = _tensor(arguments, 1), _tensor(arguments, 2)
+    first, target = tensor_at(arguments, 1), tensor_at(arguments, 2)
     if first is None or target is None or target.bytes is None or first.element_bytes is None:
         return None
     return target.bytes + first.elements * first.element_bytes
@@ -204,7 +199,7 @@ def _attention(query: int, outputs: int) -> Traffic:
 
     def traffic(arguments: Arguments) -> int | None:
         inputs = _all_inputs(arguments)
-        tensors = [_tensor(arguments, query + number) for number in range(3)]
+        tensors = [tensor_at(arguments, query + number) for number in range(3)]
         sizes = [tensor.bytes for tensor in tensors[:outputs] if tensor is not None]
         known = [size for size in sizes if size is not None]
         return inputs + sum(known) if inputs is not None and len(known) == outputs else None
@@ -218,7 +213,7 @@ def _convolution_backward(arguments: Arguments) -> int | None:
     mask = str(arguments[10]).strip("[]").split(",") if len(arguments) > 10 else []
     if inputs is None or len(mask) != 3:
         return None
-    wanted = [_tensor(arguments, number + 1) for number in range(2) if flag_of(mask[number].strip())]
+    wanted = [tensor_at(arguments, number + 1) for number in range(2) if flag_of(mask[number].strip())]
     return inputs + sum(tensor.bytes or 0 for tensor in wanted if tensor is not None)
 
 
