@@ -63,7 +63,7 @@ class Session:
         from thence.capture.recorder.options import RecordOptions
 
         options = RecordOptions(launches=True)
-        for number in range(1, cupti.MOST_CALLBACK_IDS):
+        for number in range(1, cupti.MAX_CALLBACK_IDS):
             name = self.cupti.callback_name(domain, number)
             if name is None:
                 break
