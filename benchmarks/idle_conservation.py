@@ -19,8 +19,8 @@ import polars as pl
 
 import thence
 from command_line import documented_parser
+from thence.analysis.idle.answer import idle_time
 from thence.analysis.idle.causes import idle_causes
-from thence.analysis.idle.table import idle_time
 from thence.analysis.summary import summarize
 from thence.analysis.whatif.graph import program_graph
 from thence.analysis.whatif.health import health

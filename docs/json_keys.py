@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from thence.analysis.idle.rules import CAUSES
+from thence.analysis.idle.host_causes import CAUSES
 
 MAPS = {
     "report": ("counts", "kind_ns", "attributed_ns", "unattributed_ns", "steps.left_out"),

@@ -16,7 +16,7 @@ import polars as pl
 from json_keys import ANYWHERE, MAPS, meaning
 from json_samples import Keys, keys_of, verbs_with_json
 
-from thence.analysis.idle.rules import MEANINGS
+from thence.analysis.idle.host_causes import MEANINGS
 from thence.cli.manual import EXIT_CODES, Option, Verb, program, verbs
 from thence.cli.output import SCHEMAS
 from thence.errors import ThenceError

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from thence.analysis.glance import Glance
     from thence.analysis.graph_lanes import GraphLanes
     from thence.analysis.headline import Headline
-    from thence.analysis.idle import table as idle_table
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle import answer as idle_answer
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.part import Part
     from thence.analysis.programs import compilation, programs, warmup
     from thence.analysis.programs.compilation import Compilation
@@ -109,7 +109,7 @@ else:
         "thence.analysis.collectives": "clock_sync communication instances missing",
         "thence.analysis.diff": "compare sample:samples",
         "thence.analysis.flame": "flame",
-        "thence.analysis.idle": "table:idle_table",
+        "thence.analysis.idle": "answer:idle_answer",
         "thence.analysis.programs": "compilation programs warmup",
         "thence.analysis.ranks": "job summary:rank_summaries",
         "thence.analysis.soundness": "check",
@@ -555,7 +555,7 @@ class Trace:
     def quick_idle(self) -> Part[IdleTime]:
         """Idle time by place, if it can be divided in little time."""
         trace = self.tables
-        unknown = idle_table.why_no_causes(trace)
+        unknown = idle_answer.why_no_causes(trace)
         if unknown is not None:
             return part.Part(None, f"not computed: {unknown}")
         if trace.host.height > thresholds.MAX_HOST_RANGES:
@@ -619,7 +619,7 @@ class Trace:
 
     def _idle(self, by: str) -> IdleTime:
 
-        return self._answer(idle_table.idle_time(self.tables, by, self._waited))
+        return self._answer(idle_answer.idle_time(self.tables, by, self._waited))
 
     @property
     def rank_numbers(self) -> list[int]:
@@ -722,11 +722,11 @@ class Trace:
         times = part.part(lambda: self.collectives("keep", late=False)).result
         if times is None:
             return None
-        return idle_table.waited_in_collectives(times, self.alignment, self._instances)
+        return idle_answer.waited_in_collectives(times, self.alignment, self._instances)
 
     def _spans(self) -> pl.DataFrame:
         """Tracks of spans for timelines: the causes of idle time, and the critical path."""
-        return pl.concat([idle_table.idle_tracks(self.tables), *self._path_track()])
+        return pl.concat([idle_answer.idle_tracks(self.tables), *self._path_track()])
 
     def _path_track(self) -> list[pl.DataFrame]:
         """The critical path as one track, in a list.

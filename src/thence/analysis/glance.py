@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from thence.analysis.headline import Headline
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.next_steps import NextStep
     from thence.analysis.part import Part
     from thence.analysis.summary import Summary, Totals

@@ -44,7 +44,7 @@ from thence.units import format_ns, format_share, several
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.part import Part
     from thence.analysis.ranks.job import Job
     from thence.analysis.soundness.findings import Soundness
@@ -460,7 +460,7 @@ def _of_window(idle: IdleTime, idle_share: float) -> dict[str, float]:
 
 def _of_typical(idle: IdleTime, windows: pl.DataFrame) -> dict[str, float]:
     """The median share of each cause of idle time in the windows of typical steps."""
-    return _of_windows(idle.found, windows)
+    return _of_windows(idle.unnamed, windows)
 
 
 def _of_windows(pieces: pl.DataFrame, windows: pl.DataFrame) -> dict[str, float]:

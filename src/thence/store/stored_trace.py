@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thence.analysis.headline import Headline
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.ranks.job import Job
     from thence.analysis.soundness.findings import Soundness

@@ -19,7 +19,7 @@ from thence.analysis.consistency import must
 from thence.analysis.flame.idle import idle_frames, idle_sums
 from thence.analysis.flame.tree import FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.group_by import heading_of, split_by_weight
-from thence.analysis.idle.table import idle_time, why_no_causes
+from thence.analysis.idle.answer import idle_time, why_no_causes
 from thence.analysis.kernel_groups import communicates
 from thence.analysis.layers import folded_frames
 from thence.analysis.summary import summarize
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.attribution.stacks import Stacks
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed

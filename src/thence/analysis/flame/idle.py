@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.flame.tree import PHASE_SUMS, Groups
-from thence.analysis.idle.gaps import idle_gaps
-from thence.analysis.idle.table import in_words
+from thence.analysis.idle.answer import in_words
+from thence.analysis.idle.gaps import program_gaps
 from thence.analysis.programs.warmup import WarmUp, phases
 from thence.model.selection import APART
 
 if TYPE_CHECKING:
     from thence.analysis.flame.tree import Entry
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.model.attributed import Attributed
 
 IDLE = "GPU idle"
@@ -35,7 +35,7 @@ def idle_sums(trace: Attributed, explained: IdleTime | None) -> pl.DataFrame:
         explained: idle time of the trace by place; None to show it without causes.
 
     Returns:
-        columns where and program, as in `thence.analysis.idle.gaps.idle_gaps`; early: whether the time is before the
+        columns where and program, as in `thence.analysis.idle.gaps.program_gaps`; early: whether the time is before the
         first execution of a program, or inside an execution that does not count; cause and name, as ``thence idle``
         shows them, null if there is none; total_ns and count (pieces).
     """
@@ -43,7 +43,7 @@ def idle_sums(trace: Attributed, explained: IdleTime | None) -> pl.DataFrame:
     if explained is None:
         nothing = pl.lit(None, pl.String)
         return _summed(gaps.with_columns(cause=nothing, name=nothing), _KEYS)
-    pieces = explained.found.select("rank", "device", "start", "duration", "cause").with_columns(
+    pieces = explained.unnamed.select("rank", "device", "start", "duration", "cause").with_columns(
         number=pl.Series(explained.names.number)
     )
     sums = _summed(_with_gaps(pieces, gaps), [*_OF_GAPS, "cause", "number"])
@@ -78,7 +78,7 @@ def _path(of: dict[str, Any]) -> list[Entry]:
 
 def _gaps(trace: Attributed) -> pl.DataFrame:
     """Idle gaps, and whether each is ``early``: before a first execution, or inside one that does not count."""
-    gaps = idle_gaps(trace)
+    gaps = program_gaps(trace)
     chosen = trace.selection.warm_up
     if trace.programs.is_empty() or chosen == WarmUp.KEEP.value:
         return gaps.with_columns(early=pl.lit(value=False))

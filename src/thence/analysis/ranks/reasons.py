@@ -1,6 +1,6 @@
 """Why a rank is late: its extra time by cause, and each cause by line, module, label, kernel or call.
 
-Causes of the extra time, in addition to those of idle time (`thence.analysis.idle.rules`):
+Causes of the extra time, in addition to those of idle time (`thence.analysis.idle.host_causes`):
 
     slower_gpu   most kernels take longer than the same kernels of the same shapes on the median rank
     more_work    kernels ran more often than on the median rank, with other shapes, or only on the late rank

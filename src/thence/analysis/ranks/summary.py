@@ -14,8 +14,8 @@ import polars as pl
 
 from thence.analysis.collectives.missing import job_size
 from thence.analysis.idle.causes import idle_causes
+from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.idle.places import names_of_contexts
-from thence.analysis.idle.rules import CAUSES
 from thence.analysis.kernel_groups import communicates, computes
 from thence.analysis.ranks.host_work import host_work
 from thence.analysis.ranks.summary_collectives import Coverage, collective_tables

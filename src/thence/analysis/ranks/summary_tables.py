@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from thence.analysis.idle.rules import CAUSES
+from thence.analysis.idle.host_causes import CAUSES
 from thence.model.tables import Column, Table
 
 MOST_ROWS = 150

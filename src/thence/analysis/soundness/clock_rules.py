@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.late_starts import AllGaps, Starts, held_until
+from thence.analysis.idle.gaps import AllGaps, LaunchTimes, held_until
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import CLOCKS, MISSING, Finding, NotChecked
 from thence.attribution.waiting import completed_waiting
@@ -235,7 +235,7 @@ class _Late:
 def _started_late(evidence: Evidence, judgement: Judgement, gaps: AllGaps, apart: set[int]) -> None:
     """Judges how long devices were idle although work had been launched and nothing in the trace held it.
 
-    `thence.analysis.idle.late_starts` defines which idle time is unexplained. Of it, pieces of more than 100 us count
+    `thence.analysis.idle.gaps` defines which idle time is unexplained. Of it, pieces of more than 100 us count
     in which the profiler did not work, except before the first launch of a CUDA graph, which may have to be uploaded.
     If they are more than 5 % of a device's span, its idle time is an upper bound.
 
@@ -287,8 +287,8 @@ def _late(evidence: Evidence, gaps: AllGaps, held: Int64) -> _Late:
     launched, returned = (
         np.where(call == NO_ROW, -1, evidence.calls[name].to_numpy()[call]) for name in ("start", "end")
     )
-    starts = Starts.of(gpu["start"].to_numpy(), call, launched, returned, held)
-    since = starts.parts(gaps).held
+    starts = LaunchTimes.of(gpu["start"].to_numpy(), call, launched, returned, held)
+    since = starts.parts(gaps).held_end
     row = np.flatnonzero(gaps.end - since > MAX_LAUNCH_LATENCY_NS)
     late = _Late(gaps, row, since[row], (gaps.end - since)[row]).of_much_idle_devices()
     row = late.row[~_uploading(gpu, gaps.gpu[late.row])]

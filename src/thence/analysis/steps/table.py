@@ -11,7 +11,7 @@ import polars as pl
 from thence.analysis.consistency import must
 from thence.analysis.extent import cut
 from thence.analysis.idle.causes import idle_causes
-from thence.analysis.idle.rules import CAUSES
+from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.steps.plain import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import STEP, selected_steps, steps
 from thence.model.answer import Answer, TableView

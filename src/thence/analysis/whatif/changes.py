@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.host_time import HostTime
+from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
+from thence.analysis.idle.host_threads import HostThreads, program_spans
 from thence.analysis.idle.places import Contexts, HostPlaces
-from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
-from thence.analysis.idle.silence import program_threads
 from thence.analysis.whatif.edges import EDGES
 from thence.analysis.whatif.graph import stream_weights
 from thence.analysis.whatif.replay import BEFORE_ALL
@@ -21,7 +20,7 @@ from thence.attribution.host_rows import row_numbers
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import UsageError
 from thence.model.collective_kinds import kind_of
-from thence.model.intervals import NO_ROW, chain_to, covered_lengths
+from thence.model.intervals import NO_ROW, Intervals, chain_to, covered_lengths
 from thence.model.own_code import OwnCode
 from thence.model.places import PLACES
 from thence.model.questions import FREE_BY
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-    Intervals = dict[int, tuple[Int64, Int64]]
+    OfThreads = dict[int, Intervals]
 
 Part = Literal["kernels", "with host work", "with waiting", "without waiting", ""]
 _OF_HOST = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}
@@ -166,13 +165,13 @@ class ChangeFacts:
 
     @cached_property
     def causes(self) -> npt.NDArray[np.uint8]:
-        """Number of the cause that each host row stands for, as in `thence.analysis.idle.rules`."""
+        """Number of the cause that each host row stands for, as in `thence.analysis.idle.host_causes`."""
         return host_causes(self.trace.host, self.trace.meta.formats)
 
     @cached_property
-    def hosts(self) -> HostTime:
+    def hosts(self) -> HostThreads:
         """The innermost host row of every thread over time."""
-        return HostTime.of(self.trace, self.program.thread_of_row)
+        return HostThreads.of(self.trace, self.program.thread_of_row)
 
     def rows_at(self, by: str, pattern: str) -> Mask:
         """Mask of the host rows that belong to a kind of places (`_OF_HOST`) and whose place matches the pattern."""
@@ -242,7 +241,7 @@ def _host_rows_of(facts: ChangeFacts, change: Change) -> Mask:
     return result
 
 
-def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
+def _in_cause(facts: ChangeFacts, change: Change) -> OfThreads:
     """The intervals in which each thread's innermost row stands for a cause, by the rules for idle time.
 
     For the cause host, these include intervals in which the main thread of a Python program is in no recorded row.
@@ -256,26 +255,26 @@ def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
     shift = program.host.start[begins] - host["start"].to_numpy()[begins]
     runs = {}
     if change.pattern == "host":
-        runs = program_threads(trace, begins, program.host.end - np.repeat(
+        runs = program_spans(trace, begins, program.host.end - np.repeat(
             shift, np.diff(np.append(begins, host.height))
         ))  # fmt: skip
     result = {}
-    for number, of_thread in enumerate(facts.hosts.leaves):
-        start, end, _ = of_thread.chosen(wanted, runs.get(number))
-        if len(start):
-            result[number] = (start + shift[number], end + shift[number])
+    for number, of_thread in enumerate(facts.hosts.innermost):
+        times = of_thread.chosen(wanted, runs.get(number))
+        if len(times.start):
+            result[number] = times.shifted(int(shift[number]))
     return result
 
 
-def _inside(program: Program, rows: Mask) -> Intervals:
+def _inside(program: Program, rows: Mask) -> OfThreads:
     """The intervals of each thread's rows among ``rows``; they may be nested."""
     start, end = program.host.start, program.host.end
     chosen = np.flatnonzero(rows & (end > start))
     groups = rows_by_number(program.thread_of_row[chosen])
-    return {thread: (start[chosen[rows]], end[chosen[rows]]) for thread, rows in groups}
+    return {thread: Intervals(start[chosen[rows]], end[chosen[rows]]) for thread, rows in groups}
 
 
-def _less_host_work(program: Program, weight: Int64, intervals: Intervals, factor: float) -> Int64:
+def _less_host_work(program: Program, weight: Int64, intervals: OfThreads, factor: float) -> Int64:
     """Scales, by ``factor``, the part of the work between a thread's nodes that is inside the thread's intervals."""
     graph = program.graph
     result = weight.copy()
@@ -283,9 +282,9 @@ def _less_host_work(program: Program, weight: Int64, intervals: Intervals, facto
     for thread, rows in rows_by_number(program.thread[host_nodes]):
         if thread not in intervals:
             continue
-        ours, (start, end) = host_nodes[rows], intervals[thread]
+        ours, changed_work = host_nodes[rows], intervals[thread]
         before, time = graph.time[graph.previous[ours]], graph.time[ours]
-        covered = covered_lengths(before, time, start, end)
+        covered = covered_lengths(before, time, changed_work.start, changed_work.end)
         less = np.rint(covered * (1 - factor)).astype(np.int64)
         result[ours] = np.maximum(weight[ours] - less, 0)
     return result

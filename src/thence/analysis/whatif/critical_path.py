@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.host_threads import Leaves
-from thence.analysis.idle.host_time import HostTime
-from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
+from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
+from thence.analysis.idle.host_threads import HostThreads, InnermostRows
 from thence.analysis.whatif.edges import EDGES
-from thence.model.intervals import NEVER, NO_ROW
+from thence.model.intervals import NEVER, NO_ROW, Intervals
 from thence.model.row_groups import rows_by_number
 
 if TYPE_CHECKING:
@@ -135,15 +134,17 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
     """The tiles in the columns of `TILE`, cut at the starts of steps; tiles of hosts also where the row changes."""
     borders = program.graph.time[program.steps]
     since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
-    cut = Leaves(np.append(NEVER, borders), np.arange(-1, len(borders))).within(tiles.start, tiles.end)
-    kind, step = tiles.kind[cut.of], cut.row.astype(np.int64)
+    cut = InnermostRows(np.append(NEVER, borders), np.arange(-1, len(borders))).within(
+        Intervals(tiles.start, tiles.end)
+    )
+    kind, step = tiles.kind[cut.interval], cut.row.astype(np.int64)
     is_host = kind == _HOST
     nothing = np.full(len(kind), NO_ROW)
-    columns = (cut.start, cut.end, kind, tiles.gpu[cut.of], nothing, nothing, step)
+    columns = (cut.start, cut.end, kind, tiles.gpu[cut.interval], nothing, nothing, step)
     parts = [tuple(column[~is_host] for column in columns)]
     if is_host.any():
         host = cut.chosen(is_host)
-        parts.append(_of_hosts(trace, program, host, tiles.thread[host.of]))
+        parts.append(_of_hosts(trace, program, host, tiles.thread[host.interval]))
     begin, end, *others = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((end, begin))
     order = order[(end > begin)[order] & (begin >= since)[order]]
@@ -162,7 +163,7 @@ def _of_hosts(trace: Attributed, program: Program, tiles: Pieces, thread: Int64)
     Returns:
         The columns that `_framed` takes.
     """
-    hosts = HostTime.of(trace, program.thread_of_row)
+    hosts = HostThreads.of(trace, program.thread_of_row)
     causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(np.int64)
     shift = program.host.start - trace.host["start"].to_numpy()
     parts = []
@@ -172,9 +173,9 @@ def _of_hosts(trace: Attributed, program: Program, tiles: Pieces, thread: Int64)
             row, cause = np.full(len(ours), NO_ROW), np.full(len(ours), NUMBER["unknown"])
         else:
             moved, rank = int(shift[hosts.first[number]]), int(hosts.rank[number])
-            asked = tiles.start[ours] - moved, tiles.end[ours] - moved
-            found = hosts.elsewhere(rank, hosts.leaves[number].within(*asked))
-            of, start, end = ours[found.of], found.start + moved, found.end + moved
+            asked = Intervals(tiles.start[ours], tiles.end[ours]).shifted(-moved)
+            found = hosts.informed(rank, hosts.innermost[number].within(asked))
+            of, start, end = ours[found.interval], found.start + moved, found.end + moved
             row = found.row.astype(np.int64)
             cause = np.where(hosts.runs_program(rank, found), NUMBER["host"], causes[row])
         no_activity, kind = np.full(len(of), NO_ROW), np.full(len(of), _HOST)

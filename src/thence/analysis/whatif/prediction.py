@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.consistency import must
-from thence.analysis.idle.rules import CAUSES, host_causes
+from thence.analysis.idle.host_causes import CAUSES, host_causes
 from thence.analysis.whatif.answers import Base, largest_gains, predicted
 from thence.analysis.whatif.changes import Change
 from thence.analysis.whatif.health import health, missing_calls
