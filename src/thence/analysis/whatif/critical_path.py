@@ -134,9 +134,8 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
     """The tiles in the columns of `TILE`, cut at the starts of steps; tiles of hosts also where the row changes."""
     borders = program.graph.time[program.steps]
     since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
-    cut = InnermostRows(np.append(NEVER, borders), np.arange(-1, len(borders))).within(
-        Intervals(tiles.start, tiles.end)
-    )
+    steps = InnermostRows(np.append(NEVER, borders), np.arange(-1, len(borders)))
+    cut = steps.within(Intervals(tiles.start, tiles.end))
     kind, step = tiles.kind[cut.interval], cut.row.astype(np.int64)
     is_host = kind == _HOST
     nothing = np.full(len(kind), NO_ROW)
