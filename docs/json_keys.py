@@ -502,7 +502,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "of": "what is predicted: the profiled program, whose host is slower; the recorded one; or that without its "
         "recorder, if a recording tells how long a step is without it",
         "step_ns": "ns: mean step",
-        "health": "whether the replay explains the trace",
+        "health": "whether the simulation explains the trace",
         "health.unexplained_share": "share of the time by which activities began later than explained",
         "health.inferred_share": "share of waits for events whose record is inferred or unknown",
         "health.noise_share": "half of the width of intervals, as a share of the step",

@@ -82,9 +82,10 @@ if TYPE_CHECKING:
     from thence.analysis.timelines import overview as overviews
     from thence.analysis.timelines import timeline as timelines
     from thence.analysis.timelines.overview import Overview
-    from thence.analysis.whatif import changes, critical_path, graph, health, prediction
+    from thence.analysis.whatif import answer as whatif_answer
+    from thence.analysis.whatif import changes, critical_path, graph, prediction
+    from thence.analysis.whatif.answer import WhatIf
     from thence.analysis.whatif.graph import Program
-    from thence.analysis.whatif.prediction import WhatIf
     from thence.attribution import attribute
     from thence.attribution.cuda_graphs import coverage, labelling
     from thence.attribution.cuda_graphs.coverage import Coverage
@@ -115,7 +116,7 @@ else:
         "thence.analysis.soundness": "check",
         "thence.analysis.steps": "kinds:step_kind_table table:step_table",
         "thence.analysis.timelines": "activity_timeline overview:overviews timeline:timelines",
-        "thence.analysis.whatif": "changes critical_path graph health prediction",
+        "thence.analysis.whatif": "answer:whatif_answer changes critical_path graph prediction",
         "thence.attribution": "attribute",
         "thence.attribution.cuda_graphs": "coverage labelling",
         "thence.readers": "label_files",
@@ -596,9 +597,9 @@ class Trace:
 
     def _replays(self) -> bool:
         """Whether `whatif` can replay the trace."""
-        if health.missing_calls(self.whole):
+        if prediction.missing_calls(self.whole):
             return False
-        return health.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
+        return prediction.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
 
     def idle(self, by: str = "place") -> IdleTime:
         """Why the devices were idle: every idle nanosecond has exactly one cause.
@@ -682,7 +683,7 @@ class Trace:
         """
         asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
         parsed = [changes.parse_change(action, text) for action, texts in asked.items() for text in texts]
-        found = prediction.what_if(self.whole, self._program, parsed)
+        found = whatif_answer.what_if(self.whole, self._program, parsed)
         return self._answer(replace(found, path=self._path_summary))
 
     @cached_property
@@ -738,7 +739,7 @@ class Trace:
             return []
 
         program = self._program
-        if health.health(self.whole, program).unexplained > thresholds.MAX_UNEXPLAINED_SHARE:
+        if prediction.health(self.whole, program).unexplained > thresholds.MAX_UNEXPLAINED_SHARE:
             return []
         return [critical_path.path_track(self.whole, self.critical_path())]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.table import StepTable
     from thence.analysis.summary import Summary
-    from thence.analysis.whatif.prediction import WhatIf
+    from thence.analysis.whatif.answer import WhatIf
     from thence.model.attributed import Attributed
     from thence.model.places import By
     from thence.model.tables import Meta
