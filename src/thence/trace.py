@@ -64,18 +64,16 @@ if TYPE_CHECKING:
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.programs.programs import Programs
     from thence.analysis.proof import Proof
-    from thence.analysis.ranks import job
+    from thence.analysis.ranks import answer as ranks_answer
     from thence.analysis.ranks import summary as rank_summaries
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
     from thence.analysis.replayed_graph import ReplayedGraph
     from thence.analysis.report import Report
     from thence.analysis.roofline import Roofline
     from thence.analysis.soundness import check
     from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.steps import kinds as step_kind_table
-    from thence.analysis.steps import table as step_table
-    from thence.analysis.steps.kinds import StepKinds
-    from thence.analysis.steps.table import StepTable
+    from thence.analysis.steps import answer as steps_answer
+    from thence.analysis.steps.answer import StepKinds, StepTable
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
     from thence.analysis.timelines import activity_timeline
@@ -112,9 +110,9 @@ else:
         "thence.analysis.flame": "flame",
         "thence.analysis.idle": "answer:idle_answer",
         "thence.analysis.programs": "compilation programs warmup",
-        "thence.analysis.ranks": "job summary:rank_summaries",
+        "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
         "thence.analysis.soundness": "check",
-        "thence.analysis.steps": "kinds:step_kind_table table:step_table",
+        "thence.analysis.steps": "answer:steps_answer",
         "thence.analysis.timelines": "activity_timeline overview:overviews timeline:timelines",
         "thence.analysis.whatif": "answer:whatif_answer changes critical_path graph prediction",
         "thence.attribution": "attribute",
@@ -343,7 +341,7 @@ class Trace:
         Raises:
             MissingData: the trace holds no steps of a server that thence knows.
         """
-        return step_kind_table.step_kinds(self.tables)
+        return steps_answer.step_kinds(self.tables)
 
     def flame(
         self, by: FlameBy | None = None, split: str = "none", idle: str = "steady", *, fold: bool = False
@@ -638,7 +636,8 @@ class Trace:
         """
         if self.tables.gpu.is_empty():
             raise no_device_work.no_device_work(self.tables)
-        return self._answer(job.job_of(rank_summaries.summarise_ranks(self.tables, explain=explain), explain=explain))
+        summaries = rank_summaries.summarise_ranks(self.tables, explain=explain)
+        return self._answer(ranks_answer.job_of(summaries, explain=explain))
 
     @cached_property
     def _late_ranks(self) -> Job | None:
@@ -656,7 +655,7 @@ class Trace:
         Raises:
             MissingData: the trace holds no steps, or none of the selected ones.
         """
-        return self._answer(step_table.step_table(self.tables))
+        return self._answer(steps_answer.step_table(self.tables))
 
     def whatif(
         self,

@@ -22,7 +22,7 @@ APART = "apart"
 """None are left out; tables show warm-up executions (by the heuristic) and XLA's autotuner in separate rows."""
 
 TYPICAL: Final = "typical"
-"""The steps that no rule of `thence.analysis.steps.counted` leaves out."""
+"""The steps that no rule of `thence.analysis.steps.windows` leaves out."""
 MAIN = "main"
 """The XLA programs of the steps, see `thence.analysis.select.main_programs`."""
 StepChoice = tuple[int | None, int | None] | Literal["typical"]

@@ -49,7 +49,7 @@ LONG_BUILT_IN_NS = 100_000
 FULL_QUEUE_CALL_NS = 100_000
 """A launch waited for room in the queue of its device if it took longer than this ..."""
 FULL_QUEUE_CALL_RATIO = 20
-"""... and more than this many times the median launch (`thence.analysis.ranks.host_work`)."""
+"""... and more than this many times the median launch (`thence.analysis.ranks.summary`)."""
 NO_WAIT_NS = 20_000
 """A call that has nothing to wait for, such as one for another device, takes less; one that takes longer waited."""
 MIN_IDLE_STARTS = 5

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from thence.analysis.headline import Headline
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.programs.compilation import Compilation
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
     from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.steps.table import StepTable
+    from thence.analysis.steps.answer import StepTable
     from thence.analysis.summary import Summary
     from thence.analysis.whatif.answer import WhatIf
     from thence.model.attributed import Attributed
@@ -152,7 +152,7 @@ class StoredTrace(Trace):
         """As `Trace.ranks`, from the summaries alone."""
         if not self._ranks_only:
             return super().ranks(explain=explain)
-        from thence.analysis.ranks.job import job_of
+        from thence.analysis.ranks.answer import job_of
 
         with self.store.reading():
             return self._answer(job_of(self.store.lateness(), explain=explain))

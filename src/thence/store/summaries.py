@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.ranks.summary import summarise_ranks
-from thence.analysis.ranks.summary_tables import SUMMARY
+from thence.analysis.ranks.summary import SUMMARY, summarise_ranks
 from thence.analysis.select import select
 from thence.analysis.summary import summarize
 from thence.analysis.summary_merge import TABLES as REPORT_TABLES

@@ -16,7 +16,7 @@ from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.host_causes import CAUSES, MEANINGS, REASON_TITLES, REASONS
 from thence.analysis.idle.places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
 from thence.analysis.no_device_work import no_device_work
-from thence.analysis.steps.plain import plain_step, unrecorded_steps
+from thence.analysis.steps.plain_step import plain_step, unrecorded_steps
 from thence.errors import UsageError
 from thence.model.answer import Answer, TableView
 from thence.model.kernel_names import short_names

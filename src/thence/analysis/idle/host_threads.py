@@ -159,7 +159,9 @@ def merged(threads: Sequence[RowIntervals]) -> InnermostRows:
     Args:
         threads: intervals of each thread; at least one thread.
     """
-    start, end, row = (np.concatenate([getattr(one, name) for one in threads]) for name in ("start", "end", "row"))
+    start, end, row = (
+        np.concatenate([getattr(intervals, name) for intervals in threads]) for name in ("start", "end", "row")
+    )
     if not len(start):
         return NEVER_IN_A_ROW
     order = np.argsort(start, kind="stable")

@@ -164,8 +164,8 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles, thread: Int64
     borders = program.graph.time[program.steps]
     since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
     cut = InnermostRows(np.append(NEVER, borders), np.arange(-1, len(borders))).within(tiles)
-    whole = tiles.chosen(cut.interval)
-    parts = replace(whole, start=cut.start, end=cut.end, step=cut.row.astype(np.int64))
+    uncut = tiles.chosen(cut.interval)
+    parts = replace(uncut, start=cut.start, end=cut.end, step=cut.row.astype(np.int64))
     is_host = parts.kind == _HOST
     every = [parts.chosen(~is_host)]
     if is_host.any():

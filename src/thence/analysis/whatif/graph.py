@@ -84,7 +84,7 @@ class Program:
         wait_of: for each node, the row in trace.waits whose end it is, or `NO_ROW`.
         steps: nodes of the starts of steps of the first rank, in order. Where a step begins without a node, it is the
             next node of the rank.
-        typical: those from the first typical step to the last one (`thence.analysis.steps.counted`), with the outliers
+        typical: those from the first typical step to the last one (`thence.analysis.steps.windows`), with the outliers
             in between.
         before: mask of the nodes of the first rank's devices that were launched before the first of these steps: on a
             device, the step begins when they have ended.

@@ -42,7 +42,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.extent import paused
-from thence.analysis.steps.plain import plain_step
+from thence.analysis.steps.plain_step import plain_step
 from thence.analysis.steps.windows import steps
 from thence.analysis.whatif.changes import ChangeFacts, activities_of, changed
 from thence.analysis.whatif.graph import launched_at, longer_host_work

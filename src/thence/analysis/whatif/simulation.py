@@ -60,13 +60,13 @@ class _Into:
         first = np.flatnonzero(np.append(True, target[1:] != target[:-1])[: len(target)])
         return cls(edge, source, first, target[first])
 
-    def raised(self, least: Int64, offered: Int64) -> bool:
+    def raised(self, lowest: Int64, offered: Int64) -> bool:
         """Raises the least times of the targets to the times from their edges; returns whether any changed."""
         best = np.maximum.reduceat(offered, self.first, axis=1)
-        before = least[:, self.target]
+        before = lowest[:, self.target]
         if (best <= before).all():
             return False
-        least[:, self.target] = np.maximum(before, best)
+        lowest[:, self.target] = np.maximum(before, best)
         return True
 
 
@@ -225,12 +225,12 @@ def _simulated(graphs: Sequence[Graph]) -> Int64:
     result = np.empty((len(graphs), len(first.time)), np.int64)
     for block in order.blocks:
         part = block.nodes
-        least = np.repeat(fixed[block.rows][None], len(graphs), axis=0)
-        _fill(block, weight[:, part], delay[:, part], edge_weight, least, result)
+        lowest = np.repeat(fixed[block.rows][None], len(graphs), axis=0)
+        _fill(block, weight[:, part], delay[:, part], edge_weight, lowest, result)
     return result
 
 
-def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least: Int64, result: Int64) -> None:
+def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, lowest: Int64, result: Int64) -> None:
     """Computes the times of one block, and writes them to ``result``.
 
     Args:
@@ -238,7 +238,7 @@ def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least:
         weight: weights of its nodes, by chain.
         delay: delays of its nodes, by chain.
         edge_weight: weights of all edges, by target.
-        least: recorded times of its nodes without constraints, `BEFORE_ALL` for other nodes; it is overwritten.
+        lowest: recorded times of its nodes without constraints, `BEFORE_ALL` for other nodes; it is overwritten.
         result: times of all nodes; those of earlier blocks are known.
     """
     total = np.cumsum(weight + delay, axis=1)
@@ -246,13 +246,13 @@ def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least:
     lifted = block.group - total
     carried, outer, inner = block.carried, block.outer, block.inner
     if len(carried):
-        least[:, carried] = np.maximum(least[:, carried], result[:, block.carried_from] + weight[:, carried])
+        lowest[:, carried] = np.maximum(lowest[:, carried], result[:, block.carried_from] + weight[:, carried])
     if len(outer.edge):
-        outer.raised(least, result[:, outer.source] + edge_weight[:, outer.edge])
+        outer.raised(lowest, result[:, outer.source] + edge_weight[:, outer.edge])
     delayed = delay + lifted
-    times = np.maximum.accumulate(least + delayed, axis=1) - lifted
+    times = np.maximum.accumulate(lowest + delayed, axis=1) - lifted
     if len(inner.edge):
         lag = edge_weight[:, inner.edge]
-        while inner.raised(least, times[:, inner.source] + lag):
-            times = np.maximum.accumulate(least + delayed, axis=1) - lifted
+        while inner.raised(lowest, times[:, inner.source] + lag):
+            times = np.maximum.accumulate(lowest + delayed, axis=1) - lifted
     result[:, block.rows] = times
