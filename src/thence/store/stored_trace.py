@@ -125,7 +125,7 @@ class StoredTrace(Trace):
         for part in self._selected_parts():
             try:
                 tables = summary_tables(
-                    [summarize(part, by)], labels_joined=part.labels_joined, xla=not part.programs.is_empty()
+                    [summarize(part, by)], None, labels_joined=part.labels_joined, xla=not part.programs.is_empty()
                 )
             except MissingData:  # the tables of all ranks together may suffice
                 return {}
@@ -246,6 +246,7 @@ class StoredTrace(Trace):
 
 
 def _together(tables: list[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    from thence.analysis.summary_merge import folded
+    from thence.analysis.rank_tables import concatenated
+    from thence.analysis.summary_merge import REPORT_TABLES, folded
 
-    return folded({name: pl.concat([table[name] for table in tables]) for name in tables[0]})
+    return folded(concatenated(tables, REPORT_TABLES))

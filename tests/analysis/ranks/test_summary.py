@@ -11,7 +11,8 @@ from polars.testing import assert_frame_equal
 
 import thence
 from helpers import FSDP, event, kernel, launch, opened, shared, unzipped, written
-from thence.analysis.ranks.summary import MAX_ROWS, SUMMARY, concatenated, summarise_rank, summarise_ranks
+from thence.analysis.rank_tables import concatenated
+from thence.analysis.ranks.summary import MAX_ROWS, SUMMARY, summarise_rank, summarise_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,7 @@ def both() -> thence.Trace:
 
 
 def test_a_rank_among_others_is_summarised_as_alone(both: thence.Trace) -> None:
-    alone = concatenated(summarise_rank(thence.open(path).tables) for path in FSDP[:2])
+    alone = concatenated((summarise_rank(thence.open(path).tables) for path in FSDP[:2]), SUMMARY)
     together = summarise_ranks(both.tables)
     for name, table in SUMMARY.items():
         assert dict(together[name].schema) == table.schema
@@ -78,7 +79,7 @@ def test_ranks_with_and_without_steps_are_summarised_as_alone(
     monkeypatch.setattr("thence.analysis.ranks.summary._MAX_BATCH_ROWS", rows)
     steps = {0: (50, 550), 1: (), 2: (5000, 6000), 3: (50, 550), 4: (), 5: (50, 550)}
     files = [rank_of_steps(tmp_path, rank, *starts) for rank, starts in steps.items()]
-    alone = concatenated(summarise_rank(thence.open(path).tables) for path in files)
+    alone = concatenated((summarise_rank(thence.open(path).tables) for path in files), SUMMARY)
     together = summarise_ranks(thence.open(*files).tables)
     for name, frame in alone.items():
         assert_frame_equal(together[name], frame)

@@ -29,6 +29,7 @@ from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.idle.places import names_of_contexts
 from thence.analysis.kernel_groups import communicates, computes
+from thence.analysis.rank_tables import concatenated, rank_table
 from thence.analysis.select import select
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
@@ -37,11 +38,11 @@ from thence.model.intervals import NO_ROW, Intervals, covered_lengths, last_begu
 from thence.model.places import COMPARED
 from thence.model.places import PLACES as PLACES_OF_LAUNCHES
 from thence.model.selection import Selection
-from thence.model.tables import Column, Table
+from thence.model.tables import Column
 from thence.model.thresholds import FULL_QUEUE_CALL_NS, FULL_QUEUE_CALL_RATIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
@@ -51,18 +52,16 @@ MAX_ROWS = 150
 """Maximum number of rows with a name for one step, device and kind of place: those with the most time. The others are
 merged into rows without a name."""
 
-_RANK_COLUMN = Column("rank", pl.Int32(), "rank of the process in its job")
 _DEVICE_COLUMN = Column("device", pl.Int32(), "device index within the process")
 _STEP_COLUMN = Column("step", pl.Int32(), "row of the step among those of its rank and device, in order")
 _COUNT_COLUMN = Column("count", pl.Int64(), "activities, or pieces of idle time")
 _TOTAL_COLUMN = Column("total_ns", pl.Int64(), "plain sum of their durations, ns")
 _NAME_COLUMN = Column("name", pl.String(), "null: the sum of all names without a row of their own")
 
-DEVICES = Table(
+DEVICES = rank_table(
     "devices",
     "one device of one rank",
     (
-        _RANK_COLUMN,
         _DEVICE_COLUMN,
         Column("name", pl.String(), "name of the GPU; null where the trace does not state it"),
         Column("start", pl.Int64(), "ns: start of its first activity"),
@@ -77,13 +76,12 @@ DEVICES = Table(
             "ranks of the job, see `thence.analysis.collectives.missing`; null where the rank's trace does not tell",
         ),
     ),
-    required=("rank", "device", "start", "end", "busy_ns", "undescribed", "epoch_known"),
+    required=("device", "start", "end", "busy_ns", "undescribed", "epoch_known"),
 )
-STEPS = Table(
+STEPS = rank_table(
     "steps",
     "one step on one device, as `thence.analysis.steps.windows` finds it",
     (
-        _RANK_COLUMN,
         _DEVICE_COLUMN,
         _STEP_COLUMN,
         Column("name", pl.String(), "name of the step; null where the whole trace is one step"),
@@ -103,7 +101,6 @@ STEPS = Table(
         Column("first", pl.Boolean(), "whether it is the first step on its device"),
     ),
     required=(
-        "rank",
         "device",
         "step",
         "start",
@@ -116,11 +113,10 @@ STEPS = Table(
         "first",
     ),
 )
-COLLECTIVES = Table(
+COLLECTIVES = rank_table(
     "collectives",
     "one kernel of a collective that its library described",
     (
-        _RANK_COLUMN,
         _DEVICE_COLUMN,
         Column("number", pl.Int32(), "row among the collectives of its rank"),
         Column("step", pl.Int32(), "step that launched it; -1 without one"),
@@ -158,13 +154,12 @@ COLLECTIVES = Table(
             )
         ),
     ),
-    required=("rank", "device", "number", "step", "start", "duration", "replayed", "first_call", "collective", "group"),
+    required=("device", "number", "step", "start", "duration", "replayed", "first_call", "collective", "group"),
 )
-PARTS = Table(
+PARTS = rank_table(
     "parts",
     "one message of a kernel that sends and receives several",
     (
-        _RANK_COLUMN,
         Column("number", pl.Int32(), "row in collectives of the same rank"),
         Column("order", pl.Int64(), "position among the messages of its kernel"),
         *(
@@ -177,25 +172,23 @@ PARTS = Table(
             )
         ),
     ),
-    required=("rank", "number", "order"),
+    required=("number", "order"),
 )
-GROUPS = Table(
+GROUPS = rank_table(
     "groups",
     "one process group of one rank",
     (
-        _RANK_COLUMN,
         Column("group", pl.Int32(), "number within the rank"),
         Column("name", pl.String(), "as the library names it; null where it does not"),
         Column("description", pl.String(), "as the library describes it"),
         Column("members", pl.String(), "its ranks, as the producer wrote them"),
     ),
-    required=("rank", "group"),
+    required=("group",),
 )
-KERNELS = Table(
+KERNELS = rank_table(
     "kernels",
     "kernels that compute, and copies, of one step and device, by name and shape",
     (
-        _RANK_COLUMN,
         _DEVICE_COLUMN,
         _STEP_COLUMN,
         Column("kind", pl.String(), "kernel, thunk, memcpy or memset"),
@@ -204,13 +197,12 @@ KERNELS = Table(
         _COUNT_COLUMN,
         _TOTAL_COLUMN,
     ),
-    required=("rank", "device", "step", "kind", "count", "total_ns"),
+    required=("device", "step", "kind", "count", "total_ns"),
 )
-PLACES = Table(
+PLACES = rank_table(
     "places",
     "where the kernels that compute, and copies, of one step and device came from",
     (
-        _RANK_COLUMN,
         _DEVICE_COLUMN,
         _STEP_COLUMN,
         Column("by", pl.String(), "source, module, label, op, phase or hlo"),
@@ -218,13 +210,12 @@ PLACES = Table(
         _COUNT_COLUMN,
         _TOTAL_COLUMN,
     ),
-    required=("rank", "device", "step", "by", "count", "total_ns"),
+    required=("device", "step", "by", "count", "total_ns"),
 )
-IDLE = Table(
+IDLE = rank_table(
     "idle",
     "idle time that began in a step of a device, by cause and place",
     (
-        _RANK_COLUMN,
         _DEVICE_COLUMN,
         _STEP_COLUMN,
         Column("cause", pl.Enum(CAUSES), "as `thence.analysis.idle.causes` finds it"),
@@ -233,7 +224,7 @@ IDLE = Table(
         _COUNT_COLUMN,
         _TOTAL_COLUMN,
     ),
-    required=("rank", "device", "step", "cause", "by", "count", "total_ns"),
+    required=("device", "step", "cause", "by", "count", "total_ns"),
 )
 
 SUMMARY = {table.name: table for table in (DEVICES, STEPS, COLLECTIVES, PARTS, GROUPS, KERNELS, PLACES, IDLE)}
@@ -525,7 +516,7 @@ def summarise_ranks(trace: Attributed, *, explain: bool = True) -> dict[str, pl.
     if len(trace.ranks) < 2:
         return summarise_rank(trace, explain=explain)
     parts = (part for batch in _batches(trace) for part in _summarised(trace, batch, explain=explain))
-    return {name: frame.sort("rank", maintain_order=True) for name, frame in concatenated(parts).items()}
+    return {name: frame.sort("rank", maintain_order=True) for name, frame in concatenated(parts, SUMMARY).items()}
 
 
 def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
@@ -558,12 +549,6 @@ def _summarised(trace: Attributed, ranks: tuple[int, ...], *, explain: bool) -> 
     yield {name: frame.filter(~pl.col("rank").is_in(without)) for name, frame in summary.items()}
     for rank in without:
         yield summarise_rank(select(trace, Selection(ranks=(rank,))), explain=explain)
-
-
-def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    """The summaries of several ranks, concatenated table by table."""
-    parts = list(summaries)
-    return {name: pl.concat([table.empty(), *(part[name] for part in parts)]) for name, table in SUMMARY.items()}
 
 
 def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
