@@ -142,7 +142,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "unattributed_ns.*": "reasons, the largest first",
         "unattributed_ns.*[].total_ns": "ns without a place for this reason",
         "details": "sentences about single CUDA graphs that could not be matched",
-        "apart": "what an XLA trace keeps in rows of its own: warm-up, incomplete executions, XLA's autotuner",
+        "separate": "what an XLA trace keeps in rows of its own: warm-up, incomplete executions, XLA's autotuner",
         "folded": "by module, label and op_name, the rows with equal layers of a model as one row, most time first; "
         "its sums are those of rows; null for other rows",
         "folded[].name": "the place, with * for the number of a layer; or, in words, why there is none",

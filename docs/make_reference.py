@@ -143,7 +143,7 @@ null where there is none, and `<kind>_rule`, a code of [rules and reasons](../re
 | `position` | Enum | whether the number in `source` is a `line`, or where a `function` begins |
 | `lane`, `metadata` | Categorical | metadata of marks in addition to their names |
 | `detail` | String | a sentence about a CUDA graph that could not be matched |
-| `apart` | Enum | why tables of an XLA trace show it in a separate row: warm_up, incomplete, autotuning |
+| `separate` | Enum | why tables of XLA traces show it in a separate row: warm_up, incomplete, autotuning |
 
 ## shares
 

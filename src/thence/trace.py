@@ -15,7 +15,7 @@ from thence.importing import later_modules
 from thence.model import thresholds
 from thence.model.answer import Answer, Caveats
 from thence.model.places import FLAME_KINDS, LANES, TABLE_KINDS, TABLE_KINDS_XLA, TREE_KINDS, page_kinds
-from thence.model.selection import APART, TYPICAL, Selection, parse_steps, parse_window
+from thence.model.selection import SEPARATE, TYPICAL, Selection, parse_steps, parse_window
 from thence.units import several
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Trace:
         steps: str | None = None,
         window: str | None = None,
         only: str | None = None,
-        warm_up: str = APART,
+        warm_up: str = SEPARATE,
         program: str | None = None,
     ) -> Trace:
         """The part of this trace for which all given conditions hold, as a trace whose totals are those of the part.
@@ -174,7 +174,7 @@ class Trace:
             steps: keeps work launched in these steps, such as ``3:6`` for steps 3, 4 and 5, or ``typical``.
             window: keeps work that began in this time after the first device activity, such as ``1.2s:1.4s``.
             only: keeps work whose name, label, module, op, HLO instruction or op_name matches this regex.
-            warm_up: how to treat warm-up executions of XLA programs, and XLA's autotuner. ``apart``: in rows of
+            warm_up: how to treat warm-up executions of XLA programs, and XLA's autotuner. ``separate``: in rows of
                 their own in `report` and `flame`. ``keep``: like other work. ``heuristic`` or
                 ``first-compiled``: left out, by that rule.
             program: keeps work of the XLA program of this name, or of the ``main`` programs: those of the steps.

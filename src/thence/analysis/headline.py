@@ -565,7 +565,7 @@ def _run(trace: Attributed, found: Steps) -> Iterator[RunPart]:
         how="diagonal",
     ).select(*device, "part", "start", duration=(pl.col("end") - pl.col("start")).clip(0))
     trying = trace.places.select(
-        pl.any_horizontal(pl.col("program_rule", "apart") == "autotuning").fill_null(value=False)
+        pl.any_horizontal(pl.col("program_rule", "separate") == "autotuning").fill_null(value=False)
     ).to_series()
     compiling = trace.host.filter(pl.col("category") == "compile")
     covers = {

@@ -83,7 +83,7 @@ _TABLES = (
         required=("by", "heading", "overlapped_ns"),
     ),
     rank_table(
-        "apart",
+        "separate",
         "what such a table shows in separate rows",
         (
             _BY,
@@ -141,7 +141,7 @@ def summary_tables(summaries: Sequence[Summary], rank: int | None, *, labels_joi
     }
     frames = {t.name: pl.DataFrame(rows[t.name], _without_rank(t), orient="row") for t in _TABLES if t.name in rows}
     frames["details"] = first.details
-    frames["apart"] = pl.concat([_keyed(s.apart, s.by) for s in summaries])
+    frames["separate"] = pl.concat([_keyed(s.separate, s.by) for s in summaries])
     frames["rows"] = pl.concat([_keyed(s.rows, s.by) for s in summaries], how="diagonal_relaxed")
     return {table.name: _shaped(frames[table.name], table, rank) for table in _TABLES}
 
@@ -212,7 +212,7 @@ def merged_summary(frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, sele
         details=sums["details"].sort("total_ns", "text", descending=[True, False]),
         by=by,
         heading=heading if heading is not None else general_heading(by),
-        apart=sums["apart"].drop("by").sort("total_ns", "code", descending=[True, False]),
+        separate=sums["separate"].drop("by").sort("total_ns", "code", descending=[True, False]),
         rows=rows,
         overlapped_ns=sums["divisions"]["overlapped_ns"][0],
         idle_inside_ns=sums["divisions"]["idle_inside_ns"][0],

@@ -13,7 +13,7 @@ from thence.analysis.flame.tree import PHASE_SUMS, Groups
 from thence.analysis.idle.answer import in_words
 from thence.analysis.idle.gaps import program_gaps
 from thence.analysis.programs.warmup import WarmUp, phases
-from thence.model.selection import APART
+from thence.model.selection import SEPARATE
 
 if TYPE_CHECKING:
     from thence.analysis.flame.tree import Entry
@@ -82,14 +82,14 @@ def _gaps(trace: Attributed) -> pl.DataFrame:
     chosen = trace.selection.warm_up
     if trace.programs.is_empty() or chosen == WarmUp.KEEP.value:
         return gaps.with_columns(early=pl.lit(value=False))
-    rule = WarmUp.HEURISTIC if chosen == APART else WarmUp(chosen)
+    rule = WarmUp.HEURISTIC if chosen == SEPARATE else WarmUp(chosen)
     phase = phases(trace, rule)
     marked = pl.DataFrame({"first": phase.first, "warm": phase.first & ~phase.counted})
     marked = marked.select(pl.all().gather(gaps["execution"])).fill_null(value=False)
-    apart = trace.gpu["program"].filter(trace.places["apart"].is_not_null()).drop_nulls().unique()
-    of_apart = pl.col("execution").is_in(apart.cast(pl.UInt32).implode()).fill_null(value=False)
+    separate = trace.gpu["program"].filter(trace.places["separate"].is_not_null()).drop_nulls().unique()
+    of_separate = pl.col("execution").is_in(separate.cast(pl.UInt32).implode()).fill_null(value=False)
     inside = pl.col("where") == "inside"
-    early = of_apart | pl.when(inside).then("warm").otherwise("first")
+    early = of_separate | pl.when(inside).then("warm").otherwise("first")
     return gaps.hstack(marked).with_columns(early=early).drop("first", "warm")
 
 

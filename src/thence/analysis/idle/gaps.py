@@ -295,7 +295,7 @@ def idle_inside_programs(trace: Attributed) -> Ns | None:
     """
     if trace.programs.is_empty() or trace.selection.only is not None:
         return None
-    counted = trace.gpu["program"].filter(trace.places["apart"].is_null()).drop_nulls().unique()
+    counted = trace.gpu["program"].filter(trace.places["separate"].is_null()).drop_nulls().unique()
     chosen = pl.col("execution").is_in(counted.cast(pl.UInt32).implode())
     inside = program_gaps(trace).filter(pl.col("where") == "inside", chosen)
     return int(inside["duration"].sum())

@@ -171,9 +171,9 @@ def _suspects(gpu: pl.DataFrame) -> set[int]:
     start, duration = pl.col("start"), pl.col("duration")
     end = (start + duration).max().cast(pl.Float64)
     frame = gpu.lazy().group_by("rank").agg(
-        apart=end - start.min().cast(pl.Float64), first=start.min(), shortest=duration.min()
+        range=end - start.min().cast(pl.Float64), first=start.min(), shortest=duration.min()
     )  # fmt: skip
-    wrong = (pl.col("apart") > _DAY_NS) | (pl.col("first") <= 0) | (pl.col("shortest") < 0)
+    wrong = (pl.col("range") > _DAY_NS) | (pl.col("first") <= 0) | (pl.col("shortest") < 0)
     return set(frame.filter(wrong).collect()["rank"].to_list())
 
 
