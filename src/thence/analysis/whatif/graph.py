@@ -281,22 +281,16 @@ def _program(
         origin_ns=0,
         node_of_activity=place[builder.start],
         end_of_activity=np.where(end == NO_ROW, NO_ROW, place[end]),
-        gap=gap,
-        overlapping=overlapping,
+        gap=gap, overlapping=overlapping, moves=moves, inside=inside, inferred=_inferred(work.trace),
         row=row[order],
         is_activity=order < len(builder.start),
         edge_kind=kind[forward].astype(np.uint8),
         edge_activity=activity[forward],
-        moves=moves,
         thread=np.where(chain < work.threads, chain, NO_ROW),
         wait_of=wait_of,
         steps=np.unique(place[steps]),
-        inferred=_inferred(work.trace),
-        gpu=work.gpu,
-        host=work.host,
-        thread_of_row=work.thread,
-        inside=inside,
-    )
+        gpu=work.gpu, host=work.host, thread_of_row=work.thread,
+    )  # fmt: skip
 
 
 def launched_at(trace: Attributed, program: Program) -> Int64:
