@@ -67,7 +67,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     }
     host = host_rows(tables, row_numbers(of_launch["launch"]), own_code)
     steps, *of_steps = found_steps(tables, host)
-    places = places.with_columns(*of_steps, pl.lit(None, RULE).alias("apart"), label_rule=_label_rule(places))
+    places = places.with_columns(*of_steps, pl.lit(None, RULE).alias("separate"), label_rule=_label_rule(places))
     columns["steps"] = steps
     return Attributed(**columns, places=places, shares=shares, own=tuple(own), installed=installed)
 

@@ -55,7 +55,7 @@ _PLACE_TYPES = pl.Schema(
         "step_row": pl.Int32(),
         **{name: dtype for kind in PLACES for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))},
         "position": pl.Enum(POSITIONS),
-        "apart": RULE,
+        "separate": RULE,
     }
 )
 _MAX_FACTS = 1 << 30

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.missing import JobRanks, job_ranks
-from thence.analysis.ranks.summary_tables import SUMMARY
+from thence.analysis.ranks.summary import SUMMARY
 from thence.analysis.soundness.evidence import Evidence
 from thence.analysis.soundness.findings import Soundness
-from thence.analysis.soundness.window_rules import missing_ranks_note, windows_apart
+from thence.analysis.soundness.recording_rules import missing_ranks_note, windows_apart
 from thence.errors import InputError, UsageError
 from thence.memory_limits import free_bytes
 from thence.model.losses import Loss

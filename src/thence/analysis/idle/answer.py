@@ -13,10 +13,10 @@ from thence.analysis.collectives.waits import participants
 from thence.analysis.consistency import must, smallest
 from thence.analysis.extent import cut, extent
 from thence.analysis.idle.causes import idle_causes
+from thence.analysis.idle.host_causes import CAUSES, MEANINGS, REASON_TITLES, REASONS
 from thence.analysis.idle.places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
-from thence.analysis.idle.rules import CAUSES, MEANINGS, REASON_TITLES, REASONS
 from thence.analysis.no_device_work import no_device_work
-from thence.analysis.steps.plain import plain_step, unrecorded_steps
+from thence.analysis.steps.plain_step import plain_step, unrecorded_steps
 from thence.errors import UsageError
 from thence.model.answer import Answer, TableView
 from thence.model.kernel_names import short_names
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-_OF_WAITS = ("source", "label", "op")
+_PLACES_OF_WAITS = ("source", "label", "op")
+_ROWS_SHOWN = 15
+"""Rows by place that a terminal shows."""
 _ROWS = {
     "cause": pl.String(), "by": pl.String(), "name": pl.String(), "total_ns": pl.Int64(), "count": pl.Int64(),
     "share": pl.Float64(),
@@ -70,10 +72,6 @@ class AddedIdle:
         )
 
 
-_ROWS_SHOWN = 15
-"""Rows by place that a terminal shows."""
-
-
 @dataclass(frozen=True)
 class IdleTime(Answer):
     """Why the devices were idle.
@@ -92,7 +90,7 @@ class IdleTime(Answer):
         reasons: reason and total_ns of the time whose cause is unknown.
         silent_ns: time whose cause is host because no recorded row shows anything else.
         unsampled_ns: time whose cause is host because there is no sample of it, although the trace holds samples.
-        found: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
+        unnamed: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
         names: the name of each piece.
         unknown: why idle time is unknown, as a part of a sentence; empty if it is known.
         added: how much of it recording added; None if that is unknown, as in traces that are no recordings.
@@ -106,15 +104,15 @@ class IdleTime(Answer):
     reasons: pl.DataFrame
     silent_ns: Ns
     unsampled_ns: Ns
-    found: pl.DataFrame = field(repr=False)
+    unnamed: pl.DataFrame = field(repr=False)
     names: PieceNames = field(repr=False)
     unknown: str = ""
     added: AddedIdle | None = None
 
     @cached_property
     def pieces(self) -> pl.DataFrame:
-        """The pieces in `found` with the columns by and name."""
-        return self.found.hstack(self.names.columns())
+        """The pieces in `unnamed` with the columns by and name."""
+        return self.unnamed.hstack(self.names.columns())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -150,7 +148,7 @@ class IdleTime(Answer):
 
     def views(self) -> tuple[TableView, ...]:
         """The causes, their rows, and if there are any, calls that waited and waits in collectives."""
-        devices = self.found.select("rank", "device").n_unique()
+        devices = self.unnamed.select("rank", "device").n_unique()
         over = f", summed over {devices:,} GPUs" if devices > 1 else ""
         causes = {"cause": "cause", "total_ns": "idle", "share": "share", "count": "pieces", "meaning": ""}
         rows = {
@@ -192,19 +190,19 @@ class IdleTime(Answer):
         Raises:
             Contradiction: they do not.
         """
-        of_causes = dict(self.causes.select("cause", "total_ns").rows())
-        of_rows = dict(self.rows.group_by("cause").agg(pl.col("total_ns").sum()).rows())
+        causes = dict(self.causes.select("cause", "total_ns").rows())
+        rows = dict(self.rows.group_by("cause").agg(pl.col("total_ns").sum()).rows())
         must(
             self.caveats.inputs,
-            sum(of_causes.values()) == (self.idle_ns or 0) and of_rows == of_causes,
+            sum(causes.values()) == (self.idle_ns or 0) and rows == causes,
             "the causes of idle time do not add up to it",
         )
         frames = (self.causes, self.rows, self.waits)
-        least = min(smallest(frame, ("total_ns",)) for frame in frames)
+        shortest = min(smallest(frame, ("total_ns",)) for frame in frames)
         after = int(self.waits["total_ns"].sum()) <= (self.idle_ns or 0)
         must(
             self.caveats.inputs,
-            least >= 0 and after,
+            shortest >= 0 and after,
             "a cause of idle time has a negative duration, or more than all idle time",
         )
 
@@ -280,7 +278,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
     pieces, contexts = both(lambda: idle_causes(trace), lambda: Contexts.of(trace.host))
     total = int(pieces["duration"].sum())
     after = pieces.drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum())
-    asked, kinds = [pieces["host"], after["wait"]], [*kinds_of(by), *_OF_WAITS]
+    asked, kinds = [pieces["host"], after["wait"]], [*kinds_of(by), *_PLACES_OF_WAITS]
     places = HostPlaces.of(trace, contexts, asked, kinds)
     names = piece_names(trace, pieces, by, places)
     silent = pieces.filter(pl.col("cause") == "host", pl.col("host").is_null())
@@ -301,11 +299,11 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         pieces,
         names,
         unknown,
-        None if unknown else _added(trace, total),
+        None if unknown else _added_by_recording(trace, total),
     )
 
 
-def _added(trace: Attributed, total: Ns) -> AddedIdle | None:
+def _added_by_recording(trace: Attributed, total: Ns) -> AddedIdle | None:
     """How much of the idle time recording added: for each recorded step, or part of one, as much as to the median."""
     times = trace.step_times.filter("recorded", pl.col("duration") > 0)
     plain = plain_step(trace.step_times)
@@ -375,7 +373,7 @@ def _after_waits(trace: Attributed, after: pl.DataFrame, total: Ns, places: Host
         places: places of these host rows.
     """
     context = places.contexts.at(after["wait"])
-    place = pl.select(pl.coalesce(*(places.names[kind] for kind in _OF_WAITS))).to_series()
+    place = pl.select(pl.coalesce(*(places.names[kind] for kind in _PLACES_OF_WAITS))).to_series()
     return (
         after.with_columns(name=trace.host["name"].gather(places.contexts.row[context]), place=place.gather(context))
         .with_columns(pl.col("name", "place").cast(pl.String))

@@ -125,7 +125,7 @@ def test_the_critical_path_names_the_same_time_alike(tmp_path: Path) -> None:
         kernel(1, 15, 3), kernel(2, 70, 10),
     ]  # fmt: skip
     trace = opened(tmp_path, rows)
-    idle = trace.idle().found.filter(pl.col("cause") != "launch")
+    idle = trace.idle().unnamed.filter(pl.col("cause") != "launch")
     # From the first kernel's end at 18: 2 us of the program, the operator, 20 us of the program until the launch.
     assert idle.select("start", "duration", pl.col("cause").cast(pl.String)).rows() == [
         (18_000, 2_000, "host"), (20_000, 20_000, "operator"), (40_000, 20_000, "host"),
@@ -139,7 +139,7 @@ def test_the_critical_path_names_the_same_time_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["torch_eager_rank0", "torch_compile_rank0"])
 def test_what_idle_calls_host_is_host_on_the_critical_path(name: str) -> None:
     trace = thence.open(TORCH / f"{name}.json.gz")
-    idle = trace.idle().found.filter(pl.col("cause") == "host").sort("start")
+    idle = trace.idle().unnamed.filter(pl.col("cause") == "host").sort("start")
     begins, ends = idle["start"].to_numpy(), (idle["start"] + idle["duration"]).to_numpy()
     path = trace.critical_path().filter(pl.col("kind") == "host").sort("start")
     middle = (path["start"] + path["duration"] // 2).to_numpy()

@@ -155,7 +155,9 @@ def why_no_plain_step(tables: Tables) -> str:
     if times.is_empty():
         return ""
     troubles = [
-        said for facts in tables.meta.facts if (said := (facts.get("plain_steps") or {}).get("trouble")) is not None
+        trouble
+        for facts in tables.meta.facts
+        if (trouble := (facts.get("plain_steps") or {}).get("trouble")) is not None
     ]
     if troubles:
         return str(troubles[0])

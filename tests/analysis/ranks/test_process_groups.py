@@ -8,9 +8,9 @@ import pytest
 import thence
 from helpers import TORCH
 from rank_jobs import RankJob
-from thence.analysis.ranks.groups import group_rows
-from thence.analysis.ranks.job import job_of
-from thence.analysis.ranks.joined import joined
+from thence.analysis.ranks.answer import job_of
+from thence.analysis.ranks.job_collectives import job_collectives
+from thence.analysis.ranks.process_groups import group_rows
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_group_is_for_what_its_name_says(description: str, kind: str) -> None:
     groups = summaries["groups"].with_columns(
         description=named, name=pl.when(pl.col("group") == 1).then(pl.lit("7")).otherwise("name")
     )
-    rows = group_rows(joined(summaries | {"groups": groups}), 4)
+    rows = group_rows(job_collectives(summaries | {"groups": groups}), 4)
     small = rows.filter(size=2)
     assert small["kind"].to_list() == [kind, kind]
     assert rows.filter(size=4)["kind"].to_list() == ["all"]

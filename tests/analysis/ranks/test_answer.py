@@ -15,8 +15,8 @@ import thence
 from helpers import DATA, FSDP, shared, unzipped
 from late_ranks import BACKWARD, FORWARD, TRANSFER, RealJob, SleepyJob
 from rank_jobs import LINE, MODULE, Plant, RankJob
-from thence.analysis.ranks.job import job_of
-from thence.analysis.ranks.joined import joined
+from thence.analysis.ranks.answer import job_of
+from thence.analysis.ranks.job_collectives import job_collectives
 from thence.analysis.ranks.lateness import lateness, step_keys
 from thence.analysis.ranks.reasons import REASON
 from thence.analysis.ranks.summary import summarise_ranks
@@ -24,7 +24,7 @@ from thence.analysis.ranks.summary import summarise_ranks
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
 
 CAUSES = {"backward": "python", "kernel": "compute", "slow_gpu": "slower_gpu", "loader": "loader", "batch": "more_work"}
 
@@ -272,7 +272,7 @@ def test_who_waited_itself_is_not_to_blame() -> None:
     job = RankJob(ranks=16, steps=12, small=4, noise=0.01, plant=Plant("kernel", 5, 0.2), seed=1)
     summaries = job.summaries()
     assert job_of(summaries).stragglers["rank"].to_list() == [5]
-    late = lateness(joined(summaries), step_keys(summaries["steps"])).late
+    late = lateness(job_collectives(summaries), step_keys(summaries["steps"])).late
     # The other ranks of its small group come late to the collectives of all, because they waited for it.
     others = late.filter(pl.col("rank").is_in([4, 6, 7]), pl.col("wait_ns") > 0.5 * 0.2 * job.step.length)
     assert others.height >= 4

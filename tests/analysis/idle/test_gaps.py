@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thence.analysis.idle.late_starts import Gaps, Starts
+from thence.analysis.idle.gaps import Gaps, LaunchTimes
 from thence.model.intervals import NEVER, NO_ROW
 
 BEGIN, END = 1_000, 1_000_000
@@ -25,14 +25,14 @@ BEGIN, END = 1_000, 1_000_000
 def test_an_activity_may_begin(call: tuple[int, int], held: int, expected: tuple[int, int, int, int]) -> None:
     launched, returned, until = (np.array([value]) for value in (*call, held))
     number = np.array([0 if call[0] >= 0 else NO_ROW])
-    starts = Starts.of(np.array([END]), number, launched, returned, until)
-    parts = starts.parts(Gaps(0, 0, np.array([BEGIN]), np.array([END]), np.array([0])))
-    found = parts.launched, parts.returned, parts.patience, parts.held
+    starts = LaunchTimes.of(np.array([END]), number, launched, returned, until)
+    parts = starts.parts(Gaps(np.array([BEGIN]), np.array([END]), np.array([0])))
+    found = parts.launched, parts.returned, parts.latency_end, parts.held_end
     assert tuple(int(border[0]) for border in found) == expected
 
 
 def test_nodes_of_a_graph_launch_that_has_begun_may_begin_at_any_time() -> None:
     both = np.array([0, 0])
-    starts = Starts.of(np.array([500, END]), both, both, both + 10, np.array([NEVER, NEVER]))
-    parts = starts.parts(Gaps(0, 0, np.array([BEGIN]), np.array([END]), np.array([1])))
-    assert parts.held.tolist() == [END]
+    starts = LaunchTimes.of(np.array([500, END]), both, both, both + 10, np.array([NEVER, NEVER]))
+    parts = starts.parts(Gaps(np.array([BEGIN]), np.array([END]), np.array([1])))
+    assert parts.held_end.tolist() == [END]

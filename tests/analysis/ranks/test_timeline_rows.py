@@ -13,14 +13,14 @@ from late_ranks import AFTER, BACKWARD, FORWARD, TRANSFER, SleepyJob
 from perfetto_reading import Decoded, decoded, written_bytes
 from rank_jobs import EPOCH, Plant, RankJob
 from stores import stored
-from thence.analysis.ranks.folded import STATES, job_rows, opened, step_columns
-from thence.analysis.ranks.job import job_of
+from thence.analysis.ranks.answer import job_of
+from thence.analysis.ranks.timeline_rows import STATES, job_rows, opened, step_columns
 from thence.folding import folded_timeline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
 
 RANKS, STEPS, LATE, SINCE = 12, 6, 4, 2
 SLEEPY = SleepyJob(ranks=RANKS, steps=STEPS, late=LATE, since=SINCE)

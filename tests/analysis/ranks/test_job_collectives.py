@@ -7,7 +7,7 @@ import pytest
 
 import thence
 from helpers import DATA, TORCH
-from thence.analysis.ranks.joined import joined
+from thence.analysis.ranks.job_collectives import job_collectives
 from thence.analysis.ranks.summary import summarise_ranks
 
 JOBS = {
@@ -22,7 +22,7 @@ JOBS = {
 @pytest.mark.parametrize("name", ["fsdp", *JOBS])
 def test_waits_are_those_of_whole_traces(name: str, fsdp: thence.Trace) -> None:
     trace = fsdp if name == "fsdp" else thence.open(*JOBS[name])
-    found = joined(summarise_ranks(trace.tables))
+    found = job_collectives(summarise_ranks(trace.tables))
     assert not found.clocks.rows["drift_applied"].any()
     times = trace.collectives("keep" if name == "xla" else "heuristic")
     ours = found.rows.filter("known").group_by("rank", "device").agg(pl.col("wait_ns").sum()).sort("rank", "device")
@@ -37,7 +37,7 @@ def test_waits_are_those_of_whole_traces(name: str, fsdp: thence.Trace) -> None:
 
 
 def test_groups_have_one_number_on_all_ranks() -> None:
-    found = joined(summarise_ranks(thence.open(*JOBS["groups"]).tables))
+    found = job_collectives(summarise_ranks(thence.open(*JOBS["groups"]).tables))
     assert found.groups.height == 3
     members = dict(found.groups.select("group", "ranks").iter_rows())
     for (group,), rows in found.rows.group_by("group"):

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from thence.analysis.whatif.edges import Edges, Nodes
-from thence.analysis.whatif.handovers import handovers
+from thence.analysis.whatif.edges import GraphBuilder, RecordedWork, add_handovers
 from thence.model.intervals import Intervals
 
 US = 1000
@@ -74,12 +73,13 @@ def test_handovers_are_those_of_a_plain_search(document: list[Row]) -> None:
     start = frame["start"].to_numpy() * US
     keys = [row[:2] for row in document]
     thread = np.array([sorted(set(keys)).index(key) for key in keys], np.int64)
-    nodes, edges = Nodes(), Edges()
     trace = cast("Any", SimpleNamespace(host=frame))
     host = Intervals(start, start + frame["duration"].to_numpy() * US)
-    targets = handovers(trace, host, thread, nodes, edges)
-    time, _, chain, row = (np.concatenate(column) for column in zip(*nodes.columns, strict=True))
-    source, target, lag, *_ = (np.concatenate(column) for column in zip(*edges.columns, strict=True))
+    nothing = np.empty(0, np.int64)
+    builder = GraphBuilder(RecordedWork(trace, Intervals(nothing, nothing), host, nothing, thread, nothing))
+    targets = add_handovers(builder)
+    time, _, chain, row = (np.concatenate(column) for column in zip(*builder.nodes, strict=True))
+    source, target, lag, *_ = (np.concatenate(column) for column in zip(*builder.edges, strict=True))
     assert target.tolist() == targets.tolist()
     assert (lag == time[target] - time[source]).all()
     assert (start[row[target]] == time[target]).all()

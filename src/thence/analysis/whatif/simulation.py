@@ -7,7 +7,7 @@ A node happens after the previous node of its chain (a thread or a stream), and 
 Along a chain, this is a prefix maximum of ``x - cumsum(weight + delay)``, so no loop over single nodes is needed. Nodes
 are in an order in which every edge leads forward, and are processed in blocks of that order. Within a block, solving
 the chains and following the edges alternate until nothing changes, which takes as many rounds as a path inside the
-block changes chains. Graphs that differ only in weights and delays are replayed together, as rows of two-dimensional
+block changes chains. Graphs that differ only in weights and delays are simulated together, as rows of two-dimensional
 arrays: a block is small, so most of the cost of an array operation does not depend on the number of rows.
 """
 
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 BEFORE_ALL = -(1 << 44)
 """A time before all others, in ns, which stands for no constraint. Times are less than 4 hours from 0."""
-_APART = 1 << 46
-_BLOCK = 512
-TOGETHER = 8
-"""Maximum number of graphs that are replayed at once: each then has a copy of all weights."""
+_CHAIN_OFFSET = 1 << 46
+"""More than any two times in a block differ by, in ns; 512 of them fit int64."""
+_BLOCK_NODES = 512
+"""Nodes of a block: its arrays stay in the cache, and a path inside it changes chains few times."""
+MAX_TOGETHER = 8
+"""Maximum number of graphs that are simulated at once: each then has a copy of all weights."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,13 @@ class _Into:
         first = np.flatnonzero(np.append(True, target[1:] != target[:-1])[: len(target)])
         return cls(edge, source, first, target[first])
 
-    def raised(self, least: Int64, offered: Int64) -> bool:
+    def raised(self, lowest: Int64, offered: Int64) -> bool:
         """Raises the least times of the targets to the times from their edges; returns whether any changed."""
         best = np.maximum.reduceat(offered, self.first, axis=1)
-        before = least[:, self.target]
+        before = lowest[:, self.target]
         if (best <= before).all():
             return False
-        least[:, self.target] = np.maximum(before, best)
+        lowest[:, self.target] = np.maximum(before, best)
         return True
 
 
@@ -75,8 +77,8 @@ class _Block:
     Attributes:
         nodes: the block's slice of `Order.by_chain`.
         rows: the nodes in that slice.
-        group: for each node, the number of its chain in the block, from 1, times `_APART`, so that one prefix maximum
-            over the block does not carry values from one chain to the next.
+        group: for each node, the number of its chain in the block, from 1, times `_CHAIN_OFFSET`, so that one prefix
+            maximum over the block does not carry values from one chain to the next.
         begins, lengths: place in the block where each chain begins, and its number of nodes in the block.
         carried, carried_from: places of the nodes whose previous node is in an earlier block, and these previous nodes.
         outer, inner: edges from earlier blocks, and edges inside the block.
@@ -95,7 +97,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which replays of a graph process its nodes and edges; graphs of the same shape share it.
+    """The order in which simulations of a graph process its nodes and edges; graphs of the same shape share it.
 
     Attributes:
         by_chain: nodes sorted by block, chain and order.
@@ -137,16 +139,16 @@ class Graph:
 
     @cached_property
     def order(self) -> Order:
-        """The order in which replays process its nodes and edges."""
+        """The order in which simulations process its nodes and edges."""
         if self.shared is not None:
             return self.shared
         count = len(self.time)
-        block = np.arange(count) // _BLOCK
+        block = np.arange(count) // _BLOCK_NODES
         by_chain = np.lexsort((np.arange(count), self.chain, block))
         by_target = np.argsort(self.target, kind="stable")
         alone = self.previous == NO_ROW
         alone[self.target] = False
-        borders = np.minimum(np.arange(0, count + _BLOCK, _BLOCK), count)
+        borders = np.minimum(np.arange(0, count + _BLOCK_NODES, _BLOCK_NODES), count)
         edges = np.searchsorted(self.target[by_target], borders)
         blocks = tuple(
             self._block(slice(*nodes), by_chain[slice(*nodes)], by_target[slice(*into)], into[0])
@@ -174,7 +176,7 @@ class Graph:
         inner = source >= nodes.start
         outer = ~inner
         return _Block(
-            nodes, rows, np.cumsum(first) * _APART, begins, np.diff(np.append(begins, len(rows))),
+            nodes, rows, np.cumsum(first) * _CHAIN_OFFSET, begins, np.diff(np.append(begins, len(rows))),
             carried, self.previous[rows[carried]],
             _Into.of(number[outer], source[outer], target[outer]),
             _Into.of(number[inner], place[source[inner] - nodes.start], target[inner]),
@@ -190,7 +192,7 @@ class Graph:
         return result
 
     def exact(self) -> Graph:
-        """The same graph with delays such that its replay gives the recorded times.
+        """The same graph with delays such that its simulation gives the recorded times.
 
         Nodes without any constraint keep their recorded times.
         """
@@ -200,18 +202,20 @@ class Graph:
         return replace(self, delay=delay, shared=self.order)
 
 
-def replayed(graph: Graph) -> Int64:
+def simulated(graph: Graph) -> Int64:
     """The time of every node; nodes without constraints keep their recorded time."""
-    times: Int64 = replayed_together([graph])[0]
+    times: Int64 = simulated_together([graph])[0]
     return times
 
 
-def replayed_together(graphs: Sequence[Graph]) -> list[Int64]:
-    """The result of `replayed` for each of several graphs, which differ only in weights and delays."""
-    return [times for low in range(0, len(graphs), TOGETHER) for times in _replayed(graphs[low : low + TOGETHER])]
+def simulated_together(graphs: Sequence[Graph]) -> list[Int64]:
+    """The result of `simulated` for each of several graphs, which differ only in weights and delays."""
+    return [
+        times for low in range(0, len(graphs), MAX_TOGETHER) for times in _simulated(graphs[low : low + MAX_TOGETHER])
+    ]
 
 
-def _replayed(graphs: Sequence[Graph]) -> Int64:
+def _simulated(graphs: Sequence[Graph]) -> Int64:
     """The time of every node, with one row for each graph."""
     first, order = graphs[0], graphs[0].order
     weight = np.stack([graph.weight[order.by_chain] for graph in graphs])
@@ -221,12 +225,12 @@ def _replayed(graphs: Sequence[Graph]) -> Int64:
     result = np.empty((len(graphs), len(first.time)), np.int64)
     for block in order.blocks:
         part = block.nodes
-        least = np.repeat(fixed[block.rows][None], len(graphs), axis=0)
-        _fill(block, weight[:, part], delay[:, part], edge_weight, least, result)
+        lowest = np.repeat(fixed[block.rows][None], len(graphs), axis=0)
+        _fill(block, weight[:, part], delay[:, part], edge_weight, lowest, result)
     return result
 
 
-def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least: Int64, result: Int64) -> None:
+def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, lowest: Int64, result: Int64) -> None:
     """Computes the times of one block, and writes them to ``result``.
 
     Args:
@@ -234,7 +238,7 @@ def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least:
         weight: weights of its nodes, by chain.
         delay: delays of its nodes, by chain.
         edge_weight: weights of all edges, by target.
-        least: recorded times of its nodes without constraints, `BEFORE_ALL` for other nodes; it is overwritten.
+        lowest: recorded times of its nodes without constraints, `BEFORE_ALL` for other nodes; it is overwritten.
         result: times of all nodes; those of earlier blocks are known.
     """
     total = np.cumsum(weight + delay, axis=1)
@@ -242,13 +246,13 @@ def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least:
     lifted = block.group - total
     carried, outer, inner = block.carried, block.outer, block.inner
     if len(carried):
-        least[:, carried] = np.maximum(least[:, carried], result[:, block.carried_from] + weight[:, carried])
+        lowest[:, carried] = np.maximum(lowest[:, carried], result[:, block.carried_from] + weight[:, carried])
     if len(outer.edge):
-        outer.raised(least, result[:, outer.source] + edge_weight[:, outer.edge])
+        outer.raised(lowest, result[:, outer.source] + edge_weight[:, outer.edge])
     delayed = delay + lifted
-    times = np.maximum.accumulate(least + delayed, axis=1) - lifted
+    times = np.maximum.accumulate(lowest + delayed, axis=1) - lifted
     if len(inner.edge):
         lag = edge_weight[:, inner.edge]
-        while inner.raised(least, times[:, inner.source] + lag):
-            times = np.maximum.accumulate(least + delayed, axis=1) - lifted
+        while inner.raised(lowest, times[:, inner.source] + lag):
+            times = np.maximum.accumulate(lowest + delayed, axis=1) - lifted
     result[:, block.rows] = times

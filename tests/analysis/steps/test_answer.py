@@ -102,8 +102,8 @@ def test_more_pieces_than_a_trace_has_rows_are_not_kept(tmp_path: Path, monkeypa
     trace = across(tmp_path, 40)  # 40 gaps, each of which holds 40 launches
     divided = idle_causes(trace.tables)
     assert divided.height > 1_600
-    monkeypatch.setattr("thence.analysis.idle.causes._MOST_PIECES", 0)
-    monkeypatch.setattr("thence.analysis.idle.causes._MOST_OF_A_ROW", 4)
+    monkeypatch.setattr("thence.analysis.idle.causes._MAX_PIECES", 0)
+    monkeypatch.setattr("thence.analysis.idle.causes._MAX_PIECES_PER_ROW", 4)
     whole = idle_causes(trace.tables)
     assert whole.height == 40
     assert set(whole["reason"]) == {"too_many"}

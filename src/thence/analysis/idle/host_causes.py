@@ -1,4 +1,4 @@
-"""Causes of idle time: their codes, and the cause of each host row.
+"""Causes of idle time: their codes, and the cause that each host row stands for.
 
 A host row, its name and the rows around it show why a thread has not launched yet:
 
@@ -92,6 +92,8 @@ REASON_TITLES = {
 CAUSES = tuple(MEANINGS)
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 """Number of each cause in the arrays."""
+_NONE = 255
+"""Number for no cause in the arrays."""
 
 _ALLOCATION = re.compile(
     r"(?i)(?:cuda|cu|hip)(?:Mem(?!cpy|set)\w*(?:Alloc|Free|Map|Unmap|Create|Release|GetInfo|AddressReserve)\w*|"
@@ -136,13 +138,13 @@ _BY_CATEGORY = {
 }
 _BY_STATE = {HostState.PYTHON: "python", HostState.GIL: "lock", HostState.LOCK: "lock", HostState.SLEEP: "sleep"}
 """Of a sample; in all other states, and in an unknown one: host."""
-_CALLS = ((_LAUNCH, "launch"), (_ALLOCATION, "allocation"), (_FIRST_USE, "first_use"))
-_OF_SAMPLES = ((_COMPILER, "compile"), (_WAITING_FRAME, "sync"))
-_INHERITED = ((_GC, "gc"), (_COMPILE, "compile"), (_LOADER, "loader"))
-_LOADING = ("step", "module", "python", "range", "framework", "sample")
-_WAITING = ("device", "stream", "event")
+_CALL_CAUSES = ((_LAUNCH, "launch"), (_ALLOCATION, "allocation"), (_FIRST_USE, "first_use"))
+_SAMPLE_CAUSES = ((_COMPILER, "compile"), (_WAITING_FRAME, "sync"))
+_INHERITED_CAUSES = ((_GC, "gc"), (_COMPILE, "compile"), (_LOADER, "loader"))
+_LOADER_CATEGORIES = ("step", "module", "python", "range", "framework", "sample")
+_PURE_WAITS = ("device", "stream", "event")
 """Kinds of waits by calls that do nothing but wait."""
-_OWN = ("sync", "allocation", "first_use", "compile", "gc")
+_KEPT = ("sync", "allocation", "first_use", "compile", "gc")
 """Causes of a row that are not overridden by rows around it."""
 
 
@@ -156,21 +158,21 @@ def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> UInt8:
     first, number = _distinct(host)
     rows = host.select(pl.col("category", "name", "state").gather(first)).cast(pl.String)
     kinds = names_of_calls(rows["name"].cast(pl.Categorical()))
-    waits = set(kinds.filter(pl.col("kind").is_in(_WAITING))["name"].cast(pl.String))
+    waits = set(kinds.filter(pl.col("kind").is_in(_PURE_WAITS))["name"].cast(pl.String))
     # In recordings of thence, a row of this category is the function around two launches, not a frame that ran.
     frames = "host" if set(formats) == {THENCE_RECORDING} else "python"
-    told = [_told(str(category), name or "", state, waits, frames) for category, name, state in rows.rows()]
-    own = np.array([NUMBER[own] for own, _ in told], np.uint8)[number]
+    causes = [_named_cause(str(category), name or "", state, waits, frames) for category, name, state in rows.rows()]
+    own = np.array([NUMBER[own] for own, _ in causes], np.uint8)[number]
     parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
     traced = (host["category"] == "python").to_numpy() & (frames == "python")
     if traced.any():
         own = _with_traced_frames(own, traced, parent, host["duration"].to_numpy())
-    given = np.array([NUMBER[inner] if inner else 255 for _, inner in told], np.uint8)[number]
-    if (given == 255).all():
+    given = np.array([NUMBER[inner] if inner else _NONE for _, inner in causes], np.uint8)[number]
+    if (given == _NONE).all():
         return own
     inherited = _from_around(given, parent)
-    keeps = np.isin(own, [NUMBER[cause] for cause in _OWN])
-    return np.where((inherited != 255) & ~keeps, inherited, own).astype(np.uint8)
+    keeps = np.isin(own, [NUMBER[cause] for cause in _KEPT])
+    return np.where((inherited != _NONE) & ~keeps, inherited, own).astype(np.uint8)
 
 
 def _with_traced_frames(own: UInt8, traced: Mask, parent: Int64, duration: Int64) -> UInt8:
@@ -184,8 +186,8 @@ def _with_traced_frames(own: UInt8, traced: Mask, parent: Int64, duration: Int64
     """
     host = NUMBER["host"]
     own = np.where(traced & (own == host) & (duration < LONG_BUILT_IN_NS), NUMBER["python"], own)
-    around = _from_around(np.where(traced, own, 255).astype(np.uint8), parent)
-    inside = (own == host) & ~traced & (around != 255)
+    around = _from_around(np.where(traced, own, _NONE).astype(np.uint8), parent)
+    inside = (own == host) & ~traced & (around != _NONE)
     return np.where(inside, around, own).astype(np.uint8)
 
 
@@ -197,6 +199,7 @@ def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
     if host["state"].null_count() < host.height:
         state = host["state"].to_physical().cast(pl.Int64).fill_null(len(HOST_STATES)).to_numpy()
         key = key * (len(HOST_STATES) + 1) + state
+    # Keys are dense enough for an array; a sort of millions of rows would take most of the time of the analysis.
     row = np.full(int(key.max(initial=-1)) + 1, NO_ROW)
     row[key] = np.arange(len(key))
     used = np.flatnonzero(row != NO_ROW)
@@ -205,20 +208,20 @@ def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
     return row[used], number[key]
 
 
-def _told(category: str, name: str, state: str | None, waits: set[str], frames: str) -> tuple[str, str | None]:
+def _named_cause(category: str, name: str, state: str | None, waits: set[str], frames: str) -> tuple[str, str | None]:
     """The cause of a row, and the cause that rows inside it inherit, or None.
 
     Args:
         category: of the row.
         name: of the row.
-        state: of a sample, null elsewhere.
+        state: of a sample, None elsewhere.
         waits: names of calls that wait.
         frames: the cause of Python frames.
     """
     if category in API_CALLS:
         if name in waits:
             return "sync", None
-        return next((c for pattern, c in _CALLS if pattern.fullmatch(name)), "operator"), None
+        return next((c for pattern, c in _CALL_CAUSES if pattern.fullmatch(name)), "operator"), None
     inherited = _inherited(category, name)
     if inherited is not None:
         return inherited, inherited
@@ -233,9 +236,9 @@ def _inherited(category: str, name: str) -> str | None:
     """The cause of a row and of all rows inside it; None if its name shows none."""
     if category == "phase" and name == Phase.INPUT.value:
         return "loader"
-    patterns = (*_OF_SAMPLES, *_INHERITED) if category == "sample" else _INHERITED
+    patterns = (*_SAMPLE_CAUSES, *_INHERITED_CAUSES) if category == "sample" else _INHERITED_CAUSES
     for pattern, cause in patterns:
-        if (cause != "loader" or category in _LOADING) and pattern.fullmatch(name):
+        if (cause != "loader" or category in _LOADER_CATEGORIES) and pattern.fullmatch(name):
             return cause
     return None
 
@@ -248,14 +251,14 @@ def _cause_of_frame(name: str, otherwise: str) -> str:
 
 
 def _from_around(given: UInt8, parent: Int64) -> UInt8:
-    """The code in ``given`` of each row or else of the nearest row around it that has one; 255 for none.
+    """The code in ``given`` of each row or else of the nearest row around it that has one; `_NONE` for none.
 
     By pointer jumping: each round looks twice as far up.
     """
     top = len(given)  # the parent of the outermost rows, which gives nothing
     above = np.append(np.where(parent == NO_ROW, top, parent), top).astype(np.int32)
-    result = np.append(given, np.uint8(255))
+    result = np.append(given, np.uint8(_NONE))
     while (above != top).any():
-        result = np.where(result == 255, result[above], result)
+        result = np.where(result == _NONE, result[above], result)
         above = above[above]
     return result[:top]

@@ -11,13 +11,11 @@ import polars as pl
 from thence.analysis.collectives.kinds import MESSAGES
 from thence.analysis.collectives.missing import job_ranks
 from thence.analysis.collectives.waits import NOT_CAUSED
-from thence.analysis.ranks.groups import group_rows, slow_links
-from thence.analysis.ranks.joined import Joined, joined, table_of
-from thence.analysis.ranks.lateness import Lateness, lateness, step_keys
-from thence.analysis.ranks.pipelines import stage_causes, stages
+from thence.analysis.ranks.job_collectives import JobCollectives, job_collectives, summary_table
+from thence.analysis.ranks.lateness import Lateness, late_since, lateness, stage_causes, stages, step_keys
+from thence.analysis.ranks.process_groups import group_rows, slow_links
 from thence.analysis.ranks.reasons import Reasons, reasons_of
-from thence.analysis.ranks.stragglers import late_since
-from thence.analysis.steps.counted import left_out, without_end
+from thence.analysis.steps.windows import left_out, without_end
 from thence.errors import MissingData
 from thence.model.answer import Answer, Lines, TableView
 from thence.model.kernel_names import clip, short_names
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.collectives.missing import JobRanks
-    from thence.analysis.ranks.clocks import Clocks
+    from thence.analysis.ranks.job_collectives import Clocks
 
 _PLACE = ["rank", "device"]
 _EXPLAINED = 8
@@ -114,8 +112,8 @@ class Job(Answer):
         shown: which ranks of the job the trace shows, and which it lacks.
         reasons: why stragglers are late; without stragglers, the reasons of the device that caused the longest waits,
             if it caused any.
-        groups: as `thence.analysis.ranks.groups.group_rows` returns them.
-        links: as `thence.analysis.ranks.groups.slow_links` returns them.
+        groups: as `thence.analysis.ranks.process_groups.group_rows` returns them.
+        links: as `thence.analysis.ranks.process_groups.slow_links` returns them.
         stages: rank, device, stage, and means per step: step_ns, own_ns, bubble_ns, bubble_share; empty without
             sends and receives.
         cells: one row per device and step: rank, device, key, start (ns, on the clock of the summaries), step_ns,
@@ -181,8 +179,8 @@ class Job(Answer):
             for row in self.stragglers.iter_rows(named=True)
         ]
         if late:
-            of = f"{several(len(late), 'straggler')} among {devices:,} devices, {several(count, 'step')}"
-            return f"{of}: {listed(late)}"
+            counted = f"{several(len(late), 'straggler')} among {devices:,} devices, {several(count, 'step')}"
+            return f"{counted}: {listed(late)}"
         shown = " among the ranks that are shown" if self.shown.missing else ""
         most = self.ranks.row(0, named=True)
         share = format_share(most["caused_share"], 1)
@@ -357,60 +355,60 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], *, explain: boo
     """Finds which ranks are late, since when, and why.
 
     Args:
-        summaries: the tables of `thence.analysis.ranks.summary_tables.SUMMARY` with the rows of all ranks; if they
+        summaries: the tables of `thence.analysis.ranks.summary.SUMMARY` with the rows of all ranks; if they
             are lazy, kernels, places and idle are read only for the ranks that are explained or compared.
         explain: whether to find the reasons; otherwise kernels, places and idle may be empty.
 
     Raises:
         MissingData: there is no device activity.
     """
-    devices = table_of(summaries, "devices").sort(_PLACE)
+    devices = summary_table(summaries, "devices").sort(_PLACE)
     if devices.is_empty():
         raise MissingData("the ranks have no device activity")
-    together = joined(summaries)
-    steps = step_keys(table_of(summaries, "steps"))
-    keys, counted, said = _counted(steps, devices)
-    found = lateness(together, steps)
+    collectives = job_collectives(summaries)
+    steps = step_keys(summary_table(summaries, "steps"))
+    keys, counted, remarks = _counted(steps, devices)
+    waits = lateness(collectives, steps)
     used = steps.filter(pl.col("key").is_in(counted))
     lengths = _lengths(used, counted)
     step_ns = float(lengths.mean()) if counted else 0.0
-    shown = job_ranks(devices["rank"], devices["job_ranks"].max(), together.groups["members"])  # type: ignore[arg-type] # an integer
-    groups = group_rows(together, shown.shown + len(shown.missing_ranks))
+    shown = job_ranks(devices["rank"], devices["job_ranks"].max(), collectives.groups["members"])  # type: ignore[arg-type] # an integer
+    groups = group_rows(collectives, shown.shown + len(shown.missing_ranks))
     lacking = groups.filter(pl.col("shown") < pl.col("size")).select("group")
-    messages = _stages(together, used)
-    beyond = stage_causes(messages, found.messages, used)
-    if _message_groups(together).join(lacking, on="group", how="semi", nulls_equal=True).height:
+    messages = _stages(collectives, used)
+    beyond = stage_causes(messages, waits.messages, used)
+    if _message_groups(collectives).join(lacking, on="group", how="semi", nulls_equal=True).height:
         beyond = beyond.clear()  # the others may have waited for a stage that is missing
-    found = replace(found, late=pl.concat([found.late, beyond], how="diagonal_relaxed"))
-    caused = _sums([found.caused, beyond.select(*_PLACE, "key", caused_ns="own_ns")])
+    waits = replace(waits, late=pl.concat([waits.late, beyond], how="diagonal_relaxed"))
+    caused = _sums([waits.caused, beyond.select(*_PLACE, "key", caused_ns="own_ns")])
     late = _late(devices, caused, counted, lengths)
     kinds = devices["step_kind"].drop_nulls()
-    ranks = _rows(late, used, together, found, _lacking_devices(together, lacking))
-    links = slow_links(together, steps, counted, step_ns)
+    ranks = _rows(late, used, collectives, waits, _lacking_devices(collectives, lacking))
+    links = slow_links(collectives, steps, counted, step_ns)
     reasons: tuple[Reasons, ...] = ()
     if explain:
         places, every, usual = _to_explain(ranks, caused, counted, step_ns)
-        said += _left_out_of_causes(places, every, usual)
+        remarks += _left_out_of_causes(places, every, usual)
         reasons = tuple(
-            reasons_of(summaries, found, steps, place, late_keys, links)
+            reasons_of(summaries, waits, steps, place, late_keys, links)
             for place, late_keys in zip(places, usual, strict=True)
         )
     return Job(
         ranks=ranks,
-        not_caused=_not_caused(found, beyond, counted, step_ns),
-        arrivals=_arrivals(found, together.origin),
+        not_caused=_not_caused(waits, beyond, counted, step_ns),
+        arrivals=_arrivals(waits, collectives.origin),
         shown=shown,
         reasons=reasons,
         groups=groups,
         links=links,
         stages=_per_stage(messages),
-        cells=_cells(steps, found, caused),
+        cells=_cells(steps, waits, caused),
         keys=tuple(keys),
         counted=tuple(counted),
         step_kind=None if kinds.is_empty() else str(kinds[0]),
         step_ns=step_ns,
-        clocks=together.clocks,
-        notes=(*said, *together.clocks.statements, *together.notes, *_undescribed(devices)),
+        clocks=collectives.clocks,
+        notes=(*remarks, *collectives.clocks.statements, *collectives.notes, *_undescribed(devices)),
     )
 
 
@@ -424,17 +422,17 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
     last = without_end(order["compute_ns"].to_numpy(), endless=endless)
     codes = left_out(order["duration"].to_numpy(), last, outliers=True)
     counted = [key for key, code in zip(keys, codes, strict=True) if code is None]
-    said = []
+    remarks = []
     if len(counted) < len(keys):
         names = [key for key, code in zip(keys, codes, strict=True) if code is not None]
-        said.append(
+        remarks.append(
             f"steps left out as the first, warm-up or incomplete: {', '.join(names[:6])}"
             + (", ..." if len(names) > 6 else "")
         )
     missing = order["len"].max() != order["len"].min()
     if missing:
-        said.append("some steps are missing on some devices: a missing step counts as a step without waits")
-    return keys, counted, said
+        remarks.append("some steps are missing on some devices: a missing step counts as a step without waits")
+    return keys, counted, remarks
 
 
 def _sums(parts: list[pl.DataFrame]) -> pl.DataFrame:
@@ -461,27 +459,27 @@ def _late(
     """
     matrix = _matrix(devices, caused, counted)
     step_ns = float(lengths.mean()) if counted else 0.0
-    found = late_since(matrix, step_ns)
+    tested = late_since(matrix, step_ns)
     names = pl.Series(counted, dtype=pl.String)
     # The mean length of the steps since each step.
     since = np.cumsum(lengths[::-1])[::-1] / np.arange(len(counted), 0, -1)
     return devices.select(_PLACE).hstack(
         [
-            *found.drop("since", "steps").get_columns(),
-            names.gather(found["since"].cast(pl.UInt32)).alias("since_step"),
+            *tested.drop("since", "steps").get_columns(),
+            names.gather(tested["since"].cast(pl.UInt32)).alias("since_step"),
             pl.Series("wait_caused_ns", np.rint(matrix.sum(axis=1)).astype(np.int64)),
             pl.Series("caused_share", matrix.sum(axis=1) / max(step_ns * len(counted), 1.0)),
-            found["mean_ns"].alias("late_share")
-            / pl.Series(since).gather(found["since"].fill_null(0).cast(pl.UInt32)).clip(lower_bound=1.0),
+            tested["mean_ns"].alias("late_share")
+            / pl.Series(since).gather(tested["since"].fill_null(0).cast(pl.UInt32)).clip(lower_bound=1.0),
         ]
     )
 
 
 def _matrix(devices: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> npt.NDArray[np.float64]:
     """caused_ns by device and step, 0 where there is no row."""
-    at = devices.select(*_PLACE, at=pl.int_range(pl.len()))
+    rows_of_devices = devices.select(*_PLACE, at=pl.int_range(pl.len()))
     step = pl.DataFrame({"key": keys, "step": range(len(keys))}, schema={"key": pl.String, "step": pl.Int64})
-    placed = rows.join(at, on=_PLACE).join(step, on="key")
+    placed = rows.join(rows_of_devices, on=_PLACE).join(step, on="key")
     matrix = np.zeros((devices.height, len(keys)))
     matrix[placed["at"].to_numpy(), placed["step"].to_numpy()] = placed["caused_ns"].to_numpy()
     return matrix
@@ -506,20 +504,20 @@ def _usual(caused: pl.DataFrame, place: tuple[int, int], keys: list[str], step_n
     All steps if that median is below `LATE_RANK_SHARE`.
     """
     rows = caused.filter(pl.col("rank") == place[0], pl.col("device") == place[1], pl.col("key").is_in(keys))
-    of = dict(rows.select("key", "caused_ns").iter_rows())
-    median = float(np.median([of.get(key, 0) for key in keys])) if keys else 0.0
+    caused_in = dict(rows.select("key", "caused_ns").iter_rows())
+    median = float(np.median([caused_in.get(key, 0) for key in keys])) if keys else 0.0
     if median < LATE_RANK_SHARE * step_ns:
         return keys
-    return [key for key in keys if of.get(key, 0) <= UNUSUAL_STEP_RATIO * median]
+    return [key for key in keys if caused_in.get(key, 0) <= UNUSUAL_STEP_RATIO * median]
 
 
-def _not_caused(found: Lateness, beyond: pl.DataFrame, counted: list[str], step_ns: float) -> pl.DataFrame:
+def _not_caused(lateness: Lateness, beyond: pl.DataFrame, counted: list[str], step_ns: float) -> pl.DataFrame:
     """`Job.not_caused`: the codes that occur."""
     of_stages = beyond.group_by("key").agg(wait_ns=pl.col("host_bound_ns").max())
     waits = {
-        "launched_ahead": pl.concat([found.ahead, of_stages.cast(found.ahead.schema)]),
-        "early": found.early,
-        "not_all_shown": found.missing,
+        "launched_ahead": pl.concat([lateness.ahead, of_stages.cast(lateness.ahead.schema)]),
+        "early": lateness.early,
+        "not_all_shown": lateness.missing,
     }
     sums = [(code, int(rows.filter(pl.col("key").is_in(counted))["wait_ns"].sum())) for code, rows in waits.items()]
     frame = pl.DataFrame(sums, schema={"code": pl.String, "wait_ns": pl.Int64}, orient="row")
@@ -527,9 +525,9 @@ def _not_caused(found: Lateness, beyond: pl.DataFrame, counted: list[str], step_
     return frame.filter(pl.col("wait_ns") > 0).with_columns(share=share)
 
 
-def _arrivals(found: Lateness, origin: int) -> pl.DataFrame:
+def _arrivals(lateness: Lateness, origin: int) -> pl.DataFrame:
     """`Job.arrivals`."""
-    rows = found.late.filter("last", pl.col("recorded").is_not_null())
+    rows = lateness.late.filter("last", pl.col("recorded").is_not_null())
     return rows.select(
         *_PLACE,
         start=pl.col("recorded") + origin,
@@ -539,26 +537,26 @@ def _arrivals(found: Lateness, origin: int) -> pl.DataFrame:
 
 def _left_out_of_causes(places: list[tuple[int, int]], every: list[list[str]], usual: list[list[str]]) -> list[str]:
     """Notes on the steps that are left out of the search for causes."""
-    said = []
+    remarks = []
     for (rank, device), keys, kept in zip(places, every, usual, strict=True):
         names = [key for key in keys if key not in kept]
         if names:
             shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-            said.append(
+            remarks.append(
                 f"rank {rank} GPU {device} made others wait more than {UNUSUAL_STEP_RATIO} times as long as usual "
                 f"in {shown}; the causes shown do not include those of these steps"
             )
-    return said
+    return remarks
 
 
-def _lacking_devices(together: Joined, lacking: pl.DataFrame) -> pl.DataFrame:
+def _lacking_devices(collectives: JobCollectives, lacking: pl.DataFrame) -> pl.DataFrame:
     """rank, device and lacks (true) of the devices with collectives in a group of which the trace lacks a rank."""
-    rows = together.rows.filter(~pl.col("complete")).join(lacking, on="group", how="semi", nulls_equal=True)
+    rows = collectives.rows.filter(~pl.col("complete")).join(lacking, on="group", how="semi", nulls_equal=True)
     return rows.select(_PLACE).unique().with_columns(lacks=pl.lit(value=True))
 
 
 def _rows(
-    late: pl.DataFrame, used: pl.DataFrame, together: Joined, found: Lateness, lacking: pl.DataFrame
+    late: pl.DataFrame, used: pl.DataFrame, collectives: JobCollectives, lateness: Lateness, lacking: pl.DataFrame
 ) -> pl.DataFrame:
     """`Job.ranks`."""
     times = used.group_by(_PLACE).agg(
@@ -567,10 +565,10 @@ def _rows(
         pl.col("name").is_not_null().any().alias("has_steps"),
         *(pl.col(f"{what}_ns").mean() for what in ("busy", "compute", "copy", "exposed", "idle")),
     )
-    waited = found.waited.join(used.select(*_PLACE, "key"), on=[*_PLACE, "key"], how="semi")
+    waited = lateness.waited.join(used.select(*_PLACE, "key"), on=[*_PLACE, "key"], how="semi")
     waits = waited.group_by(_PLACE).agg(waited=pl.col("wait_ns").sum(), unknown=pl.col("unknown_ns").sum())
     last = (
-        together.rows.select("late_rank", "late_device", "instance", "exposed_wait_ns")
+        collectives.rows.select("late_rank", "late_device", "instance", "exposed_wait_ns")
         .filter(pl.col("exposed_wait_ns") > 0)
         .group_by(rank="late_rank", device="late_device")
         .agg(times_last=pl.col("instance").n_unique())
@@ -597,21 +595,21 @@ def _rows(
     )  # fmt: skip
 
 
-def _message_groups(together: Joined) -> pl.DataFrame:
+def _message_groups(collectives: JobCollectives) -> pl.DataFrame:
     """The groups in which devices send and receive."""
-    return together.rows.filter(pl.col("collective").is_in(MESSAGES)).select("group").unique()
+    return collectives.rows.filter(pl.col("collective").is_in(MESSAGES)).select("group").unique()
 
 
-def _stages(together: Joined, used: pl.DataFrame) -> pl.DataFrame:
-    """`thence.analysis.ranks.pipelines.stages` for the devices that send or receive."""
-    rows = together.rows.filter(pl.col("collective").is_in(MESSAGES))
-    groups = together.groups.select("group", "ranks")
+def _stages(collectives: JobCollectives, used: pl.DataFrame) -> pl.DataFrame:
+    """`thence.analysis.ranks.lateness.stages` for the devices that send or receive."""
+    rows = collectives.rows.filter(pl.col("collective").is_in(MESSAGES))
+    groups = collectives.groups.select("group", "ranks")
     listed = rows.select(*_PLACE, "group").unique().join(groups, on="group", how="left")
     exploded = listed.explode("ranks")
     place = exploded.with_columns(place=pl.int_range(pl.len()).over(*_PLACE, "group")).filter(
         pl.col("ranks") == pl.col("rank")
     )
-    of = (
+    stage_of_device = (
         listed.select(_PLACE)
         .unique()
         .join(place.group_by(_PLACE).agg(stage=pl.col("place").min()), on=_PLACE, how="left")
@@ -622,7 +620,7 @@ def _stages(together: Joined, used: pl.DataFrame) -> pl.DataFrame:
         .group_by(*_PLACE, "key")
         .agg(wait_ns=pl.col("exposed_wait_ns").sum())
     )
-    return stages(waits, used, of)
+    return stages(waits, used, stage_of_device)
 
 
 def _per_stage(rows: pl.DataFrame) -> pl.DataFrame:
@@ -631,11 +629,11 @@ def _per_stage(rows: pl.DataFrame) -> pl.DataFrame:
     return means.with_columns(bubble_share=share).sort("stage", *_PLACE)
 
 
-def _cells(steps: pl.DataFrame, found: Lateness, caused: pl.DataFrame) -> pl.DataFrame:
+def _cells(steps: pl.DataFrame, lateness: Lateness, caused: pl.DataFrame) -> pl.DataFrame:
     on = [*_PLACE, "key"]
     return (
         steps.select(*on, "start", "compute_ns", step_ns="duration")
-        .join(found.waited, on=on, how="left")
+        .join(lateness.waited, on=on, how="left")
         .join(caused, on=on, how="left")
         .select(*on, "start", "step_ns", pl.col("wait_ns").fill_null(0), "compute_ns", pl.col("caused_ns").fill_null(0))
         .sort(on)

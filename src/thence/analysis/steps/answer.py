@@ -1,4 +1,8 @@
-"""``thence steps``: steps in order of time with their idle time by cause, their spread, and outliers."""
+"""The answers of ``thence steps``.
+
+`StepTable` has the steps in order of time with their idle time by cause, their spread, and outliers. `StepKinds` has
+the time per step of an inference server, by what the step computes, and by layer and kernel inside it.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,24 @@ import polars as pl
 from thence.analysis.consistency import must
 from thence.analysis.extent import cut
 from thence.analysis.idle.causes import idle_causes
-from thence.analysis.idle.rules import CAUSES
-from thence.analysis.steps.plain import of_some_steps, plain_step, why_no_plain_step
+from thence.analysis.idle.host_causes import CAUSES
+from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import STEP, selected_steps, steps
+from thence.attribution.host_rows import row_numbers
+from thence.attribution.server_passes import server_passes
+from thence.errors import MissingData
 from thence.model.answer import Answer, TableView
+from thence.model.intervals import chain_to
+from thence.model.kernel_names import short_names
+from thence.model.layers import folded_names
+from thence.model.reasons import REASONS
 from thence.model.thresholds import OUTLIER_DEVIATIONS, OUTLIER_SHARE, STANDARD_DEVIATIONS_PER_MAD
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.analysis.steps.plain import PlainStep
+    from thence.analysis.steps.plain_step import PlainStep
     from thence.analysis.steps.windows import Steps
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
@@ -39,7 +50,7 @@ class StepTable(Answer):
         outliers: rank, device, step, duration, excess_ns (over the median of its device), because (the part of the
             step that exceeds its own median most: busy, exposed or ``idle_<cause>``), because_ns (by how much). A
             step is one if it exceeds the median by more than `OUTLIER_SHARE` of it and `OUTLIER_DEVIATIONS` robust
-            standard deviations: the measure by which `thence.analysis.steps.counted` leaves steps out.
+            standard deviations: the measure by which `thence.analysis.steps.windows` leaves steps out.
         plain: the step without recording; None if it is not known, as in traces that are no recordings, or if a range
             of steps is selected.
         no_plain: why it is not known; empty if it is, and for traces that are no recordings of steps.
@@ -145,15 +156,15 @@ def step_table(trace: Attributed) -> StepTable:
     Raises:
         MissingData: the trace holds no steps, or none of the selected ones.
     """
-    found = selected_steps(trace)
+    selected = selected_steps(trace)
     # The columns are those of causes that occur in any step, whichever steps are selected.
     frame = _with_causes(trace.around, steps(trace).frame).join(
-        found.frame, on=["rank", "device", "row"], how="semi", maintain_order="left"
+        selected.frame, on=["rank", "device", "row"], how="semi", maintain_order="left"
     )
     some = of_some_steps(trace)
     plain = None if some else plain_step(trace.step_times)
     return StepTable(
-        found,
+        selected,
         frame,
         _spread(frame),
         _outliers(frame),
@@ -173,11 +184,11 @@ def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
 def _by_cause(row: Int64, cause: pl.Series, ns: Int64, rows: int) -> pl.DataFrame:
     """Columns ``idle_<cause>_ns`` with a value for each row."""
     sums = pl.DataFrame({"row": row, "cause": cause, "ns": ns}).group_by("row", "cause").agg(pl.col("ns").sum())
-    found = set(sums["cause"])
+    present = set(sums["cause"])
     wide = pl.DataFrame({"row": np.arange(rows)})
-    for name in (name for name in CAUSES if name in found):
-        of = sums.filter(pl.col("cause") == name).select("row", pl.col("ns").alias(f"idle_{name}_ns"))
-        wide = wide.join(of, on="row", how="left", maintain_order="left")
+    for name in (name for name in CAUSES if name in present):
+        column = sums.filter(pl.col("cause") == name).select("row", pl.col("ns").alias(f"idle_{name}_ns"))
+        wide = wide.join(column, on="row", how="left", maintain_order="left")
     return wide.drop("row").fill_null(0)
 
 
@@ -222,3 +233,116 @@ def _outliers(frame: pl.DataFrame) -> pl.DataFrame:
         because=pl.Series(list(parts), dtype=pl.String).gather(largest),
         because_ns=pl.Series(grew[np.arange(len(grew)), largest] if len(grew) else [], dtype=pl.Int64),
     )
+
+
+_STEP_HEADINGS = {
+    "step_kind": "kind of step", "steps": "steps", "total_ns": "total", "per_step_ns": "per step",
+}  # fmt: skip
+_PART_HEADINGS = {
+    "step_kind": "kind of step", "layer": "layer", "layers": "layers", "kernel": "kernel", "count": "count",
+    "total_ns": "total", "per_step_ns": "per step",
+}  # fmt: skip
+_LAYERS = ("module", "label", "op")
+"""Kinds of places that name the layer: the first one that is known counts."""
+
+
+@dataclass(frozen=True)
+class StepKinds(Answer):
+    """Steps of a server by kind. Times are ns: plain sums of durations of activities launched in the steps.
+
+    Attributes:
+        rows: ``step_kind``, ``serving``, ``batch_size``, ``tokens`` (each null if the step's name does not contain
+            it), ``steps`` (number of passes of all ranks that launched something), ``total_ns``, ``per_step_ns``; the
+            most time first.
+        parts: the same time by ``step_kind``, ``layer`` (module, else label, else operator; null if none is known)
+            and ``kernel``: ``count``, ``total_ns``, ``per_step_ns``; the most time first in each kind.
+    """
+
+    rows: pl.DataFrame
+    parts: pl.DataFrame
+
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return f"{several(int(self.rows['steps'].sum()), 'step')} of a server", "time of what was launched in them"
+
+    def views(self, *, each: bool = False) -> tuple[TableView, ...]:
+        """The kinds of steps, and the layers and kernels of each; with ``each``, without folding equal layers."""
+        parts = self.parts if each else self.folded_parts
+        kernels = short_names(parts["kernel"].drop_nulls().unique().to_list())
+        headings = {name: text for name, text in _PART_HEADINGS.items() if name in parts.columns}
+        return (
+            TableView(self.rows, _STEP_HEADINGS, bar="total_ns"),
+            TableView(parts.with_columns(pl.col("kernel").replace(kernels)), headings),
+        )
+
+    @property
+    def folded_parts(self) -> pl.DataFrame:
+        """The parts with equal layers of the model as one row, for tables: with ``layers``, how many are in the row."""
+        names = folded_names(self.parts["layer"].drop_nulls().unique(maintain_order=True))
+        held = self.parts.join(
+            names.rename({"layer": "index"}), left_on="layer", right_on="name", how="left", maintain_order="left"
+        )
+        group = ["step_kind", "folded", "kernel"]
+        return (
+            held.group_by(group, maintain_order=True)
+            .agg(
+                pl.col("count", "total_ns", "per_step_ns").sum(),
+                layer=pl.when(pl.len() > 1).then(pl.col("folded").first()).otherwise(pl.col("layer").first()),
+                layers=pl.when(pl.len() > 1).then(pl.col("index").n_unique()),
+            )
+            .with_columns(order=pl.col("step_kind").rle_id())
+            .sort("order", "total_ns", descending=[False, True], maintain_order=True)
+            .select("step_kind", "layer", "layers", "kernel", "count", "total_ns", "per_step_ns")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {"step_kinds": self.rows.to_dicts(), "step_kind_parts": self.parts.to_dicts()}
+
+
+def step_kinds(trace: Attributed) -> StepKinds:
+    """Divides the time of an inference server's steps by kind, layer and kernel.
+
+    Raises:
+        MissingData: the trace holds no steps of an inference server.
+    """
+    parent = row_numbers(trace.host["parent"])
+    top, server_steps = server_passes(trace.host, parent)
+    if not server_steps:
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: {REASONS['no_server_steps']}")
+    known = pl.DataFrame(
+        {
+            "step": pl.Series(list(server_steps), dtype=pl.Int64),
+            "step_kind": [str(step) for step in server_steps.values()],
+            "serving": [step.serving and step.serving.value for step in server_steps.values()],
+            "batch_size": pl.Series([step.requests for step in server_steps.values()], dtype=pl.Int64),
+            "tokens": pl.Series([step.tokens for step in server_steps.values()], dtype=pl.Int64),
+        },
+        schema_overrides={"serving": pl.String},
+    )
+    of_launch = chain_to(parent, row_numbers(trace.places["launch"]), top)
+    launched = pl.DataFrame(
+        {
+            "step": of_launch,
+            "layer": pl.select(pl.coalesce(trace.places[kind].cast(pl.String) for kind in _LAYERS)).to_series(),
+            "kernel": trace.gpu["name"].cast(pl.String),
+            "duration": trace.gpu["duration"],
+        }
+    ).join(known, on="step")
+    facts = [pl.col(name).first() for name in ("serving", "batch_size", "tokens")]
+    rows = (
+        launched.group_by("step_kind")
+        .agg(*facts, steps=pl.col("step").n_unique(), total_ns=pl.col("duration").sum())
+        .with_columns(per_step_ns=pl.col("total_ns") / pl.col("steps"))
+        .sort("total_ns", "step_kind", descending=[True, False])
+    )
+    order = rows.select("step_kind", "steps").with_row_index("order")
+    parts = (
+        launched.group_by("step_kind", "layer", "kernel")
+        .agg(count=pl.len(), total_ns=pl.col("duration").sum())
+        .join(order, on="step_kind")
+        .with_columns(per_step_ns=pl.col("total_ns") / pl.col("steps"))
+        .sort("order", "total_ns", "layer", "kernel", descending=[False, True, False, False])
+        .drop("order", "steps")
+    )
+    return StepKinds(rows, parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from thence.analysis.steps.counted import FIRST, LAST, OUTLIER, WARM_UP, left_out, left_out_of_windows, without_end
+from thence.analysis.steps.windows import FIRST, LAST, OUTLIER, WARM_UP, left_out, left_out_of_windows, without_end
 
 
 def codes(*total: float, last: tuple[int, ...] = (), outliers: bool = False) -> list[str | None]:

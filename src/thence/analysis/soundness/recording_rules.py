@@ -1,4 +1,7 @@
-"""Rules about ranks, steps and windows: a part of a job without device work, or recorded at another time."""
+"""Rules about what was recorded: ranks and steps without work, ranks recorded at other times, reports of profilers.
+
+Profilers and readers report their own overhead, lost records, and damaged and repaired input.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,79 @@ import polars as pl
 
 from thence.analysis.collectives.missing import ranks_of_job
 from thence.analysis.soundness.evidence import Evidence, Judgement
-from thence.analysis.soundness.findings import MISSING, MISSING_RANKS, WINDOWS, Finding, NotChecked
+from thence.analysis.soundness.findings import MISSING, MISSING_RANKS, OVERHEAD, WINDOWS, Finding, NotChecked
 from thence.analysis.soundness.launch_rules import only_captured
-from thence.model.intervals import NO_ROW
+from thence.model.intervals import NO_ROW, gaps, shared_length, union
 from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from thence.analysis.collectives.missing import JobRanks
     from thence.model.arrays import Int64, Mask
+    from thence.model.losses import Loss
 
-_WORKING = ("step", "module", "op", "runtime", "driver")
-_COMPARABLE = 0.5  # share of the median number of host ranges of the steps with device work
+
+_MAX_OVERHEAD = 0.5  # share of the span in which the device was idle while the profiler worked
+_DAMAGE = ("cut", "unreadable", "no_times", "repaired")
+_LOST = ("dropped", "recorder_error")
+
+
+def profiler_overhead(evidence: Evidence) -> Judgement:
+    """Judges the time of the profiler itself in which the device was idle; less than half of the span is a note."""
+    judgement = Judgement()
+    overhead = evidence.tables.host.filter(pl.col("category") == "overhead")
+    if overhead.is_empty():
+        text = "the trace does not record the time of the profiler itself"
+        judgement.not_checked.append(NotChecked("profiler_overhead", text, OVERHEAD))
+        return judgement
+    for (rank, device), work in evidence.tables.gpu.group_by("rank", "device", maintain_order=True):
+        start = work["start"].to_numpy()
+        idle = gaps(start, start + work["duration"].to_numpy())
+        part = overhead.filter(pl.col("rank") == rank)
+        begin = part["start"].to_numpy()
+        mine = union(begin, begin + part["duration"].to_numpy())
+        shared = shared_length(idle, mine)
+        if not shared:
+            continue
+        span = int((start + work["duration"].to_numpy()).max() - start.min())
+        wasted = int((idle[1] - idle[0]).sum())
+        names = ", ".join(_longest(part))
+        text = (
+            f"rank {rank} GPU {device}: {format_ns(shared)} of its {format_ns(wasted)} idle time"
+            f" is time in which the profiler worked: {names}"
+        )
+        finding = Finding("profiler_overhead", int(rank), int(device), part.height, shared, shared / max(span, 1), text)
+        too_much = shared >= _MAX_OVERHEAD * span
+        (judgement.findings if too_much else judgement.notes).append(finding)
+    return judgement
+
+
+def _longest(overhead: pl.DataFrame) -> Iterable[str]:
+    """Names of the up to three kinds of overhead that take most time."""
+    by_name = overhead.group_by("name").agg(pl.col("duration").sum())
+    return by_name.sort("duration", descending=True)["name"].cast(pl.String)[:3]
+
+
+def damaged_input(evidence: Evidence) -> Judgement:
+    """Judges inputs that are truncated, hold records that cannot be read, or had to be repaired."""
+    return Judgement(findings=_findings_of_losses(evidence, "damaged_input", _DAMAGE))
+
+
+def lost_records(evidence: Evidence) -> Judgement:
+    """Judges losses that the recorder reports."""
+    return Judgement(findings=_findings_of_losses(evidence, "lost_records", _LOST))
+
+
+def _findings_of_losses(evidence: Evidence, code: str, losses: tuple[str, ...]) -> list[Finding]:
+    chosen: list[Loss] = [x for x in evidence.tables.meta.losses if x.code in losses]
+    ranks = evidence.tables.ranks
+    rank = ranks[0] if len(ranks) == 1 else None  # a loss is of an input, which may hold several ranks
+    return [Finding(code, rank, None, loss.count, 0, 0.0, loss.text) for loss in chosen]
+
+
+_WORKING_CATEGORIES = ("step", "module", "op", "runtime", "driver")
+_COMPARABLE_SHARE = 0.5  # share of the median number of host ranges of the steps with device work
 
 
 def no_device_work(evidence: Evidence) -> Judgement:
@@ -27,7 +92,7 @@ def no_device_work(evidence: Evidence) -> Judgement:
     judgement = Judgement()
     host = evidence.tables.host
     silent = [rank for rank in host["rank"].unique() if rank not in evidence.windows]
-    working = pl.col("rank").is_in(silent) & pl.col("category").is_in(_WORKING)
+    working = pl.col("rank").is_in(silent) & pl.col("category").is_in(_WORKING_CATEGORIES)
     rows = host.select("rank", "category").filter(working) if silent else host.clear()
     captured = only_captured(evidence) if silent else {}
     for rank, ranges in rows.group_by("rank").len().sort("rank").rows():
@@ -72,16 +137,18 @@ def windows_apart(evidence: Evidence) -> Judgement:
         return judgement
     most = max((ranks for _, ranks in groups), key=lambda ranks: (len(ranks), -min(ranks)))
     begin, end = min(windows[r].start for r in most), max(windows[r].end for r in most)
-    whole = max(w.end for w in windows.values()) - min(w.start for w in windows.values())
+    span = max(w.end for w in windows.values()) - min(w.start for w in windows.values())
     for rank in sorted(set(windows) - set(most)):
         window = windows[rank]
-        apart = begin - window.end if window.end < begin else window.start - end
+        distance = begin - window.end if window.end < begin else window.start - end
         others = f"rank {most[0]}" if len(most) == 1 else f"{len(most)} other ranks"
         text = (
-            f"rank {rank} and {others} were not recorded at the same time: {format_ns(apart)} lie between"
+            f"rank {rank} and {others} were not recorded at the same time: {format_ns(distance)} lie between"
             " their device work"
         )
-        judgement.findings.append(Finding("windows_apart", rank, window.device, 1, apart, apart / max(whole, 1), text))
+        judgement.findings.append(
+            Finding("windows_apart", rank, window.device, 1, distance, distance / max(span, 1), text)
+        )
     return judgement
 
 
@@ -109,7 +176,7 @@ def empty_steps(evidence: Evidence) -> Judgement:
         judgement.not_checked.append(NotChecked("empty_steps", "the trace has no profiler steps"))
         return judgement
     unknown: list[int] = []
-    moments = _working(evidence), _host(evidence)
+    moments = _times_of_work(evidence), _times_of_host(evidence)
     nothing = pl.DataFrame(schema={"start": pl.Int64})
     for (rank,), part in steps.sort("rank", "start").group_by("rank", maintain_order=True):
         number = int(rank)
@@ -119,7 +186,7 @@ def empty_steps(evidence: Evidence) -> Judgement:
         of_rank = tuple(times.get((number,), nothing) for times in moments)
         empty = _empty(part, of_rank[0]["start"], of_rank[1]["start"])
         if empty.any() and not empty.all():
-            judgement.findings.append(_finding(evidence, number, part, empty))
+            judgement.findings.append(_empty_steps_finding(evidence, number, part, empty))
     if unknown:
         text = f"{evidence.without_launches(unknown)}, so the steps of device work are unknown"
         judgement.not_checked.append(NotChecked("empty_steps", text, MISSING))
@@ -129,14 +196,14 @@ def empty_steps(evidence: Evidence) -> Judgement:
 _Times = dict[tuple[object, ...], pl.DataFrame]
 
 
-def _working(evidence: Evidence) -> _Times:
+def _times_of_work(evidence: Evidence) -> _Times:
     """Start of the launches that have device work, and of device work without a launch, by rank."""
     launches = evidence.launches.table.filter(pl.col("work") > 0).select("rank", "start")
     alone = evidence.tables.gpu.select("rank", "start").filter(pl.Series(evidence.launches.of_work == NO_ROW))
     return pl.concat([launches, alone]).partition_by("rank", as_dict=True)
 
 
-def _host(evidence: Evidence) -> _Times:
+def _times_of_host(evidence: Evidence) -> _Times:
     """Start of the host ranges that are not steps, by rank."""
     ranges = evidence.tables.host.lazy().filter(pl.col("category") != "step")
     return ranges.select("rank", "start").collect().partition_by("rank", as_dict=True)
@@ -150,7 +217,7 @@ def _empty(steps: pl.DataFrame, working: pl.Series, host: pl.Series) -> Mask:
     if not works.any():
         return np.zeros(len(begin), np.bool_)
     busy = _counted(host, begin, end)
-    comparable: Mask = busy >= _COMPARABLE * np.median(busy[works])
+    comparable: Mask = busy >= _COMPARABLE_SHARE * np.median(busy[works])
     return ~works & comparable
 
 
@@ -161,7 +228,7 @@ def _counted(times: pl.Series, begin: Int64, end: Int64) -> Int64:
     return counted
 
 
-def _finding(evidence: Evidence, rank: int, steps: pl.DataFrame, empty: Mask) -> Finding:
+def _empty_steps_finding(evidence: Evidence, rank: int, steps: pl.DataFrame, empty: Mask) -> Finding:
     window = evidence.window(rank)
     names = steps["name"].cast(pl.String).filter(pl.Series(empty))
     begin = steps["start"].to_numpy()[empty]

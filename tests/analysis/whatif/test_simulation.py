@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from thence.analysis.whatif import replay as whatif_replay
-from thence.analysis.whatif.replay import TOGETHER, Graph, replayed, replayed_together
+from thence.analysis.whatif import simulation
+from thence.analysis.whatif.simulation import MAX_TOGETHER, Graph, simulated, simulated_together
 
 
 def visited(graph: Graph) -> list[int]:
@@ -45,19 +45,19 @@ def made(seed: int, count: int, chains: int, edges: int) -> Graph:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("block", [3, 16, 4096])
 def test_against_visiting_every_node(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whatif_replay, "_BLOCK", block)
+    monkeypatch.setattr(simulation, "_BLOCK_NODES", block)
     graph = made(seed, 120, 1 + seed % 5, 90)
-    assert replayed(graph).tolist() == visited(graph)
+    assert simulated(graph).tolist() == visited(graph)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_replay_of_what_was_recorded_is_exact(seed: int) -> None:
+def test_the_simulation_of_what_was_recorded_is_exact(seed: int) -> None:
     graph = made(seed, 300, 4, 200)
-    assert replayed(graph.exact()).tolist() == graph.time.tolist()
+    assert simulated(graph.exact()).tolist() == graph.time.tolist()
 
 
-@pytest.mark.parametrize("count", [2, TOGETHER + 1])
-def test_graphs_of_other_weights_are_replayed_together(count: int) -> None:
+@pytest.mark.parametrize("count", [2, MAX_TOGETHER + 1])
+def test_graphs_of_other_weights_are_simulated_together(count: int) -> None:
     graph = made(5, 200, 3, 150)
     random = np.random.default_rng(1)
     graphs = [
@@ -67,7 +67,7 @@ def test_graphs_of_other_weights_are_replayed_together(count: int) -> None:
         )
         for _ in range(count)
     ]  # fmt: skip
-    together = [times.tolist() for times in replayed_together(graphs)]
+    together = [times.tolist() for times in simulated_together(graphs)]
     assert together == [visited(one) for one in graphs]
     assert len(set(map(tuple, together))) == count
 
@@ -76,4 +76,4 @@ def test_a_graph_of_one_node() -> None:
     one = Graph(*(np.array(values) for values in ([7], [-1], [0], [0], [0], [], [], [])))
     empty = np.empty(0, np.int64)
     one = Graph(one.time, one.previous, one.chain, one.weight, one.delay, empty, empty, empty)
-    assert replayed(one).tolist() == [7]
+    assert simulated(one).tolist() == [7]

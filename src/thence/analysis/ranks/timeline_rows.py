@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
 
-MOST_CELLS = 1_000_000
+MAX_CELLS = 1_000_000
 """Maximum number of spans of all ranks together; to stay below it, consecutive steps are merged into one span."""
 STATES = ("makes others wait", "waits most of the step", "waits", "in time")
 """Names of spans. The first that applies is used: the device caused waits of more than `LATE_RANK_SHARE` of the step;
 it waited for more than half of the step; it waited for more than a tenth of it; none of these."""
-_MOST, _SOME = 0.5, 0.1
+_MOST_OF_STEP, _PART_OF_STEP = 0.5, 0.1
 _PLACE = ["rank", "device"]
 _TIMES = ("step_ns", "compute_ns", "wait_ns", "caused_ns")
 
@@ -52,11 +52,11 @@ def step_columns(job: Job, most: int) -> tuple[npt.NDArray[np.int64], list[str]]
     keys = job.keys
     columns = max(1, most // max(job.ranks.height, 1))
     width = max(1, -(-len(keys) // columns))
-    at = np.arange(len(keys)) // width
+    column = np.arange(len(keys)) // width
     if width == 1:
-        return at, list(keys)
+        return column, list(keys)
     ends = [(first, min(first + width, len(keys)) - 1) for first in range(0, len(keys), width)]
-    return at, [f"{keys[first]} to {keys[last]}" for first, last in ends]
+    return column, [f"{keys[first]} to {keys[last]}" for first, last in ends]
 
 
 def job_rows(
@@ -65,7 +65,7 @@ def job_rows(
     late: Mapping[tuple[int, int], str],
     origin_ns: int,
     corrections: Mapping[int, int],
-    most: int = MOST_CELLS,
+    most: int = MAX_CELLS,
 ) -> JobRows:
     """The rows of a job.
 
@@ -103,8 +103,8 @@ def job_rows(
 
 def _in_columns(cells: pl.DataFrame, job: Job, most: int) -> pl.DataFrame:
     """One row per device and column; its times are sums over the steps of the column."""
-    at, labels = step_columns(job, most)
-    steps = pl.DataFrame({"key": list(job.keys), "column": at}, schema={"key": pl.String, "column": pl.Int64})
+    column, labels = step_columns(job, most)
+    steps = pl.DataFrame({"key": list(job.keys), "column": column}, schema={"key": pl.String, "column": pl.Int64})
     names = pl.DataFrame({"step": labels}).with_columns(column=pl.int_range(pl.len()))
     end = pl.col("start") + pl.col("step_ns")
     return (
@@ -124,9 +124,9 @@ def _state() -> pl.Expr:
     return (
         pl.when(pl.col("caused_ns") > LATE_RANK_SHARE * step)
         .then(pl.lit(STATES[0]))
-        .when(pl.col("wait_ns") > _MOST * step)
+        .when(pl.col("wait_ns") > _MOST_OF_STEP * step)
         .then(pl.lit(STATES[1]))
-        .when(pl.col("wait_ns") > _SOME * step)
+        .when(pl.col("wait_ns") > _PART_OF_STEP * step)
         .then(pl.lit(STATES[2]))
         .otherwise(pl.lit(STATES[3]))
     )
@@ -168,11 +168,11 @@ def _late_spans(rows: pl.DataFrame, job: Job, late: Mapping[tuple[int, int], str
         .group_by(*_PLACE, "track", "since", maintain_order=True)
         .agg(start=pl.col("start").min(), end=ends.max())
     )
-    said = [late.get(place, "") for place in spans.select(_PLACE).iter_rows()]
+    texts = [late.get(place, "") for place in spans.select(_PLACE).iter_rows()]
     return spans.select(
         track=pl.format("{} is late", "track"),
         name=pl.format("late since {}", "since"),
         start="start",
         duration=pl.col("end") - pl.col("start"),
-        detail=pl.Series(said, dtype=pl.String),
+        detail=pl.Series(texts, dtype=pl.String),
     )

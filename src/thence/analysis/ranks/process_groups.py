@@ -5,8 +5,8 @@ The kind of a group is found by the first of these rules that applies: its name 
 traffic, if it has all-to-alls and not all ranks are members (expert); its size (all ranks). Otherwise it is unknown.
 
 A group has a slow link if its transfers (from the arrival of the last rank to the end of the collective) take longer
-than those of other groups with the same collective, group size and message size, by more than `LEAST_SHARE` of a
-step on average, with a lower bound above 0 as in `thence.analysis.ranks.stragglers`. A group is compared only if
+than those of other groups with the same collective, group size and message size, by more than `LATE_RANK_SHARE` of a
+step on average, with a lower bound above 0 as in `thence.analysis.ranks.lateness`. A group is compared only if
 there are at least two other groups like it.
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.kinds import JOINT, MESSAGES
-from thence.analysis.ranks.stragglers import late_since
+from thence.analysis.ranks.lateness import late_since
 
 if TYPE_CHECKING:
-    from thence.analysis.ranks.joined import Joined
+    from thence.analysis.ranks.job_collectives import JobCollectives
 
 KINDS = ("data", "tensor", "pipeline", "expert", "context", "all", "unknown")
 """Kinds of process groups, by the parallelism that they serve; all: a group of all ranks."""
@@ -33,7 +33,7 @@ _NAMES = (  # first match decides
     ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),
 )
 
-_FEWEST_ALIKE = 3
+_MIN_ALIKE = 3
 """Minimum number of similar groups that are compared: of only two, it cannot be decided which one is slow."""
 _LINKS: dict[str, pl.DataType] = {
     "group": pl.Int32(),
@@ -46,11 +46,11 @@ _LINKS: dict[str, pl.DataType] = {
 }
 
 
-def group_rows(joined: Joined, world: int) -> pl.DataFrame:
+def group_rows(collectives: JobCollectives, world: int) -> pl.DataFrame:
     """Waits by process group.
 
     Args:
-        joined: the collectives of the job.
+        collectives: of the job.
         world: number of ranks of the job.
 
     Returns:
@@ -61,7 +61,7 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
         first. Collectives of XLA programs are one group without a name.
     """
     messages = pl.col("collective").is_in(MESSAGES)
-    sums = joined.rows.group_by("group").agg(
+    sums = collectives.rows.group_by("group").agg(
         collectives=pl.col("instance").n_unique(),
         shown=pl.struct("rank", "device").n_unique().cast(pl.Int32),
         listed_size=pl.col("group_size").max(),
@@ -70,29 +70,29 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
         only_messages=messages.all(),
         exchanges=pl.col("collective").is_in(("all-to-all", "ragged-all-to-all")).any(),
     )
-    rows = sums.join(joined.groups, on="group", how="left", nulls_equal=True)
+    rows = sums.join(collectives.groups, on="group", how="left", nulls_equal=True)
     size = pl.coalesce(pl.col("ranks").list.len().cast(pl.Int32), "listed_size")
     text = pl.concat_str(
         pl.col("description").fill_null(""), pl.lit(" "), pl.col("name").fill_null("")
     ).str.to_lowercase()
     named = pl.coalesce(pl.when(text.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in _NAMES)
-    whole = (size == world) & (world > 1)
+    of_all_ranks = (size == world) & (world > 1)
     kind = (
         pl.when(named.is_not_null()).then(named)
         .when(pl.col("only_messages")).then(pl.lit("pipeline"))
-        .when(pl.col("exchanges") & ~whole).then(pl.lit("expert"))
-        .when(whole).then(pl.lit("all"))
+        .when(pl.col("exchanges") & ~of_all_ranks).then(pl.lit("expert"))
+        .when(of_all_ranks).then(pl.lit("all"))
         .otherwise(pl.lit("unknown"))
     )  # fmt: skip
-    told = (
+    decided_by = (
         pl.when(named.is_not_null()).then(pl.lit("name"))
         .when(pl.col("only_messages")).then(pl.lit("traffic"))
-        .when(pl.col("exchanges") & ~whole).then(pl.lit("traffic"))
-        .when(whole).then(pl.lit("size"))
+        .when(pl.col("exchanges") & ~of_all_ranks).then(pl.lit("traffic"))
+        .when(of_all_ranks).then(pl.lit("size"))
     )  # fmt: skip
     return rows.select(
         "group", "name", "description", "members", "collectives", "exposed_ns", "exposed_wait_ns",
-        kind=kind, told_by=told, size=size,
+        kind=kind, told_by=decided_by, size=size,
         shown="shown",
         transfer_ns=pl.when((pl.col("shown") >= size).fill_null(value=True)).then(
             (pl.col("exposed_ns") - pl.col("exposed_wait_ns")).clip(lower_bound=0)
@@ -103,11 +103,11 @@ def group_rows(joined: Joined, world: int) -> pl.DataFrame:
     ).sort("exposed_wait_ns", "group", descending=[True, False], nulls_last=True)  # fmt: skip
 
 
-def slow_links(joined: Joined, steps: pl.DataFrame, keys: list[str], step_ns: float) -> pl.DataFrame:
+def slow_links(collectives: JobCollectives, steps: pl.DataFrame, keys: list[str], step_ns: float) -> pl.DataFrame:
     """Groups whose transfers take longer than those of similar groups.
 
     Args:
-        joined: the collectives of the job.
+        collectives: of the job.
         steps: as `thence.analysis.ranks.lateness.step_keys` returns them.
         keys: keys of the steps that count, in order.
         step_ns: mean time of a step.
@@ -117,7 +117,7 @@ def slow_links(joined: Joined, steps: pl.DataFrame, keys: list[str], step_ns: fl
         (lower bound of extra_ns less the mean of the other groups), since_step (key), times (transfer time of the
         group / median of similar groups).
     """
-    moved = _transfers(joined, steps, keys)
+    moved = _transfers(collectives, steps, keys)
     if moved.is_empty():
         return pl.DataFrame(schema=_LINKS)
     extra = moved.group_by("group", "key").agg(
@@ -126,24 +126,24 @@ def slow_links(joined: Joined, steps: pl.DataFrame, keys: list[str], step_ns: fl
         typical=pl.col("typical").sum(),
     )
     groups = extra["group"].unique().sort()
-    at = extra["group"].replace_strict(groups, range(len(groups)), return_dtype=pl.Int64).to_numpy()
+    row = extra["group"].replace_strict(groups, range(len(groups)), return_dtype=pl.Int64).to_numpy()
     step = extra["key"].replace_strict(keys, range(len(keys)), return_dtype=pl.Int64).to_numpy()
     matrix = np.zeros((len(groups), len(keys)))
-    matrix[at, step] = np.maximum(extra["extra"].to_numpy(), 0)
-    found = late_since(matrix, step_ns).with_columns(group=groups)
-    since = pl.Series(keys, dtype=pl.String).gather(found["since"].cast(pl.UInt32))
+    matrix[row, step] = np.maximum(extra["extra"].to_numpy(), 0)
+    tested = late_since(matrix, step_ns).with_columns(group=groups)
+    since = pl.Series(keys, dtype=pl.String).gather(tested["since"].cast(pl.UInt32))
     times = extra.group_by("group").agg(times=pl.col("moving").sum() / pl.col("typical").sum())
     return (
-        found.with_columns(since_step=since, extra_ns="mean_ns")
+        tested.with_columns(since_step=since, extra_ns="mean_ns")
         .filter("straggler")
         .join(times, on="group")
-        .join(joined.groups, on="group", how="left")
+        .join(collectives.groups, on="group", how="left")
         .sort("extra_ns", "group", descending=[True, False])
         .select(pl.col(name).cast(dtype) for name, dtype in _LINKS.items())
     )
 
 
-def _transfers(joined: Joined, steps: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+def _transfers(collectives: JobCollectives, steps: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Transfers of which all members are shown, in groups with at least two similar groups.
 
     Returns:
@@ -152,7 +152,7 @@ def _transfers(joined: Joined, steps: pl.DataFrame, keys: list[str]) -> pl.DataF
     like = ["collective", "bytes", "group_size", "key", "turn"]
     place = ["rank", "device", "step"]
     moved = (
-        joined.rows.filter(pl.col("known"), pl.col("group").is_not_null(), pl.col("collective").is_in(JOINT))
+        collectives.rows.filter(pl.col("known"), pl.col("group").is_not_null(), pl.col("collective").is_in(JOINT))
         .join(steps.filter(pl.col("key").is_in(keys)).select(*place, "key"), on=place)
         .group_by("group", "instance")
         .agg(
@@ -168,5 +168,5 @@ def _transfers(joined: Joined, steps: pl.DataFrame, keys: list[str]) -> pl.DataF
     return (
         moved.with_columns(turn=turn)
         .with_columns(typical=pl.col("moving").median().over(like), alike=pl.col("group").n_unique().over(like))
-        .filter(pl.col("alike") >= _FEWEST_ALIKE)
+        .filter(pl.col("alike") >= _MIN_ALIKE)
     )

@@ -7,7 +7,7 @@ import math
 import polars as pl
 import pytest
 
-from thence.analysis.steps.plain import median_interval, plain_step
+from thence.analysis.steps.plain_step import median_interval, plain_step
 from thence.model.tables import STEP_TIMES
 from thence.model.thresholds import BETWEEN_PROCESSES_SHARE
 
