@@ -15,7 +15,7 @@ import pytest
 import thence
 from helpers import event, kernel, launch, run_thence
 from recording_data import write_part
-from thence.attribution.metadata import MOST_CHARACTERS, MOST_MEMBERS, merge_metadata
+from thence.attribution.launch_places import MOST_CHARACTERS, MOST_MEMBERS, merge_metadata
 from thence.readers.recording.parts import SCHEMAS
 
 if TYPE_CHECKING:

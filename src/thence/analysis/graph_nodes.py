@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.cuda_graphs.alignment import edges_of
+from thence.attribution.cuda_graphs.by_alignment import Candidate, aligned_group
 from thence.attribution.cuda_graphs.by_node import executed, match
-from thence.attribution.cuda_graphs.by_order import Candidate, aligned_group
-from thence.attribution.cuda_graphs.processes import process_mismatch
+from thence.attribution.cuda_graphs.join_labels import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
 from thence.attribution.cuda_graphs.signatures import Names
-from thence.attribution.cuda_graphs.topology import edges_of
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 

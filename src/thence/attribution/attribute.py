@@ -1,7 +1,7 @@
 """Attributes every device activity of a trace: `Tables` -> `Attributed`.
 
 PyTorch work is attributed through its launches (`launch_places`), XLA work through its HLO
-(`program_places`, imported for traces that hold XLA programs).
+(`hlo_places`, imported for traces that hold XLA programs).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     if tables.programs.is_empty():
         places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
     else:
-        from thence.attribution.xla.program_places import with_hlo
+        from thence.attribution.xla.hlo_places import with_hlo
 
         tables, places, shares = with_hlo(tables, of_launch, own_code)
     collectives, parts = complete_collectives(tables, of_launch["launch"])

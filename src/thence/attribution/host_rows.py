@@ -13,7 +13,7 @@ import polars as pl
 from thence.attribution.sources import parse_frames
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, chain_to, last_begun
-from thence.model.launches import UNCERTAIN
+from thence.model.launches import CALLS, UNCERTAIN, matched_rows
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -211,3 +211,20 @@ def values_at(values: npt.NDArray[Any], rows: Int64, missing: int) -> npt.NDArra
 def gathered(values: pl.Series, row: Int64) -> pl.Series:
     """The value at each row, null at `NO_ROW`."""
     return values.gather(pl.Series(row).replace(NO_ROW, None).cast(pl.UInt32))
+
+
+_LINKED = pl.col("category").is_in(["op", "range", "framework"])
+
+
+def launch_rows(tables: Tables) -> npt.NDArray[np.int64]:
+    """Host row that launched each row of ``tables.gpu``, `NO_ROW` where the trace does not show it.
+
+    This is the API call with the same correlation id or, where that call was not recorded, the op that the
+    producer linked (``external``). A correlation id that several calls of one rank share identifies
+    none of them.
+    """
+    launch = matched_rows(tables.gpu, tables.host, "correlation", CALLS)
+    unknown = launch == NO_ROW
+    if unknown.any():
+        launch = np.where(unknown, matched_rows(tables.gpu, tables.host, "external", _LINKED), launch)
+    return launch

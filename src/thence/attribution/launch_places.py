@@ -14,27 +14,30 @@ on why a CUDA graph could not be matched, null almost everywhere.
 For an activity inside a CUDA graph this lookup only reaches the launch of the whole graph. If labels were
 joined (`thence.attribution.cuda_graphs`), `Tables.graph_places` has the label from the capture, which is
 appended to the path of the ranges that were open around the graph launch.
+
+Metadata: Marks can be nested arbitrarily deep, so the inherited part is bounded: at most `MAX_MEMBERS` members, and
+at most `MAX_CHARACTERS` characters of keys and values among these; members from the outermost marks are
+dropped first. The metadata of the innermost mark itself is kept in full.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.captured_stacks import with_sources
-from thence.attribution.host_rows import HostRows, gathered, host_rows, row_numbers, values_at
-from thence.attribution.kernel_files import kernel_places
+from thence.attribution.host_rows import HostRows, gathered, host_rows, launch_rows, row_numbers, values_at
 from thence.attribution.launch_phases import launch_phases, launch_serving
-from thence.attribution.launches import launch_rows
-from thence.attribution.metadata import merge_metadata, merged_metadata
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
-from thence.attribution.server_passes import server_passes
+from thence.attribution.serving import server_passes
+from thence.attribution.sources import kernel_places, with_sources
 from thence.attribution.xla.iterations import iterations
-from thence.model.arrays import Int64
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW
+from thence.model.json_fields import decoded
 from thence.model.phases import Position
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
@@ -42,11 +45,12 @@ from thence.model.reasons import CODES, RULES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from thence.model.arrays import Int64, Mask
     from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
 
-"""Positions in `CODES`."""
 
 _KIND = {kind.name: kind for kind in LAUNCH}
 _OF_XLA = r"^(?:TSL:)?(?:Xla|Thunk:#|GpuMetrics$)"
@@ -367,3 +371,74 @@ _SPECIAL = {
     "iteration": _iteration,
 }
 """The functions of the kinds that need more than `_enclosing_ranges`."""
+
+
+# ---- Metadata of nested marks as one JSON object
+
+
+MAX_MEMBERS = 64
+MAX_CHARACTERS = 4096
+
+
+def merged_metadata(
+    parent: npt.NDArray[np.int64], metadata: pl.Series, rows: npt.NDArray[np.int64], has_metadata: npt.NDArray[np.bool_]
+) -> pl.Series:
+    """The metadata of all marks around each of the rows.
+
+    Args:
+        parent: parent row of every host row, `NO_ROW` at the top.
+        metadata: Categorical JSON object of every host row, null where there is none.
+        rows: innermost host row with metadata of each activity, `NO_ROW` for none.
+        has_metadata: which host rows have metadata.
+
+    Returns:
+        Categorical Series of JSON objects, one value per row, null where no mark has metadata.
+    """
+    tree, node = path_tree(parent, metadata, rows, has_metadata)
+    node_texts = tree.name.cast(pl.String).to_list()
+    texts: list[str | None] = []
+    merged_pairs: dict[tuple[str | None, str], str | None] = {}  # many marks have the same metadata as others
+    for above, text in zip(tree.parent.tolist(), node_texts, strict=True):
+        pair = (None if above == NO_ROW else texts[above], text)
+        if pair not in merged_pairs:
+            merged_pairs[pair] = _merged_objects(*pair)
+        texts.append(merged_pairs[pair])
+    texts.append(None)  # for NO_ROW
+    return (
+        pl.Series("metadata", texts, dtype=pl.String)
+        .cast(pl.Categorical())
+        .gather(np.where(node == NO_ROW, len(texts) - 1, node))
+    )
+
+
+def merge_metadata(outer: pl.Series, inner: pl.Series) -> pl.Series:
+    """Merges two metadata columns row by row; ``inner`` overrides ``outer``. See `merged_metadata`."""
+    pairs = pl.DataFrame({"outer": outer, "inner": inner})
+    distinct = pairs.unique(maintain_order=True)
+    texts = [_merged_objects(*pair) for pair in distinct.cast(pl.String).iter_rows()]
+    merged = distinct.with_columns(metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
+    both = ["outer", "inner"]
+    return pairs.join(merged, on=both, how="left", maintain_order="left", nulls_equal=True)["metadata"]
+
+
+def _merged_objects(outer: str | None, inner: str | None) -> str | None:
+    """Merges two JSON objects; members of ``inner`` override those of ``outer``."""
+    members = _bounded(outer) | _members(inner)
+    return msgspec.json.encode(members).decode() if members else None
+
+
+def _members(text: str | None) -> dict[str, msgspec.Raw]:
+    if text is None:
+        return {}
+    return decoded(text, dict[str, msgspec.Raw])
+
+
+def _bounded(text: str | None) -> dict[str, msgspec.Raw]:
+    """The last members of an object, as many as the bounds allow, in their order."""
+    members = _members(text)
+    kept = min(len(members), MAX_MEMBERS)
+    if text is not None and len(text) > MAX_CHARACTERS:
+        sizes = (len(key) + len(bytes(members[key])) for key in reversed(members))
+        within_bounds = (total <= MAX_CHARACTERS for total in itertools.accumulate(sizes))
+        kept = min(kept, sum(itertools.takewhile(bool, within_bounds)))
+    return dict(itertools.islice(members.items(), len(members) - kept, None))

@@ -201,7 +201,7 @@ class _Frames:
 
     @classmethod
     def of(cls, trace: Attributed, modules: Sequence[int]) -> _Frames:
-        from thence.attribution.xla.user_frames import frame_places, frames_with_file
+        from thence.attribution.xla.origins import frame_places, frames_with_file
 
         own = OwnCode.of(trace.own, trace.installed)
         tables = [trace.hlo[module] for module in modules]

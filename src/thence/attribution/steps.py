@@ -6,7 +6,7 @@ one kind (`thence.model.tables.STEP_KINDS`), the first of these that any rank ha
 step       ranges that the program or its profiler marks as steps: torch.profiler's step(), thence.step(),
            jax.profiler.StepTraceAnnotation, and the steps that thence's recorder sees. Of ranges inside each other
            on a thread the outermost count; if that is only one, and it is no server's, the ranges inside it
-pass       the same if they are passes of an inference server (`thence.attribution.server_passes`); if other threads of
+pass       the same if they are passes of an inference server (`thence.attribution.serving`); if other threads of
            the rank have other marked steps, those of which there are more count
 range      two or more ranges of the user whose names count steps, iterations or batches ("step 7", "train/iter_7"),
            if at least `STEP_RANGES_SHARE` of the device time that was launched from the first to the last of them was
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.server_passes import server_passes
+from thence.attribution.serving import server_passes
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW, last_begun
 from thence.model.tables import STEPS

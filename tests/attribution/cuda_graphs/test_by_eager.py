@@ -16,13 +16,13 @@ import pytest
 import thence
 from graph_data import Made, Ran, as_eager, replay, tables_of
 from helpers import TORCH, recording, shared, written
-from thence.attribution.cuda_graphs.by_kernel_name import ByKernelName
+from thence.attribution.cuda_graphs.by_eager import ByKernelName
 from thence.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.attribution.cuda_graphs.join_labels import Numbered
+    from thence.attribution.cuda_graphs.assigned_labels import Numbered
     from thence.model.tables import Tables
 
 TIMES, KERNELS, REPLAYS = 4, 15, 4

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from thence.attribution.xla.node_kernels import Nodes
+from thence.attribution.xla.node_matching import Nodes
 from thence.attribution.xla.schedules import schedule_of
 from thence.attribution.xla.thunk_numbers import possible_slots, thunk_numbers
 from thence.model.intervals import NO_ROW

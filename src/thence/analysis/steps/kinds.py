@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.attribution.host_rows import row_numbers
-from thence.attribution.server_passes import server_passes
+from thence.attribution.serving import server_passes
 from thence.errors import MissingData
 from thence.model.answer import Answer, TableView
 from thence.model.intervals import chain_to

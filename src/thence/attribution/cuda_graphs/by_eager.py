@@ -1,4 +1,4 @@
-"""Labels graph replays from eager runs of the same code, and from traces of the captures (`by_capture`).
+"""Labels graph replays from eager runs of the same code, and from traces of the captures (`captures`).
 
 Where the order of a replay's activities is known, it is matched with the order of the launches (`by_sequence`): of the
 profiler steps and outermost ranges of an eager run, or of the run as a whole. A range may hold the replay several
@@ -6,9 +6,14 @@ times, and the replay the range.
 
 Where it is not known (several streams, no node numbers), the eager run serves as the captured graph: its launches are
 the nodes, and consecutive launches of one stream are joined by edges, as in stream capture. So the alignment to
-captured graphs applies (`by_order`).
+captured graphs applies (`by_alignment`).
 
-If the order proves nothing, a kernel gets the places that all launches of its name have in common (`by_kernel_name`).
+If the order proves nothing, a kernel gets the places that all launches of its name have in common (`ByKernelName`).
+That is weaker than alignment: a name proves nothing about order, and kernels of one name may come from
+elsewhere in the graph. So it is tried last, and has a rule of its own. A kernel gets the places that all launches of
+its name have in common. It is used only if at least half of a launch's kernels occur in the run, because different
+programs share a few common kernels, too. A name is used only if the ratio between its counts in the launch and in the
+run is the most frequent ratio among all names: a name with another ratio has launches that the run does not show.
 """
 
 from __future__ import annotations
@@ -20,17 +25,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.by_capture import matched_captures
-from thence.attribution.cuda_graphs.by_kernel_name import ByKernelName
-from thence.attribution.cuda_graphs.by_order import MIN_SHARE, aligned_group
-from thence.attribution.cuda_graphs.by_sequence import UNKNOWN_ORDER, BySequence, Stretch, repetition
-from thence.attribution.cuda_graphs.captures import Captures
+from thence.attribution.cuda_graphs.alignment import FOREIGN
+from thence.attribution.cuda_graphs.assigned_labels import Joined, Numbered, PlaceBook, joined_rows
+from thence.attribution.cuda_graphs.by_alignment import MIN_SHARE, aligned_group
+from thence.attribution.cuda_graphs.by_sequence import FITS, UNKNOWN_ORDER, BySequence, Stretch, repetition
+from thence.attribution.cuda_graphs.captures import Captures, matched_captures, names_of_kinds
 from thence.attribution.cuda_graphs.eager_run import EagerRun
-from thence.attribution.cuda_graphs.join_labels import Joined, Numbered, joined_rows
-from thence.attribution.cuda_graphs.place_book import PlaceBook
 from thence.attribution.cuda_graphs.replays import Group, Replays
-from thence.attribution.cuda_graphs.sequences import FITS
 from thence.attribution.cuda_graphs.signatures import Names, Signatures
+from thence.model.places import GRAPH_LABELS
+from thence.model.reasons import CODES
 from thence.units import format_share
 
 if TYPE_CHECKING:
@@ -39,7 +43,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thence.model.attributed import Attributed
+    from thence.model.graph_labels import Kernel
     from thence.model.tables import Tables
+
 
 _MAX_WINDOWS = 32
 _TITLE = "the eager run"
@@ -283,3 +289,113 @@ def _order_notes(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -
         f"among them, {sum(confirmed):,} have a name that fits the operator, and none contradicts it"
     )
     return [text]
+
+
+# ---- By the names of kernels
+
+
+_NAME_RULE = "eager_kernel_name"
+_MIN_KNOWN = 0.5
+
+
+@dataclass(frozen=True)
+class ByKernelName:
+    """The kernel names of a run, with the places that all launches of a name have in common.
+
+    Attributes:
+        of_variant: number of the name of each variant of the replays, -1 for those that do not occur in the run.
+            All memcpys count as one name, and all memsets.
+        count: how often each name occurs in the run.
+        place: row in ``places`` of each name, -1 for names whose launches have nothing in common.
+        places: the places of the run, followed by those of the names.
+    """
+
+    of_variant: NDArray[np.int64]
+    count: NDArray[np.int64]
+    place: NDArray[np.int64]
+    places: pl.DataFrame
+
+    @classmethod
+    def of(
+        cls,
+        kernels: Sequence[Kernel],
+        nodes: pl.DataFrame,
+        place: NDArray[np.int64],
+        places: pl.DataFrame,
+        replays: Replays,
+    ) -> ByKernelName:
+        """The names of a run.
+
+        Args:
+            kernels: of the run.
+            nodes: its launches: type and kernel.
+            place: number of the places of each launch.
+            places: the places by number.
+            replays: the replays to be labelled.
+        """
+        frame = names_of_kinds(replays.kinds.frame)
+        names = Names(kernels, frame["name"].drop_nulls().unique(maintain_order=True))
+        of_kind = {"memcpy": len(kernels), "memset": len(kernels) + 1}
+        of_variant = [
+            of_kind.get(kind, -1) if kind != "kernel" else names.of_trace(name)
+            for kind, name in frame.select("kind", "name").iter_rows()
+        ]
+        name = np.array(
+            [
+                of_kind[kind] if kind in of_kind else names.of_kernel(kernel)
+                for kind, kernel in nodes.select("type", "kernel").iter_rows()
+            ],
+            np.int64,
+        )
+        shared = _places_in_common(name, places.drop("collective")[place])
+        number = np.full(len(kernels) + len(of_kind), -1, np.int64)
+        number[shared["kernel"].to_numpy()] = places.height + np.arange(shared.height)
+        nothing = pl.lit(None, places.schema["collective"]).alias("collective")
+        return cls(
+            np.array(of_variant, np.int64),
+            np.bincount(name, minlength=len(number)),
+            number,
+            pl.concat([places, shared.with_columns(nothing).select(places.columns)]),
+        )
+
+    def put(self, assigned: Numbered, rows: NDArray[np.int64]) -> str | None:
+        """Labels the activities that alignment left without a place.
+
+        Args:
+            assigned: what alignment found; changed in place.
+            rows: of gpu, (launches, activities): launches with equal kernels.
+
+        Returns:
+            a note on how many were labelled, None if none were.
+        """
+        name = self.of_variant[assigned.replays.variant[rows]]
+        left = (assigned.number[rows] < -1) & (assigned.number[rows] != FOREIGN)
+        if not left.any() or (name[0] >= 0).sum() < _MIN_KNOWN * len(name[0]):
+            return None
+        launched = np.bincount(name[0][name[0] >= 0], minlength=len(self.count))
+        present = np.flatnonzero(launched * self.count)
+        if not len(present):  # copies alone, of which the run has none
+            return None
+        times = launched[present] / self.count[present]
+        each, how_many = np.unique(times, return_counts=True)
+        fitting = np.append(np.zeros(len(self.count), np.bool_), [False])  # the last one is for -1
+        fitting[present] = times == each[how_many.argmax()]
+        fitting[:-1] &= self.place >= 0
+        chosen = left & fitting[name]
+        if not chosen.any():
+            return None
+        assigned.put(rows[chosen], self.place[name[chosen]], CODES.index(_NAME_RULE))
+        assigned.confidence[rows[chosen]] = np.nan
+        return (
+            f"{int(chosen.sum()):,} of {int(left.sum()):,} activities that alignment could not label got the places "
+            "that all launches of their kernel have in common"
+        )
+
+
+def _places_in_common(name: NDArray[np.int64], places: pl.DataFrame) -> pl.DataFrame:
+    """The places that all launches of a name have in common; one row for each name that has any."""
+    alike = [
+        pl.when(pl.col(column).n_unique() == 1).then(pl.col(column).first()).alias(column) for column in places.columns
+    ]
+    grouped = places.with_columns(kernel=pl.Series(name)).group_by("kernel", maintain_order=True)
+    return grouped.agg(alike).filter(pl.any_horizontal(pl.col(GRAPH_LABELS).is_not_null()))

@@ -2,6 +2,8 @@
 
 Each labels file applies to the ranks of the process that saved it. Node ids decide where the trace has
 them, alignment everywhere else. Activities that cannot be joined keep the reason.
+
+Labels and trace must be of one process, because node ids alone match any process (`process_mismatch`).
 """
 
 from __future__ import annotations
@@ -10,126 +12,37 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.alignment import CONTRADICTED, FOREIGN, UNDECIDED
+from thence.attribution.cuda_graphs.alignment import CONTRADICTED, UNDECIDED
+from thence.attribution.cuda_graphs.assigned_labels import PLACE_COLUMNS, Joined, Numbered, joined_rows
+from thence.attribution.cuda_graphs.by_alignment import Candidate, aligned_group
 from thence.attribution.cuda_graphs.by_node import executed, match
-from thence.attribution.cuda_graphs.by_order import Candidate, aligned_group
-from thence.attribution.cuda_graphs.processes import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
 from thence.attribution.cuda_graphs.signatures import Names, Signatures
 from thence.attribution.paths import SEPARATOR
-from thence.model.attributed import RULE
 from thence.model.collective_columns import described_structs
-from thence.model.graph_labels import CapturedPlace, Label
-from thence.model.places import GRAPH_LABELS
+from thence.model.graph_labels import CapturedPlace, Label, Process
 from thence.model.reasons import CODES
-from thence.model.tables import GRAPH_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from thence.attribution.cuda_graphs.by_alignment import Outcome
     from thence.attribution.cuda_graphs.by_node import Executed, Match
-    from thence.attribution.cuda_graphs.by_order import Outcome
     from thence.attribution.cuda_graphs.replays import Group
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-_PLACES = (*GRAPH_LABELS, "position", "lane", "metadata")
-_PLACED = [pl.col(name).is_not_null() for name in (*GRAPH_LABELS, "lane", "metadata", "collective")]
+
 _MOST_LISTED = 3  # launches whose first difference is reported
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The result of joining labels.
-
-    Attributes:
-        places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
-        notes: what was not joined and why, as sentences.
-        foreign: labels that were refused because they are of another process or program: the file, and why.
-        files: the files that labelled any activities, and how many.
-    """
-
-    places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
-    notes: tuple[str, ...] = ()
-    foreign: tuple[tuple[str, str], ...] = ()
-    files: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def labelled(self) -> int:
-        """Number of activities that got a label, or another place."""
-        return int(self.places.select(pl.any_horizontal(_PLACED)).to_series().sum())
-
-
-@dataclass
-class Numbered:
-    """The labels found so far: for each row of gpu, the number of its label and how it was found.
-
-    Attributes:
-        replays: of the trace.
-        number: for each row, the number of its label, -1 where none was open, `UNDECIDED` where several are
-            possible, `FOREIGN` where nothing corresponds to the activity, `CONTRADICTED` where label files differ, -3
-            where nothing is known.
-        rule: for each row, position in `CODES` of the rule, or of the reason where there is no label; -1 where
-            nothing is known.
-        detail: for each row, index in ``details``, -1 for none.
-        confidence: for each row, NaN where no alignment was needed.
-        details: sentences about graphs that fit none of the labels.
-    """
-
-    replays: Replays
-    number: NDArray[np.int64]
-    rule: NDArray[np.int64]
-    detail: NDArray[np.int64]
-    confidence: NDArray[np.float64]
-    details: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, replays: Replays) -> Numbered:
-        """The initial state: no labels."""
-        rows = replays.tables.gpu.height
-        nothing = np.full(rows, -1)
-        return cls(replays, np.full(rows, -3), nothing, nothing.copy(), np.full(rows, np.nan))
-
-    def put(self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int) -> None:
-        """Stores labels; where there is none, ``rule`` gets the reason."""
-        self.number[rows] = number
-        self.rule[rows] = rule
-        self.rule[rows[number == -1]] = CODES.index("graph_no_label")
-        self.rule[rows[number == UNDECIDED]] = CODES.index("graph_ambiguous")
-        self.rule[rows[number == FOREIGN]] = CODES.index("graph_foreign")
-        self.rule[rows[number == CONTRADICTED]] = CODES.index("graph_labels_differ")
-        self.detail[rows] = -1
-
-    def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
-        """Stores the outcome of an alignment.
-
-        Returns:
-            why launches were refused, one text per refused launch.
-        """
-        refused = np.array([reason is not None for reason in outcome.refused])
-        good, number = rows[~refused], outcome.label[~refused]
-        self.put(good.reshape(-1), number.reshape(-1), CODES.index(rule))
-        self.confidence[good] = (number > UNDECIDED).mean(axis=1)[:, None]
-        reasons = [reason for reason in outcome.refused if reason is not None]
-        for launch, reason in zip(np.flatnonzero(refused).tolist(), reasons, strict=True):
-            self.refuse(rows[launch], reason)
-        return reasons
-
-    def refuse(self, rows: NDArray[np.int64], reason: str) -> None:
-        """Stores the reason why activities got no label."""
-        self.number[rows] = UNDECIDED
-        self.rule[rows] = CODES.index("graph_not_joined")
-        if reason not in self.details:
-            self.details.append(reason)
-        self.detail[rows] = self.details.index(reason)
 
 
 def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
@@ -421,9 +334,11 @@ class _DistinctLabels:
     def frame(self) -> pl.DataFrame:
         """The place columns of each label."""
         rows = [_place(label) for label in self.labels]
-        columns = {name: [row.get(name) for row in rows] for name in _PLACES}
+        columns = {name: [row.get(name) for row in rows] for name in PLACE_COLUMNS}
         collectives = described_structs([label.collective for label in self.labels])
-        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String)).with_columns(collective=collectives)
+        return pl.DataFrame(columns, schema=dict.fromkeys(PLACE_COLUMNS, pl.String)).with_columns(
+            collective=collectives
+        )
 
 
 def _merged(first: Label, second: Label) -> Label | None:
@@ -476,36 +391,61 @@ def _place(label: Label) -> dict[str, Any]:
     }
 
 
-def joined_rows(assigned: Numbered, places: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `GRAPH_PLACES` for all activities with a label or a reason.
+# ---- Whether labels and trace are of one process
 
-    Args:
-        assigned: label numbers of the activities.
-        places: columns of places, one row for each number.
+
+_CLOCKS_NS = 2_000_000_000  # by how much clocks of one machine may disagree about when a process began
+
+
+def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
+    """The reason why labels are not of a rank's process, as the end of a sentence; None if they may be.
+
+    Compares process id, rank, boot of the machine, and the time of the trace with the time at which the
+    labelled process began; a fact that either side lacks is not compared.
     """
-    rows = np.flatnonzero(assigned.rule >= 0)
-    number = pl.Series(assigned.number[rows])
-    number = number.set(number < 0, None).cast(pl.UInt32)
-    confidence = pl.Series(assigned.confidence[rows]).fill_nan(None)
-    detail = pl.Series(assigned.detail[rows])
-    detail = detail.set(detail < 0, None).cast(pl.UInt32)
-    details = pl.Series(assigned.details, dtype=pl.String).cast(pl.Categorical())
-    columns: dict[str, Any] = {name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES}
-    columns["collective"] = places["collective"].gather(number)
-    columns |= {
-        "gpu": rows,
-        "rule": pl.Series(CODES, dtype=RULE).gather(assigned.rule[rows]),
-        "confidence": confidence,
-        "detail": details.gather(detail),
-    }
-    return GRAPH_PLACES.frame(columns)
+    process = labels.process
+    reason = _other_process(process, tables, rank)
+    if reason is not None:
+        return reason
+    boots = {f["boot"] for f in tables.meta.facts if isinstance(f.get("boot"), str)}
+    if process.boot and boots and process.boot not in boots:
+        return "the machine was restarted between capture and trace"
+    began = tables.gpu.filter(pl.col("rank") == rank)["start"].min()
+    if process.started_ns is None or tables.meta.epoch_ns is None or not isinstance(began, int):
+        return None
+    if began + tables.meta.epoch_ns + _CLOCKS_NS < process.started_ns:
+        return (
+            f"the process that captured these graphs began at {_moment(process.started_ns)}, "
+            f"but the trace at {_moment(began + tables.meta.epoch_ns)}"
+        )
+    return None
 
 
-def with_places(tables: Tables, joined: Joined) -> Tables:
-    """The tables with the joined places; activities that already had places keep them where none were found now."""
-    new = joined.places
-    old = tables.graph_places
-    placed = pl.any_horizontal(_PLACED)
-    kept = old.filter(~pl.col("gpu").is_in(new.filter(placed)["gpu"].implode()))
-    fresh = new.filter(placed | ~pl.col("gpu").is_in(kept["gpu"].implode()))
-    return dataclasses.replace(tables, graph_places=pl.concat([kept, fresh]).sort("gpu"))
+def _other_process(process: Process, tables: Tables, rank: int) -> str | None:
+    """The reason as in `process_mismatch`, by process ids and ranks alone."""
+    # Profilers write their own overhead under a process id that does not exist.
+    of_rank = tables.host.filter((pl.col("rank") == rank) & (pl.col("process") > 0))
+    pids = of_rank["process"].unique().to_list()
+    if process.pid is not None and pids and process.pid not in pids:
+        traced = ", ".join(str(pid) for pid in sorted(pids)[:3])
+        return f"process {process.pid} captured these graphs, but the trace is of process {traced}"
+    several = len(tables.ranks) > 1
+    if several and process == Process(started_ns=process.started_ns):
+        return (
+            "the file does not say which rank captured these graphs, and the trace holds "
+            f"{len(tables.ranks)} ranks: rename it to kernel_annotations_rank0_... (with its rank), "
+            "or label each rank alone"
+        )
+    # A trace of one process may lack its rank. Process ids alone prove nothing: they are equal in equal containers.
+    ranked = not pids or several or process.pid is None or tables.meta.ranks_stated
+    if ranked and process.rank is not None and process.rank != rank:
+        return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"
+    return None
+
+
+def _moment(ns: int) -> str:
+    try:
+        moment = datetime.fromtimestamp(ns / 1e9, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{ns} ns"
+    return moment.isoformat(sep=" ", timespec="seconds")

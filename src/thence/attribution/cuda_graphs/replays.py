@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.signatures import Variants
-from thence.attribution.launches import launch_rows
+from thence.attribution.host_rows import launch_rows
 from thence.model.intervals import NO_ROW
 from thence.model.names import matching
 

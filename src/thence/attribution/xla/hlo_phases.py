@@ -25,7 +25,7 @@ import polars as pl
 
 from thence.attribution.optimizers import is_optimizer_scope
 from thence.attribution.xla.op_names import is_traced, parts_of, scopes_of, segments_of
-from thence.attribution.xla.user_frames import frames_in_optimizers
+from thence.attribution.xla.origins import frames_in_optimizers
 from thence.model.phases import Phase
 
 if TYPE_CHECKING:

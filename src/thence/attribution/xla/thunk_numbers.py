@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.xla.node_kernels import Verdict, verdicts
+from thence.attribution.xla.node_matching import Verdict, verdicts
 from thence.attribution.xla.node_numbers import Level, Role, Slots, TooManyNodes, planned, slots_of
 from thence.model.intervals import NO_ROW, chain_to
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from thence.attribution.xla.node_kernels import Nodes
+    from thence.attribution.xla.node_matching import Nodes
     from thence.attribution.xla.schedules import Schedule
     from thence.model.tables import Tables
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thence.attribution.cuda_graphs.alignment import FOREIGN, UNDECIDED, Pattern, align
+from thence.attribution.cuda_graphs.alignment import FOREIGN, UNDECIDED, NotOrdered, Pattern, Topology, align, edges_of
 from thence.attribution.cuda_graphs.signatures import ACTIVITIES, Signatures, short_name
-from thence.attribution.cuda_graphs.topology import NotOrdered, Topology, edges_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.replays import Group, Replays
     from thence.attribution.cuda_graphs.signatures import Names
     from thence.model.graph_labels import CapturedGraph
+
 
 MIN_SHARE = 0.9
 """Share of the kernels of a replay and of its source that must match; with less they may be of different programs."""
