@@ -27,9 +27,7 @@ from thence.model.names import matching
 from thence.model.tables import COLLECTIVES
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from thence.model.arrays import Int64
+    from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
 
 
@@ -91,7 +89,7 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
         )
         for place, module in enumerate(tables.hlo)
     ]
-    every = pl.concat(described).unique(["module", "instruction"], keep="first")
+    instructions = pl.concat(described).unique(["module", "instruction"], keep="first")
     of_program = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
@@ -107,7 +105,7 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
         )
         .filter(pl.col("kind").is_in(["kernel", "thunk"]), ~pl.col("gpu").is_in(described_rows.implode()))
         .join(of_program, on="program")
-        .join(every, on=["module", "instruction"])
+        .join(instructions, on=["module", "instruction"])
         .sort("nccl", "duration", "gpu", descending=[True, True, False])
         .unique(["program", "instruction", "iteration", "replay"], keep="first", maintain_order=True)
     )
@@ -139,7 +137,6 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
     """The sends and receives of each batch, in the columns of `COLLECTIVES`: several rows per row of gpu.
 
     Args:
-        tables: of the trace.
         described_rows: rows of gpu that already have a description; they get no parts.
         launch: host row that launched each device activity, null where unknown.
 
@@ -152,9 +149,9 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
     batches = _batches(tables, described_rows, launch)
     if batches.is_empty():
         return COLLECTIVES.empty()
-    part = pl.col("collective").cast(pl.String).str.to_lowercase().is_in(_TRANSFERS)
+    is_transfer = pl.col("collective").cast(pl.String).str.to_lowercase().is_in(_TRANSFERS)
     launched = _launched_themselves(tables, on_host["host"], launch)
-    ops = on_host.select("host", part=part & ~launched)
+    ops = on_host.select("host", part=is_transfer & ~launched)
     places = tables.host.select(*_THREAD, "start").with_row_index("host")
     ranges = pl.DataFrame({"host": np.flatnonzero(_is_range(tables)).astype(np.int32)})
     marks = (
@@ -171,12 +168,12 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
     )
     parts = marks.filter("part")
     inside = pl.Series(_around(tables, parts["host"], _is_range(tables))).cast(pl.Int32)
-    found = parts.select("host", range=pl.when(inside != NO_ROW).then(inside).otherwise("next")).join(
+    of_batches = parts.select("host", range=pl.when(inside != NO_ROW).then(inside).otherwise("next")).join(
         batches, on="range"
     )
     return (
         on_host.drop("gpu")
-        .join(found.select("host", "gpu"), on="host")
+        .join(of_batches.select("host", "gpu"), on="host")
         .select(list(COLLECTIVES.schema))
         .sort("gpu", "host")
     )
@@ -221,7 +218,7 @@ def _batches(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl
     )
 
 
-def _is_range(tables: Tables) -> npt.NDArray[np.bool_]:
+def _is_range(tables: Tables) -> Mask:
     """Which host rows are ranges that launch batches."""
     return matching(tables.host["name"], f"^{re.escape(_BATCH_RANGE)}$").to_numpy()
 
@@ -236,7 +233,7 @@ def _launched_themselves(tables: Tables, ops: pl.Series, launch: pl.Series) -> p
     return ops.is_in(pl.Series(_around(tables, inside, is_op)).cast(pl.Int32).implode())
 
 
-def _around(tables: Tables, rows: pl.Series, wanted: npt.NDArray[np.bool_]) -> Int64:
+def _around(tables: Tables, rows: pl.Series, wanted: Mask) -> Int64:
     """The innermost wanted row among each host row and its ancestors; `NO_ROW` where there is none."""
     parent = tables.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
     return chain_to(parent, rows.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), wanted)

@@ -49,17 +49,17 @@ def server_passes(host: pl.DataFrame, parent: Int64) -> tuple[Mask, dict[int, Se
     """
     step = host.with_row_index("row").filter(pl.col("category") == "step").select("row", "name")
     names = step["name"].unique().drop_nulls().cast(pl.String)
-    told = {name: found for name in names if (found := server_step(name)) is not None}
-    rows = step.filter(pl.col("name").cast(pl.String).is_in(list(told)))
+    step_of_name = {name: parsed for name in names if (parsed := server_step(name)) is not None}
+    rows = step.filter(pl.col("name").cast(pl.String).is_in(list(step_of_name)))
     row = rows["row"].cast(pl.Int64).to_numpy()
     of_server = np.zeros(host.height, np.bool_)
     of_server[row] = True
     top = of_server.copy()
     top[row] = chain_to(parent, parent[row], of_server) == NO_ROW
     around = chain_to(parent, row, top)
-    said: dict[int, ServerStep] = {}
-    for whole, name in zip(around.tolist(), rows["name"].cast(pl.String), strict=True):
-        known = said.get(whole)
-        if known is None or (known.serving is None and told[name].serving is not None):
-            said[whole] = told[name]
-    return top, said
+    step_of_pass: dict[int, ServerStep] = {}
+    for pass_row, name in zip(around.tolist(), rows["name"].cast(pl.String), strict=True):
+        previous = step_of_pass.get(pass_row)
+        if previous is None or (previous.serving is None and step_of_name[name].serving is not None):
+            step_of_pass[pass_row] = step_of_name[name]
+    return top, step_of_pass

@@ -76,7 +76,6 @@ def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
 
     Args:
         host: columns name, category and parent of `thence.model.tables.HOST`.
-        own: which files are the user's own code.
     """
     python = (host["category"] == "python").fill_null(value=False).to_numpy()
     names = host["name"]
@@ -170,8 +169,8 @@ def _line_of(file: str, kernel: str) -> int | None:
         content = path.read_bytes()
     except (OSError, ValueError):
         return None
-    found = re.search(rb"^def " + re.escape(kernel.encode()) + rb"\s*\(", content, re.MULTILINE)
-    return None if found is None else content.count(b"\n", 0, found.start()) + 1
+    definition = re.search(rb"^def " + re.escape(kernel.encode()) + rb"\s*\(", content, re.MULTILINE)
+    return None if definition is None else content.count(b"\n", 0, definition.start()) + 1
 
 
 # ---- Stacks at the capture of CUDA graphs
@@ -191,16 +190,20 @@ def with_sources(joined: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
     if not wanted.any():
         return joined
     distinct = joined["stack"].filter(wanted).unique()
-    found = [_innermost_source(text, own) for text in distinct.cast(pl.String)]
+    places = [_innermost_source(text, own) for text in distinct.cast(pl.String)]
     sources = pl.DataFrame(
-        {"stack": distinct, "found": [place for place, _ in found], "at": [at for _, at in found]},
-        schema_overrides={"found": joined.schema["source"], "at": joined.schema["position"]},
+        {
+            "stack": distinct,
+            "found_source": [place for place, _ in places],
+            "found_position": [position for _, position in places],
+        },
+        schema_overrides={"found_source": joined.schema["source"], "found_position": joined.schema["position"]},
     )
     columns = joined.join(sources, on="stack", how="left", maintain_order="left")
     return columns.with_columns(
-        source=pl.when(wanted).then("found").otherwise("source"),
-        position=pl.when(wanted).then("at").otherwise("position"),
-    ).drop("found", "at")
+        source=pl.when(wanted).then("found_source").otherwise("source"),
+        position=pl.when(wanted).then("found_position").otherwise("position"),
+    ).drop("found_source", "found_position")
 
 
 def _innermost_source(text: str, own: OwnCode) -> tuple[str | None, str | None]:
@@ -208,7 +211,7 @@ def _innermost_source(text: str, own: OwnCode) -> tuple[str | None, str | None]:
     frames = [match for part in text.split(FRAME_SEPARATOR) if (match := _CAPTURED_FRAME.fullmatch(part))]
     if not frames:
         return None, None
-    frame = next((one for one in reversed(frames) if own(one["file"])), frames[-1])
+    frame = next((candidate for candidate in reversed(frames) if own(candidate["file"])), frames[-1])
     if frame["line"] == "0":
         return f"{frame['file']} {frame['function']}", Position.FUNCTION.value
     return frame[0], Position.LINE.value

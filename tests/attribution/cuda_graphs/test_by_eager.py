@@ -22,7 +22,7 @@ from thence.trace import Trace
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.attribution.cuda_graphs.assigned_labels import Numbered
+    from thence.attribution.cuda_graphs.assigned_labels import AssignedLabels
     from thence.model.tables import Tables
 
 TIMES, KERNELS, REPLAYS = 4, 15, 4
@@ -146,7 +146,7 @@ def test_copies_of_a_graph_get_nothing_from_a_run_without_copies() -> None:
     memcpy, memset = 0, 1
     run = ByKernelName(np.array([memcpy]), np.zeros(memset + 1, np.int64), np.full(2, -1), pl.DataFrame())
     replay = SimpleNamespace(replays=SimpleNamespace(variant=np.zeros(2, np.int64)), number=np.full(2, -3))
-    assert run.put(cast("Numbered", replay), np.array([[0, 1]])) is None
+    assert run.put(cast("AssignedLabels", replay), np.array([[0, 1]])) is None
 
 
 def test_operators_are_joined_where_there_are_no_labels() -> None:

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thence.model.arrays import Int64, Mask
     from thence.model.graph_labels import CapturedGraph
 
 
@@ -45,9 +46,6 @@ _MAX_CELLS = 32_000_000  # of one table of possibilities
 _ROUNDS = 50
 _NEVER, _ALWAYS = np.iinfo(np.int64).max // 4, np.iinfo(np.int64).min // 4
 
-Int64: TypeAlias = "NDArray[np.int64]"
-Mask: TypeAlias = "NDArray[np.bool_]"
-
 
 @dataclass(frozen=True)
 class Pattern:
@@ -61,9 +59,9 @@ class Pattern:
     """
 
     topology: Topology
-    rows: NDArray[np.int64]
-    signature: NDArray[np.int64]
-    label: NDArray[np.int64]
+    rows: Int64
+    signature: Int64
+    label: Int64
 
 
 @dataclass(frozen=True)
@@ -78,17 +76,16 @@ class Aligned:
             second began too early; -1 where no pair shows it.
     """
 
-    node: NDArray[np.int64]
-    label: NDArray[np.int64]
-    contradicts: NDArray[np.bool_]
-    first: NDArray[np.int64]
+    node: Int64
+    label: Int64
+    contradicts: Mask
+    first: Int64
 
 
 def align(pattern: Pattern, signature: Int64, start: Int64, end: Int64) -> Aligned:
     """Aligns replays to a graph.
 
     Args:
-        pattern: the graph.
         signature: int64 (replays, activities): each replay has the signatures of the pattern, in any order.
         start: int64 of the same shape: ns, ascending in each replay.
         end: int64 of the same shape: ns.
@@ -238,8 +235,8 @@ class _Work:
         Also notes whether any node started before a predecessor ended.
         """
         edges = self.slots.pattern.topology.edges
-        for part in np.array_split(edges, 1 + len(edges) * len(self.start) // _MAX_CELLS):
-            first, second = part.T
+        for chunk in np.array_split(edges, 1 + len(edges) * len(self.start) // _MAX_CELLS):
+            first, second = chunk.T
             both = self.known[first] & self.known[second]
             began = self.node_start[second] + TOLERANCE_NS
             self.overlapping |= bool((both & (began < self.node_end[first])).any())
@@ -398,14 +395,14 @@ class Topology:
         reach: for each node and path, the position of the last ancestor there, -1 for none.
     """
 
-    order: NDArray[np.int64]
-    edges: NDArray[np.int64]
-    chain: NDArray[np.int64]
-    position: NDArray[np.int64]
+    order: Int64
+    edges: Int64
+    chain: Int64
+    position: Int64
     reach: NDArray[np.int32]
 
     @classmethod
-    def of(cls, count: int, edges: NDArray[np.int64]) -> Topology:
+    def of(cls, count: int, edges: Int64) -> Topology:
         """The order that edges give to ``count`` nodes.
 
         Raises:
@@ -427,13 +424,13 @@ class Topology:
                 last_ancestors[chain[earlier]] = max(last_ancestors[chain[earlier]], position[earlier])
         return cls(order, edges, chain, position, reach)
 
-    def before(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def before(self, first: Int64, second: Int64) -> Mask:
         """Whether each first node is an ancestor of the second node at the same index."""
-        is_ancestor: NDArray[np.bool_] = self.position[first] <= self.reach[second, self.chain[first]]
+        is_ancestor: Mask = self.position[first] <= self.reach[second, self.chain[first]]
         return is_ancestor
 
 
-def edges_of(graph: CapturedGraph) -> tuple[int, NDArray[np.int64]]:
+def edges_of(graph: CapturedGraph) -> tuple[int, Int64]:
     """The number of nodes to be ordered, and the edges between their rows.
 
     A node with a child graph starts before the nodes in it; its successors wait for the end of all of
@@ -458,14 +455,14 @@ def edges_of(graph: CapturedGraph) -> tuple[int, NDArray[np.int64]]:
     return count + len(holders), np.concatenate([behind, begins, ends])
 
 
-def _neighbours(count: int, of: NDArray[np.int64], other: NDArray[np.int64]) -> list[list[int]]:
+def _neighbours(count: int, nodes: Int64, neighbours: Int64) -> list[list[int]]:
     result: list[list[int]] = [[] for _ in range(count)]
-    for node, neighbour in zip(of.tolist(), other.tolist(), strict=True):
+    for node, neighbour in zip(nodes.tolist(), neighbours.tolist(), strict=True):
         result[node].append(neighbour)
     return result
 
 
-def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+def _order(count: int, edges: Int64) -> Int64:
     """A topological order of the rows; captured nodes are usually in such an order already."""
     if (edges[:, 0] < edges[:, 1]).all():
         return np.arange(count)
@@ -483,7 +480,7 @@ def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array(order, np.int64)
 
 
-def _chains(order: NDArray[np.int64], before: list[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def _chains(order: Int64, before: list[list[int]]) -> tuple[Int64, Int64, int]:
     """Greedy chain decomposition: a node extends the path of a predecessor that nothing extended yet."""
     count = len(order)
     chain, position = np.zeros(count, np.int64), np.zeros(count, np.int64)

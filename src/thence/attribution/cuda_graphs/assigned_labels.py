@@ -1,8 +1,8 @@
 """The labels found for activities of CUDA graphs, while they are being found, and as rows of `GRAPH_PLACES`.
 
 Every method of finding labels (`by_node`, `by_alignment`, `by_sequence`, `by_eager`) stores numbers of labels in one
-`Numbered`. The places behind the numbers are those of labels files (`join_labels`), or rows of a `PlaceBook` for eager
-runs and captures.
+`AssignedLabels`. The places behind the numbers are those of labels files (`join_labels`), or rows of a `PlaceRows` for
+eager runs and captures.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from thence.model.tables import GRAPH_PLACES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
     from thence.attribution.cuda_graphs.by_alignment import Outcome
     from thence.attribution.cuda_graphs.replays import Replays
+    from thence.model.arrays import Float64, Int64
     from thence.model.tables import Tables
 
 PLACE_COLUMNS = (*GRAPH_LABELS, "position", "lane", "metadata")
@@ -34,7 +33,7 @@ _PLACED = [pl.col(name).is_not_null() for name in (*GRAPH_LABELS, "lane", "metad
 
 
 @dataclass
-class Numbered:
+class AssignedLabels:
     """The labels found so far: for each row of gpu, the number of its label and how it was found.
 
     Attributes:
@@ -50,20 +49,20 @@ class Numbered:
     """
 
     replays: Replays
-    number: NDArray[np.int64]
-    rule: NDArray[np.int64]
-    detail: NDArray[np.int64]
-    confidence: NDArray[np.float64]
+    number: Int64
+    rule: Int64
+    detail: Int64
+    confidence: Float64
     details: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, replays: Replays) -> Numbered:
+    def of(cls, replays: Replays) -> AssignedLabels:
         """The initial state: no labels."""
         rows = replays.tables.gpu.height
         nothing = np.full(rows, -1)
         return cls(replays, np.full(rows, -3), nothing, nothing.copy(), np.full(rows, np.nan))
 
-    def put(self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int) -> None:
+    def put(self, rows: Int64, number: Int64, rule: Int64 | int) -> None:
         """Stores labels; where there is none, ``rule`` gets the reason."""
         self.number[rows] = number
         self.rule[rows] = rule
@@ -73,7 +72,7 @@ class Numbered:
         self.rule[rows[number == CONTRADICTED]] = CODES.index("graph_labels_differ")
         self.detail[rows] = -1
 
-    def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
+    def put_outcome(self, rows: Int64, outcome: Outcome, rule: str) -> list[str]:
         """Stores the outcome of an alignment.
 
         Returns:
@@ -88,7 +87,7 @@ class Numbered:
             self.refuse(rows[launch], reason)
         return reasons
 
-    def refuse(self, rows: NDArray[np.int64], reason: str) -> None:
+    def refuse(self, rows: Int64, reason: str) -> None:
         """Stores the reason why activities got no label."""
         self.number[rows] = UNDECIDED
         self.rule[rows] = CODES.index("graph_not_joined")
@@ -102,7 +101,7 @@ _FACT = "collective."
 
 
 @dataclass
-class PlaceBook:
+class PlaceRows:
     """Rows of places, each with a number.
 
     Attributes:
@@ -129,7 +128,7 @@ class PlaceBook:
         self.frames.append(frame)
         return first
 
-    def shared(self, group: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
+    def shared(self, group: Int64, number: Int64) -> Int64:
         """Adds what several places have in common, for groups of places.
 
         Args:
@@ -158,14 +157,14 @@ class PlaceBook:
         described = pl.struct(pl.col(f"{_FACT}{name}").alias(name) for name in facts)
         named = pl.col(f"{_FACT}collective").is_not_null()
         common = common.with_columns(pl.when(named).then(described).alias("collective"))
-        said = pl.any_horizontal(pl.col(*GRAPH_LABELS, "collective").is_not_null())
-        says = common.select(said).to_series()
+        has_place = pl.any_horizontal(pl.col(*GRAPH_LABELS, "collective").is_not_null())
+        placed = common.select(has_place).to_series()
         first = self.add(common.select(self.frame.columns))
-        return np.where(says.to_numpy(), first + np.arange(common.height), -1)
+        return np.where(placed.to_numpy(), first + np.arange(common.height), -1)
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedLabels:
     """The result of joining labels.
 
     Attributes:
@@ -186,7 +185,7 @@ class Joined:
         return int(self.places.select(pl.any_horizontal(_PLACED)).to_series().sum())
 
 
-def joined_rows(assigned: Numbered, places: pl.DataFrame) -> pl.DataFrame:
+def joined_rows(assigned: AssignedLabels, places: pl.DataFrame) -> pl.DataFrame:
     """Rows of `GRAPH_PLACES` for all activities with a label or a reason.
 
     Args:
@@ -211,7 +210,7 @@ def joined_rows(assigned: Numbered, places: pl.DataFrame) -> pl.DataFrame:
     return GRAPH_PLACES.frame(columns)
 
 
-def with_places(tables: Tables, joined: Joined) -> Tables:
+def with_places(tables: Tables, joined: JoinedLabels) -> Tables:
     """The tables with the joined places; activities that already had places keep them where none were found now."""
     new = joined.places
     old = tables.graph_places

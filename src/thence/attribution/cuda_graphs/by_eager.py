@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.alignment import FOREIGN
-from thence.attribution.cuda_graphs.assigned_labels import Joined, Numbered, PlaceBook, joined_rows
+from thence.attribution.cuda_graphs.assigned_labels import AssignedLabels, JoinedLabels, PlaceRows, joined_rows
 from thence.attribution.cuda_graphs.by_alignment import MIN_SHARE, aligned_group
 from thence.attribution.cuda_graphs.by_sequence import FITS, UNKNOWN_ORDER, BySequence, Stretch, repetition
 from thence.attribution.cuda_graphs.captures import Captures, matched_captures, names_of_kinds
@@ -40,8 +40,7 @@ from thence.units import format_share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import Kernel
     from thence.model.tables import Tables
@@ -51,16 +50,15 @@ _MAX_WINDOWS = 32
 _TITLE = "the eager run"
 
 
-def join_eager(tables: Tables, eager: Sequence[Attributed]) -> Joined:
+def join_eager(tables: Tables, eager: Sequence[Attributed]) -> JoinedLabels:
     """Transfers the places of runs without graphs, and of captures, to graph replays.
 
     Args:
-        tables: with the replays.
         eager: runs of the same code without graphs, or traces of the captures.
     """
     replays = Replays.of(tables)
     if not len(replays.rows):
-        return Joined()
+        return JoinedLabels()
     notes: list[str] = []
     frames = []
     for rank in tables.gpu["rank"][replays.rows].unique().sort().to_list():
@@ -71,12 +69,12 @@ def join_eager(tables: Tables, eager: Sequence[Attributed]) -> Joined:
         sources = _Sources.of(of_rank, replays, rank)
         notes += sources.notes
         rows = replays.rows[(tables.gpu["rank"] == rank).to_numpy()[replays.rows]]
-        labels = Numbered.of(replays)
+        labels = AssignedLabels.of(replays)
         notes += _join_rank(sources, labels, rows)
         notes += _order_notes(sources, labels, rows)
-        if sources.book.frames:
-            frames.append(joined_rows(labels, sources.book.frame))
-    return Joined(pl.concat(frames) if frames else Joined().places, tuple(dict.fromkeys(notes)))
+        if sources.place_rows.frames:
+            frames.append(joined_rows(labels, sources.place_rows.frame))
+    return JoinedLabels(pl.concat(frames) if frames else JoinedLabels().places, tuple(dict.fromkeys(notes)))
 
 
 def _of_rank(eager: Sequence[Attributed], rank: int) -> list[tuple[Attributed, int]]:
@@ -91,7 +89,7 @@ class _Run:
     """One run without graphs, prepared for the replays.
 
     Attributes:
-        run: the run; its places are numbered as in the book.
+        run: the run; its places are numbered as in the place_rows.
         names: numbers of kernel names in it and in the replays.
         signatures: of its launches and of the replays.
         by_sequence: its launches as sequences.
@@ -105,10 +103,10 @@ class _Run:
     parts: list[slice]
 
     @classmethod
-    def of(cls, run: EagerRun, replays: Replays, book: PlaceBook) -> _Run:
+    def of(cls, run: EagerRun, replays: Replays, place_rows: PlaceRows) -> _Run:
         traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
         names = Names(run.kernels, traced)
-        numbered = dataclasses.replace(run, label=run.label + book.add(run.places))
+        numbered = dataclasses.replace(run, label=run.label + place_rows.add(run.places))
         signatures = Signatures.of(run.graph, names, replays.kinds)
         weight = FITS * (np.arange(signatures.nodes.max(initial=0) + 1)[:, None] == signatures.variants)
         kinds, places = signatures.nodes, numbered.label
@@ -117,12 +115,12 @@ class _Run:
         stretches = [Stretch(_TITLE, kinds[part], places[part]) for part in parts]
         doubted = np.zeros(len(weight), np.bool_)
         by_sequence = BySequence(
-            replays, book, stretches, weight.astype(np.int8), "eager_alignment", "eager_repetition", doubted,
+            replays, place_rows, stretches, weight.astype(np.int8), "eager_alignment", "eager_repetition", doubted,
             run.one_stream,
         )  # fmt: skip
         return cls(numbered, names, signatures, by_sequence, parts)
 
-    def aligned(self, labels: Numbered, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[str], list[str]]:
+    def aligned(self, labels: AssignedLabels, rows: Int64) -> tuple[Mask, list[str], list[str]]:
         """Labels launches whose order is unknown, as replays of a graph; returns what `BySequence.put` does."""
         variant = labels.replays.variant[rows[0]]
         windows, times = self._iterations(variant)
@@ -141,11 +139,11 @@ class _Run:
             notes.append(repetition(_TITLE, times))
         return done, reasons[:1], notes
 
-    def _iterations(self, variant: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], int]:
+    def _iterations(self, variant: Int64) -> tuple[list[Int64], int]:
         """Iterations that can be the replay, by their kernels, and how often the replay repeats an iteration."""
         wanted = self.signatures.variants[variant]
         counts = np.bincount(wanted[wanted >= 0], minlength=int(self.signatures.nodes.max(initial=0)) + 1)
-        windows: list[NDArray[np.int64]] = []
+        windows: list[Int64] = []
         most, repeated = MIN_SHARE, 1
         for part in self.parts:
             launches = np.arange(part.start, part.stop)
@@ -173,20 +171,20 @@ class _Sources:
     Attributes:
         runs: runs without graphs, with device work.
         captures: captures that name their kernels, and others; None where there are none.
-        book: the places by number.
+        place_rows: the places by number.
         by_name: the kernel names of each run, then of the captures of each trace that names all their kernels.
         notes: what the traces do not say about the rank.
     """
 
     runs: list[_Run]
     captures: tuple[BySequence, BySequence] | None
-    book: PlaceBook
+    place_rows: PlaceRows
     by_name: list[ByKernelName]
     notes: list[str]
 
     @classmethod
     def of(cls, traces: Sequence[tuple[Attributed, int]], replays: Replays, rank: int) -> _Sources:
-        book = PlaceBook()
+        place_rows = PlaceRows()
         runs, by_name, notes = [], [], []
         described = [replays.tables.meta, *(trace.meta for trace, _ in traces)]
         groups = [group for meta in described for group in meta.process_groups]
@@ -202,7 +200,7 @@ class _Sources:
                 )
             return of_rank
 
-        found = [
+        all_captures = [
             dataclasses.replace(captures, run=as_rank(captures.run, recorded))
             for trace, recorded in traces
             if (captures := Captures.of(trace, recorded)) is not None
@@ -211,37 +209,37 @@ class _Sources:
             eager = EagerRun.of(trace, recorded)
             if len(eager.rows):
                 eager = as_rank(eager, recorded)
-                runs.append(_Run.of(eager, replays, book))
-                by_name.append(_named(eager, runs[-1].run.label, replays, book))
+                runs.append(_Run.of(eager, replays, place_rows))
+                by_name.append(_named(eager, runs[-1].run.label, replays, place_rows))
         by_order = None
-        if found:
-            by_order = matched_captures(found, [trace for trace, _ in traces], replays, book)
-            for capture in found:
+        if all_captures:
+            by_order = matched_captures(all_captures, [trace for trace, _ in traces], replays, place_rows)
+            for capture in all_captures:
                 if capture.named.all():
-                    places = capture.run.label + book.add(capture.run.places)
-                    by_name.append(_named(capture.run, places, replays, book))
-        return cls(runs, by_order, book, by_name, notes)
+                    places = capture.run.label + place_rows.add(capture.run.places)
+                    by_name.append(_named(capture.run, places, replays, place_rows))
+        return cls(runs, by_order, place_rows, by_name, notes)
 
 
-def _named(run: EagerRun, place: NDArray[np.int64], replays: Replays, book: PlaceBook) -> ByKernelName:
-    """The kernel names of a run; adds the places that all launches of a name have in common to the book."""
-    by_name = ByKernelName.of(run.kernels, run.graph.nodes, place, book.frame, replays)
-    book.add(by_name.places[book.height :])
+def _named(run: EagerRun, place: Int64, replays: Replays, place_rows: PlaceRows) -> ByKernelName:
+    """The kernel names of a run; adds the places that all launches of a name have in common to the place_rows."""
+    by_name = ByKernelName.of(run.kernels, run.graph.nodes, place, place_rows.frame, replays)
+    place_rows.add(by_name.places[place_rows.height :])
     return by_name
 
 
-def _join_rank(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
+def _join_rank(sources: _Sources, labels: AssignedLabels, rows: Int64) -> list[str]:
     notes = []
     for group in labels.replays.groups(rows):
-        reasons, said = _join_group(sources, labels, group.rows)
+        reasons, group_notes = _join_group(sources, labels, group.rows)
         named = [by_name.put(labels, group.rows) for by_name in sources.by_name]
         where = labels.replays.named(group.rows)
         notes += [f"{where}: not labelled from {'; nor from '.join(reasons)}"] if reasons else []
-        notes += [f"{where}: {text}" for text in (*said, *named) if text]
+        notes += [f"{where}: {text}" for text in (*group_notes, *named) if text]
     return notes
 
 
-def _join_group(sources: _Sources, labels: Numbered, left: NDArray[np.int64]) -> tuple[list[str], list[str]]:
+def _join_group(sources: _Sources, labels: AssignedLabels, left: Int64) -> tuple[list[str], list[str]]:
     """Labels a group of launches from the strongest source first.
 
     The sources are, in this order: captures with kernel names, eager runs, the order of captures.
@@ -250,32 +248,32 @@ def _join_group(sources: _Sources, labels: Numbered, left: NDArray[np.int64]) ->
         why launches got no label, one sentence for each eager run and one for the captures; and notes.
     """
     named, unnamed = sources.captures or (None, None)
-    ways: list[tuple[str, BySequence | None, _Run | None]] = [("the captures", named, None)]
-    ways += [(_TITLE, run.by_sequence, run) for run in sources.runs]
-    ways += [("the captures", unnamed, None)]
+    attempts: list[tuple[str, BySequence | None, _Run | None]] = [("the captures", named, None)]
+    attempts += [(_TITLE, run.by_sequence, run) for run in sources.runs]
+    attempts += [("the captures", unnamed, None)]
     why: dict[str, str] = {}
-    said: list[str] = []
-    for title, by_sequence, run in ways:
+    all_notes: list[str] = []
+    for title, by_sequence, run in attempts:
         if by_sequence is None or not len(left):
             continue
         done, reasons, notes = by_sequence.put(labels, left)
         left = left[~done]
-        said += notes
+        all_notes += notes
         if run is not None and len(left):
             done, unfit, notes = run.aligned(labels, left)
             left = left[~done]
-            said += notes
+            all_notes += notes
             reasons = [*(reason for reason in reasons if reason != UNKNOWN_ORDER), *unfit]
         if reasons and len(left):
             why[title] = reasons[0]
     if not len(left):
-        return [], said
+        return [], all_notes
     for launch in left:
         labels.refuse(launch, "; ".join(why.values()))
-    return [f"{title}: {reason}" for title, reason in why.items()], said
+    return [f"{title}: {reason}" for title, reason in why.items()], all_notes
 
 
-def _order_notes(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
+def _order_notes(sources: _Sources, labels: AssignedLabels, rows: Int64) -> list[str]:
     """A note on the activities labelled by order alone, with their share of the time in graphs."""
     if sources.captures is None or not sources.captures[1].ordered:
         return []
@@ -310,28 +308,21 @@ class ByKernelName:
         places: the places of the run, followed by those of the names.
     """
 
-    of_variant: NDArray[np.int64]
-    count: NDArray[np.int64]
-    place: NDArray[np.int64]
+    of_variant: Int64
+    count: Int64
+    place: Int64
     places: pl.DataFrame
 
     @classmethod
     def of(
-        cls,
-        kernels: Sequence[Kernel],
-        nodes: pl.DataFrame,
-        place: NDArray[np.int64],
-        places: pl.DataFrame,
-        replays: Replays,
+        cls, kernels: Sequence[Kernel], nodes: pl.DataFrame, place: Int64, places: pl.DataFrame, replays: Replays
     ) -> ByKernelName:
         """The names of a run.
 
         Args:
-            kernels: of the run.
             nodes: its launches: type and kernel.
             place: number of the places of each launch.
             places: the places by number.
-            replays: the replays to be labelled.
         """
         frame = names_of_kinds(replays.kinds.frame)
         names = Names(kernels, frame["name"].drop_nulls().unique(maintain_order=True))
@@ -358,7 +349,7 @@ class ByKernelName:
             pl.concat([places, shared.with_columns(nothing).select(places.columns)]),
         )
 
-    def put(self, assigned: Numbered, rows: NDArray[np.int64]) -> str | None:
+    def put(self, assigned: AssignedLabels, rows: Int64) -> str | None:
         """Labels the activities that alignment left without a place.
 
         Args:
@@ -377,9 +368,9 @@ class ByKernelName:
         if not len(present):  # copies alone, of which the run has none
             return None
         times = launched[present] / self.count[present]
-        each, how_many = np.unique(times, return_counts=True)
+        ratio, names_of_ratio = np.unique(times, return_counts=True)
         fitting = np.append(np.zeros(len(self.count), np.bool_), [False])  # the last one is for -1
-        fitting[present] = times == each[how_many.argmax()]
+        fitting[present] = times == ratio[names_of_ratio.argmax()]
         fitting[:-1] &= self.place >= 0
         chosen = left & fitting[name]
         if not chosen.any():
@@ -392,7 +383,7 @@ class ByKernelName:
         )
 
 
-def _places_in_common(name: NDArray[np.int64], places: pl.DataFrame) -> pl.DataFrame:
+def _places_in_common(name: Int64, places: pl.DataFrame) -> pl.DataFrame:
     """The places that all launches of a name have in common; one row for each name that has any."""
     alike = [
         pl.when(pl.col(column).n_unique() == 1).then(pl.col(column).first()).alias(column) for column in places.columns

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thence.attribution.cuda_graphs.assigned_labels import Numbered, PlaceBook
+    from thence.attribution.cuda_graphs.assigned_labels import AssignedLabels, PlaceRows
     from thence.attribution.cuda_graphs.replays import Replays
+    from thence.model.arrays import Int64, Mask
 
 
 _MARGIN = 4
@@ -52,12 +53,12 @@ class Stretch:
     Attributes:
         title: its name in messages.
         kind: number of the kind of each launch, row of `BySequence.weight`.
-        place: number in the book of the places of each launch.
+        place: number in the place_rows of the places of each launch.
     """
 
     title: str
-    kind: NDArray[np.int64]
-    place: NDArray[np.int64]
+    kind: Int64
+    place: Int64
 
 
 @dataclass(frozen=True)
@@ -85,22 +86,22 @@ class _Fit:
     @cached_property
     def unlike(self) -> int:
         """How many launches and activities cannot be matched."""
-        every = self.times * len(self.stretch.kind) + len(self.matched.open)
-        return every - 2 * self.matched.pairs
+        count = self.times * len(self.stretch.kind) + len(self.matched.open)
+        return count - 2 * self.matched.pairs
 
-    def pairs(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    def pairs(self, count: int) -> tuple[Int64, Int64, Mask]:
         """Place and activity of each possible pair, and which of ``count`` activities can also have none.
 
         If the stretch repeats the replay, an activity needs a launch in one of the repetitions only.
         """
-        found = self.matched
-        opened = found.open.copy()
-        opened[np.bincount(found.activity, minlength=len(opened)) == 0] = True
+        matched = self.matched
+        opened = matched.open.copy()
+        opened[np.bincount(matched.activity, minlength=len(opened)) == 0] = True
         always = np.ones(count, np.bool_)
         always[np.flatnonzero(~opened) % count] = False
-        kept = ~opened[found.activity] | always[found.activity % count]
-        place = self.stretch.place[found.launch[kept] % len(self.stretch.place)]
-        return place, found.activity[kept] % count, always
+        kept = ~opened[matched.activity] | always[matched.activity % count]
+        place = self.stretch.place[matched.launch[kept] % len(self.stretch.place)]
+        return place, matched.activity[kept] % count, always
 
 
 @dataclass
@@ -109,7 +110,7 @@ class BySequence:
 
     Attributes:
         replays: the replays to be labelled.
-        book: the places by number; labelling adds to it.
+        place_rows: the places by number; labelling adds to it.
         stretches: the launches.
         weight: for each kind of launch and each variant of the replays, whether they fit (`match`).
         rule: code of the rule for activities that can be only one launch.
@@ -121,17 +122,17 @@ class BySequence:
     """
 
     replays: Replays
-    book: PlaceBook
+    place_rows: PlaceRows
     stretches: Sequence[Stretch]
     weight: NDArray[np.int8]
     rule: str
     repeated: str | None
-    doubted: NDArray[np.bool_]
+    doubted: Mask
     one_stream: bool
-    ordered: list[tuple[NDArray[np.int64], int, int]] = field(default_factory=list)
+    ordered: list[tuple[Int64, int, int]] = field(default_factory=list)
     _known: dict[tuple[bytes, bytes], Matched] = field(default_factory=dict)
 
-    def put(self, labels: Numbered, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[str], list[str]]:
+    def put(self, labels: AssignedLabels, rows: Int64) -> tuple[Mask, list[str], list[str]]:
         """Labels launches.
 
         Args:
@@ -156,13 +157,13 @@ class BySequence:
             notes += self._put(labels, ordered, variant, fits)
         return done, reasons, notes
 
-    def difference(self, variant: NDArray[np.int64]) -> str:
+    def difference(self, variant: Int64) -> str:
         """A sentence on what a replay and the most similar stretch have in common, by their kernels alone."""
         parts = [self._fitted(stretch, variant) for stretch in self.stretches]
         shares = [self._common(variant, *part) for part in parts]
         return self._difference(variant, *parts[int(np.argmax(shares))], max(shares))
 
-    def _common(self, variant: NDArray[np.int64], part: Stretch, times: int, turns: int) -> float:
+    def _common(self, variant: Int64, part: Stretch, times: int, turns: int) -> float:
         """The share of a stretch and a replay that can be matched at most."""
         launches, activities = np.tile(part.kind, times), np.tile(variant, turns)
         if not len(launches):
@@ -170,7 +171,7 @@ class BySequence:
         longest = max(len(launches), len(activities))
         return most_in_common(self.weight, launches, activities) / longest
 
-    def _fits(self, variant: NDArray[np.int64]) -> tuple[list[_Fit], str]:
+    def _fits(self, variant: Int64) -> tuple[list[_Fit], str]:
         """The stretches to which a replay can belong; why there are none."""
         fits, most, why = [], -1.0, ""
         for stretch in self.stretches:
@@ -187,12 +188,12 @@ class BySequence:
                     fits.append(fit)
             if share > most:
                 most, why = share, reason or self._difference(variant, part, times, turns, share)
-        whole = [fit for fit in fits if fit.share == 1 and not fit.matched.open.any()]
+        complete = [fit for fit in fits if fit.share == 1 and not fit.matched.open.any()]
         margin = _MARGIN if self.repeated is None else 0
         least = min((fit.unlike for fit in fits), default=0)
-        return whole or [fit for fit in fits if fit.unlike <= least + margin], why
+        return complete or [fit for fit in fits if fit.unlike <= least + margin], why
 
-    def _fitted(self, stretch: Stretch, variant: NDArray[np.int64]) -> tuple[Stretch, int, int]:
+    def _fitted(self, stretch: Stretch, variant: Int64) -> tuple[Stretch, int, int]:
         """A stretch, and how often the replay repeats it, or it the replay."""
         if self.repeated is None:
             return stretch, 1, 1
@@ -201,7 +202,7 @@ class BySequence:
         ratio = len(variant) / max(len(part.kind), 1)
         return part, max(1, round(ratio)), max(1, round(1 / ratio)) if ratio else 1
 
-    def _matched(self, launches: NDArray[np.int64], activities: NDArray[np.int64]) -> Matched:
+    def _matched(self, launches: Int64, activities: Int64) -> Matched:
         """The match of two sequences, without pairs that other pairs make doubtful."""
         key = launches.tobytes(), activities.tobytes()
         if key not in self._known:
@@ -218,7 +219,7 @@ class BySequence:
             self._known[key] = matched
         return self._known[key]
 
-    def _difference(self, variant: NDArray[np.int64], part: Stretch, times: int, turns: int, share: float) -> str:
+    def _difference(self, variant: Int64, part: Stretch, times: int, turns: int, share: float) -> str:
         """A sentence on what a replay and a stretch have in common."""
         names = self.replays.kinds.frame["name"]
         launches, activities = times * len(part.kind), turns * len(variant)
@@ -234,14 +235,12 @@ class BySequence:
             text += f", which has no kernel like activity {position}, `{name}`"
         return text
 
-    def _put(
-        self, labels: Numbered, rows: NDArray[np.int64], variant: NDArray[np.int64], fits: Sequence[_Fit]
-    ) -> list[str]:
+    def _put(self, labels: AssignedLabels, rows: Int64, variant: Int64, fits: Sequence[_Fit]) -> list[str]:
         """Stores the places of launches, whose rows are in order; returns notes."""
         count = len(variant)
-        found = [fit.pairs(count) for fit in fits]
-        opened = np.any([without for _, _, without in found], axis=0)
-        pairs = [np.stack([activity, place]) for place, activity, _ in found]
+        of_fits = [fit.pairs(count) for fit in fits]
+        opened = np.any([without for _, _, without in of_fits], axis=0)
+        pairs = [np.stack([activity, place]) for place, activity, _ in of_fits]
         activity, place = np.unique(np.concatenate(pairs, axis=1), axis=1)
         possible = np.bincount(activity, minlength=count)
         number = np.where(opened & (possible > 0), UNDECIDED, FOREIGN)
@@ -250,13 +249,13 @@ class BySequence:
         several = ~opened & (possible > 1)
         if several.any():
             chosen = several[activity]
-            common = self.book.shared(activity[chosen], place[chosen])
+            common = self.place_rows.shared(activity[chosen], place[chosen])
             number[several] = np.where(common < 0, UNDECIDED, common)
         repeats = self.repeated is not None and any(fit.times > 1 for fit in fits)
         own = str(self.repeated) if repeats else self.rule
         codes = np.where(certain, CODES.index(own), CODES.index("capture_shared"))
-        every, rules = (np.broadcast_to(x, rows.shape).reshape(-1) for x in (number, codes))
-        labels.put(rows.reshape(-1), every, rules)
+        numbers, rules = (np.broadcast_to(x, rows.shape).reshape(-1) for x in (number, codes))
+        labels.put(rows.reshape(-1), numbers, rules)
         labels.confidence[rows] = (number > UNDECIDED).mean()
         kernels = int((self._is_kernel[variant] & (number >= 0)).sum())
         confirmed = self._confirmed(fits[0], variant)
@@ -264,7 +263,7 @@ class BySequence:
         self.ordered.append((labelled, kernels * len(rows), confirmed * len(rows)))
         return self._notes(number, variant, fits)
 
-    def _confirmed(self, fit: _Fit, variant: NDArray[np.int64]) -> int:
+    def _confirmed(self, fit: _Fit, variant: Int64) -> int:
         """How many kernels fit the only launch that they can be."""
         launch = fit.matched.only()[: len(variant)]
         kernels = (launch >= 0) & self._is_kernel[variant]
@@ -272,11 +271,11 @@ class BySequence:
         return int((self.weight[kinds, variant[kernels]] == FITS).sum())
 
     @cached_property
-    def _is_kernel(self) -> NDArray[np.bool_]:
+    def _is_kernel(self) -> Mask:
         """Which variants of the replays are kernels."""
         return np.asarray((self.replays.kinds.frame["kind"] == "kernel").to_numpy(), np.bool_)
 
-    def _notes(self, number: NDArray[np.int64], variant: NDArray[np.int64], fits: Sequence[_Fit]) -> list[str]:
+    def _notes(self, number: Int64, variant: Int64, fits: Sequence[_Fit]) -> list[str]:
         """Sentences on repetitions, and on what was not matched."""
         notes, fit = [], fits[0]
         if self.repeated is not None and fit.times > 1:
@@ -295,7 +294,7 @@ class BySequence:
         return notes
 
 
-def _odd(kind: NDArray[np.int64], variant: NDArray[np.int64], doubted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _odd(kind: Int64, variant: Int64, doubted: Mask) -> Mask:
     """Pairs of launch and kernel that other pairs make doubtful.
 
     A launch in another position shifts the pairs after it. This shows where two neighbouring pairs occur only once,
@@ -313,7 +312,7 @@ def _odd(kind: NDArray[np.int64], variant: NDArray[np.int64], doubted: NDArray[n
     most_of_kind = np.zeros(int(kind.max(initial=0)) + 1, np.int64)
     np.maximum.at(most_of_variant, variant, count[of_pair])
     np.maximum.at(most_of_kind, kind, count[of_pair])
-    odd: NDArray[np.bool_] = doubted & (count[of_pair] == 1) & (most_of_variant[variant] > 1) & (most_of_kind[kind] > 1)
+    odd: Mask = doubted & (count[of_pair] == 1) & (most_of_variant[variant] > 1) & (most_of_kind[kind] > 1)
     neighbours = np.zeros(len(odd), np.bool_)
     neighbours[1:] |= odd[:-1]
     neighbours[:-1] |= odd[1:]
@@ -345,12 +344,12 @@ class Matched:
         pairs: how many launches and activities an alignment pairs.
     """
 
-    launch: NDArray[np.int64]
-    activity: NDArray[np.int64]
-    open: NDArray[np.bool_]
+    launch: Int64
+    activity: Int64
+    open: Mask
     pairs: int
 
-    def only(self) -> NDArray[np.int64]:
+    def only(self) -> Int64:
         """For each activity, the position of the only launch that it can be, -1 where there is none or several."""
         count = np.bincount(self.activity, minlength=len(self.open))
         only = np.full(len(self.open), -1)
@@ -359,7 +358,7 @@ class Matched:
         return only
 
 
-def match(weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDArray[np.int64]) -> Matched:
+def match(weight: NDArray[np.int8], launches: Int64, activities: Int64) -> Matched:
     """Matches activities to launches.
 
     Args:
@@ -367,7 +366,7 @@ def match(weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDA
         launches: kind of each launch, in order.
         activities: kind of each activity, in order.
     """
-    pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    pairs: list[tuple[Int64, Int64]] = []
     opened = np.zeros(len(activities), np.bool_)
     parts, count = [(0, len(launches), 0, len(activities))], 0
     while parts:
@@ -399,7 +398,7 @@ def match(weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDA
     return Matched(launch[order], activity[order], opened, count)
 
 
-def most_in_common(weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDArray[np.int64]) -> int:
+def most_in_common(weight: NDArray[np.int8], launches: Int64, activities: Int64) -> int:
     """The most pairs that an alignment can have, by counting the launches and activities that fit anything."""
     fitting = weight[np.ix_(np.unique(launches), np.unique(activities))] > 0
     by_launch = np.bincount(launches)[np.unique(launches)][fitting.any(axis=1)].sum()
@@ -407,9 +406,7 @@ def most_in_common(weight: NDArray[np.int8], launches: NDArray[np.int64], activi
     return int(min(by_launch, by_activity))
 
 
-def _unique(
-    weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _unique(weight: NDArray[np.int8], launches: Int64, activities: Int64) -> tuple[Int64, Int64]:
     """Pairs of which each side fits nothing else and that are in the same order as all other such pairs."""
     kinds, first, count = np.unique(launches, return_index=True, return_counts=True)
     others, begin, times = np.unique(activities, return_index=True, return_counts=True)
@@ -425,9 +422,7 @@ def _unique(
     return launch[ordered], activity[ordered]
 
 
-def _possible(
-    weight: NDArray[np.int8], launches: NDArray[np.int64], activities: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], int]:
+def _possible(weight: NDArray[np.int8], launches: Int64, activities: Int64) -> tuple[Int64, Int64, Mask, int]:
     """The pairs that any best alignment has, which activities any leaves unmatched, and how many pairs one has."""
     columns = weight.astype(np.int16)[:, activities]  # weights of each kind of launch
     best = np.zeros((len(launches) + 1, len(activities) + 1), np.int16)
@@ -441,18 +436,18 @@ def _possible(
     # The best sums of the remaining launches and activities, from the end.
     rest = np.zeros(len(activities) + 1, np.int16)
     unmatched = best[-1, :-1] + rest[1:] == most
-    found = []
+    pair_positions = []
     for i in range(len(launches) - 1, -1, -1):
         with_pair = rest[1:] + columns[launches[i]]
         fits = columns[launches[i]] > 0
         paired = fits & (best[i, :-1] + with_pair == most)
-        found.append(np.flatnonzero(paired))
+        pair_positions.append(np.flatnonzero(paired))
         np.maximum(rest[:-1], np.where(fits, with_pair, 0), out=rest[:-1])
         rest = np.maximum.accumulate(rest[::-1])[::-1]
         unmatched |= best[i, :-1] + rest[1:] == most
-    counts = [len(positions) for positions in found]
+    counts = [len(positions) for positions in pair_positions]
     launch = np.repeat(np.arange(len(launches) - 1, -1, -1), counts)
-    activity = np.concatenate(found).astype(np.int64)
+    activity = np.concatenate(pair_positions).astype(np.int64)
     return launch, activity, np.asarray(unmatched, np.bool_), _length(best)
 
 

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thence.attribution.cuda_graphs.assigned_labels import PlaceBook
+    from thence.attribution.cuda_graphs.assigned_labels import PlaceRows
     from thence.attribution.cuda_graphs.replays import Replays
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
 
@@ -90,20 +91,20 @@ def captured_calls(trace: Tables) -> pl.DataFrame:
     names = host["name"].unique().drop_nulls()
     text = names.cast(pl.String)
     kinds = [pl.when(text.str.contains(pattern)).then(pl.lit(kind)).otherwise(None) for kind, pattern in _CALLS.items()]
-    told = pl.DataFrame({"name": names}).with_columns(
+    classified = pl.DataFrame({"name": names}).with_columns(
         pl.coalesce(kinds).alias("kind"),
         begins=text.str.contains(_BEGIN, literal=True),
         ends=text.str.contains(_END, literal=True),
     )
     known = pl.any_horizontal(pl.col("kind").is_not_null(), "begins", "ends")
     calls = host.select("row", *_THREAD, "name", "start", "correlation").join(
-        told.filter(known), on="name", maintain_order="left"
+        classified.filter(known), on="name", maintain_order="left"
     )
     worked = trace.gpu.select("rank", "correlation").unique().with_columns(worked=pl.lit(value=True))
     calls = calls.join(worked, on=["rank", "correlation"], how="left", maintain_order="left")
     shown = calls["begins"].any()
-    found = _between(calls) if shown else _following(calls.filter(pl.col("kind").is_not_null()))
-    return found.select("row", "rank", "kind", "capture")
+    captured = _between(calls) if shown else _following(calls.filter(pl.col("kind").is_not_null()))
+    return captured.select("row", "rank", "kind", "capture")
 
 
 def _between(calls: pl.DataFrame) -> pl.DataFrame:
@@ -153,7 +154,7 @@ class Captures:
     """
 
     run: EagerRun
-    of_call: NDArray[np.int64]
+    of_call: Int64
     titles: tuple[str, ...]
 
     @classmethod
@@ -169,7 +170,7 @@ class Captures:
         return cls(run, of_call.astype(np.int64), tuple(titles))
 
     @cached_property
-    def windows(self) -> list[NDArray[np.int64]]:
+    def windows(self) -> list[Int64]:
         """The launches of ``run`` that each capture consists of, in order."""
         order = np.argsort(self.of_call, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(self.of_call[order])) + 1)
@@ -181,7 +182,7 @@ class Captures:
         return kinds
 
     @cached_property
-    def named(self) -> NDArray[np.bool_]:
+    def named(self) -> Mask:
         """Whether the trace names the kernel of every launch of ``run``; true for memcpys and memsets."""
         unnamed = pl.Series(self.run.names).str.contains(_CALLS["kernel"])
         return np.asarray((self.kinds != "kernel") | ~unnamed.to_numpy(), np.bool_)
@@ -210,7 +211,7 @@ def _as_activities(trace: Attributed, calls: pl.DataFrame) -> Tables:
     )  # fmt: skip
 
 
-def _title(run: EagerRun, launches: NDArray[np.int64], number: int, count: int) -> str:
+def _title(run: EagerRun, launches: Int64, number: int, count: int) -> str:
     """The name of a capture in messages: its number among all, and the outermost label that all its calls share."""
     labels = run.places["label"].gather(pl.Series(np.unique(run.label[launches]))).to_list()
     outermost = {(label or "").partition("/")[0] for label in labels}
@@ -286,8 +287,8 @@ class KernelOperators:
             rows = ~in_cuda_graph(trace) & (trace.gpu["kind"] == "kernel").to_numpy()
             chosen = pl.Series(np.flatnonzero(rows))
             seen = pl.DataFrame({"name": trace.gpu["name"], "op": trace.places["op"]})[chosen]
-            told = seen.drop_nulls().unique().select(pl.all().cast(pl.String))
-            pairs.update((str(name), str(op)) for name, op in told.iter_rows())
+            named = seen.drop_nulls().unique().select(pl.all().cast(pl.String))
+            pairs.update((str(name), str(op)) for name, op in named.iter_rows())
         return cls(frozenset(pairs))
 
     def verdict(self, kernel: str, operator: str | None) -> Verdict:
@@ -308,7 +309,11 @@ class KernelOperators:
             return Verdict.FITS if same else Verdict.CONTRADICTS
         if not _OWN_OPERATORS.match(operator):
             return Verdict.UNKNOWN  # a custom operator can launch any kernel
-        fitting = [bool(of.search(operator)) for name, of in _FAMILIES if name.search(kernel)]
+        fitting = [
+            bool(operator_pattern.search(operator))
+            for kernel_pattern, operator_pattern in _FAMILIES
+            if kernel_pattern.search(kernel)
+        ]
         if fitting:
             return Verdict.FITS if any(fitting) else Verdict.CONTRADICTS
         never_together = kernel in self.kernels and operator in self.operators
@@ -325,23 +330,22 @@ _WEIGHT = {Verdict.FITS: FITS, Verdict.UNKNOWN: POSSIBLE, Verdict.CONTRADICTS: 0
 
 
 def matched_captures(
-    found: Sequence[Captures], traces: Sequence[Attributed], replays: Replays, book: PlaceBook
+    all_captures: Sequence[Captures], traces: Sequence[Attributed], replays: Replays, place_rows: PlaceRows
 ) -> tuple[BySequence, BySequence]:
     """The captures that name all their kernels, and the others.
 
     Args:
-        found: the captures of each trace.
+        all_captures: the captures of each trace.
         traces: the traces that hold them, and others of the same program.
-        replays: the replays to be labelled.
-        book: the places by number; those of the captures are added.
+        place_rows: the places by number; those of the captures are added.
     """
     frame = names_of_kinds(replays.kinds.frame)
-    kernels = [kernel for captures in found for kernel in captures.run.kernels]
+    kernels = [kernel for captures in all_captures for kernel in captures.run.kernels]
     names = Names(kernels, frame["name"].drop_nulls().unique(maintain_order=True))
     numbers: dict[_Launch, int] = {}
     stretches: dict[bool, list[Stretch]] = {True: [], False: []}
     first_name = 0
-    for captures in found:
+    for captures in all_captures:
         run = captures.run
         root = [names.of_kernel(first_name + i) for i in range(len(run.kernels))]
         first_name += len(run.kernels)
@@ -354,7 +358,7 @@ def matched_captures(
             )
         ]  # fmt: skip
         number = np.array([numbers.setdefault(x, len(numbers)) for x in launches], np.int64)
-        place = run.label + book.add(run.places)
+        place = run.label + place_rows.add(run.places)
         for title, window in zip(captures.titles, captures.windows, strict=True):
             stretch = Stretch(title, number[window], place[window])
             stretches[bool(captures.named[window].all())].append(stretch)
@@ -362,7 +366,7 @@ def matched_captures(
     unnamed = np.array([k == _UNNAMED and op is not None for _, k, op in numbers], np.bool_)
     named, others = (
         BySequence(
-            replays, book, stretches[is_named], weight,
+            replays, place_rows, stretches[is_named], weight,
             "capture_names" if is_named else "capture_order", None, unnamed & (not is_named), one_stream=True,
         )
         for is_named in (True, False)

@@ -27,9 +27,8 @@ from thence.model.tables import DESCRIBED, GRAPH_PLACES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from thence.attribution.cuda_graphs.signatures import Names
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
 
@@ -53,14 +52,14 @@ class EagerRun:
     """
 
     tables: Attributed
-    rows: NDArray[np.int64]
+    rows: Int64
     graph: CapturedGraph
     kernels: tuple[Kernel, ...]
-    label: NDArray[np.int64]
+    label: Int64
     places: pl.DataFrame
-    called: NDArray[np.int64]
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    called: Int64
+    begins: Int64
+    ends: Int64
     names: list[str]
 
     @classmethod
@@ -90,7 +89,7 @@ class EagerRun:
         label = places.join(distinct_places, on=places.columns, how="left", nulls_equal=True, maintain_order="left")[
             "number"
         ]
-        whole = tables.host.filter(
+        ranges = tables.host.filter(
             (pl.col("rank") == rank)
             & ((pl.col("category") == "step") | (pl.col("parent").is_null() & (pl.col("category") == "range")))
         )
@@ -98,7 +97,7 @@ class EagerRun:
             tables, rows, CapturedGraph(0, (), None, nodes),
             tuple(Kernel(name) for name in distinct),
             label.cast(pl.Int64).to_numpy(), distinct_places.drop("number"), called[rows],
-            whole["start"].to_numpy(), (whole["start"] + whole["duration"]).to_numpy(), names,
+            ranges["start"].to_numpy(), (ranges["start"] + ranges["duration"]).to_numpy(), names,
         )  # fmt: skip
 
     def of_rank(self, rank: int, groups: Iterable[Mapping[str, Any]]) -> tuple[EagerRun, int]:
@@ -120,15 +119,15 @@ class EagerRun:
         last = np.searchsorted(self.called, self.ends, "right")
         distinct = dict.fromkeys(zip(first.tolist(), last.tolist(), strict=True))
         inside = [slice(low, high) for low, high in distinct if low < high]
-        whole = slice(0, len(self.rows))
-        return [*(part for part in inside if part != whole), whole]
+        all_launches = slice(0, len(self.rows))
+        return [*(part for part in inside if part != all_launches), all_launches]
 
     @property
     def one_stream(self) -> bool:
         """Whether all its activities ran on one stream."""
         return self.tables.gpu.select("device", "stream")[self.rows].n_unique() <= 1
 
-    def window(self, chosen: NDArray[np.int64], names: Names, title: str) -> Candidate:
+    def window(self, chosen: Int64, names: Names, title: str) -> Candidate:
         """Makes a captured graph of chosen launches: an edge joins consecutive launches of a stream.
 
         A launch may be chosen several times.
@@ -143,10 +142,10 @@ class EagerRun:
         return Candidate(graph, names, self.label[chosen], title, [self.names[i] for i in chosen.tolist()])
 
 
-def _gather(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _gather(values: Int64, rows: Int64) -> Int64:
     if not len(values):
         return np.zeros(len(rows), np.int64)
-    taken: NDArray[np.int64] = values[np.maximum(rows, 0)]
+    taken: Int64 = values[np.maximum(rows, 0)]
     return taken
 
 
@@ -213,14 +212,14 @@ def _described(row: dict[str, Any], rank: int, layout: Sequence[Mapping[str, Any
 
 def _group(description: str | None, rank: int, layout: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The group of a rank with this description; empty if there is none, or if several have it."""
-    found = {
+    candidates = {
         (str(group["name"]), group["members"])
         for group in layout
         if group["description"] == description and rank in group["members"]
     }
-    if (description or "") in _UNNAMED or len(found) != 1:
+    if (description or "") in _UNNAMED or len(candidates) != 1:
         return {}
-    name, members = found.pop()
+    name, members = candidates.pop()
     return {
         "group_name": name,
         "group_description": description,
@@ -232,8 +231,8 @@ def _group(description: str | None, rank: int, layout: Sequence[Mapping[str, Any
 def _members(ranks: object) -> tuple[int, ...] | None:
     """The ranks of a group; None if the list is cut or missing."""
     if isinstance(ranks, str):
-        whole = _COMPLETE_LIST.fullmatch(ranks.strip())
-        ranks = [int(number) for number in re.findall(r"\d+", ranks)] if whole else None
+        complete = _COMPLETE_LIST.fullmatch(ranks.strip())
+        ranks = [int(number) for number in re.findall(r"\d+", ranks)] if complete else None
     if not isinstance(ranks, list) or not all(type(member) is int for member in ranks):
         return None
     return tuple(ranks) or None

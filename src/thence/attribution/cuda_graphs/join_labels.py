@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.alignment import CONTRADICTED, UNDECIDED
-from thence.attribution.cuda_graphs.assigned_labels import PLACE_COLUMNS, Joined, Numbered, joined_rows
+from thence.attribution.cuda_graphs.assigned_labels import PLACE_COLUMNS, AssignedLabels, JoinedLabels, joined_rows
 from thence.attribution.cuda_graphs.by_alignment import Candidate, aligned_group
 from thence.attribution.cuda_graphs.by_node import executed, match
 from thence.attribution.cuda_graphs.replays import Replays
@@ -33,29 +33,27 @@ from thence.model.reasons import CODES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from thence.attribution.cuda_graphs.by_alignment import Outcome
     from thence.attribution.cuda_graphs.by_node import Executed, Match
     from thence.attribution.cuda_graphs.replays import Group
+    from thence.model.arrays import Int64
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
 
-_MOST_LISTED = 3  # launches whose first difference is reported
+_MAX_LISTED = 3  # launches whose first difference is reported
 
 
-def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
+def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> JoinedLabels:
     """Joins labels files to the activities of a trace.
 
     Args:
-        tables: of the trace.
         labels: each applies to the ranks of the process that saved it.
     """
     replays = Replays.of(tables)
     if not len(replays.rows) or not labels:
-        return Joined()
-    assigned = Numbered.of(replays)
+        return JoinedLabels()
+    assigned = AssignedLabels.of(replays)
     distinct_labels = _DistinctLabels()
     files = [_File.of(file, distinct_labels.numbers(file), replays) for file in labels]
     marks_alone = distinct_labels.without_places()
@@ -84,7 +82,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
     # A file that does not fit one rank is not reported if it fits another.
     foreign += [reason for i, reason in reasons.items() if i not in fitted]
     places = joined_rows(assigned, distinct_labels.frame())
-    return Joined(places, tuple(notes), tuple(foreign), dict(labelled))
+    return JoinedLabels(places, tuple(notes), tuple(foreign), dict(labelled))
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,11 @@ class _File:
 
     labels: GraphLabels
     names: Names
-    label: NDArray[np.int64]
+    label: Int64
     candidates: list[tuple[Candidate, Signatures]]
 
     @classmethod
-    def of(cls, file: GraphLabels, label: NDArray[np.int64], replays: Replays) -> _File:
+    def of(cls, file: GraphLabels, label: Int64, replays: Replays) -> _File:
         traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
         names = Names(file.kernels, traced)
         candidates = []
@@ -123,11 +121,7 @@ class _File:
 
 
 def _by_alignment(
-    files: Sequence[_File],
-    assigned: Numbered,
-    rows: NDArray[np.int64],
-    marks_alone: NDArray[np.int64],
-    labelled: Counter[str],
+    files: Sequence[_File], assigned: AssignedLabels, rows: Int64, marks_alone: Int64, labelled: Counter[str]
 ) -> list[str]:
     """Joins files of one process to rows without known ids; returns notes on launches that differ."""
     replays = assigned.replays
@@ -150,7 +144,7 @@ def _by_alignment(
 
 
 def _aligned(
-    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]], marks_alone: NDArray[np.int64]
+    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]], marks_alone: Int64
 ) -> Outcome:
     """Aligns launches; where nodes that fit equally well differ only in their places, uses their marks alone."""
     outcome = aligned_group(group, replays, candidates)
@@ -171,20 +165,20 @@ def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Repl
     correlation = replays.tables.gpu["correlation"]
     texts = [
         f"the graph launch with correlation id {correlation[row]} is not labelled: {reason}"
-        for row, reason in refused[:_MOST_LISTED]
+        for row, reason in refused[:_MAX_LISTED]
     ]
-    if len(refused) > _MOST_LISTED:
+    if len(refused) > _MAX_LISTED:
         texts.append(f"{len(refused):,} of {count:,} graph launches are not labelled")
     return texts
 
 
 def _by_ids(
     files: Sequence[_File],
-    assigned: Numbered,
-    rows: NDArray[np.int64],
+    assigned: AssignedLabels,
+    rows: Int64,
     distinct_labels: _DistinctLabels,
     labelled: Counter[str],
-) -> tuple[NDArray[np.int64], list[str], list[tuple[str, str]]]:
+) -> tuple[Int64, list[str], list[tuple[str, str]]]:
     """Joins files of one process by node ids.
 
     If several files know a graph, each node gets what they say together.
@@ -199,12 +193,12 @@ def _by_ids(
     done = np.zeros(replays.tables.gpu.height, np.bool_)
     for graph in executed(dataclasses.replace(replays, rows=rows)):
         matches = [(file, match(graph, file.labels, file.names, replays.kinds.frame)) for file in files]
-        fitting = [(file, found) for file, found in matches if found.refused is None]
-        fitting = [(file, found) for file, found in fitting if found.by_id] or fitting
-        for file, found in matches:
-            if found.refused is None or found.foreign:
+        fitting = [(file, matched) for file, matched in matches if matched.refused is None]
+        fitting = [(file, matched) for file, matched in fitting if matched.by_id] or fitting
+        for file, matched in matches:
+            if matched.refused is None or matched.foreign:
                 continue
-            text = f"executable graph {graph.id} ran other kernels than were captured: {found.refused}"
+            text = f"executable graph {graph.id} ran other kernels than were captured: {matched.refused}"
             foreign.append((file.labels.source, text))
             done[graph.rows] = True
             assigned.refuse(graph.rows, text)
@@ -240,27 +234,27 @@ def _with_executables(files: Sequence[_File]) -> list[_File]:
 
 
 def _put_matched(
-    assigned: Numbered,
+    assigned: AssignedLabels,
     graph: Executed,
     matches: Sequence[tuple[_File, Match]],
     distinct_labels: _DistinctLabels,
     labelled: Counter[str],
 ) -> list[str]:
     """Stores the labels of one executable graph's nodes; returns notes on contradictions."""
-    said: dict[int, dict[int, str]] = {}  # for each node number, label numbers and their files
+    labels_of_node: dict[int, dict[int, str]] = {}  # for each node number, label numbers and their files
     rules: dict[int, str] = {}
     ran, counts = np.unique(graph.number, return_counts=True)
     activities = dict(zip(ran.tolist(), counts.tolist(), strict=True))
-    for file, found in matches:
-        for number, label, rule in zip(found.number, found.label, found.rule, strict=True):
-            of_file, of_node = int(file.label[label]), said.setdefault(number, {})
+    for file, matched in matches:
+        for number, label, rule in zip(matched.number, matched.label, matched.rule, strict=True):
+            of_file, of_node = int(file.label[label]), labels_of_node.setdefault(number, {})
             rules.setdefault(number, rule)
             if of_file >= 0:
                 of_node.setdefault(of_file, file.labels.source)
                 labelled[file.labels.source] += activities[number]
     differing: dict[tuple[str, str], list[int]] = {}
     of_number: dict[int, int] = {}
-    for number, labels in said.items():
+    for number, labels in labels_of_node.items():
         merged = distinct_labels.merged(tuple(labels)) if labels else -1
         if merged is None:
             first, second, *_ = labels.values()
@@ -276,7 +270,7 @@ def _put_matched(
     assigned.refuse(graph.rows[~matching], "its node cannot be distinguished from other nodes inside child graphs")
     return [
         f"{first} and {second} contradict each other about {len(nodes):,} nodes of executable graph {graph.id}: "
-        + distinct_labels.difference(said[nodes[0]], f"node {nodes[0]}")
+        + distinct_labels.difference(labels_of_node[nodes[0]], f"node {nodes[0]}")
         + "; these nodes get no label: give only the file that the traced process saved"
         for (first, second), nodes in differing.items()
     ]
@@ -290,14 +284,14 @@ class _DistinctLabels:
     by_text: dict[str, int] = field(default_factory=dict)
     of_merged: dict[tuple[int, ...], int | None] = field(default_factory=dict)
 
-    def numbers(self, file: GraphLabels) -> NDArray[np.int64]:
+    def numbers(self, file: GraphLabels) -> Int64:
         """The number of each label of a file; index -1 gives -1."""
         result = np.full(len(file.labels) + 1, -1)
         for i, label in enumerate(file.labels):
             result[i] = self._number(label)
         return result
 
-    def without_places(self) -> NDArray[np.int64]:
+    def without_places(self) -> Int64:
         """For each label, the number of a label with its marks but no place, -1 without marks; index -1 gives -1."""
         result = []
         for label in tuple(self.labels):
@@ -323,12 +317,12 @@ class _DistinctLabels:
 
     def difference(self, numbers: Iterable[int], node: str) -> str:
         """A sentence on what the first two of some labels say differently about a node."""
-        one, other, *_ = (self.labels[number] for number in numbers)
-        if _longer(one.path, other.path) is None:
-            said = "/".join(one.path), "/".join(other.path)
-            return f"{node} is `{said[0]}` in one and `{said[1]}` in the other"
+        first, second, *_ = (self.labels[number] for number in numbers)
+        if _longer(first.path, second.path) is None:
+            paths = "/".join(first.path), "/".join(second.path)
+            return f"{node} is `{paths[0]}` in one and `{paths[1]}` in the other"
         names = [f.name for f in dataclasses.fields(Label) if f.name != "path"]
-        name = next(n for n in names if _same(getattr(one, n), getattr(other, n)) is None)
+        name = next(n for n in names if _same(getattr(first, n), getattr(second, n)) is None)
         return f"{node} has another {name} in one than in the other"
 
     def frame(self) -> pl.DataFrame:

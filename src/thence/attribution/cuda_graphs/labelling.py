@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.attribution.cuda_graphs.assigned_labels import Joined, with_places
+from thence.attribution.cuda_graphs.assigned_labels import JoinedLabels, with_places
 from thence.attribution.cuda_graphs.by_eager import join_eager
 from thence.attribution.cuda_graphs.captures import captured_calls
 from thence.attribution.cuda_graphs.join_labels import join_labels
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LABELS_NOTE = "labels of CUDA graphs"
 """Begin of the note that names the label files that were joined."""
-_MOST_LISTED = 3
+_MAX_LISTED = 3
 
 
 def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
@@ -82,7 +82,7 @@ def with_labels(tables: Tables) -> Tables:
     joined = join_labels(tables, labels)
     warnings = [*joined.notes]
     if not joined.labelled:
-        refusals = joined.foreign[:_MOST_LISTED]
+        refusals = joined.foreign[:_MAX_LISTED]
         warnings += [f"{source}: {text}; its labels are not used" for source, text in refusals]
         return tables.with_warnings(warnings)
     result = with_places(tables, joined).with_warnings(warnings)
@@ -90,14 +90,14 @@ def with_labels(tables: Tables) -> Tables:
     return dataclasses.replace(result, meta=dataclasses.replace(result.meta, notes=notes))
 
 
-def _used(joined: Joined, result: Tables) -> str:
+def _used(joined: JoinedLabels, result: Tables) -> str:
     """A note on the files that labelled activities, and on how many each if there are several."""
     several = len(joined.files) > 1
     names = [
         f"{Path(source).name} ({count:,} activities)" if several else Path(source).name
         for source, count in joined.files.items()
     ]
-    listed = ", ".join(names[:_MOST_LISTED]) + (" ..." if len(names) > _MOST_LISTED else "")
+    listed = ", ".join(names[:_MAX_LISTED]) + (" ..." if len(names) > _MAX_LISTED else "")
     return f"{LABELS_NOTE} from {listed}: {coverage(result)}"
 
 
@@ -107,7 +107,7 @@ def _check_graphs(tables: Tables) -> None:
         raise MissingData(f"{inputs}: nothing in it ran in a CUDA graph, so there is nothing to label")
 
 
-def _replace_labels(tables: Tables, joined: Joined, what: str) -> Tables:
+def _replace_labels(tables: Tables, joined: JoinedLabels, what: str) -> Tables:
     if not joined.labelled:
         inputs = tables.meta.named
         reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"

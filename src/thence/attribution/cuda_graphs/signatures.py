@@ -18,8 +18,7 @@ from thence.model.kernel_names import demangle, function_name, short_names
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64
     from thence.model.graph_labels import CapturedGraph, Kernel
 
 ACTIVITIES = ("kernel", "memcpy", "memset")
@@ -38,7 +37,7 @@ class Variants:
     """
 
     frame: pl.DataFrame
-    of_row: NDArray[np.int64]
+    of_row: Int64
 
     @classmethod
     def of(cls, gpu: pl.DataFrame) -> Variants:
@@ -113,8 +112,8 @@ class Signatures:
         complete: whether every node that leaves an activity has a number.
     """
 
-    nodes: NDArray[np.int64]
-    variants: NDArray[np.int64]
+    nodes: Int64
+    variants: Int64
     complete: bool
 
     @classmethod

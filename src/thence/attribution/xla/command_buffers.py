@@ -140,17 +140,17 @@ class _Origins:
         is_module = names.is_in(used.filter(used.cast(pl.String).str.contains(MODULE)).implode())
         parent = tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
         module = chain_to(parent, firsts["launch"].to_numpy(), is_module.fill_null(value=False).to_numpy())
-        found = thunk_numbers(tables, firsts).with_columns(
+        launches = thunk_numbers(tables, firsts).with_columns(
             module=pl.Series(module, dtype=pl.Int64).replace(NO_ROW, None)
         )
-        around = pl.concat([found["thunk"], found["module"]]).drop_nulls().unique().to_numpy()
+        around = pl.concat([launches["thunk"], launches["module"]]).drop_nulls().unique().to_numpy()
         flags = [str(facts.get("xla_flags") or "") for facts in tables.meta.facts]
         in_order = not any(map(_REORDERS.search, flags))
-        return cls(found, creations(tables, launch, around), in_order)
+        return cls(launches, creations(tables, launch, around), in_order)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _PlacedGraph:
     """The nodes of one graph, and how they were found.
 
     Attributes:
@@ -171,19 +171,19 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     launches = inside.select(_GRAPH).unique().join(origin.launches, on=_GRAPH, how="left")
     # The producer recorded the instructions of some nodes, which help to place the others.
-    whole = rows.filter(pl.col("graph").is_in(inside["graph"].unique().implode()))
-    graphs = nodes_of(whole)
-    found: dict[int, _Found] = {}
+    activities = rows.filter(pl.col("graph").is_in(inside["graph"].unique().implode()))
+    graphs = nodes_of(activities)
+    placed: dict[int, _PlacedGraph] = {}
     # A damaged module has no plan to compare with.
     with suppress(TooManyNodes):
-        found = _by_creation(graphs, launches, origin, schedule)
+        placed = _by_creation(graphs, launches, origin, schedule)
         if origin.in_order:
-            rest = [nodes for nodes in graphs if nodes.graph not in found]
-            found |= _by_thunk(rest, launches, _outside_of_graphs(rows, schedule), schedule)
-    other = _recorded_otherwise(found, whole, schedule)
-    agreeing = [one for graph, one in found.items() if graph not in other]
-    refused = [_refused(found[graph].nodes, "command_buffer_contradicted") for graph in other]
-    rest = [nodes for nodes in graphs if nodes.graph not in found]
+            rest = [nodes for nodes in graphs if nodes.graph not in placed]
+            placed |= _by_thunk(rest, launches, _outside_of_graphs(rows, schedule), schedule)
+    other = _recorded_otherwise(placed, activities, schedule)
+    agreeing = [placed_graph for graph, placed_graph in placed.items() if graph not in other]
+    refused = [_refused(placed[graph].nodes, "command_buffer_contradicted") for graph in other]
+    rest = [nodes for nodes in graphs if nodes.graph not in placed]
     unplaced = [_refused(nodes, _why_unplaced(nodes, launches, origin, schedule)) for nodes in rest]
     nodes = [pl.DataFrame(schema=_NODES), *map(_nodes, agreeing), *refused, *unplaced]
     names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
@@ -211,13 +211,13 @@ def _why_unplaced(nodes: Nodes, launches: pl.DataFrame, origin: _Origins, schedu
     return "command_buffer_no_fit" if created or numbered else "command_buffer_no_origin"
 
 
-def _recorded_otherwise(found: Mapping[int, _Found], whole: pl.DataFrame, schedule: Schedule) -> list[int]:
+def _recorded_otherwise(placed: Mapping[int, _PlacedGraph], activities: pl.DataFrame, schedule: Schedule) -> list[int]:
     """Graphs with a node whose instruction differs from the one that the producer recorded."""
-    recorded = whole.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
+    recorded = activities.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
     other = {
         graph
         for graph, number, name in recorded.iter_rows()
-        if graph in found and found[graph].match.command[number] not in (-1, schedule.number_of.get(name))
+        if graph in placed and placed[graph].match.command[number] not in (-1, schedule.number_of.get(name))
     }
     return sorted(other)
 
@@ -230,16 +230,16 @@ def _outside_of_graphs(rows: pl.DataFrame, schedule: Schedule) -> set[int]:
 
 def _by_creation(
     graphs: Sequence[Nodes], launches: pl.DataFrame, origin: _Origins, schedule: Schedule
-) -> dict[int, _Found]:
+) -> dict[int, _PlacedGraph]:
     """The graphs whose creation was recorded, by id.
 
     A graph is created inside the thunk that first launches it, or together with the program's other graphs; the ids
     of these are in the order of creation.
     """
-    found: dict[int, _Found] = {}
+    placed: dict[int, _PlacedGraph] = {}
     of_graph = {nodes.graph: nodes for nodes in graphs}
     for place in ("thunk", "module"):
-        waiting = launches.filter(~pl.col("graph").is_in(list(found))).drop_nulls(place)
+        waiting = launches.filter(~pl.col("graph").is_in(list(placed))).drop_nulls(place)
         for (row,), part in waiting.sort("graph").group_by(place, maintain_order=True):
             creation = origin.created.get(row)
             if creation is None:
@@ -247,8 +247,8 @@ def _by_creation(
             blocks = [slots_of(schedule, block) for block in creation.blocks(schedule)]
             created = [of_graph[graph] for graph in part["graph"] if graph in of_graph]
             for nodes, slots, matched in _paired(created, blocks, schedule):
-                found[nodes.graph] = _Found(nodes, "hlo_creation", matched, slots.levels)
-    return found
+                placed[nodes.graph] = _PlacedGraph(nodes, "hlo_creation", matched, slots.levels)
+    return placed
 
 
 def _paired(
@@ -268,9 +268,9 @@ def _paired(
 
 def _by_thunk(
     graphs: Sequence[Nodes], launches: pl.DataFrame, alone: set[int], schedule: Schedule
-) -> dict[int, _Found]:
+) -> dict[int, _PlacedGraph]:
     """The graphs that fit the schedule from the first thunk that their launch names, by id."""
-    found = {}
+    placed = {}
     first_of = dict(launches.drop_nulls("first").select("graph", "first").iter_rows())
     for nodes in graphs:
         if nodes.graph not in first_of:
@@ -281,27 +281,27 @@ def _by_thunk(
         if fitting:
             agreed = fitting[0][0].agreeing([matched for matched, _ in fitting[1:]])
             levels = fitting[0][1].levels
-            found[nodes.graph] = _Found(nodes, "hlo_thunk_number", agreed, levels)
-    return found
+            placed[nodes.graph] = _PlacedGraph(nodes, "hlo_thunk_number", agreed, levels)
+    return placed
 
 
-def _nodes(found: _Found) -> pl.DataFrame:
+def _nodes(placed: _PlacedGraph) -> pl.DataFrame:
     """The nodes of a graph in the columns of `_NODES`."""
-    matched, numbers = found.match, np.unique(found.nodes.number)
+    matched, numbers = placed.match, np.unique(placed.nodes.number)
     columns = (matched.command, matched.level, matched.counted, matched.verdict)
     command, level, counted, verdict = (pl.Series(column[numbers]) for column in columns)
     reason = (
         pl.when(pl.col("command") < 0).then(pl.lit("command_buffer_library"))
         .when(pl.col("verdict") == Verdict.CONTRADICTS).then(pl.lit("command_buffer_contradicted"))
-        .when((pl.col("verdict") == Verdict.FOREIGN) & (found.rule != "hlo_creation"))
+        .when((pl.col("verdict") == Verdict.FOREIGN) & (placed.rule != "hlo_creation"))
         .then(pl.lit("command_buffer_foreign"))
     )  # fmt: skip
-    rule = pl.when("counted").then(pl.lit(found.rule)).otherwise(pl.lit("hlo_library_order"))
+    rule = pl.when("counted").then(pl.lit(placed.rule)).otherwise(pl.lit("hlo_library_order"))
     return (
         pl.DataFrame({"number": numbers, "command": command, "level": level, "counted": counted, "verdict": verdict})
         .with_columns(reason=reason)
         .select(
-            graph=pl.lit(found.nodes.graph),
+            graph=pl.lit(placed.nodes.graph),
             number="number",
             command=pl.when(pl.col("reason").is_null()).then("command"),
             level="level",
@@ -318,10 +318,10 @@ def _refused(nodes: Nodes, reason: str) -> pl.DataFrame:
     return pl.DataFrame(rows, _NODES, orient="row")
 
 
-def _levels(found: Sequence[_Found]) -> pl.DataFrame:
+def _levels(placed: Sequence[_PlacedGraph]) -> pl.DataFrame:
     rows = [
         (graph.nodes.graph, number, level.parent, level.conditional, level.loops)
-        for graph in found
+        for graph in placed
         for number, level in enumerate(graph.levels)
     ]
     return pl.DataFrame(rows, LEVELS, orient="row")
@@ -344,7 +344,6 @@ def contradicted(rows: pl.DataFrame, levels: pl.DataFrame, schedule: Schedule) -
         rows: activities that have a command: program, graph, correlation (of the launch), number, start,
             command, level and counted.
         levels: columns of `LEVELS`.
-        schedule: of the program.
 
     Returns:
         columns graph, command, level and reason, a code; each of graph, command and level occurs once.

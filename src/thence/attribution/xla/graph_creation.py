@@ -27,9 +27,8 @@ from thence.model.intervals import NO_ROW, chain_to
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
     from thence.attribution.xla.schedules import Schedule
+    from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
 
 _THUNK = r"^(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=([^#,]+)"
@@ -91,7 +90,7 @@ class Creation:
             return [Command(number, _by_body(schedule, nested), len(schedule.called[number]))]
         if nested:
             return nested
-        calls = [name for kid in inside for told, name in [self._of_row[kid]] if told is None]
+        calls = [name for kid in inside for thunk, name in [self._of_row[kid]] if thunk is None]
         return [Command(number, launches=sum(_INSTANTIATE not in name for name in calls))]
 
 
@@ -124,11 +123,10 @@ def _neighbours(schedule: Schedule, previous: int, number: int) -> bool:
     )
 
 
-def creations(tables: Tables, launches: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> dict[int, Creation]:
+def creations(tables: Tables, launches: Int64, wanted: Int64) -> dict[int, Creation]:
     """The ranges in which graphs were created, by the host row of the program or thunk around them.
 
     Args:
-        tables: host is read.
         launches: host rows that launched something that ran.
         wanted: host rows of program executions and of thunks that first launched a graph.
     """
@@ -176,7 +174,7 @@ def _names(names: pl.Series) -> pl.DataFrame:
     """
     text = pl.col("name").cast(pl.String)
     op = text.str.extract(_THUNK)
-    told = (
+    classified = (
         names.unique()
         .drop_nulls()
         .to_frame("name")
@@ -190,12 +188,12 @@ def _names(names: pl.Series) -> pl.DataFrame:
     )
     return (
         names.to_frame("name")
-        .join(told, on="name", how="left", maintain_order="left")
+        .join(classified, on="name", how="left", maintain_order="left")
         .with_columns(pl.col("captured", "instantiates", "module", "thunk").fill_null(value=False))
     )
 
 
-def _with_ancestors(parent: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _with_ancestors(parent: Int64, rows: Int64) -> Mask:
     """A mask of the given rows and all their ancestors."""
     marked = np.zeros(len(parent), np.bool_)
     rows = np.unique(rows)
@@ -207,9 +205,7 @@ def _with_ancestors(parent: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) 
     return marked
 
 
-def _first_active(
-    host: pl.DataFrame, parent: npt.NDArray[np.int64], active: npt.NDArray[np.bool_], around: npt.NDArray[np.bool_]
-) -> pl.DataFrame:
+def _first_active(host: pl.DataFrame, parent: Int64, active: Mask, around: Mask) -> pl.DataFrame:
     """For each program or thunk (context), when the first active range or call inside it began."""
     rows = np.flatnonzero(active)
     rows = rows[parent[rows] != NO_ROW]

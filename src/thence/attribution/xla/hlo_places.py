@@ -59,12 +59,11 @@ MAX_STACK_TEXT, MAX_STACK_TEXT_PER_INSTRUCTION = 4_000_000, 500
 _KEY = ["module", "hlo"]
 
 
-def instructions(tables: Tables, trying: pl.Series) -> pl.DataFrame:
+def instructions(tables: Tables, autotuning: pl.Series) -> pl.DataFrame:
     """The HLO instruction of every row of ``tables.gpu``, in its order.
 
     Args:
-        tables: of the trace.
-        trying: whether each row ran as part of a compilation, as `autotuned` returns it.
+        autotuning: whether each row ran as part of a compilation, as `autotuned` returns it.
 
     Returns:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
@@ -77,14 +76,14 @@ def instructions(tables: Tables, trying: pl.Series) -> pl.DataFrame:
         derived.rename({"hlo": "derived"})
         .with_columns(
             recorded=recorded,
-            trying=trying,
+            autotuning=autotuning,
             in_graph=tables.gpu["graph"].is_not_null() & tables.gpu["program"].is_not_null(),
         )
         .select(
             hlo=pl.coalesce("recorded", "derived").cast(pl.Categorical()),
             hlo_rule=pl.when(pl.col("recorded").is_not_null())
             .then(pl.lit("hlo_recorded"))
-            .otherwise(pl.coalesce("rule", pl.when("trying").then(pl.lit("autotuning")), reason))
+            .otherwise(pl.coalesce("rule", pl.when("autotuning").then(pl.lit("autotuning")), reason))
             .cast(RULE),
         )
     )
@@ -129,16 +128,14 @@ class HloRows:
     modules: dict[int, ModuleFacts]
 
 
-def hlo_rows(tables: Tables, hlo_rule: pl.Series, trying: pl.Series, own: OwnCode) -> HloRows:
+def hlo_rows(tables: Tables, hlo_rule: pl.Series, autotuning: pl.Series, own: OwnCode) -> HloRows:
     """The instructions of a trace with their modules.
 
     Args:
         tables: of the trace, with the instructions that `instructions` found in ``gpu``.
         hlo_rule: how they were found, as `instructions` returns it.
-        trying: as `instructions` takes it.
-        own: which files are the user's own code.
     """
-    keys = _keys(tables, hlo_rule, trying)
+    keys = _keys(tables, hlo_rule, autotuning)
     ran = keys.select("module", "hlo").drop_nulls("module").unique(maintain_order=True)
     modules = {
         int(number): ModuleFacts(tables.hlo[int(number)], own, rows["hlo"].drop_nulls())
@@ -167,7 +164,6 @@ def source_shares(
     """The time of every row of ``gpu``, divided among the source lines that it came from.
 
     Args:
-        rows: with the instructions.
         weighting: how to divide an instruction among its constituents: by cost, or
             `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
@@ -218,7 +214,6 @@ def frame_stacks(module: HloModule, frames: Iterable[int | None]) -> dict[int, s
     """The stacks that end in some frames of a module, as text.
 
     Args:
-        module: with the frames.
         frames: numbers of frames; None and 0 have no stack.
 
     Returns:
@@ -241,14 +236,14 @@ def frame_stacks(module: HloModule, frames: Iterable[int | None]) -> dict[int, s
     return {f: texts[i] for f, i in zip(numbers.tolist(), of_frame.tolist(), strict=True)}
 
 
-def _keys(tables: Tables, hlo_rule: pl.Series, trying: pl.Series) -> pl.DataFrame:
+def _keys(tables: Tables, hlo_rule: pl.Series, autotuning: pl.Series) -> pl.DataFrame:
     """For every gpu row: module, hlo, and the reason why there is no instruction, or null."""
     modules = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
     return (
         tables.gpu.select("program", pl.col("hlo").cast(pl.String))
-        .hstack([hlo_rule.cast(pl.String).alias("hlo_rule"), trying.alias("autotuned")])
+        .hstack([hlo_rule.cast(pl.String).alias("hlo_rule"), autotuning.alias("autotuned")])
         .join(modules, on="program", how="left", maintain_order="left")
         .with_columns(
             reason=pl.when(pl.col("module").is_null() & pl.col("autotuned")).then(pl.lit("autotuning"))
@@ -327,11 +322,13 @@ def _constituents(facts: ModuleFacts, parts: pl.DataFrame) -> pl.DataFrame:
     unsplit = origin.rename(
         {"constituent": "instruction", "source": "own", "source_rule": "own_rule", "frame": "own_frame"}
     )
-    whole = chosen.join(parts, on="instruction", how="anti").with_columns(
+    undivided = chosen.join(parts, on="instruction", how="anti").with_columns(
         constituent=pl.col("instruction"), weight=pl.lit(1.0)
     )  # an instruction that the weighting lacks is its own constituent
     return (
-        pl.concat([chosen.join(parts, on="instruction"), whole.select("instruction", "hlo", "constituent", "weight")])
+        pl.concat(
+            [chosen.join(parts, on="instruction"), undivided.select("instruction", "hlo", "constituent", "weight")]
+        )
         .join(origin, on="constituent", how="left")
         .join(unsplit, on="instruction", how="left")
         .select(
@@ -362,19 +359,17 @@ def with_hlo(tables: Tables, of_launch: pl.DataFrame, own: OwnCode) -> tuple[Tab
     """Merges the places from the HLO of a trace with those from its launches.
 
     Args:
-        tables: of the trace.
         of_launch: the places of every activity by its launch, as `launch_places` returns them.
-        own: which files are the user's own code.
 
     Returns:
         The tables, ``gpu`` with the HLO instruction of every activity; the merged places; and the shares of an
         instruction's time among source lines, None without any HLO.
     """
-    trying = autotuned(tables)
-    columns = instructions(tables, trying)
+    autotuning = autotuned(tables)
+    columns = instructions(tables, autotuning)
     tables = dataclasses.replace(tables, gpu=tables.gpu.with_columns(columns["hlo"]))
-    rows = hlo_rows(tables, columns["hlo_rule"], trying, own)
-    of_hlo = hlo_places(rows).with_columns(*_programs(tables, trying), columns["hlo"], columns["hlo_rule"])
+    rows = hlo_rows(tables, columns["hlo_rule"], autotuning, own)
+    of_hlo = hlo_places(rows).with_columns(*_programs(tables, autotuning), columns["hlo"], columns["hlo_rule"])
     places = of_launch.with_columns(
         *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
         *(of_hlo[name] for kind in _FROM_HLO for name in (kind, f"{kind}_rule")),
@@ -383,11 +378,11 @@ def with_hlo(tables: Tables, of_launch: pl.DataFrame, own: OwnCode) -> tuple[Tab
     return tables, places, source_shares(rows) if tables.hlo else None
 
 
-def _programs(tables: Tables, trying: pl.Series) -> tuple[pl.Series, pl.Series]:
+def _programs(tables: Tables, autotuning: pl.Series) -> tuple[pl.Series, pl.Series]:
     """The name of the XLA program that each activity is part of, and the rule."""
     name = tables.programs["name"].gather(tables.gpu["program"].cast(pl.UInt32))
     codes = pl.Series(["hlo_recorded", "no_program", "autotuning"], dtype=RULE)
-    rule = codes.gather(name.is_null().cast(pl.UInt32) * (1 + trying.cast(pl.UInt32)))
+    rule = codes.gather(name.is_null().cast(pl.UInt32) * (1 + autotuning.cast(pl.UInt32)))
     return name.alias("program"), rule.alias("program_rule")
 
 
@@ -417,10 +412,10 @@ def _by_launch(of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> pl.S
 
     A phase found by the rule ``outside_autograd`` is not used: PyTorch's autograd has no part in XLA programs.
     """
-    trying = (of_hlo[f"{kind}_rule"] == "autotuning").fill_null(value=False)
-    no_program = of_hlo["program"].is_null() & ~trying
-    found = of_launch[kind].is_not_null() & (of_launch[f"{kind}_rule"] != "outside_autograd")
-    return of_hlo[kind].is_null() & found | no_program
+    autotuning = (of_hlo[f"{kind}_rule"] == "autotuning").fill_null(value=False)
+    no_program = of_hlo["program"].is_null() & ~autotuning
+    placed = of_launch[kind].is_not_null() & (of_launch[f"{kind}_rule"] != "outside_autograd")
+    return of_hlo[kind].is_null() & placed | no_program
 
 
 # ---- Autotuning

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thence.attribution.xla.schedules import Schedule
+    from thence.model.arrays import Int64, Mask
 
 
 # ---- Whether an activity can belong to a command
@@ -102,11 +103,11 @@ class Nodes:
     """
 
     graph: int
-    number: NDArray[np.int64]
+    number: Int64
     name: list[str]
     kind: list[str]
-    bytes: NDArray[np.int64]
-    begun: NDArray[np.bool_]
+    bytes: Int64
+    begun: Mask
 
     @property
     def last(self) -> int:
@@ -144,7 +145,7 @@ def nodes_of(inside: pl.DataFrame) -> list[Nodes]:
     ]
 
 
-def verdicts(schedule: Schedule, slots: Slots, nodes: Nodes) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+def verdicts(schedule: Schedule, slots: Slots, nodes: Nodes) -> tuple[NDArray[np.int8], Int64]:
     """Compares the activities of a graph with its slots.
 
     Returns:
@@ -169,8 +170,8 @@ class _SlotFacts:
 
     schedule: Schedule
     slots: Slots
-    free: NDArray[np.bool_]  # kernels have names of their own: custom calls and custom fusions
-    sized: NDArray[np.int64]  # bytes that a copy has to move; -1: any number
+    free: Mask  # kernels have names of their own: custom calls and custom fusions
+    sized: Int64  # bytes that a copy has to move; -1: any number
 
     @classmethod
     def of(cls, schedule: Schedule, slots: Slots) -> _SlotFacts:
@@ -181,11 +182,11 @@ class _SlotFacts:
         return cls(schedule, slots, free, sized)
 
     @cached_property
-    def own(self) -> NDArray[np.bool_]:
+    def own(self) -> Mask:
         """Slots in which the kernel of their command itself can run."""
         return self.slots.is_(Role.LEAF, Role.CALL, Role.SEVERAL)
 
-    def of_copy(self, size: int) -> NDArray[np.int64]:
+    def of_copy(self, size: int) -> Int64:
         moves = self.schedule.copies[self.slots.command] | self.free
         possible = self.slots.is_(Role.LEAF) & moves | self.slots.is_(
             Role.CALL, Role.SEVERAL, Role.BEFORE, Role.LAUNCHED
@@ -195,7 +196,7 @@ class _SlotFacts:
         verdict[sized] = np.where(self.sized == size, Verdict.SIZED, Verdict.CONTRADICTS)[sized]
         return verdict
 
-    def of_kernel(self, name: str) -> NDArray[np.int64]:
+    def of_kernel(self, name: str) -> Int64:
         if _CHOICE.match(name):
             return np.where(self.slots.is_(Role.CHOICE), Verdict.NAMED, Verdict.CONTRADICTS)
         if name in self.schedule.classes:
@@ -237,10 +238,10 @@ class Match:
         contradicting: number of activities that contradict their slot.
     """
 
-    command: NDArray[np.int64]
-    level: NDArray[np.int64]
-    verdict: NDArray[np.int64]
-    counted: NDArray[np.bool_]
+    command: Int64
+    level: Int64
+    verdict: Int64
+    counted: Mask
     proofs: int
     contradicting: int
 
@@ -263,36 +264,36 @@ def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
     slots = _without_insides(slots, nodes)
     table, of_entry = verdicts(schedule, slots, nodes)
     count = nodes.last + 1
-    says = table[of_entry]
+    verdict_of_entry = table[of_entry]
     # An activity that the launch did not start itself is inside a branch.
-    says[np.ix_(~nodes.begun, slots.level == 0)] = Verdict.CONTRADICTS
+    verdict_of_entry[np.ix_(~nodes.begun, slots.level == 0)] = Verdict.CONTRADICTS
     if slots.exact:
-        return _slot_by_slot(slots, nodes, says, _unseen(schedule, slots))
+        return _slot_by_slot(slots, nodes, verdict_of_entry, _unseen(schedule, slots))
     if count * len(slots.command) > _MAX_CELLS:
         return None
-    return _alignment(slots, nodes, says, _unseen(schedule, slots))
+    return _alignment(slots, nodes, verdict_of_entry, _unseen(schedule, slots))
 
 
 def _without_insides(slots: Slots, nodes: Nodes) -> Slots:
     """Removes the slots inside calls whose own node has an activity: such a node contains no others."""
     many = slots.is_(*MANY)
     fixed = int(many.argmax()) if many.any() else len(many)
-    at = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
-    plain = set(zip(slots.command[at].tolist(), slots.level[at].tolist(), strict=True))
+    call_slots = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
+    plain = set(zip(slots.command[call_slots].tolist(), slots.level[call_slots].tolist(), strict=True))
     pairs = zip(slots.command.tolist(), slots.level.tolist(), strict=True)
     kept = ~((slots.role != Role.CALL) & np.array([pair in plain for pair in pairs], np.bool_))
     return Slots(slots.command[kept], slots.role[kept], slots.level[kept], slots.levels)
 
 
-def _unseen(schedule: Schedule, slots: Slots) -> NDArray[np.bool_]:
+def _unseen(schedule: Schedule, slots: Slots) -> Mask:
     """Slots that need not have an activity."""
     held = slots.is_(Role.HOLDER, Role.CALL, Role.LAUNCHED, *MANY)
     copies = schedule.copies[slots.command] & (slots.role == Role.LEAF)
-    result: NDArray[np.bool_] = held | copies | (slots.level > 0)
+    result: Mask = held | copies | (slots.level > 0)
     return result
 
 
-def _slot_by_slot(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]) -> Match | None:
+def _slot_by_slot(slots: Slots, nodes: Nodes, verdict_of_entry: NDArray[np.int8], unseen: Mask) -> Match | None:
     """The match in which slot n is node n; None if it does not fit."""
     count = nodes.last + 1
     seen = np.zeros(len(slots.command), np.bool_)
@@ -300,8 +301,8 @@ def _slot_by_slot(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: ND
         return None
     seen[nodes.number] = True
     verdict = np.where(seen[:count], np.int64(Verdict.NAMED), np.int64(Verdict.POSSIBLE))
-    np.minimum.at(verdict, nodes.number, says[np.arange(len(says)), nodes.number])
-    found = Match(
+    np.minimum.at(verdict, nodes.number, verdict_of_entry[np.arange(len(verdict_of_entry)), nodes.number])
+    matched = Match(
         slots.command[:count],
         slots.level[:count],
         verdict,
@@ -309,27 +310,27 @@ def _slot_by_slot(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: ND
         int(np.sum(verdict >= Verdict.SIZED)),
         int(np.sum(verdict == Verdict.CONTRADICTS)),
     )
-    fits = bool((seen | unseen).all()) and _outweighed(found, seen[:count])
-    return found if fits else None
+    fits = bool((seen | unseen).all()) and _outweighed(matched, seen[:count])
+    return matched if fits else None
 
 
-def _outweighed(found: Match, seen: NDArray[np.bool_]) -> bool:
+def _outweighed(matched: Match, seen: Mask) -> bool:
     """Whether the activities that contradict their slot are few, and no two of them are neighbours."""
-    if found.contradicting * PROOFS_FOR_EACH > found.proofs:
+    if matched.contradicting * PROOFS_FOR_EACH > matched.proofs:
         return False
     rows = np.flatnonzero(seen)
-    wrong = found.verdict[rows] == Verdict.CONTRADICTS
-    beside = wrong[1:] & wrong[:-1] & (found.level[rows[1:]] == found.level[rows[:-1]])
+    wrong = matched.verdict[rows] == Verdict.CONTRADICTS
+    beside = wrong[1:] & wrong[:-1] & (matched.level[rows[1:]] == matched.level[rows[:-1]])
     return not beside.any()
 
 
-def _alignment(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]) -> Match | None:
+def _alignment(slots: Slots, nodes: Nodes, verdict_of_entry: NDArray[np.int8], unseen: Mask) -> Match | None:
     """The match of all assignments of nodes to slots, in order, that nothing contradicts; None if there is none."""
     count = nodes.last + 1
     cells = np.where(unseen, np.int8(Verdict.POSSIBLE), np.int8(Verdict.CONTRADICTS))
     cells = np.repeat(cells[None, :], count, axis=0)
     cells[nodes.number] = Verdict.NAMED
-    np.minimum.at(cells, nodes.number, says)
+    np.minimum.at(cells, nodes.number, verdict_of_entry)
     fits = cells != Verdict.CONTRADICTS
     many = slots.is_(*MANY)
     _tolerate(slots, nodes, cells, fits)
@@ -338,13 +339,13 @@ def _alignment(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArr
     if not before[-1, count]:
         return None
     # A slot of one node begins where the slots before it end; a slot of many may also continue.
-    here = np.where(many[:, None], before[1:, :-1], before[:-1, :-1])
-    beyond = np.where(many[:, None], after[:-1, 1:], after[1:, 1:])
-    possible = (here & beyond).T & fits
+    reached_before = np.where(many[:, None], before[1:, :-1], before[:-1, :-1])
+    reached_after = np.where(many[:, None], after[:-1, 1:], after[1:, 1:])
+    possible = (reached_before & reached_after).T & fits
     return _certain(slots, possible, cells, nodes)
 
 
-def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray[np.bool_]) -> None:
+def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: Mask) -> None:
     """Accepts activities that contradict their slot, up to the first slot of unknown length, if they are few."""
     many = slots.is_(*MANY)
     fixed = np.arange(min(int(many.argmax()), len(fits)))
@@ -357,7 +358,7 @@ def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray
         fits[fixed[wrong], fixed[wrong]] = True
 
 
-def _certain(slots: Slots, possible: NDArray[np.bool_], cells: NDArray[np.int8], nodes: Nodes) -> Match:
+def _certain(slots: Slots, possible: Mask, cells: NDArray[np.int8], nodes: Nodes) -> Match:
     """The match on which all assignments agree, from the slots that are possible for each node number."""
     command, level = (_agreed(possible, values) for values in (slots.command, slots.level))
     many = slots.is_(*MANY, Role.MAIN)
@@ -374,16 +375,14 @@ def _certain(slots: Slots, possible: NDArray[np.bool_], cells: NDArray[np.int8],
     )
 
 
-def _agreed(possible: NDArray[np.bool_], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def _agreed(possible: Mask, values: Int64) -> Int64:
     """The value of all possible slots of each number, -1 where they differ or there is none."""
     highest = np.where(possible, values, _NONE).max(axis=1)
     lowest = np.where(possible, values, np.iinfo(np.int64).max).min(axis=1)
     return np.where(lowest == highest, highest, _NONE)
 
 
-def _reached(
-    fits: NDArray[np.bool_], many: NDArray[np.bool_], unseen: NDArray[np.bool_], *, backwards: bool = False
-) -> NDArray[np.bool_]:
+def _reached(fits: Mask, many: Mask, unseen: Mask, *, backwards: bool = False) -> Mask:
     """Whether the first slots (row: how many) can use up exactly the first node numbers (column: how many).
 
     Slots past the last number are nodes that were not seen; read backwards, they come first.
@@ -403,7 +402,7 @@ def _reached(
     return result
 
 
-def _runs(starts: NDArray[np.bool_], ok: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _runs(starts: Mask, ok: Mask) -> Mask:
     """Which numbers can be reached from a start over numbers that are all ``ok``."""
     position = np.arange(len(starts))
     start = np.maximum.accumulate(np.where(starts, position, -1))

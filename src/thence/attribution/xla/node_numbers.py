@@ -32,13 +32,12 @@ from thence.errors import ThenceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from thence.attribution.xla.schedules import Schedule
+    from thence.model.arrays import Int64, Mask
 
 _BRANCHES = 8  # the most among which one kernel chooses (kBranchBatchSize)
-_MOST_SLOTS = 100_000
-_DEEPEST = 50
+_MAX_SLOTS = 100_000
+_MAX_DEPTH = 50
 
 
 class TooManyNodes(ThenceError):
@@ -117,9 +116,9 @@ class Slots:
         levels: of the graph.
     """
 
-    command: NDArray[np.int64]
-    role: NDArray[np.int64]
-    level: NDArray[np.int64]
+    command: Int64
+    role: Int64
+    level: Int64
     levels: tuple[Level, ...]
 
     @property
@@ -127,19 +126,18 @@ class Slots:
         """Whether every slot is one number, so that slot n is node n."""
         return not self.is_(*MANY).any()
 
-    def is_(self, *roles: Role) -> NDArray[np.bool_]:
+    def is_(self, *roles: Role) -> Mask:
         """Whether each slot has one of these roles; for so few roles, numpy.isin takes fifty times as long."""
-        found: NDArray[np.bool_] = self.role == roles[0]
+        result: Mask = self.role == roles[0]
         for role in roles[1:]:
-            found |= self.role == role
-        return found
+            result |= self.role == role
+        return result
 
 
 def planned(schedule: Schedule, numbers: Sequence[int]) -> tuple[Command, ...]:
     """The commands that XLA records for a part of a program's schedule, with their bodies.
 
     Args:
-        schedule: of the program.
         numbers: commands of one computation, in order.
 
     Raises:
@@ -157,7 +155,7 @@ class _Planning:
 
     def commands(self, numbers: Sequence[int], depth: int) -> tuple[Command, ...]:
         """The commands of a computation; depth: of the calls that led to it."""
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise TooManyNodes("the computations of an HLO module call each other in a cycle")
         schedule = self._schedule
         commands: list[Command] = []
@@ -175,7 +173,7 @@ class _Planning:
                     commands += self._body(computation, depth)
             elif not _adds_nothing(schedule, number):
                 commands.append(Command(number))
-            if len(commands) > _MOST_SLOTS:
+            if len(commands) > _MAX_SLOTS:
                 raise _too_many()
         return tuple(commands)
 
@@ -236,7 +234,7 @@ class _Numbering:
                 self.rows.append((command.number, role, level))
                 if held:
                     inside.append((held, command.number, level))
-            if len(self.rows) > _MOST_SLOTS:
+            if len(self.rows) > _MAX_SLOTS:
                 raise _too_many()
 
     def _conditional(

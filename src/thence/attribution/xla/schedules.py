@@ -17,11 +17,10 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.hlo import HloModule
 
-_SILENT = """
+_NAMING_ONLY = """
 add-dependency after-all bitcast constant domain get-tuple-element opt-barrier parameter tuple
 """.split()  # noqa: SIM905 - a list of words reads better
 _NESTING = ("async-start", "call", "conditional", "while")
@@ -63,13 +62,13 @@ class Schedule:
     names: list[str]
     opcodes: list[str]
     targets: list[str]
-    copies: NDArray[np.bool_]
-    result_bytes: NDArray[np.int64]
+    copies: Mask
+    result_bytes: Int64
     called: list[list[int]]
-    by_flag: NDArray[np.bool_]
-    sorts: NDArray[np.bool_]
-    custom: NDArray[np.bool_]
-    sliced: NDArray[np.bool_]
+    by_flag: Mask
+    sorts: Mask
+    custom: Mask
+    sliced: Mask
     entry: int
     bodies: dict[int, list[int]]
     number_of: dict[str, int]
@@ -77,9 +76,9 @@ class Schedule:
     place_of: list[int]
     inputs: pl.DataFrame
     classes: dict[str, list[int]]
-    members: dict[int, NDArray[np.int64]]
+    members: dict[int, Int64]
 
-    def run_by(self, kernel: str) -> NDArray[np.bool_]:
+    def run_by(self, kernel: str) -> Mask:
         """For each command, whether a kernel of this name may run it."""
         fits = np.zeros(len(self.names), np.bool_)
         for number in self.classes.get(kernel, ()):
@@ -136,7 +135,7 @@ def schedule_of(module: HloModule) -> Schedule:
 
 def _commands(module: HloModule, table: pl.DataFrame) -> list[int]:
     """Rows of the instructions that are commands; a container is followed by the commands inside it."""
-    scheduled = table.filter(pl.col("step").is_not_null() & ~pl.col("opcode").is_in(_SILENT)).sort(
+    scheduled = table.filter(pl.col("step").is_not_null() & ~pl.col("opcode").is_in(_NAMING_ONLY)).sort(
         "computation", "step"
     )
     bodies: dict[int, list[tuple[int, str, list[int]]]] = {}
@@ -160,7 +159,7 @@ def _commands(module: HloModule, table: pl.DataFrame) -> list[int]:
     return rows
 
 
-def _custom(fused: pl.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _custom(fused: pl.DataFrame) -> tuple[Mask, Mask]:
     """Which commands are kCustom fusions that run as a library call or a copy, and which copy slices asynchronously.
 
     XLA makes a DynamicSliceFusion thunk of a copy from or to a slice in an asynchronous computation, such as the
@@ -176,14 +175,14 @@ def _custom(fused: pl.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     return flags["custom"].to_numpy(), flags["sliced"].to_numpy()
 
 
-def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
+def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> Mask:
     """Which commands are conditionals whose first operand is a predicate, of one byte; an index has four."""
     sizes = table.select(pl.col("id").alias("chosen"), chosen_bytes="result_bytes").unique("chosen", keep="first")
-    of = commands.select("opcode", chosen=pl.col("operands").list.first()).join(
+    conditionals = commands.select("opcode", chosen=pl.col("operands").list.first()).join(
         sizes, on="chosen", how="left", maintain_order="left"
     )
     flag = (pl.col("opcode") == "conditional") & (pl.col("chosen_bytes") == 1).fill_null(value=False)
-    return of.select(flag=flag).to_series().to_numpy()
+    return conditionals.select(flag=flag).to_series().to_numpy()
 
 
 def _inside(table: pl.DataFrame) -> pl.DataFrame:
@@ -219,9 +218,9 @@ def _inputs(table: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
     open_edges = edges.join(commands, on="row", how="semi")
     for _ in range(table.height):
         inputs.append(open_edges.join(commands, left_on="source", right_on="row", how="semi"))
-        silent = open_edges.join(commands, left_on="source", right_on="row", how="anti")
+        through_names = open_edges.join(commands, left_on="source", right_on="row", how="anti")
         open_edges = (
-            silent.rename({"source": "via"})
+            through_names.rename({"source": "via"})
             .join(edges.rename({"row": "via"}), on="via")
             .select("row", "source")
             .unique()

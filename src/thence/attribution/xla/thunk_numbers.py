@@ -30,27 +30,26 @@ if TYPE_CHECKING:
 COMMAND_BUFFER = r"^(?:(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=)?command_buffer_(\d{1,9})(?:[,#]|$)"
 """Host range of the thunk that launches a graph; the group is the number of its first thunk."""
 
-_DEEPEST = 50
+_MAX_DEPTH = 50
 
 
 def thunk_numbers(tables: Tables, launches: pl.DataFrame) -> pl.DataFrame:
     """The thunk that launched each graph.
 
     Args:
-        tables: host is read.
         launches: columns rank, device, graph and launch (host row), one or more rows per graph.
 
     Returns:
         The launches with thunk (host row) and first (number of the graph's first thunk); null where unknown.
     """
     names = tables.host["name"]
-    told = (
+    first_of_name = (
         names.unique()
         .drop_nulls()
         .to_frame("name")
         .with_columns(first=pl.col("name").cast(pl.String).str.extract(COMMAND_BUFFER).cast(pl.Int64))
     )
-    first = names.to_frame("name").join(told, on="name", how="left", maintain_order="left")["first"]
+    first = names.to_frame("name").join(first_of_name, on="name", how="left", maintain_order="left")["first"]
     thunk = chain_to(
         tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy(),
         launches["launch"].to_numpy(),
@@ -64,10 +63,8 @@ def possible_slots(schedule: Schedule, first: int, alone: AbstractSet[int], node
     """The slots of every graph that begins with the thunk of this number and may have these nodes.
 
     Args:
-        schedule: of the program.
         first: number of the graph's first thunk.
         alone: commands that ran outside of graphs, so that no graph contains them.
-        nodes: of the graph.
 
     Raises:
         TooManyNodes: the module is damaged.
@@ -180,7 +177,7 @@ def _counted(schedule: Schedule) -> tuple[list[tuple[int, int]], int]:
             certain_until.append(len(counted))
 
     def count(computation: int, depth: int) -> None:
-        if depth > _DEEPEST or len(counted) > len(schedule.names):
+        if depth > _MAX_DEPTH or len(counted) > len(schedule.names):
             raise TooManyNodes("the computations of an HLO module call each other in a cycle")
         for command in schedule.bodies.get(computation, ()):
             opcode, called = schedule.opcodes[command], schedule.called[command]
