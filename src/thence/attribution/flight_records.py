@@ -17,8 +17,9 @@ Libraries that call NCCL themselves are in no flight recorder.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -185,15 +186,36 @@ def _sequences(tables: Tables, kernels: Mask, launch: Int64) -> Iterator[tuple[I
     rows = replays.rows[np.isin(ranks[replays.rows], np.unique(ranks[inside]))]
     stream = tables.gpu["stream"].to_numpy()
     for group in replays.groups(rows):
-        for _, ordered, numbered, _ in replays.sequences(group.rows):
-            chosen = ordered[:, kernels[ordered[0]]]
+        for alike in replays.sequences(group.rows):
+            chosen = alike.rows[:, kernels[alike.rows[0]]]
             if not chosen.shape[1]:
                 continue
             streams = stream[chosen]
-            if numbered or (streams == streams[:, :1]).all():
+            if alike.numbered or (streams == streams[:, :1]).all():
                 yield chosen, None
             else:
-                yield (_UNKNOWN_ORDER, None)
+                yield _UNKNOWN_ORDER, None
+
+
+class _Diagonal(NamedTuple):
+    """Kernels ``begin`` to ``end`` of a sequence, of which kernel k is paired with call ``offset + k``."""
+
+    offset: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Alignment:
+    """One way to pair the kernels of a sequence with consecutive calls, with one difference at most.
+
+    Attributes:
+        diagonals: for all places where the difference can be.
+        unpaired: the kernels that may have no call.
+    """
+
+    diagonals: list[_Diagonal]
+    unpaired: slice = slice(0)
 
 
 class _Calls:
@@ -259,18 +281,20 @@ class _Calls:
         call = np.zeros(count, np.int64)
         opened = np.zeros(count, np.bool_)
         alignments = self._alignments(tables, rows[0], launched)
-        exact = any(len(parts) == 1 and parts[0][1:] == (0, count) for parts, _ in alignments)
-        for parts, foreign in alignments:
-            if any(self._contradicted(known, *part) for part in parts):
+        exact = any(
+            len(alignment.diagonals) == 1 and alignment.diagonals[0][1:] == (0, count) for alignment in alignments
+        )
+        for alignment in alignments:
+            if any(self._contradicted(known, diagonal) for diagonal in alignment.diagonals):
                 continue
-            opened[foreign] |= not exact
-            for diagonal, begin, end in parts:
-                codes = self._codes[:, diagonal + begin : diagonal + end]
+            opened[alignment.unpaired] |= not exact
+            for offset, begin, end in alignment.diagonals:
+                codes = self._codes[:, offset + begin : offset + end]
                 before = agreed[:, begin:end]
                 new = before == _NOTHING
-                call[begin:end] = np.where(new[0], np.arange(begin, end) + diagonal, call[begin:end])
+                call[begin:end] = np.where(new[0], np.arange(begin, end) + offset, call[begin:end])
                 agreed[:, begin:end] = np.where(new | (before == codes), codes, _SEVERAL)
-                opened[begin:end] |= ~self.usable[diagonal + begin : diagonal + end]
+                opened[begin:end] |= ~self.usable[offset + begin : offset + end]
         if (agreed[0] == _NOTHING).all():
             return unknown, f"no {count:,} consecutive calls fit the kernels of a sequence"
         of_kernel = kernels_of_nccl(tables.gpu["name"][rows[0]])["kind"]
@@ -283,9 +307,10 @@ class _Calls:
             for place, name in enumerate(_FACTS)
         ), ""
 
-    def _contradicted(self, known: Int64, diagonal: int, begin: int, end: int) -> bool:
+    def _contradicted(self, known: Int64, diagonal: _Diagonal) -> bool:
         """Whether calls contradict what is known of kernels."""
-        known_codes, codes = known[:, begin:end], self._codes[:, diagonal + begin : diagonal + end]
+        offset, begin, end = diagonal
+        known_codes, codes = known[:, begin:end], self._codes[:, offset + begin : offset + end]
         return bool(((known_codes != _NOTHING) & (codes != 0) & (codes != known_codes)).any())
 
     def _unproved(self, launched: Int64 | None) -> str:
@@ -306,16 +331,10 @@ class _Calls:
             return f"it has overwritten its first {lost:,} calls"
         return ""
 
-    def _alignments(
-        self, tables: Tables, rows: Int64, launched: Int64 | None
-    ) -> list[tuple[list[tuple[int, int, int]], slice]]:
+    def _alignments(self, tables: Tables, rows: Int64, launched: Int64 | None) -> list[_Alignment]:
         """All ways to pair these kernels with consecutive calls, with one difference at most.
 
         The difference is a call without a kernel, a kernel without a call, or one of each in the same place.
-
-        Returns:
-            For each way, the parts (diagonal, begin, end), in which kernel k is paired with call ``diagonal + k``, for
-            all places where the difference can be; and the kernels that may have no call.
         """
         count = len(rows)
         names = kernels_of_nccl(tables.gpu["name"][rows])
@@ -341,13 +360,13 @@ class _Calls:
         after = np.where(complete, count, fit[:, ::-1].argmin(axis=1))
         places = np.arange(len(fit))
         in_time = self._in_time(places - 1 + count - 1, tables, rows, launched)
-        alignments: list[tuple[list[tuple[int, int, int]], slice]] = [
-            ([(place - 1, 0, count)], slice(0)) for place in np.flatnonzero(complete & in_time).tolist()
+        alignments = [
+            _Alignment([_Diagonal(place - 1, 0, count)]) for place in np.flatnonzero(complete & in_time).tolist()
         ]
         for place in np.flatnonzero(~complete & in_time & (before + after == count - 1)).tolist():
             first = int(before[place])
-            parts = [(place - 1, 0, first), (place - 1, first + 1, count)]
-            alignments.append((parts, slice(first, first + 1)))
+            around = [_Diagonal(place - 1, 0, first), _Diagonal(place - 1, first + 1, count)]
+            alignments.append(_Alignment(around, slice(first, first + 1)))
         # Kernels before the difference are paired on one diagonal, those after it on the next or the one before.
         for step, gap in ((1, 0), (-1, 1)):
             begins = places[max(-step, 0) : len(fit) - max(step, 0)]
@@ -355,8 +374,8 @@ class _Calls:
             high = np.minimum(before[begins], count - gap)
             for index in np.flatnonzero((low <= high) & in_time[begins + step]).tolist():
                 first, last, place = int(low[index]), int(high[index]), int(begins[index])
-                parts = [(place - 1, 0, last), (place - 1 + step, first + gap, count)]
-                alignments.append((parts, slice(first, last + gap) if gap else slice(0)))
+                diagonals = [_Diagonal(place - 1, 0, last), _Diagonal(place - 1 + step, first + gap, count)]
+                alignments.append(_Alignment(diagonals, slice(first, last + gap) if gap else slice(0)))
         return alignments
 
     def _in_time(self, last: Int64, tables: Tables, rows: Int64, launched: Int64 | None) -> Mask:
@@ -394,8 +413,6 @@ def _layout(meta: Meta, rank: int) -> pl.DataFrame:
         for group in meta.process_groups
         if isinstance(group.get("ranks"), list) and rank in group["ranks"]
     }
-    schema = {
-        "group_name": pl.String(), "group_description": pl.String(), "members": pl.String(), "count": pl.Int32(),
-    }  # fmt: skip
+    schema = {"group_name": pl.String(), "group_description": pl.String(), "members": pl.String(), "count": pl.Int32()}
     frame = pl.DataFrame(sorted(listed_groups), schema=schema, orient="row")
     return frame.unique(["group_name", "group_description"], keep="none")

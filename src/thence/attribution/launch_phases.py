@@ -196,8 +196,6 @@ def _undecided(host: HostRows, asked: Mask) -> Mask:
     times = table.select("rank", "process", "start")
     passes = np.flatnonzero((host.forward != NO_ROW) | host.named(_ENGINE, "op"))
     last = times[passes].group_by("rank", "process").agg(last=pl.col("start").max())
-    after = times[op[rows]].join(
-        last, on=["rank", "process"], how="left", maintain_order="left"
-    )  # fmt: skip
+    after = times[op[rows]].join(last, on=["rank", "process"], how="left", maintain_order="left")
     ended[rows] = after.select(pl.col("last").is_null() | (pl.col("start") > pl.col("last"))).to_series()
     return ended

@@ -85,7 +85,7 @@ def stacks_of(trace: Attributed, by: str, frames: Mapping[str, tuple[str, ...]] 
     end = distinct["host"].to_numpy().copy()
     end[~spelt.to_numpy()] = len(host.parent) + np.arange(len(paths))
     distinct = distinct.with_columns(node=ends[end])
-    claims = rows.join(distinct, on=rows.columns, how="left", maintain_order="left", nulls_equal=True)  # fmt: skip
+    claims = rows.join(distinct, on=rows.columns, how="left", maintain_order="left", nulls_equal=True)
     return Stacks(
         claims.select(pl.int_range(pl.len(), dtype=pl.Int64).alias("gpu"), "node", weight=1.0),
         tree,

@@ -157,9 +157,8 @@ def _marked(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     taken = rows[chosen]
     passes = bool(of_server[chosen].all())
     return _frame(
-        "pass" if passes else "step", _times_of(tables, taken) | {"name": names.filter(chosen)},
-        numbered=not passes,
-    )  # fmt: skip
+        "pass" if passes else "step", _times_of(tables, taken) | {"name": names.filter(chosen)}, numbered=not passes
+    )
 
 
 def _times_of(tables: Tables, rows: Int64) -> dict[str, object]:
@@ -203,10 +202,9 @@ def _executions(tables: Tables, host: HostRows) -> pl.DataFrame | None:  # noqa:
     return _frame(
         "program",
         steps.select(
-            "rank", "device", "name", end=following.fill_null(pl.max_horizontal(finish, "begin")),
-            start="begin",
+            "rank", "device", "name", end=following.fill_null(pl.max_horizontal(finish, "begin")), start="begin"
         ).to_dict(),
-    )  # fmt: skip
+    )
 
 
 def _main_executions(tables: Tables) -> pl.DataFrame:
@@ -248,9 +246,10 @@ def _optimizer_steps(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     first = np.append(True, rank[1:] != rank[:-1])
     of_rank, start = tables.host["rank"].to_numpy(), tables.host["start"].to_numpy()
     begin[first] = [int(start[of_rank == number].min()) for number in rank[first]]
-    return _frame("optimizer", {
-        "rank": rank, "start": begin, "end": end, "name": pl.repeat("optimizer step", len(rank), eager=True),
-    })  # fmt: skip
+    return _frame(
+        "optimizer",
+        {"rank": rank, "start": begin, "end": end, "name": pl.repeat("optimizer step", len(rank), eager=True)},
+    )
 
 
 # ---- Batches
@@ -350,11 +349,8 @@ def _repeating(kind: str, tables: Tables, calls: pl.DataFrame, name: pl.Expr) ->
         names = tables.host[rows].select(name.cast(pl.String).alias("name")).to_series()
         names = names if len(names) == len(rows) else names.new_from_index(0, len(rows))
         parts.append(
-            _frame(kind, {
-                "rank": times["rank"], "start": start, "end": np.append(start[1:], last),
-                "name": names,
-            })
-        )  # fmt: skip
+            _frame(kind, {"rank": times["rank"], "start": start, "end": np.append(start[1:], last), "name": names})
+        )
     return pl.concat(parts) if parts else None
 
 

@@ -212,9 +212,7 @@ def _on_thread(launches: pl.DataFrame) -> pl.DataFrame:
     stream = pl.struct("device", "stream")
     changes = (stream != stream.shift(1).over(_THREAD)).fill_null(value=False)
     before = pl.when(changes).then(stream.shift(1).over(_THREAD))
-    return launches.select(
-        *_THREAD, "time", on=stream, other=before.forward_fill().over(_THREAD)
-    )  # fmt: skip
+    return launches.select(*_THREAD, "time", on=stream, other=before.forward_fill().over(_THREAD))
 
 
 def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
@@ -244,8 +242,8 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     named = _asof(timed.filter("unstated"), made, _THREAD, "backward")
     anywhere = _asof(named, made.select("rank", "time", any_record="guess_record"), ["rank"], "backward")
     named = anywhere.select(
-        "row", waits_on=pl.struct("device", "stream"), guess_record=pl.coalesce("guess_record", "any_record"),
-    )  # fmt: skip
+        "row", waits_on=pl.struct("device", "stream"), guess_record=pl.coalesce("guess_record", "any_record")
+    )
     timed = timed.join(named, on="row", how="left", maintain_order="left").with_columns(
         record=pl.coalesce("record", pl.col("guess_record").cast(pl.Int32))
     )
@@ -299,18 +297,21 @@ def _inferred_waits(waits: pl.DataFrame, events: pl.DataFrame, launches: pl.Data
         for name in ("device", "stream")
     )
     on_stream = _by_stream(launches)
-    records = events.filter(pl.col("kind") == "record").sort("time").select(
-        *_THREAD, "time", guess_record="row"
-    )  # fmt: skip
+    records = events.filter(pl.col("kind") == "record").sort("time").select(*_THREAD, "time", guess_record="row")
     before = _asof(
         events.filter(pl.col("kind") == "record").sort("time").select(*_STREAM, "time", record_row="row"),
-        on_stream.select(*_STREAM, "time", ended="end"), _STREAM, "backward",
-    )  # fmt: skip
+        on_stream.select(*_STREAM, "time", ended="end"),
+        _STREAM,
+        "backward",
+    )
     timed = _asof(timed, records, _THREAD, "backward")
     timed = timed.join(
         before.select("record_row", record_ended="ended"),
-        left_on="guess_record", right_on="record_row", how="left", maintain_order="left",
-    )  # fmt: skip
+        left_on="guess_record",
+        right_on="record_row",
+        how="left",
+        maintain_order="left",
+    )
     timed = _asof(timed, on_stream.select(*_STREAM, "time", stream_ended="end"), _STREAM, "backward")
     returned = pl.col("until") + EARLY_RETURN_NS
     fits_stream = (pl.col("stream_ended") <= returned).fill_null(value=False)

@@ -190,12 +190,18 @@ class _Work:
         replays, nodes = len(start), len(slots.pattern.topology.order)
         activity = np.argsort(signature, axis=1, kind="stable")
         return cls(
-            slots, activity,
-            np.take_along_axis(start, activity, 1), np.take_along_axis(end, activity, 1),
-            np.full(start.shape, UNDECIDED, np.int64), np.full(start.shape, -1, np.int64),
-            np.zeros((nodes, replays), np.int64), np.zeros((nodes, replays), np.int64),
-            np.zeros((nodes, replays), np.bool_), np.zeros(replays, np.bool_), np.full((replays, 2), -1),
-        )  # fmt: skip
+            slots=slots,
+            activity=activity,
+            start=np.take_along_axis(start, activity, 1),
+            end=np.take_along_axis(end, activity, 1),
+            label=np.full(start.shape, UNDECIDED, np.int64),
+            node=np.full(start.shape, -1, np.int64),
+            node_start=np.zeros((nodes, replays), np.int64),
+            node_end=np.zeros((nodes, replays), np.int64),
+            known=np.zeros((nodes, replays), np.bool_),
+            contradicts=np.zeros(replays, np.bool_),
+            first=np.full((replays, 2), -1),
+        )
 
     def settle_chains(self) -> None:
         """Assigns nodes of one signature that depend on each other in topological order."""

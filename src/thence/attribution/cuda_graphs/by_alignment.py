@@ -88,14 +88,16 @@ class _Fit:
         signatures: of its nodes and of the trace.
         nodes: rows of the nodes whose kernels ran as often as the graph has them.
         times: how many replays of the graph one launch consists of.
-        left: how many activities, and how many nodes, have no counterpart.
+        activities_left: how many activities have no counterpart.
+        nodes_left: how many nodes have none.
     """
 
     candidate: Candidate
     signatures: Signatures
     nodes: Int64
     times: int
-    left: tuple[int, int]
+    activities_left: int
+    nodes_left: int
 
 
 def aligned_group(group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]) -> Outcome:
@@ -111,7 +113,7 @@ def aligned_group(group: Group, replays: Replays, candidates: Sequence[tuple[Can
     fits = [fit for fit in compared if fit is not None]
     if not fits:
         return _refused(shape, _difference(group, replays, candidates))
-    fits = [fit for fit in fits if not any(fit.left)] or fits
+    fits = [fit for fit in fits if not fit.activities_left and not fit.nodes_left] or fits
     results = []
     for fit in fits:
         try:
@@ -127,7 +129,7 @@ def aligned_group(group: Group, replays: Replays, candidates: Sequence[tuple[Can
         label = np.where(possible[:, None], both, label)
         agreed |= possible
     refused = [None if ok else reason for ok, reason in zip(agreed.tolist(), results[0].refused, strict=True)]
-    left, nodes = fits[0].left
+    left, nodes = fits[0].activities_left, fits[0].nodes_left
     note = (
         f"{left:,} of its {shape[1]:,} activities and {nodes:,} nodes of {fits[0].candidate.title} have no "
         "counterpart, or several; all others fit"
@@ -165,8 +167,8 @@ def _fit(group: Group, replays: Replays, candidate: Candidate, signatures: Signa
     most = max(int(is_kernel.sum()), times * int(of_kernel.sum()))
     if not fits.any() or common < MIN_SHARE * most:
         return None
-    left = int((~fitting & is_kernel).sum()), int((~fits & of_kernel).sum())
-    return _Fit(candidate, signatures, leave[fits], times, left)
+    activities_left, nodes_left = int((~fitting & is_kernel).sum()), int((~fits & of_kernel).sum())
+    return _Fit(candidate, signatures, leave[fits], times, activities_left, nodes_left)
 
 
 def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:

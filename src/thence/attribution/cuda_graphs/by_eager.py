@@ -115,9 +115,15 @@ class _Run:
         stretches = [Stretch(_TITLE, kinds[part], places[part]) for part in parts]
         doubted = np.zeros(len(weight), np.bool_)
         by_sequence = BySequence(
-            replays, place_rows, stretches, weight.astype(np.int8), "eager_alignment", "eager_repetition", doubted,
-            run.one_stream,
-        )  # fmt: skip
+            replays=replays,
+            place_rows=place_rows,
+            stretches=stretches,
+            weight=weight.astype(np.int8),
+            rule="eager_alignment",
+            repeated="eager_repetition",
+            doubted=doubted,
+            one_stream=run.one_stream,
+        )
         return cls(numbered, names, signatures, by_sequence, parts)
 
     def aligned(self, labels: AssignedLabels, rows: Int64) -> tuple[Mask, list[str], list[str]]:

@@ -144,17 +144,17 @@ class BySequence:
         """
         done = np.zeros(len(rows), np.bool_)
         reasons, notes = [], []
-        for launches, ordered, numbered, one_stream in self.replays.sequences(rows):
-            if not self.stretches or not (numbered or (one_stream and self.one_stream)):
+        for alike in self.replays.sequences(rows):
+            if not self.stretches or not (alike.numbered or (alike.one_stream and self.one_stream)):
                 reasons += [UNKNOWN_ORDER] if self.stretches else []
                 continue
-            variant = self.replays.variant[ordered[0]]
+            variant = self.replays.variant[alike.rows[0]]
             fits, reason = self._fits(variant)
             if not fits:
                 reasons.append(reason)
                 continue
-            done[launches] = True
-            notes += self._put(labels, ordered, variant, fits)
+            done[alike.launch] = True
+            notes += self._put(labels, alike.rows, variant, fits)
         return done, reasons, notes
 
     def difference(self, variant: Int64) -> str:

@@ -206,9 +206,12 @@ def _as_activities(trace: Attributed, calls: pl.DataFrame) -> Tables:
         }
     )
     return Tables(
-        gpu=gpu, host=trace.host, collectives=trace.host_collectives, threads=trace.threads,
+        gpu=gpu,
+        host=trace.host,
+        collectives=trace.host_collectives,
+        threads=trace.threads,
         meta=dataclasses.replace(trace.meta, losses=()),
-    )  # fmt: skip
+    )
 
 
 def _title(run: EagerRun, launches: Int64, number: int, count: int) -> str:
@@ -356,7 +359,7 @@ def matched_captures(
             for kind, k, named, op in zip(
                 captures.kinds.tolist(), kernel, captures.named.tolist(), operator, strict=True
             )
-        ]  # fmt: skip
+        ]
         number = np.array([numbers.setdefault(x, len(numbers)) for x in launches], np.int64)
         place = run.label + place_rows.add(run.places)
         for title, window in zip(captures.titles, captures.windows, strict=True):
@@ -366,11 +369,17 @@ def matched_captures(
     unnamed = np.array([k == _UNNAMED and op is not None for _, k, op in numbers], np.bool_)
     named, others = (
         BySequence(
-            replays, place_rows, stretches[is_named], weight,
-            "capture_names" if is_named else "capture_order", None, unnamed & (not is_named), one_stream=True,
+            replays=replays,
+            place_rows=place_rows,
+            stretches=stretches[is_named],
+            weight=weight,
+            rule="capture_names" if is_named else "capture_order",
+            repeated=None,
+            doubted=unnamed & (not is_named),
+            one_stream=True,
         )
         for is_named in (True, False)
-    )  # fmt: skip
+    )
     return named, others
 
 

@@ -94,11 +94,17 @@ class EagerRun:
             & ((pl.col("category") == "step") | (pl.col("parent").is_null() & (pl.col("category") == "range")))
         )
         return cls(
-            tables, rows, CapturedGraph(0, (), None, nodes),
-            tuple(Kernel(name) for name in distinct),
-            label.cast(pl.Int64).to_numpy(), distinct_places.drop("number"), called[rows],
-            ranges["start"].to_numpy(), (ranges["start"] + ranges["duration"]).to_numpy(), names,
-        )  # fmt: skip
+            tables=tables,
+            rows=rows,
+            graph=CapturedGraph(0, (), None, nodes),
+            kernels=tuple(Kernel(name) for name in distinct),
+            label=label.cast(pl.Int64).to_numpy(),
+            places=distinct_places.drop("number"),
+            called=called[rows],
+            begins=ranges["start"].to_numpy(),
+            ends=(ranges["start"] + ranges["duration"]).to_numpy(),
+            names=names,
+        )
 
     def of_rank(self, rank: int, groups: Iterable[Mapping[str, Any]]) -> tuple[EagerRun, int]:
         """The run as that of another rank of the same program.

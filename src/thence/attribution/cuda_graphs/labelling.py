@@ -199,11 +199,11 @@ def coverage(tables: Tables) -> Coverage:
     lowest = placed["confidence"].min()
     counts = {name: placed.height - placed[name].null_count() for name in GRAPH_LABELS}
     return Coverage(
-        int(inside.sum()),
-        joined.height,
-        int(tables.gpu["duration"].filter(inside).sum()),
-        int(tables.gpu["duration"].gather(joined["gpu"]).sum()),
-        dict(rules.rows()),
-        float(lowest) if isinstance(lowest, float) else None,
-        {name: count for name, count in counts.items() if count},
+        activities=int(inside.sum()),
+        labelled=joined.height,
+        graphed_ns=int(tables.gpu["duration"].filter(inside).sum()),
+        labelled_ns=int(tables.gpu["duration"].gather(joined["gpu"]).sum()),
+        rules=dict(rules.rows()),
+        confidence=float(lowest) if isinstance(lowest, float) else None,
+        places={name: count for name, count in counts.items() if count},
     )

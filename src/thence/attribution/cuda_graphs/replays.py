@@ -59,6 +59,23 @@ class Group:
 
 
 @dataclass(frozen=True)
+class OrderedLaunches:
+    """Launches whose activities are in the same order.
+
+    Attributes:
+        launch: index of each launch among those that were divided by order.
+        rows: int64 (launches, activities): rows of gpu, in order.
+        numbered: whether the order is that of the node numbers, and so of the capture; else it is that of the starts.
+        one_stream: whether all activities of a launch ran on one stream.
+    """
+
+    launch: Int64
+    rows: Int64
+    numbered: bool
+    one_stream: bool
+
+
+@dataclass(frozen=True)
 class Replays:
     """All activities of CUDA graphs in a trace.
 
@@ -115,17 +132,13 @@ class Replays:
         more = f", and {len(rows) - 1} like it" if len(rows) > 1 else ""
         return f"the graph launch with correlation id {correlation}{more}"
 
-    def sequences(self, rows: Int64) -> list[tuple[Int64, Int64, bool, bool]]:
+    def sequences(self, rows: Int64) -> list[OrderedLaunches]:
         """Groups launches by the order of their activities.
 
         Nodes are numbered as they are created, so numbers give the order of the capture.
 
         Args:
             rows: of gpu, (launches, activities): launches with equal multisets of activities.
-
-        Returns:
-            For each group: its launches; their rows in order; whether that is the order of the node numbers, else
-            it is that of the starts; and whether all activities ran on one stream.
         """
         gpu = self.tables.gpu
         flat = pl.Series(rows.reshape(-1))
@@ -139,4 +152,7 @@ class Replays:
         alike: dict[tuple[bytes, bool], list[int]] = {}
         for launch, key in enumerate(self.variant[rows]):
             alike.setdefault((key.tobytes(), bool(one_stream[launch])), []).append(launch)
-        return [(np.array(launches), rows[launches], numbered, alone) for (_, alone), launches in alike.items()]
+        return [
+            OrderedLaunches(np.array(launches), rows[launches], numbered, same_stream)
+            for (_, same_stream), launches in alike.items()
+        ]

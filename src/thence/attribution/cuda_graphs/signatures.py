@@ -128,7 +128,7 @@ class Signatures:
         ]
         nodes = nodes.with_columns(
             name=pl.Series([-1 if k is None else names.of_kernel(k) for k in nodes["kernel"]], dtype=pl.Int64)
-        )  # fmt: skip
+        )
         traced = frame.with_columns(
             name=pl.Series([names.of_trace(name) for name in frame["name"]], dtype=pl.Int64)
         ).rename({"kind": "type"})

@@ -66,7 +66,7 @@ def instruction_phases(module: HloModule, origin: pl.DataFrame, parts: pl.DataFr
             for phase, rule in phases_of(name, in_optimizer=inside)
         ],
         schema={"op_name": pl.String, "optimizer": pl.Boolean, "phase": pl.String, "phase_rule": pl.String},
-    )  # fmt: skip
+    )
     rows = known.with_row_index("constituent").join(phases_of_names, on=["op_name", "optimizer"])
     rows = rows.select(pl.col("constituent").cast(pl.Int64), "phase", "phase_rule")
     inside = parts.select(pl.col("instruction", "constituent").cast(pl.Int64)).join(rows, on="constituent")

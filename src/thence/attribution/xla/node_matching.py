@@ -134,12 +134,12 @@ def nodes_of(inside: pl.DataFrame) -> list[Nodes]:
     )
     return [
         Nodes(
-            int(part["graph"][0]),
-            part["number"].cast(pl.Int64).to_numpy(),
-            part["name"].to_list(),
-            part["kind"].to_list(),
-            part["bytes"].to_numpy(),
-            part["begun"].to_numpy(),
+            graph=int(part["graph"][0]),
+            number=part["number"].cast(pl.Int64).to_numpy(),
+            name=part["name"].to_list(),
+            kind=part["kind"].to_list(),
+            bytes=part["bytes"].to_numpy(),
+            begun=part["begun"].to_numpy(),
         )
         for part in nodes.partition_by("graph", maintain_order=True)
     ]
@@ -303,12 +303,12 @@ def _slot_by_slot(slots: Slots, nodes: Nodes, verdict_of_entry: NDArray[np.int8]
     verdict = np.where(seen[:count], np.int64(Verdict.NAMED), np.int64(Verdict.POSSIBLE))
     np.minimum.at(verdict, nodes.number, verdict_of_entry[np.arange(len(verdict_of_entry)), nodes.number])
     matched = Match(
-        slots.command[:count],
-        slots.level[:count],
-        verdict,
-        ~slots.is_(*MANY)[:count],
-        int(np.sum(verdict >= Verdict.SIZED)),
-        int(np.sum(verdict == Verdict.CONTRADICTS)),
+        command=slots.command[:count],
+        level=slots.level[:count],
+        verdict=verdict,
+        counted=~slots.is_(*MANY)[:count],
+        proofs=int(np.sum(verdict >= Verdict.SIZED)),
+        contradicting=int(np.sum(verdict == Verdict.CONTRADICTS)),
     )
     fits = bool((seen | unseen).all()) and _outweighed(matched, seen[:count])
     return matched if fits else None
@@ -366,12 +366,12 @@ def _certain(slots: Slots, possible: Mask, cells: NDArray[np.int8], nodes: Nodes
     seen = np.zeros(len(command), np.bool_)
     seen[nodes.number] = True
     return Match(
-        command,
-        np.where(command == _NONE, _NONE, level),
-        np.where(seen, verdict, np.int64(Verdict.POSSIBLE)),
-        np.logical_not((possible & many).any(axis=1)),
-        int(np.sum(seen & (command != _NONE) & (verdict >= Verdict.SIZED))),
-        int(np.sum(seen & (verdict == Verdict.CONTRADICTS))),
+        command=command,
+        level=np.where(command == _NONE, _NONE, level),
+        verdict=np.where(seen, verdict, np.int64(Verdict.POSSIBLE)),
+        counted=np.logical_not((possible & many).any(axis=1)),
+        proofs=int(np.sum(seen & (command != _NONE) & (verdict >= Verdict.SIZED))),
+        contradicting=int(np.sum(seen & (verdict == Verdict.CONTRADICTS))),
     )
 
 

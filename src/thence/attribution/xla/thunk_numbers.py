@@ -149,11 +149,11 @@ class _Part:
         in_place[1:] &= slots.role[:1] != Role.CALL  # nodes inside its node are numbered later
         several = bool((slots.role[:1] == Role.SEVERAL).any())
         return cls(
-            len(slots.command),
-            int(needed.sum()),
-            slots.exact,
-            slots.role.tolist() == [Role.LEAF],
-            None if several else int(in_place.sum()),
+            slots=len(slots.command),
+            needed=int(needed.sum()),
+            exact=slots.exact,
+            plain=slots.role.tolist() == [Role.LEAF],
+            width=None if several else int(in_place.sum()),
         )
 
 
