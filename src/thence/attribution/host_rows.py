@@ -223,5 +223,6 @@ def launch_rows(tables: Tables) -> Int64:
     launch = matched_rows(tables.gpu, tables.host, "correlation", CALLS)
     unknown = launch == NO_ROW
     if unknown.any():
+        # For profilers that were told to record no API calls: in our recordings, 14.0 s of device time, it finds none.
         launch = np.where(unknown, matched_rows(tables.gpu, tables.host, "external", _LINKED), launch)
     return launch
