@@ -16,7 +16,7 @@ import thence
 from helpers import event, kernel, launch, run_thence
 from recording_data import write_part
 from thence.attribution.launch_places import MOST_CHARACTERS, MOST_MEMBERS, merge_metadata
-from thence.readers.recording.parts import SCHEMAS
+from thence.readers.recording.folder import SCHEMAS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,6 @@ Libraries that call NCCL themselves are in no flight recorder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -205,8 +204,7 @@ class _Diagonal(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class _Alignment:
+class _Alignment(NamedTuple):
     """One way to pair the kernels of a sequence with consecutive calls, with one difference at most.
 
     Attributes:
