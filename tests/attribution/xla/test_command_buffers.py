@@ -16,8 +16,7 @@ from protowire import every, first
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.command_buffers import LEVELS, contradicted, derived_instructions
 from thence.attribution.xla.node_matching import LOW, Verdict, nodes_of, verdicts
-from thence.attribution.xla.node_numbers import Level, Role, Slots, planned, slots_of
-from thence.attribution.xla.schedules import schedule_of
+from thence.attribution.xla.program_commands import Level, Role, Slots, planned, schedule_of, slots_of
 from thence.model.launches import launch_correlations
 from thence.readers.jax import xplane
 from thence.readers.jax.hlo_dump import hlo_dump_modules
@@ -26,8 +25,7 @@ from thence.readers.source import Source
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from thence.attribution.xla.node_numbers import Command
-    from thence.attribution.xla.schedules import Schedule
+    from thence.attribution.xla.program_commands import Command, Schedule
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
 

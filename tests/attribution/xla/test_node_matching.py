@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from thence.attribution.xla.node_matching import Nodes, Verdict, match, nodes_of, verdicts
-from thence.attribution.xla.node_numbers import Level, Role, Slots, planned, slots_of
-from thence.attribution.xla.schedules import schedule_of
+from thence.attribution.xla.program_commands import Level, Role, Slots, planned, schedule_of, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thence.attribution.xla.node_matching import Match
-    from thence.attribution.xla.schedules import Schedule
+    from thence.attribution.xla.program_commands import Schedule
     from thence.model.hlo import HloModule
 
 

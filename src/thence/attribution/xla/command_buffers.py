@@ -1,12 +1,12 @@
 """Finds the HLO instruction of each activity of an XLA command buffer, if it can be proved.
 
 XLA runs parts of a program as CUDA graphs (command buffers), and profilers then record no HLO op. The nodes of a
-graph are numbered by a rule (`node_numbers`), so the command of each node follows from the list of the graph's
+graph are numbered by a rule (`program_commands`), so the command of each node follows from the list of the graph's
 commands. For each graph of each device, this list is found by the first of these that succeeds:
 
-1. ``hlo_creation``: XLA's NVTX ranges around the commands while it created the graph (`graph_creation`).
+1. ``hlo_creation``: XLA's NVTX ranges around the commands while it created the graph (`graph_commands`).
 2. ``hlo_thunk_number``: the number of the thunk that launches it, which shows where in the schedule the graph
-   begins (`thunk_numbers`); a node gets a command only if all lengths of the list that fit give it the same.
+   begins (`graph_commands`); a node gets a command only if all lengths of the list that fit give it the same.
 
 If XLA_FLAGS make XLA record commands in another order than that of the schedule, only the first is used.
 
@@ -31,11 +31,9 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.host_rows import launch_rows
-from thence.attribution.xla.graph_creation import MODULE, creations
+from thence.attribution.xla.graph_commands import MODULE, creations, possible_slots, thunk_numbers
 from thence.attribution.xla.node_matching import LOW, Verdict, match, nodes_of
-from thence.attribution.xla.node_numbers import TooManyNodes, slots_of
-from thence.attribution.xla.schedules import schedule_of
-from thence.attribution.xla.thunk_numbers import possible_slots, thunk_numbers
+from thence.attribution.xla.program_commands import TooManyNodes, schedule_of, slots_of
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
 from thence.model.thresholds import CONTRADICTING_LAUNCHES_SHARE
@@ -43,10 +41,9 @@ from thence.model.thresholds import CONTRADICTING_LAUNCHES_SHARE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from thence.attribution.xla.graph_creation import Creation
+    from thence.attribution.xla.graph_commands import Creation
     from thence.attribution.xla.node_matching import Match, Nodes
-    from thence.attribution.xla.node_numbers import Level, Slots
-    from thence.attribution.xla.schedules import Schedule
+    from thence.attribution.xla.program_commands import Level, Schedule, Slots
     from thence.model.tables import Tables
 
 
@@ -60,7 +57,7 @@ _NODES = {
     "rule": pl.String,
 }
 """One row for each node: graph and number of the node; command of the schedule, null where it is not known;
-level, as in `thence.attribution.xla.node_numbers`; counted, whether the node's number is that of its command;
+level, as in `thence.attribution.xla.program_commands`; counted, whether the node's number is that of its command;
 rule, the code of how it was found or why it was not."""
 _REORDERS = re.compile(
     r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true", re.IGNORECASE
@@ -331,7 +328,7 @@ def _levels(placed: Sequence[_PlacedGraph]) -> pl.DataFrame:
 
 
 LEVELS = {"graph": pl.UInt64, "level": pl.Int64, "parent": pl.Int64, "conditional": pl.Int64, "loops": pl.Boolean}
-"""One row for each level of each graph, as `thence.attribution.xla.node_numbers.Level` describes it."""
+"""One row for each level of each graph, as `thence.attribution.xla.program_commands.Level` describes it."""
 
 _LAUNCHED = ["program", "graph", "correlation"]
 _LEVEL_OF_GRAPH = ["graph", "level"]

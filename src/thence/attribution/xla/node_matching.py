@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.xla.node_numbers import MANY, Role, Slots
+from thence.attribution.xla.program_commands import MANY, Role, Slots
 from thence.model.thresholds import PROOFS_FOR_EACH
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thence.attribution.xla.schedules import Schedule
+    from thence.attribution.xla.program_commands import Schedule
     from thence.model.arrays import Int64, Mask
 
 
