@@ -48,7 +48,7 @@ _LATE_NS = 2_000_000_000
 """ns between a call and the launch of its kernel. NCCL makes a communicator in its first call, which takes longer."""
 _MAX_COMPARED = 50_000_000
 """Kernels times stretches that are compared."""
-_LISTED = 3
+_LISTED = 3  # names in a note
 _UNKNOWN_ORDER = (
     "collectives of a CUDA graph ran on several streams, and its nodes have no numbers: the order of its capture is "
     "unknown"

@@ -19,7 +19,7 @@ import thence
 from capture_data import Call, Recorder, compiled, layers
 from helpers import TORCH, recording, unzipped, written
 from thence.attribution.cuda_graphs import by_sequence
-from thence.attribution.cuda_graphs.by_sequence import FITS, match, most_in_common
+from thence.attribution.cuda_graphs.by_sequence import FITS, match, max_pairs
 from thence.trace import Trace
 
 if TYPE_CHECKING:
@@ -353,4 +353,4 @@ def test_long_sequences_are_divided_at_unique_kernels_in_the_same_order(monkeypa
 
 def test_the_most_that_two_sequences_have_in_common_is_an_upper_bound() -> None:
     launches, activities = (np.array([ord(x) for x in t], np.int64) for t in ("abcab", "abXab"))
-    assert most_in_common(EQUAL, launches, activities) == 4
+    assert max_pairs(EQUAL, launches, activities) == 4

@@ -42,8 +42,9 @@ FOREIGN = -4
 CONTRADICTED = -5
 """Stands for a label about which label files contradict each other."""
 
-_MAX_CELLS = 32_000_000  # of one table of possibilities
-_ROUNDS = 50
+_MAX_CELLS = 32_000_000  # of one table of possibilities, of a byte each: more replays are aligned in parts
+_ROUNDS = 50  # of narrowing; what is possible after them stays open
+# A quarter of the range, so that tolerances can be added without overflow.
 _NEVER, _ALWAYS = np.iinfo(np.int64).max // 4, np.iinfo(np.int64).min // 4
 
 

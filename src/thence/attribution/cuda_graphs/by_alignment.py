@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from thence.attribution.cuda_graphs.replays import Group, Replays
-    from thence.attribution.cuda_graphs.signatures import Names
+    from thence.attribution.cuda_graphs.signatures import KernelNames
     from thence.model.arrays import Int64, Mask
     from thence.model.graph_labels import CapturedGraph
 
@@ -60,7 +60,7 @@ class Candidate:
     """
 
     graph: CapturedGraph
-    names: Names
+    names: KernelNames
     label: Int64
     title: str
     kernel_names: Sequence[str]

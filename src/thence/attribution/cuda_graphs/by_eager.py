@@ -28,11 +28,11 @@ import polars as pl
 from thence.attribution.cuda_graphs.alignment import FOREIGN
 from thence.attribution.cuda_graphs.assigned_labels import AssignedLabels, JoinedLabels, PlaceRows, joined_rows
 from thence.attribution.cuda_graphs.by_alignment import MIN_SHARE, aligned_group
-from thence.attribution.cuda_graphs.by_sequence import FITS, UNKNOWN_ORDER, BySequence, Stretch, repetition
+from thence.attribution.cuda_graphs.by_sequence import FITS, UNKNOWN_ORDER, BySequence, LaunchSequence, repetition
 from thence.attribution.cuda_graphs.captures import Captures, matched_captures, names_of_kinds
 from thence.attribution.cuda_graphs.eager_run import EagerRun
 from thence.attribution.cuda_graphs.replays import Group, Replays
-from thence.attribution.cuda_graphs.signatures import Names, Signatures
+from thence.attribution.cuda_graphs.signatures import KernelNames, Signatures
 from thence.model.places import GRAPH_LABELS
 from thence.model.reasons import CODES
 from thence.units import format_share
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
 
 
-_MAX_WINDOWS = 32
+_MAX_WINDOWS = 32  # equal iterations that are compared: further ones show the same
 _TITLE = "the eager run"
 
 
@@ -97,7 +97,7 @@ class _Run:
     """
 
     run: EagerRun
-    names: Names
+    names: KernelNames
     signatures: Signatures
     by_sequence: BySequence
     parts: list[slice]
@@ -105,19 +105,19 @@ class _Run:
     @classmethod
     def of(cls, run: EagerRun, replays: Replays, place_rows: PlaceRows) -> _Run:
         traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
-        names = Names(run.kernels, traced)
+        names = KernelNames(run.kernels, traced)
         numbered = dataclasses.replace(run, label=run.label + place_rows.add(run.places))
         signatures = Signatures.of(run.graph, names, replays.kinds)
         weight = FITS * (np.arange(signatures.nodes.max(initial=0) + 1)[:, None] == signatures.variants)
         kinds, places = signatures.nodes, numbered.label
-        distinct = {(kinds[part].tobytes(), places[part].tobytes()): part for part in run.stretches()}
+        distinct = {(kinds[part].tobytes(), places[part].tobytes()): part for part in run.iterations()}
         parts = list(distinct.values())
-        stretches = [Stretch(_TITLE, kinds[part], places[part]) for part in parts]
+        sequences = [LaunchSequence(_TITLE, kinds[part], places[part]) for part in parts]
         doubted = np.zeros(len(weight), np.bool_)
         by_sequence = BySequence(
             replays=replays,
             place_rows=place_rows,
-            stretches=stretches,
+            sequences=sequences,
             weight=weight.astype(np.int8),
             rule="eager_alignment",
             repeated="eager_repetition",
@@ -299,7 +299,7 @@ def _order_notes(sources: _Sources, labels: AssignedLabels, rows: Int64) -> list
 
 
 _NAME_RULE = "eager_kernel_name"
-_MIN_KNOWN = 0.5
+_MIN_KNOWN = 0.5  # of the kernels of a launch: with fewer in the run, it may be another program
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class ByKernelName:
             places: the places by number.
         """
         frame = names_of_kinds(replays.kinds.frame)
-        names = Names(kernels, frame["name"].drop_nulls().unique(maintain_order=True))
+        names = KernelNames(kernels, frame["name"].drop_nulls().unique(maintain_order=True))
         of_kind = {"memcpy": len(kernels), "memset": len(kernels) + 1}
         of_variant = [
             of_kind.get(kind, -1) if kind != "kernel" else names.of_trace(name)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from thence.attribution.cuda_graphs.replays import Replays
-    from thence.attribution.cuda_graphs.signatures import Names
+    from thence.attribution.cuda_graphs.signatures import KernelNames
     from thence.model.arrays import Int64
     from thence.model.graph_labels import CapturedGraph, GraphLabels
 
-_LOW = (1 << 32) - 1
+_LOW = (1 << 32) - 1  # bits of a node id that are its number; those above are the id of the graph
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _executed(replays: Replays, rank: int, graph: int, rows: Int64, number: Int6
     return Executed(rank, graph, rows, number, [divmod(pair, kinds) for pair in pairs])
 
 
-def match(executable: Executed, labels: GraphLabels, names: Names, kernels: pl.DataFrame) -> Match:
+def match(executable: Executed, labels: GraphLabels, names: KernelNames, kernels: pl.DataFrame) -> Match:
     """The labels of an executable graph's nodes.
 
     Args:
@@ -145,7 +145,7 @@ def _texts(match: Match, labels: GraphLabels) -> Iterator[str]:
 
 
 def _matched(
-    ran: Executed, graph: CapturedGraph, labels: GraphLabels, names: Names, kernels: pl.DataFrame, rule: str
+    ran: Executed, graph: CapturedGraph, labels: GraphLabels, names: KernelNames, kernels: pl.DataFrame, rule: str
 ) -> Match:
     """Matches one executable graph to one captured graph."""
     nodes = graph.nodes.with_columns(pl.col("label").fill_null(-1))
@@ -191,7 +191,7 @@ class _NodesAndKernels:
 
     nodes: pl.DataFrame
     labels: GraphLabels
-    names: Names
+    names: KernelNames
     kernels: pl.DataFrame
 
     @cached_property

@@ -1,14 +1,14 @@
 """Labels graph replays by matching the order of their activities with the order of launches.
 
-The launches are those of a capture, or of an iteration of an eager run. A replay belongs to a stretch of launches if
-at least `MIN_SHARE` of both can be matched; if some stretches match as a whole, only these count. An activity that can
+The launches are those of a capture, or of an iteration of an eager run. A replay belongs to a sequence of launches if
+at least `MIN_SHARE` of both can be matched; if some sequences match as a whole, only these count. An activity that can
 be only one launch gets its places. One that can be several launches gets the places that these have in common, and one
 that can also be none of them gets nothing. So a kernel that only one side has costs the others nothing.
 
 An alignment pairs launches with activities in increasing order, each at most once, and only pairs that fit: `match`
 gets a weight for each pair of kinds, 0 for those that cannot belong together. Of all alignments, those with the
 largest sum of weights are considered. An activity is matched for certain only if all of them pair it with one and the
-same launch. So a kernel that one side lacks leaves its neighbours matched, and a stretch in which it could be any of
+same launch. So a kernel that one side lacks leaves its neighbours matched, and a sequence in which it could be any of
 several equal kernels stays open, with the launches that remain possible for each activity.
 
 Long sequences are first divided at pairs of which each side fits nothing else: unique kernels that are in the same
@@ -47,7 +47,7 @@ UNKNOWN_ORDER = "it ran on several streams and its nodes have no numbers: the or
 
 
 @dataclass(frozen=True)
-class Stretch:
+class LaunchSequence:
     """Consecutive launches: a capture, or an iteration of an eager run.
 
     Attributes:
@@ -63,16 +63,16 @@ class Stretch:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A stretch of launches matched to one order of activities.
+    """A sequence of launches matched to one order of activities.
 
     Attributes:
-        stretch: of which launches that the replay has nowhere are removed, if it is a part of an eager run.
-        times: how often the replay repeats the stretch.
-        turns: how often the stretch repeats the replay.
-        matched: positions in the repeated stretch and the repeated replay.
+        sequence: of which launches that the replay has nowhere are removed, if it is a part of an eager run.
+        times: how often the replay repeats the sequence.
+        turns: how often the sequence repeats the replay.
+        matched: positions in the repeated sequence and the repeated replay.
     """
 
-    stretch: Stretch
+    sequence: LaunchSequence
     times: int
     turns: int
     matched: Matched
@@ -80,19 +80,19 @@ class _Fit:
     @cached_property
     def share(self) -> float:
         """The share of launches and activities that can be matched."""
-        longest = max(self.times * len(self.stretch.kind), len(self.matched.open))
+        longest = max(self.times * len(self.sequence.kind), len(self.matched.open))
         return self.matched.pairs / longest
 
     @cached_property
-    def unlike(self) -> int:
+    def unmatched(self) -> int:
         """How many launches and activities cannot be matched."""
-        count = self.times * len(self.stretch.kind) + len(self.matched.open)
+        count = self.times * len(self.sequence.kind) + len(self.matched.open)
         return count - 2 * self.matched.pairs
 
     def pairs(self, count: int) -> tuple[Int64, Int64, Mask]:
         """Place and activity of each possible pair, and which of ``count`` activities can also have none.
 
-        If the stretch repeats the replay, an activity needs a launch in one of the repetitions only.
+        If the sequence repeats the replay, an activity needs a launch in one of the repetitions only.
         """
         matched = self.matched
         opened = matched.open.copy()
@@ -100,30 +100,30 @@ class _Fit:
         always = np.ones(count, np.bool_)
         always[np.flatnonzero(~opened) % count] = False
         kept = ~opened[matched.activity] | always[matched.activity % count]
-        place = self.stretch.place[matched.launch[kept] % len(self.stretch.place)]
+        place = self.sequence.place[matched.launch[kept] % len(self.sequence.place)]
         return place, matched.activity[kept] % count, always
 
 
 @dataclass
 class BySequence:
-    """The stretches of launches to which the replays of one rank can belong.
+    """The sequences of launches to which the replays of one rank can belong.
 
     Attributes:
         replays: the replays to be labelled.
         place_rows: the places by number; labelling adds to it.
-        stretches: the launches.
+        sequences: the launches.
         weight: for each kind of launch and each variant of the replays, whether they fit (`match`).
         rule: code of the rule for activities that can be only one launch.
-        repeated: code of the rule if the replay repeats the stretch; None if stretches are whole captures, of which
+        repeated: code of the rule if the replay repeats the sequence; None if sequences are whole captures, of which
             a replay holds each launch once.
-        doubted: for each kind of launch, whether pairs with it are doubted if they occur nowhere else (`_odd`).
+        doubted: for each kind of launch, whether pairs with it are doubted if they occur nowhere else.
         one_stream: whether activities of a replay that ran on one stream are in the order of the launches.
         ordered: rows of gpu that were labelled, with the number of kernels among them, and of kernels that fit.
     """
 
     replays: Replays
     place_rows: PlaceRows
-    stretches: Sequence[Stretch]
+    sequences: Sequence[LaunchSequence]
     weight: NDArray[np.int8]
     rule: str
     repeated: str | None
@@ -140,13 +140,13 @@ class BySequence:
             rows: of gpu, (launches, activities): launches with equal kernels.
 
         Returns:
-            which launches belong to a stretch, why others do not, and notes on what differs.
+            which launches belong to a sequence, why others do not, and notes on what differs.
         """
         done = np.zeros(len(rows), np.bool_)
         reasons, notes = [], []
         for alike in self.replays.sequences(rows):
-            if not self.stretches or not (alike.numbered or (alike.one_stream and self.one_stream)):
-                reasons += [UNKNOWN_ORDER] if self.stretches else []
+            if not self.sequences or not (alike.numbered or (alike.one_stream and self.one_stream)):
+                reasons += [UNKNOWN_ORDER] if self.sequences else []
                 continue
             variant = self.replays.variant[alike.rows[0]]
             fits, reason = self._fits(variant)
@@ -158,24 +158,24 @@ class BySequence:
         return done, reasons, notes
 
     def difference(self, variant: Int64) -> str:
-        """A sentence on what a replay and the most similar stretch have in common, by their kernels alone."""
-        parts = [self._fitted(stretch, variant) for stretch in self.stretches]
+        """A sentence on what a replay and the most similar sequence have in common, by their kernels alone."""
+        parts = [self._fitted(sequence, variant) for sequence in self.sequences]
         shares = [self._common(variant, *part) for part in parts]
         return self._difference(variant, *parts[int(np.argmax(shares))], max(shares))
 
-    def _common(self, variant: Int64, part: Stretch, times: int, turns: int) -> float:
-        """The share of a stretch and a replay that can be matched at most."""
+    def _common(self, variant: Int64, part: LaunchSequence, times: int, turns: int) -> float:
+        """The share of a sequence and a replay that can be matched at most."""
         launches, activities = np.tile(part.kind, times), np.tile(variant, turns)
         if not len(launches):
             return 0.0
         longest = max(len(launches), len(activities))
-        return most_in_common(self.weight, launches, activities) / longest
+        return max_pairs(self.weight, launches, activities) / longest
 
     def _fits(self, variant: Int64) -> tuple[list[_Fit], str]:
-        """The stretches to which a replay can belong; why there are none."""
+        """The sequences to which a replay can belong; why there are none."""
         fits, most, why = [], -1.0, ""
-        for stretch in self.stretches:
-            part, times, turns = self._fitted(stretch, variant)
+        for sequence in self.sequences:
+            part, times, turns = self._fitted(sequence, variant)
             share = self._common(variant, part, times, turns)
             reason = None
             if share >= MIN_SHARE:
@@ -190,15 +190,15 @@ class BySequence:
                 most, why = share, reason or self._difference(variant, part, times, turns, share)
         complete = [fit for fit in fits if fit.share == 1 and not fit.matched.open.any()]
         margin = _MARGIN if self.repeated is None else 0
-        least = min((fit.unlike for fit in fits), default=0)
-        return complete or [fit for fit in fits if fit.unlike <= least + margin], why
+        least = min((fit.unmatched for fit in fits), default=0)
+        return complete or [fit for fit in fits if fit.unmatched <= least + margin], why
 
-    def _fitted(self, stretch: Stretch, variant: Int64) -> tuple[Stretch, int, int]:
-        """A stretch, and how often the replay repeats it, or it the replay."""
+    def _fitted(self, sequence: LaunchSequence, variant: Int64) -> tuple[LaunchSequence, int, int]:
+        """A sequence, and how often the replay repeats it, or it the replay."""
         if self.repeated is None:
-            return stretch, 1, 1
-        used = np.isin(stretch.kind, np.nonzero(self.weight[:, np.unique(variant)])[0])
-        part = Stretch(stretch.title, stretch.kind[used], stretch.place[used])
+            return sequence, 1, 1
+        used = np.isin(sequence.kind, np.nonzero(self.weight[:, np.unique(variant)])[0])
+        part = LaunchSequence(sequence.title, sequence.kind[used], sequence.place[used])
         ratio = len(variant) / max(len(part.kind), 1)
         return part, max(1, round(ratio)), max(1, round(1 / ratio)) if ratio else 1
 
@@ -210,7 +210,7 @@ class BySequence:
             for _ in range(_ROUNDS if self.doubted.any() else 0):
                 activity = np.flatnonzero(matched.only() >= 0)
                 kind, variant = launches[matched.only()[activity]], activities[activity]
-                odd = _odd(kind, variant, self.doubted[kind])
+                odd = _doubtful_pairs(kind, variant, self.doubted[kind])
                 if not odd.any():
                     break
                 weight = weight.copy()
@@ -219,8 +219,8 @@ class BySequence:
             self._known[key] = matched
         return self._known[key]
 
-    def _difference(self, variant: Int64, part: Stretch, times: int, turns: int, share: float) -> str:
-        """A sentence on what a replay and a stretch have in common."""
+    def _difference(self, variant: Int64, part: LaunchSequence, times: int, turns: int, share: float) -> str:
+        """A sentence on what a replay and a sequence have in common."""
         names = self.replays.kinds.frame["name"]
         launches, activities = times * len(part.kind), turns * len(variant)
         paired = round(share * max(launches, activities) / turns)
@@ -267,7 +267,7 @@ class BySequence:
         """How many kernels fit the only launch that they can be."""
         launch = fit.matched.only()[: len(variant)]
         kernels = (launch >= 0) & self._is_kernel[variant]
-        kinds = fit.stretch.kind[launch[kernels] % len(fit.stretch.kind)]
+        kinds = fit.sequence.kind[launch[kernels] % len(fit.sequence.kind)]
         return int((self.weight[kinds, variant[kernels]] == FITS).sum())
 
     @cached_property
@@ -279,22 +279,22 @@ class BySequence:
         """Sentences on repetitions, and on what was not matched."""
         notes, fit = [], fits[0]
         if self.repeated is not None and fit.times > 1:
-            notes.append(repetition(fit.stretch.title, fit.times))
+            notes.append(repetition(fit.sequence.title, fit.times))
         left = np.flatnonzero(number <= -2)
-        spare = fit.times * len(fit.stretch.kind) - len(np.unique(fit.matched.launch))
+        spare = fit.times * len(fit.sequence.kind) - len(np.unique(fit.matched.launch))
         if len(left) or spare:
             text = f"{len(left):,} of its {len(number):,} activities"
             if len(left):
                 name = self.replays.kinds.frame["name"][int(variant[left[0]])]
                 text += f" (the first is activity {left[0]}, `{short_name(name or '')}`)"
             notes.append(
-                f"{text} and {spare:,} of the {fit.times * len(fit.stretch.kind):,} launches of {fit.stretch.title} "
+                f"{text} and {spare:,} of the {fit.times * len(fit.sequence.kind):,} launches of {fit.sequence.title} "
                 "have no certain counterpart; all others are in the same order"
             )
         return notes
 
 
-def _odd(kind: Int64, variant: Int64, doubted: Mask) -> Mask:
+def _doubtful_pairs(kind: Int64, variant: Int64, doubted: Mask) -> Mask:
     """Pairs of launch and kernel that other pairs make doubtful.
 
     A launch in another position shifts the pairs after it. This shows where two neighbouring pairs occur only once,
@@ -398,7 +398,7 @@ def match(weight: NDArray[np.int8], launches: Int64, activities: Int64) -> Match
     return Matched(launch[order], activity[order], opened, count)
 
 
-def most_in_common(weight: NDArray[np.int8], launches: Int64, activities: Int64) -> int:
+def max_pairs(weight: NDArray[np.int8], launches: Int64, activities: Int64) -> int:
     """The most pairs that an alignment can have, by counting the launches and activities that fit anything."""
     fitting = weight[np.ix_(np.unique(launches), np.unique(activities))] > 0
     by_launch = np.bincount(launches)[np.unique(launches)][fitting.any(axis=1)].sum()

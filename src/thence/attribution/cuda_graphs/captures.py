@@ -34,10 +34,10 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.attribute import attribute
-from thence.attribution.cuda_graphs.by_sequence import FITS, POSSIBLE, BySequence, Stretch
+from thence.attribution.cuda_graphs.by_sequence import FITS, POSSIBLE, BySequence, LaunchSequence
 from thence.attribution.cuda_graphs.eager_run import EagerRun
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
-from thence.attribution.cuda_graphs.signatures import Names
+from thence.attribution.cuda_graphs.signatures import KernelNames
 from thence.model.launches import CALLS
 from thence.model.tables import GPU, Tables
 
@@ -344,9 +344,9 @@ def matched_captures(
     """
     frame = names_of_kinds(replays.kinds.frame)
     kernels = [kernel for captures in all_captures for kernel in captures.run.kernels]
-    names = Names(kernels, frame["name"].drop_nulls().unique(maintain_order=True))
+    names = KernelNames(kernels, frame["name"].drop_nulls().unique(maintain_order=True))
     numbers: dict[_Launch, int] = {}
-    stretches: dict[bool, list[Stretch]] = {True: [], False: []}
+    sequences: dict[bool, list[LaunchSequence]] = {True: [], False: []}
     first_name = 0
     for captures in all_captures:
         run = captures.run
@@ -363,15 +363,15 @@ def matched_captures(
         number = np.array([numbers.setdefault(x, len(numbers)) for x in launches], np.int64)
         place = run.label + place_rows.add(run.places)
         for title, window in zip(captures.titles, captures.windows, strict=True):
-            stretch = Stretch(title, number[window], place[window])
-            stretches[bool(captures.named[window].all())].append(stretch)
+            sequence = LaunchSequence(title, number[window], place[window])
+            sequences[bool(captures.named[window].all())].append(sequence)
     weight = _weights(list(numbers), names, frame, traces, replays)
     unnamed = np.array([k == _UNNAMED and op is not None for _, k, op in numbers], np.bool_)
     named, others = (
         BySequence(
             replays=replays,
             place_rows=place_rows,
-            stretches=stretches[is_named],
+            sequences=sequences[is_named],
             weight=weight,
             rule="capture_names" if is_named else "capture_order",
             repeated=None,
@@ -384,7 +384,7 @@ def matched_captures(
 
 
 def _weights(
-    launches: Sequence[_Launch], names: Names, frame: pl.DataFrame, traces: Sequence[Attributed], replays: Replays
+    launches: Sequence[_Launch], names: KernelNames, frame: pl.DataFrame, traces: Sequence[Attributed], replays: Replays
 ) -> NDArray[np.int8]:
     """Whether each kind of launch fits each variant of the replays, as `by_sequence.match` takes it."""
     weight = np.zeros((len(launches), frame.height), np.int8)

@@ -27,7 +27,7 @@ from thence.model.tables import DESCRIBED, GRAPH_PLACES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from thence.attribution.cuda_graphs.signatures import Names
+    from thence.attribution.cuda_graphs.signatures import KernelNames
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
@@ -119,7 +119,7 @@ class EagerRun:
         collectives, unknown = collectives_of_rank(self.places["collective"], rank, groups)
         return replace(self, places=self.places.with_columns(collective=collectives)), unknown
 
-    def stretches(self) -> list[slice]:
+    def iterations(self) -> list[slice]:
         """The launches in each profiler step and outermost range, then all launches."""
         first = np.searchsorted(self.called, self.begins)
         last = np.searchsorted(self.called, self.ends, "right")
@@ -133,7 +133,7 @@ class EagerRun:
         """Whether all its activities ran on one stream."""
         return self.tables.gpu.select("device", "stream")[self.rows].n_unique() <= 1
 
-    def window(self, chosen: Int64, names: Names, title: str) -> Candidate:
+    def window(self, chosen: Int64, names: KernelNames, title: str) -> Candidate:
         """Makes a captured graph of chosen launches: an edge joins consecutive launches of a stream.
 
         A launch may be chosen several times.

@@ -24,7 +24,7 @@ from thence.attribution.cuda_graphs.assigned_labels import PLACE_COLUMNS, Assign
 from thence.attribution.cuda_graphs.by_alignment import Candidate, aligned_group
 from thence.attribution.cuda_graphs.by_node import executed, match
 from thence.attribution.cuda_graphs.replays import Replays
-from thence.attribution.cuda_graphs.signatures import Names, Signatures
+from thence.attribution.cuda_graphs.signatures import KernelNames, Signatures
 from thence.attribution.paths import SEPARATOR
 from thence.model.collective_columns import described_structs
 from thence.model.graph_labels import CapturedPlace, Label, Process
@@ -97,14 +97,14 @@ class _File:
     """
 
     labels: GraphLabels
-    names: Names
+    names: KernelNames
     label: Int64
     candidates: list[tuple[Candidate, Signatures]]
 
     @classmethod
     def of(cls, file: GraphLabels, label: Int64, replays: Replays) -> _File:
         traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
-        names = Names(file.kernels, traced)
+        names = KernelNames(file.kernels, traced)
         candidates = []
         for graph in file.graphs:
             if graph.edges is None or graph.nodes["kernel"].null_count() == graph.nodes.height:

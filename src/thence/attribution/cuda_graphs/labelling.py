@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LABELS_NOTE = "labels of CUDA graphs"
 """Begin of the note that names the label files that were joined."""
-_MAX_LISTED = 3
+_MAX_LISTED = 3  # files in a note or warning
 
 
 def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:

@@ -56,7 +56,7 @@ def short_name(name: str) -> str:
     return short_names([name])[name]
 
 
-class Names:
+class KernelNames:
     """Numbers for kernel names; all spellings of one kernel's name have the same number.
 
     Args:
@@ -117,7 +117,7 @@ class Signatures:
     complete: bool
 
     @classmethod
-    def of(cls, graph: CapturedGraph, names: Names, variants: Variants) -> Signatures:
+    def of(cls, graph: CapturedGraph, names: KernelNames, variants: Variants) -> Signatures:
         """The numbers for one graph. Grid and block are compared only if all kernels on both sides have them."""
         nodes, frame = graph.nodes, variants.frame
         kernels = nodes.filter(pl.col("type") == "kernel")

@@ -239,7 +239,7 @@ def _first_active(host: pl.DataFrame, parent: Int64, active: Mask, around: Mask)
 COMMAND_BUFFER = r"^(?:(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=)?command_buffer_(\d{1,9})(?:[,#]|$)"
 """Host range of the thunk that launches a graph; the group is the number of its first thunk."""
 
-_MAX_DEPTH = 50
+_MAX_DEPTH = 50  # of calls of computations: those of a damaged module may form a cycle
 
 
 def thunk_numbers(tables: Tables, launches: pl.DataFrame) -> pl.DataFrame:

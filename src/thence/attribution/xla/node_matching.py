@@ -220,7 +220,7 @@ class _SlotFacts:
 # ---- Matching nodes to slots
 
 
-_MAX_CELLS = 25_000_000
+_MAX_CELLS = 25_000_000  # nodes times slots that are compared, of a byte each
 _NONE = -1
 
 

@@ -53,7 +53,7 @@ _MOVING = """
 bitcast broadcast concatenate constant copy dynamic-slice dynamic-update-slice
 get-tuple-element iota pad parameter partition-id replica-id reshape slice transpose tuple
 """.split()  # noqa: SIM905 - as above
-_SCALAR_BYTES = 8
+_SCALAR_BYTES = 8  # such as the position at which data are read or written
 
 
 @dataclass(frozen=True)
@@ -266,8 +266,8 @@ def _inputs(table: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
 
 
 _BRANCHES = 8  # the most among which one kernel chooses (kBranchBatchSize)
-_MAX_SLOTS = 100_000
-_MAX_DEPTH = 50
+_MAX_SLOTS = 100_000  # of one graph: a damaged module may claim any number
+_MAX_DEPTH = 50  # of calls of computations: those of a damaged module may form a cycle
 
 
 class TooManyNodes(ThenceError):
