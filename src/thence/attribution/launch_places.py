@@ -370,8 +370,8 @@ _SPECIAL = {
 
 MAX_MEMBERS = 64
 MAX_CHARACTERS = 4096
-"""Of the metadata that an activity inherits from the marks around it: without a limit, nested marks could make texts that
-are thousands of times as long as the trace."""
+"""Of the metadata that an activity inherits from the marks around it: without a limit, nested marks could make texts
+thousands of times as long as the trace."""
 
 
 def merged_metadata(parent: Int64, metadata: pl.Series, rows: Int64, has_metadata: Mask) -> pl.Series:

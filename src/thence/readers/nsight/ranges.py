@@ -301,10 +301,10 @@ def _categories(ranges: pl.DataFrame) -> pl.Expr:
     """Category of each range: framework for a library's domain, op for an operator's name, else by its name."""
     names = ranges["name"].unique()
     categories = pl.DataFrame(
-        {"name": names, "told": [category_of("range", str(name)) for name in names]},
-        schema={"name": pl.Categorical(), "told": pl.String},
+        {"name": names, "category": [category_of("range", str(name)) for name in names]},
+        schema={"name": pl.Categorical(), "category": pl.String},
     )
-    by_name = ranges.select("name").join(categories, on="name", how="left", maintain_order="left")["told"]
+    by_name = ranges.select("name").join(categories, on="name", how="left", maintain_order="left")["category"]
     return (
         pl.when(pl.col("domain").cast(pl.String).str.contains(LIBRARIES).fill_null(value=False))
         .then(pl.lit("framework"))
