@@ -19,7 +19,7 @@ from thence.model.losses import Loss
 from thence.model.names import UNNAMED
 from thence.model.tables import GPU, Device, Meta, Tables
 from thence.readers.kineto.metadata import rank_of
-from thence.readers.nsight.tables import copy_name, set_name
+from thence.readers.nsight.activities import copy_name, set_name
 from thence.units import several
 
 if TYPE_CHECKING:
