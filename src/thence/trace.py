@@ -85,8 +85,8 @@ if TYPE_CHECKING:
     from thence.analysis.whatif.answer import WhatIf
     from thence.analysis.whatif.graph import Program
     from thence.attribution import attribute
-    from thence.attribution.cuda_graphs import coverage, labelling
-    from thence.attribution.cuda_graphs.coverage import Coverage
+    from thence.attribution.cuda_graphs import labelling
+    from thence.attribution.cuda_graphs.labelling import Coverage
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
     from thence.model.places import By, FlameBy
@@ -116,7 +116,7 @@ else:
         "thence.analysis.timelines": "activity_timeline overview:overviews timeline:timelines",
         "thence.analysis.whatif": "answer:whatif_answer changes critical_path graph prediction",
         "thence.attribution": "attribute",
-        "thence.attribution.cuda_graphs": "coverage labelling",
+        "thence.attribution.cuda_graphs": "labelling",
         "thence.readers": "label_files",
         "thence.writers.charts": "results:charts",
         "thence.writers.flame": "chart:flame_charts",
@@ -251,7 +251,7 @@ class Trace:
     @property
     def graph_coverage(self) -> Coverage:
         """How much of the work in CUDA graphs has a label, and by which rule."""
-        return coverage.coverage(self.tables)
+        return labelling.coverage(self.tables)
 
     def graph_lanes(self) -> GraphLanes:
         """The work in CUDA graphs, per stream as recorded and per lane as labelled."""

@@ -48,8 +48,8 @@ class StoredTrace(Trace):
 
     def __init__(self, store: Store, selection: Selection | None = None) -> None:
         chosen = selection or Selection()
-        whole = store.of_ranks(chosen.ranks) if chosen.ranks else store
-        vars(self).update(store=whole, own=store.manifest.settings.own, selection=chosen)
+        chosen_store = store.of_ranks(chosen.ranks) if chosen.ranks else store
+        vars(self).update(store=chosen_store, own=store.manifest.settings.own, selection=chosen)
 
     store: Store
 
@@ -61,10 +61,10 @@ class StoredTrace(Trace):
             UsageError: they do not fit into memory.
         """
         self.store.check_memory()
-        whole = concat_attributed(list(self.store.parts()))
-        told = self.store.meta
-        meta = replace(whole.meta, warnings=told.warnings, notes=told.notes)
-        return replace(whole, meta=meta)
+        tables = concat_attributed(list(self.store.parts()))
+        stored = self.store.meta
+        meta = replace(tables.meta, warnings=stored.warnings, notes=stored.notes)
+        return replace(tables, meta=meta)
 
     @cached_property
     def recorded(self) -> Attributed:
@@ -113,8 +113,8 @@ class StoredTrace(Trace):
         if not frames or frames["totals"]["xla"].n_unique() != 1:
             return super().report(by)
         with self.store.reading():
-            found = merged_summary(frames, by, self.meta, self.selection)
-        return self._answer(replace(found, soundness=self._soundness))
+            summary = merged_summary(frames, by, self.meta, self.selection)
+        return self._answer(replace(summary, soundness=self._soundness))
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
         """Tables of the report by a kind of place, from the tables of each rank; empty if one rank lacks data."""

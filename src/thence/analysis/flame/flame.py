@@ -23,7 +23,7 @@ from thence.analysis.idle.answer import idle_time, why_no_causes
 from thence.analysis.kernel_groups import communicates
 from thence.analysis.layers import folded_frames
 from thence.analysis.summary import summarize
-from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
+from thence.attribution.paths import KEPT_LEVELS, MAX_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
 from thence.model.answer import Answer, TableView
@@ -165,7 +165,7 @@ class Flame(Answer):
     def stacks(self) -> Iterator[tuple[tuple[str, ...], Ns]]:
         """Yields the frames and self time of each stack with self time, outermost frame first, without the root.
 
-        Among siblings, larger frames come first, idle frames last. A stack of more than `MOST_LEVELS`
+        Among siblings, larger frames come first, idle frames last. A stack of more than `MAX_LEVELS`
         frames is shortened to its `KEPT_LEVELS` outermost and innermost frames, and one frame between them
         with the number of omitted frames.
         """
@@ -185,7 +185,7 @@ class Flame(Answer):
 
 def _shortened(frames: list[str]) -> tuple[str, ...]:
     """A stack with its middle frames omitted if it is very deep."""
-    if len(frames) <= MOST_LEVELS:
+    if len(frames) <= MAX_LEVELS:
         return tuple(frames)
     gap = left_out(len(frames) - 2 * KEPT_LEVELS)
     return (*frames[:KEPT_LEVELS], gap, *frames[-KEPT_LEVELS:])

@@ -19,7 +19,7 @@ from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import STEP, selected_steps, steps
 from thence.attribution.host_rows import row_numbers
-from thence.attribution.server_passes import server_passes
+from thence.attribution.serving import server_passes
 from thence.errors import MissingData
 from thence.model.answer import Answer, TableView
 from thence.model.intervals import chain_to

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Array
     from thence.units import Bytes
+
 
 _VERSIONS = range(1, RECORDING_VERSION + 1)
 _MAX_PARTS = 1_000_000
@@ -45,7 +45,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 """Columns that are read of each table, and the types that they are cast to."""
 
 
-def _frame(columns: Mapping[str, npt.NDArray[Any] | list[str | None]]) -> pl.DataFrame:
+def _frame(columns: Mapping[str, Array | list[str | None]]) -> pl.DataFrame:
     return pl.DataFrame(
         [
             pl.Series(name, values) if isinstance(values, np.ndarray) else pl.Series(name, values, pl.String)
@@ -196,8 +196,8 @@ class Folder:
         schema = SCHEMAS[name]
         parts = self._parts.get(name, {})
         frames = {number: self._part(parts[number], name) for number in sorted(parts)}
-        whole = [frame for frame in frames.values() if frame is not None]
-        table = pl.concat(whole) if whole else pl.DataFrame(schema=schema)
+        intact = [frame for frame in frames.values() if frame is not None]
+        table = pl.concat(intact) if intact else pl.DataFrame(schema=schema)
         self._check(name, [number for number, frame in frames.items() if frame is None], table.height)
         return table
 

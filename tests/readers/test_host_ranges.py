@@ -1,8 +1,8 @@
-"""One rule for the nesting of host rows: the same rows through every reader that has API calls."""
+"""Categories and nesting of host ranges: one rule for the ranges of all readers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 import helpers
 import nsight_data
-from helpers import examples
+import thence
+from helpers import FSDP, TORCH, examples, opened, recording
 from protowire import message
 from recording_data import BEGAN, kernel, written
 from thence.model.intervals import NO_ROW
 from thence.model.tables import HOST_CATEGORIES
-from thence.readers.nesting import host_order, host_parents
-from thence.readers.recording.parts import SCHEMAS
+from thence.readers.host_ranges import host_order, host_parents, ranges_among_ops
+from thence.readers.recording.folder import SCHEMAS
 from thence.readers.registry import read
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from thence.model.tables import Tables
+
+
+# ---- Nesting
+
 
 Row = tuple[str, int, int]
 """Name, first nanosecond, first nanosecond after."""
@@ -80,7 +85,7 @@ def nsight(folder: Path) -> Path:
     )
 
 
-def recording(folder: Path) -> Path:
+def own_recording(folder: Path) -> Path:
     names = [{"number": number, "name": name, "demangled": None} for number, (name, _, _) in enumerate(ROWS, 1)]
     calls, marks = [], []
     for number, (name, start, end) in enumerate(ROWS, 1):
@@ -118,7 +123,7 @@ def around(tables: Tables) -> dict[str, str | None]:
     return dict(zip(names, names.gather(tables.host["parent"]), strict=True))
 
 
-@pytest.mark.parametrize("write", [kineto, nsight, recording, xspace])
+@pytest.mark.parametrize("write", [kineto, nsight, own_recording, xspace])
 def test_every_reader_nests_alike(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     tables = read([write(tmp_path)])
     assert around(tables) == AROUND
@@ -174,3 +179,68 @@ def test_order_and_parents_by_definition(rows: list[tuple[int, int, int, int]]) 
         for i, row in enumerate(ordered)
     ]
     assert host_parents(*(column[order] for column in columns)).tolist() == inside
+
+
+# ---- Categories
+
+
+def labels_of(trace: thence.Trace) -> set[str]:
+    ranges = trace.tables.host.filter(pl.col("category") == "range")
+    return set(ranges["name"].cast(pl.String).to_list())
+
+
+@pytest.mark.parametrize("shapes", [0, 1])
+def test_ranges_that_pytorch_records_as_operators_are_labels_and_nothing_else_is(shapes: int) -> None:
+    """Recorded by torch 2.13: attention and mlp by _RecordFunctionFast, F is an autograd.Function,
+    mine::op a custom operator; torch.compile names its phases in the same way as the user."""
+    trace = thence.open(TORCH / "ranges" / f"torch-2.13_cpu_shapes{shapes}.json.gz")
+    assert labels_of(trace) == {"attention", "mlp", "user", "classic"}
+    ops = trace.tables.host.filter(pl.col("category") == "op")["name"].cast(pl.String).unique().to_list()
+    assert {"F", "detach", "mine::op", "aten::linear", "AddmmBackward0"} <= set(ops)
+
+
+def test_recordings_without_such_ranges_keep_their_labels() -> None:
+    user = {"forward", "backward", "optimizer", "attention", "mlp"}
+    assert labels_of(thence.open(recording("torch_compile_rank0"))) == {"forward", "backward", "optimizer"}
+    for path in (recording("torch_eager_rank0"), FSDP[0]):
+        assert labels_of(thence.open(path)) == user
+
+
+def op(name: str, ts: int, dur: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+
+
+def test_kernels_get_such_a_label_and_keep_their_operator(tmp_path: Path) -> None:
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 14, "dur": 2}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 20, "dur": 5}
+    trace = opened(
+        tmp_path,
+        [
+            op("attention", 10, 10, **{"External id": 1, "Record function id": 0}),
+            op("aten::mm", 12, 6, **{"External id": 2}),
+            launch | {"args": {"correlation": 5}},
+            kernel | {"args": {"correlation": 5, "device": 0, "stream": 7}},
+        ],
+    )
+    assert trace.tables.places.select("label", "op").cast(pl.String).rows() == [("attention", "aten::mm")]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("attention", True),
+        ("layer0/mlp", True),
+        ("gc", False),  # a phase of the compiler: gc_data lies beside
+        ("detach", False),  # inside aten::detach
+        ("MyFunction", False),  # PyTorch recorded a sequence number with it
+        ("AddmmBackward0", False),
+        ("triton_poi_fused_add_0", False),
+        ("record_param_comms", False),
+        ("build_guards (dynamo_timed)", False),
+        ("Torch-Compiled Region: 0/0", False),
+    ],
+)
+def test_names_among_operators(name: str, *, label: bool) -> None:
+    ops = {name, "aten::detach", "aten::add"}
+    found = ranges_among_ops(ops, {"MyFunction", "aten::add"}, {"gc_data: compile_id=0/0"})
+    assert found == ({name} if label else set())

@@ -14,7 +14,7 @@ from helpers import examples
 from recording_data import BEGAN, kernel, written
 from thence.capture.boundaries.log import BEGINS, ENDS, READ
 from thence.model.launches import COUNTED, UNCERTAIN
-from thence.readers.recording.counted import boundaries_of, counted_launches, numbers_of, outside_of_ranges
+from thence.readers.recording.counted_launches import boundaries_of, counted_launches, numbers_of, outside_of_ranges
 from thence.readers.recording.place_ranges import place_ranges
 from thence.writers.flame.folded import folded_lines
 

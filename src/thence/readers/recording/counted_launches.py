@@ -27,9 +27,7 @@ from thence.model.intervals import NO_ROW
 from thence.model.launches import COUNTED, UNCERTAIN
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from thence.model.arrays import Int64
+    from thence.model.arrays import Int64, Mask
 
 
 _WORD = 1 << 32
@@ -61,8 +59,8 @@ class Boundaries:
     thread: Int64
     place: Int64
     following: Int64
-    launches: npt.NDArray[np.bool_]
-    noted: npt.NDArray[np.bool_]
+    launches: Mask
+    noted: Mask
     numbered: bool
     reused: tuple[int, int] | None
     first: int
@@ -145,15 +143,15 @@ def counted_launches(gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, bou
     number = launches["number"].to_numpy()
     interval = np.searchsorted(boundaries.counter, number, "left") - 1
     owner, why = _owners(boundaries, interval, number)
-    at = np.maximum(owner, 0)
+    row = np.maximum(owner, 0)
     certain = owner != NO_ROW
     times = np.append(boundaries.time, _NEVER)  # the time after a thread's last boundary
     reached = np.append(np.maximum.accumulate(boundaries.time), 0)
     frame = launches.with_columns(
         why=pl.Series(why),
-        thread=pl.Series(np.where(certain, np.append(boundaries.thread, 0)[at], _NO_THREAD)),
-        earliest=pl.Series(np.where(certain, times[at], reached[interval])),
-        latest=pl.Series(np.where(certain, times[np.append(boundaries.following, 0)[at]] - 1, _NEVER)),
+        thread=pl.Series(np.where(certain, np.append(boundaries.thread, 0)[row], _NO_THREAD)),
+        earliest=pl.Series(np.where(certain, times[row], reached[interval])),
+        latest=pl.Series(np.where(certain, times[np.append(boundaries.following, 0)[row]] - 1, _NEVER)),
     )
     # A launch precedes the start of its first activity.
     last = pl.min_horizontal("latest", pl.max_horizontal("first", "earliest"))
@@ -208,7 +206,7 @@ def outside_of_ranges(launches: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFr
     return launches.with_columns(start=pl.Series(start), end=pl.Series(start))
 
 
-def _names(why: Int64, graphs: npt.NDArray[np.bool_]) -> pl.Series:
+def _names(why: Int64, graphs: Mask) -> pl.Series:
     """The name of each launch, by the position of its reason in `_CODES`."""
     pairs = [COUNTED if code is None else UNCERTAIN[code] for code in _CODES]
     names = pl.Series("name", [name for pair in pairs for name in pair], dtype=pl.Categorical())
@@ -250,12 +248,12 @@ def _owners(boundaries: Boundaries, interval: Int64, number: Int64) -> tuple[Int
     np.subtract.at(sums, ends, begins)
     threads, sums = np.cumsum(threads), np.cumsum(sums)
     # `sums` adds up the rows of the latest boundaries of all threads that may launch: of one thread alone, its row.
-    of = np.maximum(interval, 0)
+    boundary = np.maximum(interval, 0)
     code = np.full(len(interval), _CODES.index("launched_together"))
-    code[threads[of] == 0] = _CODES.index("launched_unseen")
-    code[threads[of] == 1] = 0
+    code[threads[boundary] == 0] = _CODES.index("launched_unseen")
+    code[threads[boundary] == 1] = 0
     code[interval < 0] = _CODES.index("launched_before")
     if boundaries.reused is not None:
         low, high = boundaries.reused
         code[(number >= low) & (number <= high)] = _CODES.index("number_reused")
-    return np.where(code == 0, sums[of], NO_ROW), code
+    return np.where(code == 0, sums[boundary], NO_ROW), code

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from thence.attribution.xla.node_numbers import Command, Role, TooManyNodes, planned, slots_of
-from thence.attribution.xla.schedules import schedule_of
+from thence.attribution.xla.program_commands import Command, Role, TooManyNodes, planned, schedule_of, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thence.attribution.xla.node_numbers import Slots
-    from thence.attribution.xla.schedules import Schedule
+    from thence.attribution.xla.program_commands import Schedule, Slots
     from thence.model.hlo import HloModule
 
 

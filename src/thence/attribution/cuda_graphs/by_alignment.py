@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thence.attribution.cuda_graphs.alignment import FOREIGN, UNDECIDED, Pattern, align
+from thence.attribution.cuda_graphs.alignment import FOREIGN, UNDECIDED, NotOrdered, Pattern, Topology, align, edges_of
 from thence.attribution.cuda_graphs.signatures import ACTIVITIES, Signatures, short_name
-from thence.attribution.cuda_graphs.topology import NotOrdered, Topology, edges_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from thence.attribution.cuda_graphs.replays import Group, Replays
-    from thence.attribution.cuda_graphs.signatures import Names
+    from thence.attribution.cuda_graphs.signatures import KernelNames
+    from thence.model.arrays import Int64, Mask
     from thence.model.graph_labels import CapturedGraph
+
 
 MIN_SHARE = 0.9
 """Share of the kernels of a replay and of its source that must match; with less they may be of different programs."""
@@ -43,7 +42,7 @@ class Outcome:
         note: how the launches differ from the graph, if they do.
     """
 
-    label: NDArray[np.int64]
+    label: Int64
     refused: list[str | None]
     note: str | None = None
 
@@ -61,8 +60,8 @@ class Candidate:
     """
 
     graph: CapturedGraph
-    names: Names
-    label: NDArray[np.int64]
+    names: KernelNames
+    label: Int64
     title: str
     kernel_names: Sequence[str]
 
@@ -89,32 +88,32 @@ class _Fit:
         signatures: of its nodes and of the trace.
         nodes: rows of the nodes whose kernels ran as often as the graph has them.
         times: how many replays of the graph one launch consists of.
-        left: how many activities, and how many nodes, have no counterpart.
+        activities_left: how many activities have no counterpart.
+        nodes_left: how many nodes have none.
     """
 
     candidate: Candidate
     signatures: Signatures
-    nodes: NDArray[np.int64]
+    nodes: Int64
     times: int
-    left: tuple[int, int]
+    activities_left: int
+    nodes_left: int
 
 
 def aligned_group(group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]) -> Outcome:
     """Labels the activities of a group of equal launches.
 
     Args:
-        group: the launches.
-        replays: of the trace.
         candidates: graphs that may have been launched, with their signatures.
     """
     shape = group.rows.shape
     if not candidates:
         return _refused(shape, "no captured graph with edges and kernel names is known")
-    found = [_fit(group, replays, *candidate) for candidate in candidates]
-    fits = [fit for fit in found if fit is not None]
+    compared = [_fit(group, replays, *candidate) for candidate in candidates]
+    fits = [fit for fit in compared if fit is not None]
     if not fits:
         return _refused(shape, _difference(group, replays, candidates))
-    fits = [fit for fit in fits if not any(fit.left)] or fits
+    fits = [fit for fit in fits if not fit.activities_left and not fit.nodes_left] or fits
     results = []
     for fit in fits:
         try:
@@ -130,7 +129,7 @@ def aligned_group(group: Group, replays: Replays, candidates: Sequence[tuple[Can
         label = np.where(possible[:, None], both, label)
         agreed |= possible
     refused = [None if ok else reason for ok, reason in zip(agreed.tolist(), results[0].refused, strict=True)]
-    left, nodes = fits[0].left
+    left, nodes = fits[0].activities_left, fits[0].nodes_left
     note = (
         f"{left:,} of its {shape[1]:,} activities and {nodes:,} nodes of {fits[0].candidate.title} have no "
         "counterpart, or several; all others fit"
@@ -168,8 +167,8 @@ def _fit(group: Group, replays: Replays, candidate: Candidate, signatures: Signa
     most = max(int(is_kernel.sum()), times * int(of_kernel.sum()))
     if not fits.any() or common < MIN_SHARE * most:
         return None
-    left = int((~fitting & is_kernel).sum()), int((~fits & of_kernel).sum())
-    return _Fit(candidate, signatures, leave[fits], times, left)
+    activities_left, nodes_left = int((~fitting & is_kernel).sum()), int((~fits & of_kernel).sum())
+    return _Fit(candidate, signatures, leave[fits], times, activities_left, nodes_left)
 
 
 def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
@@ -182,13 +181,13 @@ def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
     start = gpu["start"].to_numpy()[of_kind]
     end = start + gpu["duration"].to_numpy()[of_kind]
     chosen = signature[counts].reshape(of_kind.shape)
-    whole = (np.sort(chosen, axis=1) == np.sort(fit.signatures.nodes[nodes])).all(axis=1)
+    complete = (np.sort(chosen, axis=1) == np.sort(fit.signatures.nodes[nodes])).all(axis=1)
     pattern = Pattern(fit.candidate.topology, nodes, fit.signatures.nodes[nodes], fit.candidate.label[nodes])
     label = np.full(of_kind.shape, UNDECIDED, np.int64)
-    contradicts = ~whole
-    aligned = align(pattern, chosen[whole], start[whole], end[whole])
-    label[whole] = aligned.label
-    contradicts[whole] |= aligned.contradicts
+    contradicts = ~complete
+    aligned = align(pattern, chosen[complete], start[complete], end[complete])
+    label[complete] = aligned.label
+    contradicts[complete] |= aligned.contradicts
     label[contradicts] = UNDECIDED
     result = np.where(signature < 0, FOREIGN, UNDECIDED)
     result[counts] = label.reshape(-1)
@@ -196,14 +195,14 @@ def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
     result[bad] = UNDECIDED
     reasons: list[str | None] = [None] * launches
     first = np.full((len(of_kind), 2), -1)
-    first[whole] = aligned.first
+    first[complete] = aligned.first
     for launch in np.flatnonzero(bad).tolist():
         pairs = first[launch * fit.times : (launch + 1) * fit.times]
         reasons[launch] = _contradiction(fit, pairs[(pairs[:, 1] >= 0)])
     return Outcome(result, reasons)
 
 
-def _contradiction(fit: _Fit, pairs: NDArray[np.int64]) -> str:
+def _contradiction(fit: _Fit, pairs: Int64) -> str:
     title = fit.candidate.title
     if not len(pairs):
         return f"its order contradicts the edges of {title}"
@@ -248,7 +247,7 @@ def _difference(group: Group, replays: Replays, candidates: Sequence[tuple[Candi
 
 
 def _first_difference(
-    candidate: Candidate, signatures: Signatures, activities: Sequence[int], leave: NDArray[np.bool_]
+    candidate: Candidate, signatures: Signatures, activities: Sequence[int], leave: Mask
 ) -> tuple[int, list[int]]:
     """The number of leading activities that fit the graph, and the nodes that could have come next."""
     topology = candidate.topology
