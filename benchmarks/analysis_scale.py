@@ -24,7 +24,8 @@ from thence.analysis.collectives.instances import collective_instances
 from thence.analysis.programs.programs import By, programs
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.attribute import attribute
-from thence.attribution.cuda_graphs.join_labels import join_labels, with_places
+from thence.attribution.cuda_graphs.assigned_labels import with_places
+from thence.attribution.cuda_graphs.join_labels import join_labels
 from thence.inside.decoding import decode
 from thence.inside.description import Description
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label

@@ -407,7 +407,7 @@ def check(out: Path) -> None:
     """Prints what thence says of the runs, beside what the programs measured."""
     import polars as pl
 
-    from thence.analysis.steps.plain import plain_step
+    from thence.analysis.steps.plain_step import plain_step
     from thence.model.tables import STEP_TIMES
 
     inside = total = 0

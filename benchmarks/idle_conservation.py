@@ -19,12 +19,12 @@ import polars as pl
 
 import thence
 from command_line import documented_parser
+from thence.analysis.idle.answer import idle_time
 from thence.analysis.idle.causes import idle_causes
-from thence.analysis.idle.table import idle_time
 from thence.analysis.summary import summarize
 from thence.analysis.whatif.graph import program_graph
-from thence.analysis.whatif.health import health
-from thence.analysis.whatif.replay import replayed
+from thence.analysis.whatif.prediction import health
+from thence.analysis.whatif.simulation import simulated
 from thence.errors import ThenceError
 from thence.model.tables import Tables
 
@@ -76,7 +76,7 @@ def measure(name: str, trace: thence.Trace) -> None:
     _, placed = timed(lambda: idle_time(whole))
     of_ranks = trace._of_ranks  # noqa: SLF001 - what Trace.whatif does
     program, built = timed(lambda: program_graph(whole, *of_ranks))
-    again, replay = timed(lambda: replayed(program.graph))
+    again, replay = timed(lambda: simulated(program.graph))
     exact = bool((again == program.graph.time).all())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     sums = "adds up" if found == stated else f"IS {found / 1e6:.3f} ms"

@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from rank_jobs import LINE, MODULE, PLANTS, Plant, RankJob
 from thence.analysis.diff.student import highest_share
-from thence.analysis.ranks.job import Job, job_of
+from thence.analysis.ranks.answer import Job, job_of
 
 EXPECTED = {
     "backward": "python",

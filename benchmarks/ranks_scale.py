@@ -36,8 +36,8 @@ from command_line import documented_parser
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from rank_jobs import Plant, RankJob
-from thence.analysis.ranks.job import Job, job_of
-from thence.analysis.ranks.summary_tables import SUMMARY
+from thence.analysis.ranks.answer import Job, job_of
+from thence.analysis.ranks.summary import SUMMARY
 from thence.folding import folded_timeline
 from thence.writers.page.ranks_page import ranks_html
 from thence.writers.timelines.write import write_timeline

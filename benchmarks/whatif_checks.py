@@ -103,10 +103,10 @@ def _predicted(folder: Path, name: str, runs: list[Row], *, known: bool) -> dict
 def _with_plain_step(trace: Any, runs: list[Row], asked: dict[str, list[str]]) -> Any:
     """The answer if the plain step is that of the unchanged program without thence."""
     from thence.analysis.steps.windows import steps
+    from thence.analysis.whatif.answer import what_if
     from thence.analysis.whatif.changes import parse_change
     from thence.analysis.whatif.graph import program_graph
-    from thence.analysis.whatif.host_pace import PlainPace
-    from thence.analysis.whatif.prediction import what_if
+    from thence.analysis.whatif.prediction import PlainPace
 
     us = _step_us(runs[0], "base")
     recorded = steps(trace.whole).typical["duration"].median() / 1000
@@ -189,7 +189,7 @@ def _pieces(paths: list[Path]) -> pl.DataFrame:
 
     import thence
     from thence.analysis.whatif.graph import program_graph
-    from thence.analysis.whatif.host_pace import host_pieces
+    from thence.analysis.whatif.prediction import host_pieces
 
     trace = thence.open(paths)
     program = program_graph(trace.whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.whatif does

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from thence.analysis.idle.rules import CAUSES
+from thence.analysis.idle.host_causes import CAUSES
 
 MAPS = {
     "report": ("counts", "kind_ns", "attributed_ns", "unattributed_ns", "steps.left_out"),
@@ -142,7 +142,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "unattributed_ns.*": "reasons, the largest first",
         "unattributed_ns.*[].total_ns": "ns without a place for this reason",
         "details": "sentences about single CUDA graphs that could not be matched",
-        "apart": "what an XLA trace keeps in rows of its own: warm-up, incomplete executions, XLA's autotuner",
+        "separate": "what an XLA trace keeps in rows of its own: warm-up, incomplete executions, XLA's autotuner",
         "folded": "by module, label and op_name, the rows with equal layers of a model as one row, most time first; "
         "its sums are those of rows; null for other rows",
         "folded[].name": "the place, with * for the number of a layer; or, in words, why there is none",
@@ -502,7 +502,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "of": "what is predicted: the profiled program, whose host is slower; the recorded one; or that without its "
         "recorder, if a recording tells how long a step is without it",
         "step_ns": "ns: mean step",
-        "health": "whether the replay explains the trace",
+        "health": "whether the simulation explains the trace",
         "health.unexplained_share": "share of the time by which activities began later than explained",
         "health.inferred_share": "share of waits for events whose record is inferred or unknown",
         "health.noise_share": "half of the width of intervals, as a share of the step",

@@ -16,7 +16,7 @@ import polars as pl
 from json_keys import ANYWHERE, MAPS, meaning
 from json_samples import Keys, keys_of, verbs_with_json
 
-from thence.analysis.idle.rules import MEANINGS
+from thence.analysis.idle.host_causes import MEANINGS
 from thence.cli.manual import EXIT_CODES, Option, Verb, program, verbs
 from thence.cli.output import SCHEMAS
 from thence.errors import ThenceError
@@ -143,7 +143,7 @@ null where there is none, and `<kind>_rule`, a code of [rules and reasons](../re
 | `position` | Enum | whether the number in `source` is a `line`, or where a `function` begins |
 | `lane`, `metadata` | Categorical | metadata of marks in addition to their names |
 | `detail` | String | a sentence about a CUDA graph that could not be matched |
-| `apart` | Enum | why tables of an XLA trace show it in a separate row: warm_up, incomplete, autotuning |
+| `separate` | Enum | why tables of XLA traces show it in a separate row: warm_up, incomplete, autotuning |
 
 ## shares
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.ranks.folded import job_rows, opened
-from thence.analysis.ranks.job import reason_rows, straggler_lines
+from thence.analysis.ranks.answer import reason_rows, straggler_lines
+from thence.analysis.ranks.timeline_rows import job_rows, opened
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
     from thence.model.timeline import Timeline
     from thence.trace import Trace
 

@@ -15,7 +15,7 @@ from thence.importing import later_modules
 from thence.model import thresholds
 from thence.model.answer import Answer, Caveats
 from thence.model.places import FLAME_KINDS, LANES, TABLE_KINDS, TABLE_KINDS_XLA, TREE_KINDS, page_kinds
-from thence.model.selection import APART, TYPICAL, Selection, parse_steps, parse_window
+from thence.model.selection import SEPARATE, TYPICAL, Selection, parse_steps, parse_window
 from thence.units import several
 
 if TYPE_CHECKING:
@@ -57,37 +57,36 @@ if TYPE_CHECKING:
     from thence.analysis.glance import Glance
     from thence.analysis.graph_lanes import GraphLanes
     from thence.analysis.headline import Headline
-    from thence.analysis.idle import table as idle_table
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle import answer as idle_answer
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.part import Part
     from thence.analysis.programs import compilation, programs, warmup
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.programs.programs import Programs
     from thence.analysis.proof import Proof
-    from thence.analysis.ranks import job
+    from thence.analysis.ranks import answer as ranks_answer
     from thence.analysis.ranks import summary as rank_summaries
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
     from thence.analysis.replayed_graph import ReplayedGraph
     from thence.analysis.report import Report
     from thence.analysis.roofline import Roofline
     from thence.analysis.soundness import check
     from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.steps import kinds as step_kind_table
-    from thence.analysis.steps import table as step_table
-    from thence.analysis.steps.kinds import StepKinds
-    from thence.analysis.steps.table import StepTable
+    from thence.analysis.steps import answer as steps_answer
+    from thence.analysis.steps.answer import StepKinds, StepTable
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
     from thence.analysis.timelines import activity_timeline
     from thence.analysis.timelines import overview as overviews
     from thence.analysis.timelines import timeline as timelines
     from thence.analysis.timelines.overview import Overview
-    from thence.analysis.whatif import changes, critical_path, graph, health, prediction
+    from thence.analysis.whatif import answer as whatif_answer
+    from thence.analysis.whatif import changes, critical_path, graph, prediction
+    from thence.analysis.whatif.answer import WhatIf
     from thence.analysis.whatif.graph import Program
-    from thence.analysis.whatif.prediction import WhatIf
     from thence.attribution import attribute
-    from thence.attribution.cuda_graphs import coverage, labelling
-    from thence.attribution.cuda_graphs.coverage import Coverage
+    from thence.attribution.cuda_graphs import labelling
+    from thence.attribution.cuda_graphs.labelling import Coverage
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
     from thence.model.places import By, FlameBy
@@ -109,15 +108,15 @@ else:
         "thence.analysis.collectives": "clock_sync communication instances missing",
         "thence.analysis.diff": "compare sample:samples",
         "thence.analysis.flame": "flame",
-        "thence.analysis.idle": "table:idle_table",
+        "thence.analysis.idle": "answer:idle_answer",
         "thence.analysis.programs": "compilation programs warmup",
-        "thence.analysis.ranks": "job summary:rank_summaries",
+        "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
         "thence.analysis.soundness": "check",
-        "thence.analysis.steps": "kinds:step_kind_table table:step_table",
+        "thence.analysis.steps": "answer:steps_answer",
         "thence.analysis.timelines": "activity_timeline overview:overviews timeline:timelines",
-        "thence.analysis.whatif": "changes critical_path graph health prediction",
+        "thence.analysis.whatif": "answer:whatif_answer changes critical_path graph prediction",
         "thence.attribution": "attribute",
-        "thence.attribution.cuda_graphs": "coverage labelling",
+        "thence.attribution.cuda_graphs": "labelling",
         "thence.readers": "label_files",
         "thence.writers.charts": "results:charts",
         "thence.writers.flame": "chart:flame_charts",
@@ -164,7 +163,7 @@ class Trace:
         steps: str | None = None,
         window: str | None = None,
         only: str | None = None,
-        warm_up: str = APART,
+        warm_up: str = SEPARATE,
         program: str | None = None,
     ) -> Trace:
         """The part of this trace for which all given conditions hold, as a trace whose totals are those of the part.
@@ -175,7 +174,7 @@ class Trace:
             steps: keeps work launched in these steps, such as ``3:6`` for steps 3, 4 and 5, or ``typical``.
             window: keeps work that began in this time after the first device activity, such as ``1.2s:1.4s``.
             only: keeps work whose name, label, module, op, HLO instruction or op_name matches this regex.
-            warm_up: how to treat warm-up executions of XLA programs, and XLA's autotuner. ``apart``: in rows of
+            warm_up: how to treat warm-up executions of XLA programs, and XLA's autotuner. ``separate``: in rows of
                 their own in `report` and `flame`. ``keep``: like other work. ``heuristic`` or
                 ``first-compiled``: left out, by that rule.
             program: keeps work of the XLA program of this name, or of the ``main`` programs: those of the steps.
@@ -252,7 +251,7 @@ class Trace:
     @property
     def graph_coverage(self) -> Coverage:
         """How much of the work in CUDA graphs has a label, and by which rule."""
-        return coverage.coverage(self.tables)
+        return labelling.coverage(self.tables)
 
     def graph_lanes(self) -> GraphLanes:
         """The work in CUDA graphs, per stream as recorded and per lane as labelled."""
@@ -342,7 +341,7 @@ class Trace:
         Raises:
             MissingData: the trace holds no steps of a server that thence knows.
         """
-        return step_kind_table.step_kinds(self.tables)
+        return steps_answer.step_kinds(self.tables)
 
     def flame(
         self, by: FlameBy | None = None, split: str = "none", idle: str = "steady", *, fold: bool = False
@@ -555,7 +554,7 @@ class Trace:
     def quick_idle(self) -> Part[IdleTime]:
         """Idle time by place, if it can be divided in little time."""
         trace = self.tables
-        unknown = idle_table.why_no_causes(trace)
+        unknown = idle_answer.why_no_causes(trace)
         if unknown is not None:
             return part.Part(None, f"not computed: {unknown}")
         if trace.host.height > thresholds.MAX_HOST_RANGES:
@@ -596,9 +595,9 @@ class Trace:
 
     def _replays(self) -> bool:
         """Whether `whatif` can replay the trace."""
-        if health.missing_calls(self.whole):
+        if prediction.missing_calls(self.whole):
             return False
-        return health.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
+        return prediction.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
 
     def idle(self, by: str = "place") -> IdleTime:
         """Why the devices were idle: every idle nanosecond has exactly one cause.
@@ -619,7 +618,7 @@ class Trace:
 
     def _idle(self, by: str) -> IdleTime:
 
-        return self._answer(idle_table.idle_time(self.tables, by, self._waited))
+        return self._answer(idle_answer.idle_time(self.tables, by, self._waited))
 
     @property
     def rank_numbers(self) -> list[int]:
@@ -637,7 +636,8 @@ class Trace:
         """
         if self.tables.gpu.is_empty():
             raise no_device_work.no_device_work(self.tables)
-        return self._answer(job.job_of(rank_summaries.summarise_ranks(self.tables, explain=explain), explain=explain))
+        summaries = rank_summaries.summarise_ranks(self.tables, explain=explain)
+        return self._answer(ranks_answer.job_of(summaries, explain=explain))
 
     @cached_property
     def _late_ranks(self) -> Job | None:
@@ -655,7 +655,7 @@ class Trace:
         Raises:
             MissingData: the trace holds no steps, or none of the selected ones.
         """
-        return self._answer(step_table.step_table(self.tables))
+        return self._answer(steps_answer.step_table(self.tables))
 
     def whatif(
         self,
@@ -682,7 +682,7 @@ class Trace:
         """
         asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
         parsed = [changes.parse_change(action, text) for action, texts in asked.items() for text in texts]
-        found = prediction.what_if(self.whole, self._program, parsed)
+        found = whatif_answer.what_if(self.whole, self._program, parsed)
         return self._answer(replace(found, path=self._path_summary))
 
     @cached_property
@@ -722,11 +722,11 @@ class Trace:
         times = part.part(lambda: self.collectives("keep", late=False)).result
         if times is None:
             return None
-        return idle_table.waited_in_collectives(times, self.alignment, self._instances)
+        return idle_answer.waited_in_collectives(times, self.alignment, self._instances)
 
     def _spans(self) -> pl.DataFrame:
         """Tracks of spans for timelines: the causes of idle time, and the critical path."""
-        return pl.concat([idle_table.idle_tracks(self.tables), *self._path_track()])
+        return pl.concat([idle_answer.idle_tracks(self.tables), *self._path_track()])
 
     def _path_track(self) -> list[pl.DataFrame]:
         """The critical path as one track, in a list.
@@ -738,7 +738,7 @@ class Trace:
             return []
 
         program = self._program
-        if health.health(self.whole, program).unexplained > thresholds.MAX_UNEXPLAINED_SHARE:
+        if prediction.health(self.whole, program).unexplained > thresholds.MAX_UNEXPLAINED_SHARE:
             return []
         return [critical_path.path_track(self.whole, self.critical_path())]
 

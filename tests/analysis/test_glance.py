@@ -54,8 +54,8 @@ def test_causes_and_phases_add_up(eager: thence.Trace) -> None:
 def test_shares_of_phases_say_that_they_hold_what_the_table_keeps_apart() -> None:
     trace = shared(DATA / "jax" / "recording")
     found = trace.select(window="0ns:").glance("phase")
-    assert trace.glance("phase").summary.apart.is_empty()  # typical steps hold none of it
-    codes = set(found.summary.apart["code"])
+    assert trace.glance("phase").summary.separate.is_empty()  # typical steps hold none of it
+    codes = set(found.summary.separate["code"])
     assert codes == {"warm_up", "autotuning"}
     ((_, phases),) = [answer for answer in found.answers if answer[0] == "phases"]
     assert phases[-1] == "warm-up and autotuning included"

@@ -9,9 +9,9 @@ import polars as pl
 
 from helpers import event, kernel, opened
 from thence.analysis.graph_nodes import graph_nodes
+from thence.analysis.whatif.answer import what_if
 from thence.analysis.whatif.changes import parse_change
 from thence.analysis.whatif.graph import program_graph
-from thence.analysis.whatif.prediction import what_if
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels
 from thence.model.intervals import NO_ROW
 

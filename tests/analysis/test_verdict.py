@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thence.analysis.idle.rules import CAUSES
+from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.soundness.findings import RULES, Finding, Soundness
 from thence.analysis.verdict import CODES, COMPARING, GROUPS, Late, Measured, verdict
 

@@ -10,7 +10,7 @@ import pytest
 
 from browser.chromium import ABSENT, CHROMIUM, driven
 from rank_jobs import Plant, RankJob
-from thence.analysis.ranks.job import Job, job_of
+from thence.analysis.ranks.answer import Job, job_of
 from thence.writers.page.ranks_page import MAX_CELLS, ranks_html
 
 if TYPE_CHECKING:

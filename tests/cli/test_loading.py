@@ -33,9 +33,9 @@ _OPENED = "import sys, thence\nthence.open(sys.argv[1])\nprint(*sys.modules, fil
 QUESTIONS = {
     f"thence.analysis.{name}"
     for name in (
-        "collectives.communication", "diff.compare", "flame.flame", "glance", "graph_lanes", "idle.table",
-        "programs.compilation", "programs.programs", "ranks.job", "soundness.check", "steps.kinds", "steps.table",
-        "streams", "summary", "timelines.overview", "timelines.timeline", "whatif.critical_path", "whatif.prediction",
+        "collectives.communication", "diff.compare", "flame.flame", "glance", "graph_lanes", "idle.answer",
+        "programs.compilation", "programs.programs", "ranks.answer", "soundness.check", "steps.answer",
+        "streams", "summary", "timelines.overview", "timelines.timeline", "whatif.answer", "whatif.critical_path",
     )
 }  # fmt: skip
 """The analyses that questions begin with."""
@@ -60,16 +60,16 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "questions"),
     [
-        (("report", _GRAPHS), {"glance", "idle.table", "soundness.check", "summary"}),
+        (("report", _GRAPHS), {"glance", "idle.answer", "soundness.check", "summary"}),
         (("check", _GRAPHS), {"soundness.check"}),
         # collectives repeats who is late, as ranks says it
-        (("collectives", FSDP[0]), {"collectives.communication", "ranks.job", "soundness.check"}),
-        (("diff", *FSDP[:2]), {"diff.compare", "soundness.check", "steps.table"}),
-        (("idle", _GRAPHS), {"idle.table", "soundness.check"}),
+        (("collectives", FSDP[0]), {"collectives.communication", "ranks.answer", "soundness.check"}),
+        (("diff", *FSDP[:2]), {"diff.compare", "soundness.check", "steps.answer"}),
+        (("idle", _GRAPHS), {"idle.answer", "soundness.check"}),
         (("programs", _XSPACE), {"programs.programs", "soundness.check"}),
-        (("ranks", *FSDP[:2]), {"ranks.job", "soundness.check"}),
+        (("ranks", *FSDP[:2]), {"ranks.answer", "soundness.check"}),
         (("sql", _GRAPHS, "select 1"), {"soundness.check"}),
-        (("steps", FSDP[0]), {"soundness.check", "steps.table"}),
+        (("steps", FSDP[0]), {"soundness.check", "steps.answer"}),
         (("streams", _GRAPHS), {"soundness.check", "streams"}),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",

@@ -71,7 +71,7 @@ def test_csv_is_the_table_of_ranks(job: Path, capsys: pytest.CaptureFixture[str]
 def test_without_a_straggler_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     printed, _ = output(capsys, "ranks", *FSDP, "--clocks")
     assert printed.startswith("no late rank is named: 1 step counts, which is too few")
-    # Ranks 1 and 3 come last to every collective (tests/analysis/ranks/test_job.py counts by hand).
+    # Ranks 1 and 3 come last to every collective (tests/analysis/ranks/test_answer.py counts by hand).
     assert re.search(r"the longest waits were for rank ([13]) GPU \1", printed)
     assert re.search(r"no rank: hosts had launched ahead +\d", printed)
     assert "clock offset" in printed

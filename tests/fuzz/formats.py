@@ -26,7 +26,7 @@ from thence.model.column_file import encode
 from thence.readers.jax.protos.hlo_pb2 import HloProto
 from thence.readers.jax.protos.xplane_pb2 import XSpace
 from thence.readers.nsight.store import READABLE
-from thence.readers.recording.parts import SCHEMAS
+from thence.readers.recording.folder import SCHEMAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

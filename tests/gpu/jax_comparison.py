@@ -2,7 +2,7 @@
 
 Part of `jax_programs.py`, which records the programs: ``jax_programs.py check DIR``.
 
-What counts are the activities of XLA's programs and every other kernel, without what tables keep apart as the
+What counts are the activities of XLA's programs and every other kernel, without what tables keep separate as the
 autotuner's. Copies outside of programs, of arguments and results, are no program's time; how many is stated.
 
 Kernels (name, grid, block) and how often each ran must be the same for each HLO op, with these differences, that
@@ -63,7 +63,7 @@ class Side:
         activities = trace.activities.with_columns(
             pl.col("name", "kind", "hlo", "hlo_rule", "opcode").cast(pl.String),
             program=names.gather(trace.tables.gpu["program"].cast(pl.UInt32)),
-            tuning=(trace.tables.places["apart"] == "autotuning").fill_null(value=False),
+            tuning=(trace.tables.places["separate"] == "autotuning").fill_null(value=False),
         ).filter(~pl.col("tuning"))
         counted = pl.col("program").is_not_null() | (pl.col("kind") == "kernel")
         counts = activities.filter(counted)

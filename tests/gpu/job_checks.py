@@ -18,7 +18,7 @@ import thence
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
 
 KNOWN = ("module", "source", "phase")
 VERBS = ("report", "ranks", "idle")

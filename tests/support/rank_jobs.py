@@ -17,8 +17,7 @@ import numpy as np
 import polars as pl
 
 import thence
-from thence.analysis.ranks.summary import summarise_rank
-from thence.analysis.ranks.summary_tables import SUMMARY
+from thence.analysis.ranks.summary import SUMMARY, summarise_rank
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from thence.analysis.headline import Headline
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.next_steps import NextStep
     from thence.analysis.part import Part
     from thence.analysis.summary import Summary, Totals
@@ -31,8 +31,8 @@ _MOST_CAUSES = 4
 _MOST_PLACES = 3
 _PLACE = 44
 
-_APART_WORDS = {"warm_up": "warm-up", "incomplete": "incomplete executions", "autotuning": "autotuning"}
-"""A few words for each code of `thence.model.reasons.APART`."""
+_SEPARATE_WORDS = {"warm_up": "warm-up", "incomplete": "incomplete executions", "autotuning": "autotuning"}
+"""A few words for each code of `thence.model.reasons.SEPARATE`."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
 
 def _included(summary: Summary) -> list[str]:
     """Names the work that the table keeps in separate rows but that the shares of the phases include."""
-    apart = [words for code, words in _APART_WORDS.items() if code in summary.apart["code"]]
-    return [f"{' and '.join(apart)} included"] if apart else []
+    separate = [words for code, words in _SEPARATE_WORDS.items() if code in summary.separate["code"]]
+    return [f"{' and '.join(separate)} included"] if separate else []
 
 
 def _idle_answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.cuda_graphs.alignment import edges_of
+from thence.attribution.cuda_graphs.by_alignment import Candidate, aligned_group
 from thence.attribution.cuda_graphs.by_node import executed, match
-from thence.attribution.cuda_graphs.by_order import Candidate, aligned_group
-from thence.attribution.cuda_graphs.processes import process_mismatch
+from thence.attribution.cuda_graphs.join_labels import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
-from thence.attribution.cuda_graphs.signatures import Names
-from thence.attribution.cuda_graphs.topology import edges_of
+from thence.attribution.cuda_graphs.signatures import KernelNames
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
@@ -128,7 +128,7 @@ def graph_runs(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels]) 
         return
     replays = Replays.of(trace)
     traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
-    names = [Names(file.kernels, traced) for file in with_edges]
+    names = [KernelNames(file.kernels, traced) for file in with_edges]
     files = list(zip(with_edges, names, strict=True))
     fitting = {
         rank: [(file, names) for file, names in files if not process_mismatch(file, trace, rank)]
@@ -178,7 +178,7 @@ def _known_once(runs: GraphRuns) -> GraphRuns:
 
 
 def _aligned(
-    replays: Replays, rows: Int64, launch: Int64, files: Sequence[tuple[GraphLabels, Names]]
+    replays: Replays, rows: Int64, launch: Int64, files: Sequence[tuple[GraphLabels, KernelNames]]
 ) -> Iterator[GraphRuns]:
     """The launches without ids that are aligned with a captured graph without any ambiguity."""
     candidates = []

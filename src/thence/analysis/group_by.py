@@ -60,20 +60,20 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
     return rows.with_columns(trace.places["position"]) if by == "source" else rows
 
 
-def apart_from_steady(trace: Attributed, parts: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Sets the place of work that tables of an XLA trace keep apart to null, and its reason to the code of that work.
+def separated_from_steady(trace: Attributed, parts: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Sets the place of work that tables of an XLA trace keep separate to null, and its reason to the code of the work.
 
-    Tables by properties of the activity itself (`_OF_ITSELF`) keep nothing apart.
+    Tables by properties of the activity itself (`_OF_ITSELF`) keep nothing separate.
 
     Args:
-        trace: attributed; ``places["apart"]`` is used.
+        trace: attributed; ``places["separate"]`` is used.
         parts: as `time_by_place` returns them.
         by: the kind of place of ``parts``.
     """
-    apart = trace.places["apart"]
-    if by in _OF_ITSELF or apart.null_count() == len(apart):
+    separate = trace.places["separate"]
+    if by in _OF_ITSELF or separate.null_count() == len(separate):
         return parts
-    why = pl.lit(apart.gather(parts["gpu"].cast(pl.UInt32)).alias("apart"))
+    why = pl.lit(separate.gather(parts["gpu"].cast(pl.UInt32)).alias("separate"))
     return parts.with_columns(
         place=pl.when(why.is_null()).then("place"), reason=pl.coalesce(why, pl.col("reason").cast(RULE))
     )

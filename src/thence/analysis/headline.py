@@ -1,6 +1,6 @@
 """What a user asks first: how long a step takes, how busy the GPU is in it, what limits it, and where the rest went.
 
-Figures of steps are of the typical steps (`thence.analysis.steps.counted`), and of their windows on the devices
+Figures of steps are of the typical steps (`thence.analysis.steps.windows`), and of their windows on the devices
 (`thence.analysis.steps.windows`), so that time in which a device waits for the first work of a step counts. They are
 medians over the windows of all devices, because a few long steps change means and sums, and not what is typical:
 
@@ -32,9 +32,8 @@ from thence.analysis.collectives.exposure import exposure
 from thence.analysis.extent import covered, cut, paused, span_and_busy
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.select import in_time
-from thence.analysis.steps.counted import OUTLIER, RULES, left_out_of_windows
-from thence.analysis.steps.plain import of_some_steps, plain_step, why_no_plain_step
-from thence.analysis.steps.windows import Steps, basis_of, selected_steps
+from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
+from thence.analysis.steps.windows import OUTLIER, RULES, Steps, basis_of, left_out_of_windows, selected_steps
 from thence.analysis.verdict import Late, Measured, Verdict, verdict
 from thence.errors import MissingData
 from thence.model.tables import ENDLESS, NO_STEPS
@@ -44,11 +43,11 @@ from thence.units import format_ns, format_share, several
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.part import Part
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
     from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.steps.plain import PlainStep
+    from thence.analysis.steps.plain_step import PlainStep
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
@@ -345,7 +344,7 @@ def headline_of_summaries(
     """The first answer about a job, from the summaries of its ranks: without the parts of the recording.
 
     Args:
-        summaries: the tables devices, steps and idle of `thence.analysis.ranks.summary_tables.SUMMARY`.
+        summaries: the tables devices, steps and idle of `thence.analysis.ranks.summary.SUMMARY`.
         soundness: of the job.
         late: late ranks, or why they were not looked for.
         times: the table step_times of all ranks.
@@ -460,7 +459,7 @@ def _of_window(idle: IdleTime, idle_share: float) -> dict[str, float]:
 
 def _of_typical(idle: IdleTime, windows: pl.DataFrame) -> dict[str, float]:
     """The median share of each cause of idle time in the windows of typical steps."""
-    return _of_windows(idle.found, windows)
+    return _of_windows(idle.unnamed, windows)
 
 
 def _of_windows(pieces: pl.DataFrame, windows: pl.DataFrame) -> dict[str, float]:
@@ -566,7 +565,7 @@ def _run(trace: Attributed, found: Steps) -> Iterator[RunPart]:
         how="diagonal",
     ).select(*device, "part", "start", duration=(pl.col("end") - pl.col("start")).clip(0))
     trying = trace.places.select(
-        pl.any_horizontal(pl.col("program_rule", "apart") == "autotuning").fill_null(value=False)
+        pl.any_horizontal(pl.col("program_rule", "separate") == "autotuning").fill_null(value=False)
     ).to_series()
     compiling = trace.host.filter(pl.col("category") == "compile")
     covers = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.idle.table import why_no_causes
+from thence.analysis.idle.answer import why_no_causes
 from thence.model.formats import THENCE_RECORDING
 from thence.model.places import STEP_KIND, TABLE_KINDS
 from thence.model.selection import TYPICAL

@@ -45,7 +45,9 @@ def _places() -> Iterator[Column]:
     yield Column("lane", _TEXT, "extra lane that a mark named; null almost everywhere")
     yield Column("metadata", _TEXT, "metadata of marks in addition to their names, as a JSON object")
     yield Column("detail", _TEXT, "sentence about a CUDA graph that could not be matched; null almost everywhere")
-    yield Column("apart", RULE, "why tables of an XLA trace show it in a separate row: warm_up, incomplete, autotuning")
+    yield Column(
+        "separate", RULE, "why tables of XLA traces show it in a separate row: warm_up, incomplete, autotuning"
+    )
 
 
 PLACES_TABLE = Table("places", "where each row of gpu came from, in the order of gpu", (*_places(),))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.communication import Collectives
     from thence.analysis.flame.flame import Flame
     from thence.analysis.headline import Headline
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.part import Part
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.programs.programs import Programs

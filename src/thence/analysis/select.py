@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.programs.warmup import WarmUp, phases, set_apart
+from thence.analysis.programs.warmup import WarmUp, phases, separate_work
 from thence.analysis.steps.windows import selected_windows, steps
 from thence.errors import MissingData, UsageError
 from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NO_ROW
 from thence.model.places import SEARCHED
-from thence.model.selection import APART, MAIN, TYPICAL
+from thence.model.selection import MAIN, SEPARATE, TYPICAL
 from thence.model.thresholds import MAIN_PROGRAMS_SHARE
 from thence.model.trees import ancestors
 from thence.units import format_count, format_ns
@@ -41,12 +41,12 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         UsageError: the trace holds no such rank or device.
         MissingData: no activity is left.
     """
-    if selection.warm_up == APART and not trace.programs.is_empty():
+    if selection.warm_up == SEPARATE and not trace.programs.is_empty():
         # Before anything is dropped: only the whole trace shows whether an execution is complete.
-        places = trace.places.with_columns(set_apart(trace))
+        places = trace.places.with_columns(separate_work(trace))
         trace = dataclasses.replace(trace, places=places)
     begin = int(str(trace.gpu["start"].min() or 0))
-    leaves_out_warm_up = selection.warm_up not in (APART, "keep")
+    leaves_out_warm_up = selection.warm_up not in (SEPARATE, "keep")
     after, statement = _after_warm_up(trace, WarmUp(selection.warm_up)) if leaves_out_warm_up else (None, "")
     of_devices = selection.of_ranks_and_devices
     before = trace

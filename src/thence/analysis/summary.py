@@ -21,7 +21,7 @@ import polars as pl
 from thence.analysis.consistency import must
 from thence.analysis.exposed import exposed_time
 from thence.analysis.extent import extent, in_parts, span_and_busy
-from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
+from thence.analysis.group_by import heading_of, separated_from_steady, time_by_place
 from thence.analysis.idle.gaps import idle_inside_programs
 from thence.analysis.layers import folded_rows, tree_rows
 from thence.analysis.no_device_work import no_device_work
@@ -33,7 +33,7 @@ from thence.model.kernel_names import short_names
 from thence.model.own_code import short_places
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
-from thence.model.reasons import APART, REASONS, Reason, reason_of, text_of
+from thence.model.reasons import REASONS, SEPARATE, Reason, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.units import format_count, format_ns, format_share, several
 
@@ -94,7 +94,7 @@ class Summary(Answer):
             activities and their time; columns text, count, total_ns, the largest first.
         by: the kind of place of the rows.
         heading: ``by`` in words; by source, whether the rows are functions or lines.
-        apart: work that tables of XLA traces keep in separate rows, the most time first: ``code`` (of
+        separate: work that tables of XLA traces keep in separate rows, the most time first: ``code`` (of
             `thence.model.reasons`), ``executions`` of programs, ``count`` (activities, including those outside of
             programs), ``total_ns``. Empty if there is none, and for rows by kind, rank, device or stream.
         rows: ``name``, ``short_name`` (of kernels; by source with paths as the program's own; of others the name),
@@ -133,7 +133,7 @@ class Summary(Answer):
     details: pl.DataFrame
     by: str
     heading: str
-    apart: pl.DataFrame
+    separate: pl.DataFrame
     rows: pl.DataFrame
     overlapped_ns: Ns = 0
     idle_inside_ns: Ns | None = None
@@ -161,12 +161,12 @@ class Summary(Answer):
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on what was done with the inputs, and on the work in separate rows, one sentence each."""
-        if self.apart.is_empty():
+        if self.separate.is_empty():
             return self.meta.notes
         parts = [
             f"{text_of(code).partition(':')[0].partition(',')[0]} {format_ns(ns)} "
             f"({format_share(ns, self.sum_ns)}, {format_count(executions)} executions)"
-            for code, executions, _, ns in self.apart.iter_rows()
+            for code, executions, _, ns in self.separate.iter_rows()
         ]
         note = (
             f"in separate rows, and part of the totals: {', '.join(parts)}; --warm-up keep treats them "
@@ -303,7 +303,7 @@ class Summary(Answer):
             },
             "details": self.details.to_dicts(),
             "by": self.by,
-            "apart": self.apart.to_dicts(),
+            "separate": self.separate.to_dicts(),
             "rows": self.rows.to_dicts(),
             "folded": None if self.folded is None else self.folded.to_dicts(),
             "overlapped_ns": self.overlapped_ns,
@@ -336,7 +336,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     rows = time_by_place(trace, by)
     if by in _OF_HLO and rows["place"].null_count() == rows.height:
         raise MissingData(_nothing_of_hlo(trace, by, _reasons(trace, rows, total)))
-    parts = apart_from_steady(trace, rows, by)
+    parts = separated_from_steady(trace, rows, by)
     table, overlapped = _rows(trace, parts, totals, by)
     return Summary(
         meta=trace.meta,
@@ -354,7 +354,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         details=_details(trace),
         by=by,
         heading=heading_of(trace, by),
-        apart=_apart(trace, parts),
+        separate=_separate_work(trace, parts),
         rows=table,
         overlapped_ns=overlapped,
         idle_inside_ns=idle_inside_programs(trace) if by in _OF_HLO else None,
@@ -434,13 +434,13 @@ def _details(trace: Attributed) -> pl.DataFrame:
     )
 
 
-def _apart(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
-    """The work that the rows keep apart, as in `Summary.apart`."""
-    rows = parts.filter(pl.col("reason").cast(pl.String).is_in([*APART]))["gpu"].unique()
-    apart = rows.cast(pl.UInt32)
+def _separate_work(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
+    """The work that the rows keep separate, as in `Summary.separate`."""
+    rows = parts.filter(pl.col("reason").cast(pl.String).is_in([*SEPARATE]))["gpu"].unique()
+    separate = rows.cast(pl.UInt32)
     return (
-        trace.gpu.select("program", "duration", code=trace.places["apart"].cast(pl.String))
-        .select(pl.all().gather(apart))
+        trace.gpu.select("program", "duration", code=trace.places["separate"].cast(pl.String))
+        .select(pl.all().gather(separate))
         .filter(pl.col("code").is_not_null())
         .group_by("code")
         .agg(

@@ -12,18 +12,18 @@ import polars as pl
 
 from thence.analysis.group_by import general_heading
 from thence.analysis.layers import folded_rows
+from thence.analysis.rank_tables import RANK, rank_table
 from thence.analysis.summary import Summary, finished_rows
 from thence.model.places import BY, LAYERED
 from thence.model.reasons import Reason, reason_of
-from thence.model.tables import KINDS, Column, Table
+from thence.model.tables import KINDS, Column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from thence.analysis.rank_tables import Frames
     from thence.model.selection import Selection
-    from thence.model.tables import Meta
-
-Frames = dict[str, pl.DataFrame]
+    from thence.model.tables import Meta, Table
 
 MERGED_BY = frozenset(BY) - {"hlo"}
 """Kinds of place that can be merged. HLO instructions cannot: their further columns are values, not sums."""
@@ -32,8 +32,8 @@ _NS = Column("total_ns", pl.Int64(), "sum of durations, ns")
 _COUNT = Column("count", pl.Int64(), "device activities")
 _BY = Column("by", pl.String(), "what the rows of the table are by")
 
-TABLES = (
-    Table(
+_TABLES = (
+    rank_table(
         "totals",
         "one rank",
         (
@@ -49,13 +49,13 @@ TABLES = (
         ),
         required=("ranks", "devices", "streams", "span_ns", "busy_ns", "sum_ns", "labels_joined", "xla"),
     ),
-    Table(
+    rank_table(
         "kinds",
         "one kind of activity of one rank",
         (Column("kind", pl.String(), "as in gpu"), _COUNT, _NS),
         required=("kind", "count", "total_ns"),
     ),
-    Table(
+    rank_table(
         "stated",
         "one reason for time without a place, or the time with one",
         (
@@ -65,13 +65,13 @@ TABLES = (
         ),
         required=("place", "total_ns"),
     ),
-    Table(
+    rank_table(
         "details",
         "one sentence about a CUDA graph that could not be matched",
         (Column("text", pl.String(), "the sentence"), _COUNT, _NS),
         required=("text", "count", "total_ns"),
     ),
-    Table(
+    rank_table(
         "divisions",
         "one table by some kind of place",
         (
@@ -82,8 +82,8 @@ TABLES = (
         ),
         required=("by", "heading", "overlapped_ns"),
     ),
-    Table(
-        "apart",
+    rank_table(
+        "separate",
         "what such a table shows in separate rows",
         (
             _BY,
@@ -94,7 +94,7 @@ TABLES = (
         ),
         required=("by", "code", "executions", "count", "total_ns"),
     ),
-    Table(
+    rank_table(
         "rows",
         "one row of such a table",
         (
@@ -111,18 +111,20 @@ TABLES = (
         required=("by", "name", "attributed", "count", "total_ns", "exposed_ns", "backward_ns"),
     ),
 )
-"""The tables that `summary_tables` returns; all integer columns add up over ranks."""
+REPORT_TABLES = {table.name: table for table in _TABLES}
+"""The tables that `summary_tables` returns; all columns of type Int64 add up over ranks."""
 
 _SUMMED = tuple(
-    (table, [c.name for c in table.columns if c.dtype == pl.Int64()]) for table in TABLES if table.name != "divisions"
+    (table, [c.name for c in table.columns if c.dtype == pl.Int64()]) for table in _TABLES if table.name != "divisions"
 )
 
 
-def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bool) -> Frames:
-    """Summaries of one rank as tables, as `TABLES` names them.
+def summary_tables(summaries: Sequence[Summary], rank: int | None, *, labels_joined: bool, xla: bool) -> Frames:
+    """Summaries of one trace as the tables `REPORT_TABLES`.
 
     Args:
-        summaries: summaries of one trace by different kinds of place.
+        summaries: of the trace, by different kinds of place.
+        rank: of the trace; None if it has several.
         labels_joined: whether the trace holds labels of CUDA graphs.
         xla: whether it holds XLA programs.
     """
@@ -137,11 +139,11 @@ def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bo
         "stated": stated,
         "divisions": [(s.by, s.heading, s.overlapped_ns, s.idle_inside_ns) for s in summaries],
     }
-    frames = {t.name: pl.DataFrame(rows[t.name], t.schema, orient="row") for t in TABLES if t.name in rows}
+    frames = {t.name: pl.DataFrame(rows[t.name], _without_rank(t), orient="row") for t in _TABLES if t.name in rows}
     frames["details"] = first.details
-    frames["apart"] = pl.concat([_keyed(s.apart, s.by) for s in summaries])
+    frames["separate"] = pl.concat([_keyed(s.separate, s.by) for s in summaries])
     frames["rows"] = pl.concat([_keyed(s.rows, s.by) for s in summaries], how="diagonal_relaxed")
-    return {table.name: _shaped(frames[table.name], table) for table in TABLES}
+    return {table.name: _shaped(frames[table.name], table, rank) for table in _TABLES}
 
 
 def _keyed(frame: pl.DataFrame, by: str) -> pl.DataFrame:
@@ -149,27 +151,31 @@ def _keyed(frame: pl.DataFrame, by: str) -> pl.DataFrame:
     return texts.with_columns(by=pl.lit(by))
 
 
-def _shaped(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
+def _without_rank(table: Table) -> dict[str, Any]:
+    return {name: dtype for name, dtype in table.schema.items() if name != RANK.name}
+
+
+def _shaped(frame: pl.DataFrame, table: Table, rank: int | None) -> pl.DataFrame:
+    frame = frame.with_columns(pl.lit(rank, RANK.dtype).alias(RANK.name))
     lacking = [pl.lit(None, c.dtype).alias(c.name) for c in table.columns if c.name not in frame.columns]
     return frame.with_columns(lacking).select(*table.schema).cast(table.schema)  # type: ignore[arg-type]
 
 
 def folded(frames: Mapping[str, pl.DataFrame]) -> Frames:
-    """The tables of several ranks added up: one row for each place, instead of one for each rank and place."""
+    """The tables of several ranks added up: one row for each place, whose rank is null."""
     result = {}
     for table, summed in _SUMMED:
-        keys = [column.name for column in table.columns if column.name not in summed]
-        sums = frames[table.name].group_by(keys, maintain_order=True).agg(pl.col(summed).sum())
-        result[table.name] = sums.select(*table.schema)
-    told = pl.col("idle_inside_ns").null_count() == 0
-    one = pl.col("heading").n_unique() == 1
+        keys = [column.name for column in table.columns if column.name not in (*summed, RANK.name)]
+        result[table.name] = frames[table.name].group_by(keys, maintain_order=True).agg(pl.col(summed).sum())
+    known = pl.col("idle_inside_ns").null_count() == 0
+    same = pl.col("heading").n_unique() == 1
     divisions = frames["divisions"].group_by("by", maintain_order=True)
     result["divisions"] = divisions.agg(
-        heading=pl.when(one).then(pl.col("heading").first()),
+        heading=pl.when(same).then(pl.col("heading").first()),
         overlapped_ns=pl.col("overlapped_ns").sum(),
-        idle_inside_ns=pl.when(told).then(pl.col("idle_inside_ns").sum()),
+        idle_inside_ns=pl.when(known).then(pl.col("idle_inside_ns").sum()),
     )
-    return result
+    return {table.name: _shaped(result[table.name], table, None) for table in _TABLES}
 
 
 def merged_summary(frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, selection: Selection) -> Summary:
@@ -181,7 +187,8 @@ def merged_summary(frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, sele
         meta: facts of all ranks.
         selection: which part of the ranks' traces was selected.
     """
-    sums = folded({name: f.filter(by=by) if "by" in f.columns else f for name, f in frames.items()})
+    of_kind = {name: frame.filter(by=by) if "by" in frame.columns else frame for name, frame in frames.items()}
+    sums = {name: frame.drop(RANK.name) for name, frame in folded(of_kind).items()}
     totals = sums["totals"].select(pl.col(pl.Int64).sum(), pl.col(pl.Boolean).any()).row(0, named=True)
     total = totals["sum_ns"]
     counted = {kind: (n, ns) for kind, n, ns in sums["kinds"].iter_rows()}
@@ -205,7 +212,7 @@ def merged_summary(frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, sele
         details=sums["details"].sort("total_ns", "text", descending=[True, False]),
         by=by,
         heading=heading if heading is not None else general_heading(by),
-        apart=sums["apart"].drop("by").sort("total_ns", "code", descending=[True, False]),
+        separate=sums["separate"].drop("by").sort("total_ns", "code", descending=[True, False]),
         rows=rows,
         overlapped_ns=sums["divisions"]["overlapped_ns"][0],
         idle_inside_ns=sums["divisions"]["idle_inside_ns"][0],

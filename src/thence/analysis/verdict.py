@@ -1,6 +1,6 @@
 """The verdict on a trace: what limits a typical step, as one sentence with a code.
 
-The first of these that holds decides. Shares are of the time of the typical steps (`thence.analysis.steps.counted`);
+The first of these that holds decides. Shares are of the time of the typical steps (`thence.analysis.steps.windows`);
 in a trace without steps, of the whole window of its device work, and the sentence says so.
 
 not_sound            work is missing in the trace, or times are impossible: its idle and busy time are not those of the

@@ -16,7 +16,7 @@ import click
 from thence.cli.progress import bytes_read, working
 from thence.credentials import without_credentials
 from thence.errors import InputError
-from thence.model.selection import APART, WARM_UP, Selection, parse_steps, parse_window
+from thence.model.selection import SEPARATE, WARM_UP, Selection, parse_steps, parse_window
 from thence.readers.expansion import DEFAULT
 from thence.readers.remote import is_url
 
@@ -58,11 +58,11 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     ),
     "warm-up": click.option(
         "--warm-up",
-        type=click.Choice((APART, *WARM_UP)),
-        default=APART,
+        type=click.Choice((SEPARATE, *WARM_UP)),
+        default=SEPARATE,
         show_default=True,
-        help="How to treat warm-up executions of XLA programs and XLA's autotuner. apart: in rows and frames of their "
-        "own. keep: like the rest. heuristic or first-compiled: leave them out of every figure, by that rule.",
+        help="How to treat warm-up executions of XLA programs and XLA's autotuner. separate: in rows and frames of "
+        "their own. keep: like the rest. heuristic or first-compiled: leave them out of every figure, by that rule.",
     ),
     "own": click.option(
         "--own",
@@ -193,7 +193,7 @@ def trace_options(*offered: Option, required: bool = True) -> Callable[[Callable
                 window_ns=None if window is None else parse_window(window),
                 program=options.pop("program", None),
                 only=options.pop("only", None),
-                warm_up=options.pop("warm_up") if "warm-up" in offered else APART,
+                warm_up=options.pop("warm_up") if "warm-up" in offered else SEPARATE,
             )
             own, run, add = options.pop("own", ()), options.pop("run"), options.pop("add")
             most = options.pop("max_expansion")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thence.model.answer import Answer, Lines
 
 SCHEMAS: Mapping[str, int] = {
-    "report": 2,
+    "report": 3,
     "programs": 1,
     "collectives": 1,
     "ranks": 2,

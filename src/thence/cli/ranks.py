@@ -13,7 +13,7 @@ from thence.model.answer import TableView
 from thence.units import format_ns, format_share
 
 if TYPE_CHECKING:
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
     from thence.trace import Trace
 
 _EXAMPLES = """\b

@@ -1,4 +1,4 @@
-"""``thence whatif``: predicts the gain of a change by replaying the recorded program with the change."""
+"""``thence whatif``: predicts the gain of a change by simulating the recorded program with the change."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ other places, or kernel, collective, or cause (of "thence idle").
 A label, module, op or source is predicted twice: for its kernels alone, and with what the host did for
 them. So is a collective: without its waiting for late ranks (only moving data is free), and with it.
 
-The prediction is a replay of the recorded program over threads, streams, events, waits and ranks; the
-replay of what was recorded is exact. It holds for the profiled program, whose host code is slower; where
+The prediction is a simulation of the recorded program over threads, streams, events, waits and ranks; the
+simulation of what was recorded is exact. It holds for the profiled program, whose host code is slower; where
 a recording by thence tells how long a step is without being recorded, it holds for that program.
 Gains within the interval count as noise. Nothing is predicted where activities began later than the
 trace explains by more than 5 % of the time, inside CUDA graphs whose edges are unknown, or for other numbers of GPUs.
@@ -47,7 +47,7 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
 @_repeated("on-time", "No rank waits for this one in collectives.", "rank:N")
 @result_options(without="all changes and 8 rows of the critical path")
 def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
-    """What a change would gain: the recorded program replayed with it."""
+    """What a change would gain: the recorded program simulated with it."""
     from thence.analysis.whatif.changes import parse_change
 
     for action, texts in asked.items():

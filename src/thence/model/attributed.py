@@ -42,8 +42,8 @@ class Attributed(Tables):
             ``<kind>_rule`` (`RULE`); ``position``, what the line number of the source refers to (`Position`, null
             without a line number); ``lane`` and ``metadata`` of the marks;
             ``detail``, a sentence about a CUDA graph that could not be matched, null almost everywhere;
-            ``apart`` (`RULE`), why tables of an XLA trace show the activity in a separate row: warm_up, incomplete or
-            autotuning; null for all other work, and everywhere unless the selection's warm_up is "apart".
+            ``separate`` (`RULE`), why tables of an XLA trace show the activity in a separate row: warm_up, incomplete
+            or autotuning; null for all other work, and everywhere unless the selection's warm_up is "separate".
         collective_parts: the individual sends and receives of kernels that do several of them (batches), in the
             columns of ``collectives``, where each such kernel has one row with the sum of their bytes.
         host_collectives: collectives as host ops describe them, in the columns of ``collectives`` with a null

@@ -159,7 +159,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
 )
 """Code and meaning of every reason why there is no place."""
 
-APART = ("warm_up", "incomplete", "autotuning")
+SEPARATE = ("warm_up", "incomplete", "autotuning")
 """Codes of work that tables of an XLA trace show in separate rows, whether or not it has a place."""
 
 CODES = (*RULES, *REASONS)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 WARM_UP = ("keep", "heuristic", "first-compiled")
 """Which executions of XLA programs are left out: see `thence.analysis.programs.warmup.WarmUp`."""
-APART = "apart"
+SEPARATE = "separate"
 """None are left out; tables show warm-up executions (by the heuristic) and XLA's autotuner in separate rows."""
 
 TYPICAL: Final = "typical"
-"""The steps that no rule of `thence.analysis.steps.counted` leaves out."""
+"""The steps that no rule of `thence.analysis.steps.windows` leaves out."""
 MAIN = "main"
 """The XLA programs of the steps, see `thence.analysis.select.main_programs`."""
 StepChoice = tuple[int | None, int | None] | Literal["typical"]
@@ -47,7 +47,7 @@ class Selection:
             device activity; None leaves an end open.
         program: it is part of XLA programs of this name, or of the `MAIN` ones.
         only: its name, label, module, op, HLO instruction or op_name matches this regular expression.
-        warm_up: `APART`, or one of `WARM_UP`: which executions of XLA programs are left out.
+        warm_up: `SEPARATE`, or one of `WARM_UP`: which executions of XLA programs are left out.
     """
 
     ranks: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class Selection:
     window_ns: tuple[int | None, int | None] | None = None
     program: str | None = None
     only: str | None = None
-    warm_up: str = APART
+    warm_up: str = SEPARATE
 
     def __bool__(self) -> bool:
         return self != Selection()
@@ -72,14 +72,14 @@ class Selection:
             return ""
         if self.only is not None:
             return "other work ran between what --only selected; --steps selects time"
-        if self.warm_up not in (APART, "keep"):
+        if self.warm_up not in (SEPARATE, "keep"):
             return f"--warm-up {self.warm_up} left out work, and the time in which it ran; --steps selects time"
         return ""
 
     @property
     def of_ranks_and_devices_only(self) -> bool:
         """Whether all work of the selected ranks and devices is selected."""
-        warm_up = "keep" if self.warm_up == "keep" else APART
+        warm_up = "keep" if self.warm_up == "keep" else SEPARATE
         return self == Selection(self.ranks, self.devices, warm_up=warm_up)
 
     @property
@@ -88,8 +88,8 @@ class Selection:
         return Selection(self.ranks, self.devices)
 
     def __post_init__(self) -> None:
-        if self.warm_up not in (APART, *WARM_UP):
-            choices = ", ".join((APART, *WARM_UP))
+        if self.warm_up not in (SEPARATE, *WARM_UP):
+            choices = ", ".join((SEPARATE, *WARM_UP))
             raise UsageError(f"warm-up is one of {choices}; got {self.warm_up!r}")
         if self.only is not None:
             try:
@@ -105,7 +105,7 @@ class Selection:
             f"window {_range(self.window_ns, format_ns)}" if self.window_ns else "",
             f"program {self.program}" if self.program is not None else "",
             f"only {self.only}" if self.only is not None else "",
-            f"without warm-up ({self.warm_up})" if self.warm_up not in (APART, "keep") else "",
+            f"without warm-up ({self.warm_up})" if self.warm_up not in (SEPARATE, "keep") else "",
         ]
         return "; ".join(filter(None, parts))
 

@@ -49,7 +49,7 @@ LONG_BUILT_IN_NS = 100_000
 FULL_QUEUE_CALL_NS = 100_000
 """A launch waited for room in the queue of its device if it took longer than this ..."""
 FULL_QUEUE_CALL_RATIO = 20
-"""... and more than this many times the median launch (`thence.analysis.ranks.host_work`)."""
+"""... and more than this many times the median launch (`thence.analysis.ranks.summary`)."""
 NO_WAIT_NS = 20_000
 """A call that has nothing to wait for, such as one for another device, takes less; one that takes longer waited."""
 MIN_IDLE_STARTS = 5
@@ -66,7 +66,7 @@ OUTLASTS_NS = 10_000
 OUTLASTS_UNKNOWN_NS = 1_000_000
 """... and if that is unknown."""
 
-# --- The replay of what-if and the critical path
+# --- The simulation of what-if and the critical path
 
 QUEUED_AHEAD_NS = 20_000
 """The gap between two activities of a stream is a sample of the least gap if the second was launched this long before
@@ -98,7 +98,7 @@ whole graph, which took 0.5 ms for a model with 6 layers."""
 THREAD_RESTED_NS = 15_000
 """A thread without work for this long may have been given work by another thread."""
 LATE_START_NS = 20_000
-"""An activity that begins later than the replay explains, by more than this, counts as unexplained time."""
+"""An activity that begins later than the simulation explains, by more than this, counts as unexplained time."""
 MAX_SCALED_NS = 100_000
 """Of a longer piece of the host's work, only this much is scaled to the step without recording. Limits of 0.1, 0.2 and
 0.5 ms change no prediction for programs of benchmarks/gpu_whatif.py by more than 2 % of the step; without a limit,

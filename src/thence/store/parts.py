@@ -55,7 +55,7 @@ _PLACE_TYPES = pl.Schema(
         "step_row": pl.Int32(),
         **{name: dtype for kind in PLACES for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))},
         "position": pl.Enum(POSITIONS),
-        "apart": RULE,
+        "separate": RULE,
     }
 )
 _MAX_FACTS = 1 << 30
@@ -251,15 +251,15 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
         for path in (root / RANKS / entry.folder).glob(summary_file("*")):
             summary = path.name.removeprefix(before).removesuffix(after)
             files.setdefault(summary, []).append((path, entry))
-    for summary, found in files.items():
+    for summary, files_of_summary in files.items():
         (target / summary).mkdir(exist_ok=True)
-        whole = tables_within([path for path, _ in found], root / RANKS)
+        plan = tables_within([path for path, _ in files_of_summary], root / RANKS)
         with reading(root / RANKS):
-            if any(entry.renumbered for _, entry in found):
-                plans = (with_numbers(pl.scan_parquet(path, glob=False), e.renumbered) for path, e in found)
+            if any(entry.renumbered for _, entry in files_of_summary):
+                plans = (with_numbers(pl.scan_parquet(path, glob=False), e.renumbered) for path, e in files_of_summary)
                 joined = pl.concat(plans).collect()
             else:  # much faster
-                joined = whole.collect()
+                joined = plan.collect()
         write_table(joined, target / summary / name)
 
 

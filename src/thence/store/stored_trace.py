@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thence.analysis.headline import Headline
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.analysis.programs.compilation import Compilation
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
     from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.steps.table import StepTable
+    from thence.analysis.steps.answer import StepTable
     from thence.analysis.summary import Summary
-    from thence.analysis.whatif.prediction import WhatIf
+    from thence.analysis.whatif.answer import WhatIf
     from thence.model.attributed import Attributed
     from thence.model.places import By
     from thence.model.tables import Meta
@@ -48,8 +48,8 @@ class StoredTrace(Trace):
 
     def __init__(self, store: Store, selection: Selection | None = None) -> None:
         chosen = selection or Selection()
-        whole = store.of_ranks(chosen.ranks) if chosen.ranks else store
-        vars(self).update(store=whole, own=store.manifest.settings.own, selection=chosen)
+        chosen_store = store.of_ranks(chosen.ranks) if chosen.ranks else store
+        vars(self).update(store=chosen_store, own=store.manifest.settings.own, selection=chosen)
 
     store: Store
 
@@ -61,10 +61,10 @@ class StoredTrace(Trace):
             UsageError: they do not fit into memory.
         """
         self.store.check_memory()
-        whole = concat_attributed(list(self.store.parts()))
-        told = self.store.meta
-        meta = replace(whole.meta, warnings=told.warnings, notes=told.notes)
-        return replace(whole, meta=meta)
+        tables = concat_attributed(list(self.store.parts()))
+        stored = self.store.meta
+        meta = replace(tables.meta, warnings=stored.warnings, notes=stored.notes)
+        return replace(tables, meta=meta)
 
     @cached_property
     def recorded(self) -> Attributed:
@@ -113,8 +113,8 @@ class StoredTrace(Trace):
         if not frames or frames["totals"]["xla"].n_unique() != 1:
             return super().report(by)
         with self.store.reading():
-            found = merged_summary(frames, by, self.meta, self.selection)
-        return self._answer(replace(found, soundness=self._soundness))
+            summary = merged_summary(frames, by, self.meta, self.selection)
+        return self._answer(replace(summary, soundness=self._soundness))
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
         """Tables of the report by a kind of place, from the tables of each rank; empty if one rank lacks data."""
@@ -125,7 +125,7 @@ class StoredTrace(Trace):
         for part in self._selected_parts():
             try:
                 tables = summary_tables(
-                    [summarize(part, by)], labels_joined=part.labels_joined, xla=not part.programs.is_empty()
+                    [summarize(part, by)], None, labels_joined=part.labels_joined, xla=not part.programs.is_empty()
                 )
             except MissingData:  # the tables of all ranks together may suffice
                 return {}
@@ -152,7 +152,7 @@ class StoredTrace(Trace):
         """As `Trace.ranks`, from the summaries alone."""
         if not self._ranks_only:
             return super().ranks(explain=explain)
-        from thence.analysis.ranks.job import job_of
+        from thence.analysis.ranks.answer import job_of
 
         with self.store.reading():
             return self._answer(job_of(self.store.lateness(), explain=explain))
@@ -246,6 +246,7 @@ class StoredTrace(Trace):
 
 
 def _together(tables: list[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    from thence.analysis.summary_merge import folded
+    from thence.analysis.rank_tables import concatenated
+    from thence.analysis.summary_merge import REPORT_TABLES, folded
 
-    return folded({name: pl.concat([table[name] for table in tables]) for name in tables[0]})
+    return folded(concatenated(tables, REPORT_TABLES))

@@ -2,63 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.ranks.summary import summarise_ranks
-from thence.analysis.ranks.summary_tables import SUMMARY
+from thence.analysis.rank_tables import concatenated, rank_table
+from thence.analysis.ranks.summary import SUMMARY, summarise_ranks
 from thence.analysis.select import select
 from thence.analysis.summary import summarize
-from thence.analysis.summary_merge import TABLES as REPORT_TABLES
-from thence.analysis.summary_merge import summary_tables
+from thence.analysis.summary_merge import REPORT_TABLES, summary_tables
 from thence.model.selection import Selection
-from thence.model.tables import Column, Table
+from thence.model.tables import Column
 from thence.store.facts import Facts, encode_facts
 
 if TYPE_CHECKING:
+    from thence.analysis.rank_tables import Frames
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
-
-Frames = dict[str, pl.DataFrame]
 
 SUMMARISED_BY = ("kernel", "rank")
 """Kinds of place for which a report needs the summaries alone; for other kinds, the tables are read rank by rank."""
 WINDOWS = "windows"
 FACTS_TABLE = "facts"
-REPORT = {table.name: f"report_{table.name}" for table in REPORT_TABLES}
-"""Names here of the tables of `thence.analysis.summary_merge`, to which a column ``rank`` is added."""
+REPORT = {name: f"report_{name}" for name in REPORT_TABLES}
+"""Names in a store of the tables of `thence.analysis.summary_merge`."""
 LATENESS = {name: f"ranks_{name}" for name in SUMMARY}
-"""Names here of the tables of `thence.analysis.ranks.summary`, from which late ranks are found."""
-_RANK = Column("rank", pl.Int32(), "rank of the process in its job")
-
-
-def _of_ranks(table: Table) -> Table:
-    """The table of one rank as it is stored: with a column ``rank``."""
-    return replace(table, columns=(_RANK, *table.columns), required=(_RANK.name, *table.required))
-
-
+"""Names in a store of the tables of `thence.analysis.ranks.summary`, from which late ranks are found."""
 TABLES = {
-    WINDOWS: Table(
+    WINDOWS: rank_table(
         WINDOWS,
         "one device: the span of its activities",
         (
-            _RANK,
             Column("device", pl.Int32(), "device index within the process"),
             Column("start", pl.Int64(), "ns on the rank's clock: start of its first activity"),
             Column("end", pl.Int64(), "ns on the same clock: end of its last activity"),
             Column("epoch_ns", pl.Int64(), "Unix time (ns) at which that clock reads 0; null: unknown"),
         ),
-        required=("rank", "device", "start", "end"),
+        required=("device", "start", "end"),
     ),
-    FACTS_TABLE: Table(
+    FACTS_TABLE: rank_table(
         FACTS_TABLE,
         "one input",
-        (_RANK, Column("facts", pl.String(), "`thence.store.facts.Facts` as JSON")),
-        required=("rank", "facts"),
+        (Column("facts", pl.String(), "`thence.store.facts.Facts` as JSON"),),
+        required=("facts",),
     ),
-    **{REPORT[table.name]: _of_ranks(table) for table in REPORT_TABLES},
+    **{REPORT[name]: table for name, table in REPORT_TABLES.items()},
     **{LATENESS[name]: table for name, table in SUMMARY.items()},
 }
 """The table of every summary."""
@@ -78,9 +66,9 @@ def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
         FACTS_TABLE: pl.DataFrame({"rank": [lowest], "facts": [facts.decode()]}, TABLES[FACTS_TABLE].schema),
     }
     frames |= {LATENESS[name]: frame for name, frame in summarise_ranks(trace).items()}
-    by_rank = [_report(trace, rank) for rank in trace.gpu["rank"].unique().sort()]
-    for name in REPORT.values() if by_rank else ():
-        frames[name] = pl.concat([report[name] for report in by_rank])
+    reports = [_report(trace, rank) for rank in trace.gpu["rank"].unique().sort()]
+    if reports:
+        frames |= {REPORT[name]: frame for name, frame in concatenated(reports, REPORT_TABLES).items()}
     return frames
 
 
@@ -98,10 +86,5 @@ def _report(trace: Attributed, rank: int) -> Frames:
     """The report of one rank as `Trace.report` returns it, as tables."""
     alone = trace.gpu["rank"].n_unique() == 1
     part = select(trace, Selection() if alone else Selection(ranks=(rank,)))
-    tables = summary_tables(
-        [summarize(part, by) for by in SUMMARISED_BY],
-        labels_joined=part.labels_joined,
-        xla=not part.programs.is_empty(),
-    )
-    numbered = pl.lit(rank, pl.Int32()).alias("rank")
-    return {REPORT[name]: frame.select(numbered, pl.all()) for name, frame in tables.items()}
+    summaries = [summarize(part, by) for by in SUMMARISED_BY]
+    return summary_tables(summaries, rank, labels_joined=part.labels_joined, xla=not part.programs.is_empty())

@@ -19,8 +19,8 @@ from thence.analysis.default_kind import default_kind
 from thence.analysis.flame.flame import Flame, Idle, Split, flame
 from thence.analysis.flame.idle import IDLE
 from thence.analysis.flame.tree import PHASE_SUMS, Groups, build_tree, keep_largest
-from thence.analysis.idle.gaps import idle_gaps
-from thence.analysis.idle.rules import CAUSES
+from thence.analysis.idle.gaps import program_gaps
+from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.programs.programs import programs
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.attribute import attribute
@@ -195,7 +195,7 @@ def test_idle_is_what_the_programs_analysis_finds(name: str) -> None:
 
 
 def test_idle_inside_between_and_after_programs_by_eye() -> None:
-    found = idle_gaps(attribute(programs_trace())).select("start", "duration", "where", "program").rows()
+    found = program_gaps(attribute(programs_trace())).select("start", "duration", "where", "program").rows()
     assert found == [
         (130, 10, "inside", "step"),
         (150, 10, "before", "init"),

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from thence.analysis.idle.causes import idle_causes
-from thence.analysis.idle.rules import CAUSES, host_causes
+from thence.analysis.idle.host_causes import CAUSES, host_causes
 from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, HOST, Meta, Tables
 

@@ -1,4 +1,4 @@
-"""Warm-up and the autotuner in tables and flame graphs of XLA traces: apart, said, and never lost."""
+"""Warm-up and the autotuner in tables and flame graphs of XLA traces: separate, said, and never lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def times(opened: Trace, by: str) -> dict[str, int]:
 def test_rows_keep_warm_up_and_the_autotuner_apart(by: str) -> None:
     steady = {"kernel": {"x": 50 + 10}, "program": {"step": 50, "init": 10}}[by]
     assert times(by_hand(), by) == {**steady, WARM: 70, TUNED: 10}
-    assert by_hand().report(by).apart.rows() == [("warm_up", 2, 5, 70), ("autotuning", 1, 1, 10)]
+    assert by_hand().report(by).separate.rows() == [("warm_up", 2, 5, 70), ("autotuning", 1, 1, 10)]
     (note,) = by_hand().report(by).notes
     assert "warm-up 70.00 ns (50.0 %, 2 executions)" in note.replace("70 ns", "70.00 ns")
     assert "XLA's autotuner 10" in note
@@ -44,7 +44,7 @@ def test_keep_divides_all_alike_and_heuristic_leaves_out_and_says_what() -> None
     mixed = by_hand().select(warm_up="keep")
     assert times(mixed, "kernel") == {"x": 140}
     assert mixed.report().notes == ()
-    assert mixed.report().apart.is_empty()
+    assert mixed.report().separate.is_empty()
     steady = by_hand().select(warm_up="heuristic").report()
     assert (steady.sum_ns, steady.counts["thunk"]) == (60, 3)
     (note,) = steady.notes
@@ -61,18 +61,18 @@ def test_totals_and_attribution_are_those_of_the_whole_trace(by: str) -> None:
     assert default.attributed_ns == mixed.attributed_ns
     assert default.unattributed == mixed.unattributed
     assert default.rows.equals(mixed.rows) == (by in ITSELF)
-    assert default.apart.is_empty() == (by in ITSELF)
+    assert default.separate.is_empty() == (by in ITSELF)
 
 
 def test_what_is_apart_in_a_real_recording_is_what_its_programs_say() -> None:
-    """The autotuner's programs have no number, and nothing else is apart but first executions."""
+    """The autotuner's programs have no number, and nothing else is separate but first executions."""
     opened = shared(RECORDING)
-    apart = opened.tables.places["apart"].cast(pl.String)
+    separate = opened.tables.places["separate"].cast(pl.String)
     number = opened.tables.programs["program"].gather(opened.tables.gpu["program"].cast(pl.UInt32))
     candidates = number.is_null() & opened.tables.gpu["program"].is_not_null()
     assert candidates.any()
-    assert (apart.filter(candidates) == "autotuning").all()
-    warm = opened.tables.gpu.filter(apart == "warm_up")["program"].unique().cast(pl.UInt32)
+    assert (separate.filter(candidates) == "autotuning").all()
+    warm = opened.tables.gpu.filter(separate == "warm_up")["program"].unique().cast(pl.UInt32)
     executions = opened.tables.programs.with_columns(
         number=pl.int_range(pl.len()).over("rank", "device", "name", "program", order_by="start"),
         runs=pl.len().over("rank", "device", "name", "program"),
@@ -93,7 +93,7 @@ def test_flame_frames_hold_what_is_apart(split: Split) -> None:
     graph = flame(opened.tables, "op_name", split, Idle.EXCLUDE)
     top = graph.nodes.filter(pl.col("depth") == 1)
     found = dict(top.select("name", "total_ns").iter_rows())
-    expected = {f"[{text_of(code)}]": ns for code, _, _, ns in opened.report().apart.iter_rows()}
+    expected = {f"[{text_of(code)}]": ns for code, _, _, ns in opened.report().separate.iter_rows()}
     assert {name: found[name] for name in expected} == expected
     assert TUNED in expected
     assert graph.total_ns == opened.report().sum_ns
@@ -171,8 +171,8 @@ def test_the_command_line_says_it_in_a_line_and_in_json() -> None:
     assert done.returncode == 0
     assert "XLA's autotuner" in done.stdout.decode()
     document = json.loads(run_thence("report", RECORDING, "--by", "hlo", "--format", "json").stdout)
-    assert {row["code"] for row in document["apart"]} >= {"autotuning"}
-    for entry in document["apart"]:
+    assert {row["code"] for row in document["separate"]} >= {"autotuning"}
+    for entry in document["separate"]:
         (row,) = [row for row in document["rows"] if row["reason"] == entry["code"]]
         assert (row["count"], row["total_ns"]) == (entry["count"], entry["total_ns"])
     whole = run_thence("report", RECORDING, "--by", "hlo", "--window", "0ns:")
@@ -183,5 +183,5 @@ def test_the_command_line_says_it_in_a_line_and_in_json() -> None:
 
 def test_traces_without_xla_programs_keep_nothing_apart() -> None:
     opened = shared(recording("torch_eager_rank0"))
-    assert opened.report().apart.is_empty()
-    assert opened.tables.places["apart"].null_count() == opened.tables.gpu.height
+    assert opened.report().separate.is_empty()
+    assert opened.tables.places["separate"].null_count() == opened.tables.gpu.height

@@ -10,7 +10,7 @@ import thence
 from helpers import FSDP
 
 if TYPE_CHECKING:
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
 
 
 @pytest.fixture(scope="session")

@@ -10,17 +10,17 @@ import pytest
 
 from rank_jobs import RankJob
 from thence.analysis.collectives.clock_sync import quantiles
-from thence.analysis.ranks.joined import joined
+from thence.analysis.ranks.job_collectives import job_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from thence.analysis.ranks.clocks import Clocks
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
+    from thence.analysis.ranks.job_collectives import Clocks
 
 
 def clocks(summaries: Mapping[str, pl.DataFrame]) -> Clocks:
-    return joined(summaries).clocks
+    return job_collectives(summaries).clocks
 
 
 def made(job: RankJob) -> tuple[np.ndarray, np.ndarray]:
@@ -54,8 +54,8 @@ def test_drifts_are_found_and_corrected() -> None:
 
 
 def test_waits_do_not_depend_on_the_clocks() -> None:
-    right = joined(RankJob(ranks=4, steps=20, seed=1, skew_ns=0.0).summaries()).rows
-    wrong = joined(RankJob(ranks=4, steps=20, seed=1, skew_ns=5e6).summaries()).rows
+    right = job_collectives(RankJob(ranks=4, steps=20, seed=1, skew_ns=0.0).summaries()).rows
+    wrong = job_collectives(RankJob(ranks=4, steps=20, seed=1, skew_ns=5e6).summaries()).rows
     key = ["rank", "instance"]
     both = right.select(*key, "wait_ns").join(wrong.select(*key, other="wait_ns"), on=key)
     assert (both["wait_ns"] - both["other"]).abs().max() < 5_000  # type: ignore[operator]

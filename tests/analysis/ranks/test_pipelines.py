@@ -10,7 +10,7 @@ import pytest
 import thence
 from helpers import TORCH
 from pipeline_jobs import HostBoundPipeline
-from thence.analysis.ranks.pipelines import stage_causes, stages
+from thence.analysis.ranks.lateness import stage_causes, stages
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from thence.analysis.ranks.summary import summarise_ranks
 
 if TYPE_CHECKING:
     import thence
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
 
 STEPS, SINCE, SLEEP = 14, 5, 30e6
 LATE, OTHER = 1, 0

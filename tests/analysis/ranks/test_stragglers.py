@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import examples
-from thence.analysis.ranks.stragglers import late_since
+from thence.analysis.ranks.lateness import late_since
 from thence.model.thresholds import LATE_RANK_SHARE
 
 STEP = 1e9

@@ -11,8 +11,8 @@ from polars.testing import assert_frame_equal
 
 import thence
 from helpers import FSDP, event, kernel, launch, opened, shared, unzipped, written
-from thence.analysis.ranks.summary import concatenated, summarise_rank, summarise_ranks
-from thence.analysis.ranks.summary_tables import MOST_ROWS, SUMMARY
+from thence.analysis.rank_tables import concatenated
+from thence.analysis.ranks.summary import MAX_ROWS, SUMMARY, summarise_rank, summarise_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ def both() -> thence.Trace:
 
 
 def test_a_rank_among_others_is_summarised_as_alone(both: thence.Trace) -> None:
-    alone = concatenated(summarise_rank(thence.open(path).tables) for path in FSDP[:2])
+    alone = concatenated((summarise_rank(thence.open(path).tables) for path in FSDP[:2]), SUMMARY)
     together = summarise_ranks(both.tables)
     for name, table in SUMMARY.items():
         assert dict(together[name].schema) == table.schema
@@ -76,10 +76,10 @@ def test_ranks_with_and_without_steps_are_summarised_as_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     """Of six ranks, the second and fifth have no step, and the steps of the third launched nothing."""
-    monkeypatch.setattr("thence.analysis.ranks.summary._MAX_ROWS", rows)
+    monkeypatch.setattr("thence.analysis.ranks.summary._MAX_BATCH_ROWS", rows)
     steps = {0: (50, 550), 1: (), 2: (5000, 6000), 3: (50, 550), 4: (), 5: (50, 550)}
     files = [rank_of_steps(tmp_path, rank, *starts) for rank, starts in steps.items()]
-    alone = concatenated(summarise_rank(thence.open(path).tables) for path in files)
+    alone = concatenated((summarise_rank(thence.open(path).tables) for path in files), SUMMARY)
     together = summarise_ranks(thence.open(*files).tables)
     for name, frame in alone.items():
         assert_frame_equal(together[name], frame)
@@ -138,16 +138,16 @@ def test_kernels_places_and_idle_time_add_up_to_the_steps() -> None:
 
 
 def test_what_has_no_row_of_its_own_is_one_row_without_a_name(tmp_path: Path) -> None:
-    count = MOST_ROWS + 50
+    count = MAX_ROWS + 50
     events = []
     for number in range(count):
         events += [launch(number, 100 * number), kernel(number, 100 * number + 10, 1 + number % 90, name=f"k{number}")]
     kernels: pl.DataFrame = summarise_rank(opened(tmp_path, events).tables)["kernels"]
-    assert kernels.height == MOST_ROWS + 1
+    assert kernels.height == MAX_ROWS + 1
     rest = kernels.filter(pl.col("name").is_null()).row(0, named=True)
     durations = sorted((1000 * (1 + number % 90) for number in range(count)), reverse=True)
     assert rest["count"] == 50
-    assert rest["total_ns"] == sum(durations[MOST_ROWS:])
+    assert rest["total_ns"] == sum(durations[MAX_ROWS:])
 
 
 def test_a_trace_without_activities_has_empty_tables(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from helpers import event, kernel, launch, opened
 from thence.analysis.whatif.graph import program_graph
-from thence.analysis.whatif.host_pace import host_pieces, pace_spread
+from thence.analysis.whatif.prediction import host_pieces, pace_spread
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,10 @@ import pytest
 
 import thence
 from helpers import DATA, kernel, launch, opened
+from thence.analysis.whatif.answer import PROGRAMS, WhatIf, what_if
 from thence.analysis.whatif.changes import parse_change
 from thence.analysis.whatif.graph import program_graph
-from thence.analysis.whatif.host_pace import PlainPace
-from thence.analysis.whatif.prediction import PROGRAMS, WhatIf, what_if
+from thence.analysis.whatif.prediction import PlainPace
 from thence.attribution.attribute import attribute
 from thence.errors import MissingData
 from thence.model.tables import GPU, HOST, STEP_TIMES, Meta, Tables

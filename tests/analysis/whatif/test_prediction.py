@@ -11,12 +11,12 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, TORCH, event, kernel, launch, opened, output
+from thence.analysis.whatif.answer import suggestions, what_if
 from thence.analysis.whatif.changes import parse_change
 from thence.analysis.whatif.critical_path import path_summary
 from thence.analysis.whatif.graph import program_graph
-from thence.analysis.whatif.health import health
-from thence.analysis.whatif.prediction import suggestions, what_if
-from thence.analysis.whatif.replay import replayed
+from thence.analysis.whatif.prediction import health
+from thence.analysis.whatif.simulation import simulated
 from thence.errors import MissingData, UsageError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def test_without_changes_the_largest_gains_of_all_are_answered(paths: list[Path]
 def test_replay_is_exact_and_the_critical_path_tiles_every_step(paths: list[Path]) -> None:
     trace = thence.open(paths)
     program = program_graph(trace.whole, *trace._of_ranks)
-    assert (replayed(program.graph) == program.graph.time).all()
+    assert (simulated(program.graph) == program.graph.time).all()
     assert (program.graph.delay >= 0).all()
     tiles = trace.critical_path()
     end = (tiles["start"] + tiles["duration"]).to_numpy()

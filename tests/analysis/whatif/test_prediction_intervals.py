@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from thence.analysis.whatif.answer import WhatIf, what_if
 from thence.analysis.whatif.changes import Change, parse_change
 from thence.analysis.whatif.graph import program_graph
-from thence.analysis.whatif.prediction import WhatIf, what_if
 from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, HOST, Tables
 

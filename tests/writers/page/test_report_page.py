@@ -12,7 +12,7 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, STACK, kernel, launch, opened, run_thence, shared
-from thence.analysis.idle.rules import REASON_TITLES
+from thence.analysis.idle.host_causes import REASON_TITLES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thence.analysis.collectives.clock_sync import Alignment
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
     from thence.model.attributed import Attributed
 
 _LAST = {

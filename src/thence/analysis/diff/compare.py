@@ -17,7 +17,7 @@ from thence.analysis.diff.moved_streams import moved_work
 from thence.analysis.diff.paths import folds, tree
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.analysis.diff.steps import WHOLE_TRACE
-from thence.analysis.steps.counted import RULES
+from thence.analysis.steps.windows import RULES
 from thence.errors import UsageError
 from thence.model.answer import Answer, TableView
 from thence.model.kernel_names import short_names

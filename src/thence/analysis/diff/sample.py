@@ -17,7 +17,7 @@ from thence.analysis.diff.conditions import Conditions, conditions
 from thence.analysis.diff.steps import IDLE_CAUSE, run_steps
 from thence.analysis.diff.streams import streams_of
 from thence.analysis.group_by import time_by_place
-from thence.analysis.steps.counted import OUTLIER, RULES
+from thence.analysis.steps.windows import OUTLIER, RULES
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED

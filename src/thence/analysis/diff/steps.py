@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
-from thence.analysis.steps.table import step_table
+from thence.analysis.steps.answer import step_table
 from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
 from thence.model.grouped_intervals import numbered
@@ -41,7 +41,7 @@ class RunSteps:
         times: one row per step, in order of time: name, start_ns (on the first device to begin it), and means over the
             devices that have the step of total_ns, busy_ns, idle_ns, communication_ns, exposed_ns, and
             ``idle_<cause>_ns`` of each cause that occurs; and left_out, why it is not typical (a key of
-            `thence.analysis.steps.counted.RULES`), null if it is.
+            `thence.analysis.steps.windows.RULES`), null if it is.
         of_activity: row in ``times`` of the step of each row of gpu, `NO_ROW` for none.
         windows: rank, device, start, duration and row (in ``times``) of the window of each step on each device.
     """

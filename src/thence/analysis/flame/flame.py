@@ -19,11 +19,11 @@ from thence.analysis.consistency import must
 from thence.analysis.flame.idle import idle_frames, idle_sums
 from thence.analysis.flame.tree import FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.group_by import heading_of, split_by_weight
-from thence.analysis.idle.table import idle_time, why_no_causes
+from thence.analysis.idle.answer import idle_time, why_no_causes
 from thence.analysis.kernel_groups import communicates
 from thence.analysis.layers import folded_frames
 from thence.analysis.summary import summarize
-from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
+from thence.attribution.paths import KEPT_LEVELS, MAX_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
 from thence.model.answer import Answer, TableView
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.attribution.stacks import Stacks
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
@@ -165,7 +165,7 @@ class Flame(Answer):
     def stacks(self) -> Iterator[tuple[tuple[str, ...], Ns]]:
         """Yields the frames and self time of each stack with self time, outermost frame first, without the root.
 
-        Among siblings, larger frames come first, idle frames last. A stack of more than `MOST_LEVELS`
+        Among siblings, larger frames come first, idle frames last. A stack of more than `MAX_LEVELS`
         frames is shortened to its `KEPT_LEVELS` outermost and innermost frames, and one frame between them
         with the number of omitted frames.
         """
@@ -185,7 +185,7 @@ class Flame(Answer):
 
 def _shortened(frames: list[str]) -> tuple[str, ...]:
     """A stack with its middle frames omitted if it is very deep."""
-    if len(frames) <= MOST_LEVELS:
+    if len(frames) <= MAX_LEVELS:
         return tuple(frames)
     gap = left_out(len(frames) - 2 * KEPT_LEVELS)
     return (*frames[:KEPT_LEVELS], gap, *frames[-KEPT_LEVELS:])
@@ -290,7 +290,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     gpu_rows = claims["gpu"].cast(pl.UInt32)
     time = split_by_weight(trace.gpu["duration"], claims) if stacks.shared else trace.gpu["duration"].gather(gpu_rows)
     gpu, places = trace.gpu, trace.places
-    tuned = (places["apart"] == "autotuning").fill_null(value=False).gather(gpu_rows)
+    tuned = (places["separate"] == "autotuning").fill_null(value=False).gather(gpu_rows)
     rows = pl.DataFrame(
         {
             "gpu": gpu_rows,
@@ -357,14 +357,14 @@ def _rows(parent: Int64, name: pl.Series, kind: npt.NDArray[np.str_]) -> pl.Data
 def _outermost(trace: Attributed, split: Split) -> pl.Series:
     """The name of the outermost frame of each activity; null if it has none.
 
-    Work that tables keep apart (warm-up, the autotuner) has an outermost frame of its own, whatever the split.
+    Work that tables keep separate (warm-up, the autotuner) has an outermost frame of its own, whatever the split.
     """
-    apart = pl.format("[{}]", pl.col("apart").cast(pl.String).replace(REASONS))
+    separate = pl.format("[{}]", pl.col("separate").cast(pl.String).replace(REASONS))
     if split is Split.NONE:
-        return trace.places.select(apart).to_series()
+        return trace.places.select(separate).to_series()
     reason = pl.format("[{}]", pl.col("phase_rule").cast(pl.String).replace(REASONS))
     phase = pl.col("phase").cast(pl.String)
-    return trace.places.select(pl.coalesce(apart, phase, reason)).to_series()
+    return trace.places.select(pl.coalesce(separate, phase, reason)).to_series()
 
 
 def _kinds(trace: Attributed) -> pl.Series:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.flame.tree import PHASE_SUMS, Groups
-from thence.analysis.idle.gaps import idle_gaps
-from thence.analysis.idle.table import in_words
+from thence.analysis.idle.answer import in_words
+from thence.analysis.idle.gaps import program_gaps
 from thence.analysis.programs.warmup import WarmUp, phases
-from thence.model.selection import APART
+from thence.model.selection import SEPARATE
 
 if TYPE_CHECKING:
     from thence.analysis.flame.tree import Entry
-    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.idle.answer import IdleTime
     from thence.model.attributed import Attributed
 
 IDLE = "GPU idle"
@@ -35,7 +35,7 @@ def idle_sums(trace: Attributed, explained: IdleTime | None) -> pl.DataFrame:
         explained: idle time of the trace by place; None to show it without causes.
 
     Returns:
-        columns where and program, as in `thence.analysis.idle.gaps.idle_gaps`; early: whether the time is before the
+        columns where and program, as in `thence.analysis.idle.gaps.program_gaps`; early: whether the time is before the
         first execution of a program, or inside an execution that does not count; cause and name, as ``thence idle``
         shows them, null if there is none; total_ns and count (pieces).
     """
@@ -43,7 +43,7 @@ def idle_sums(trace: Attributed, explained: IdleTime | None) -> pl.DataFrame:
     if explained is None:
         nothing = pl.lit(None, pl.String)
         return _summed(gaps.with_columns(cause=nothing, name=nothing), _KEYS)
-    pieces = explained.found.select("rank", "device", "start", "duration", "cause").with_columns(
+    pieces = explained.unnamed.select("rank", "device", "start", "duration", "cause").with_columns(
         number=pl.Series(explained.names.number)
     )
     sums = _summed(_with_gaps(pieces, gaps), [*_OF_GAPS, "cause", "number"])
@@ -78,18 +78,18 @@ def _path(of: dict[str, Any]) -> list[Entry]:
 
 def _gaps(trace: Attributed) -> pl.DataFrame:
     """Idle gaps, and whether each is ``early``: before a first execution, or inside one that does not count."""
-    gaps = idle_gaps(trace)
+    gaps = program_gaps(trace)
     chosen = trace.selection.warm_up
     if trace.programs.is_empty() or chosen == WarmUp.KEEP.value:
         return gaps.with_columns(early=pl.lit(value=False))
-    rule = WarmUp.HEURISTIC if chosen == APART else WarmUp(chosen)
+    rule = WarmUp.HEURISTIC if chosen == SEPARATE else WarmUp(chosen)
     phase = phases(trace, rule)
     marked = pl.DataFrame({"first": phase.first, "warm": phase.first & ~phase.counted})
     marked = marked.select(pl.all().gather(gaps["execution"])).fill_null(value=False)
-    apart = trace.gpu["program"].filter(trace.places["apart"].is_not_null()).drop_nulls().unique()
-    of_apart = pl.col("execution").is_in(apart.cast(pl.UInt32).implode()).fill_null(value=False)
+    separate = trace.gpu["program"].filter(trace.places["separate"].is_not_null()).drop_nulls().unique()
+    of_separate = pl.col("execution").is_in(separate.cast(pl.UInt32).implode()).fill_null(value=False)
     inside = pl.col("where") == "inside"
-    early = of_apart | pl.when(inside).then("warm").otherwise("first")
+    early = of_separate | pl.when(inside).then("warm").otherwise("first")
     return gaps.hstack(marked).with_columns(early=early).drop("first", "warm")
 
 

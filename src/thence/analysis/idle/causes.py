@@ -3,10 +3,10 @@
 A gap ends when an activity starts. If the launch of that activity is not known, the cause is unknown. Else, with the
 launch call lasting from ``b`` to ``e``, the cause of a part of the gap is the first of these rules that applies:
 
-    before b                    by the host (`thence.analysis.idle.rules`): the innermost host row of the thread that
-                                launched. If that thread was in no row, only in a step or a range, or waited for another
-                                thread, the row of a thread of the rank that was in an operator or a call, or ran
-                                according to its samples; of several such threads, the one that leaves its row last.
+    before b                    by the host (`thence.analysis.idle.host_causes`): the innermost host row of the thread
+                                that launched. If that thread was in no row, only in a step or a range, or waited for
+                                another thread, the row of a thread of the rank that was in an operator or a call, or
+                                ran according to its samples; of several such threads, the one that leaves its row last.
                                 first_use if an operator takes over 1 ms until it launches
                                 the first kernel of a name, and not again before later kernels of that name
     b to e                      launch; first_use if the call takes over 200 us and the kernel is the first of its name
@@ -17,7 +17,7 @@ launch call lasting from ``b`` to ``e``, the cause of a part of the gap is the f
     from e to the start         launch for 100 us, then event_wait or unknown
 
 If no thread is in a recorded row, the cause is host if the main thread is known to run the program at that time
-(`thence.analysis.idle.silence`), else unknown.
+(`thence.analysis.idle.host_threads`), else unknown.
 
 In addition to the cause, pieces hold the last call that waited before the launch that ended the gap, if it returned
 in the gap or right before it: it emptied the queue. It is not the cause: without it the gap might exist all the same.
@@ -30,20 +30,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.extent import cut, extent, in_parts
-from thence.analysis.idle.host_threads import NOWHERE, Pieces, thread_numbers, together
-from thence.analysis.idle.host_time import HostTime
-from thence.analysis.idle.late_starts import Gaps, Starts, device_gaps, held_until
-from thence.analysis.idle.pieces import IDLE, NO_REASON, IdlePieces, idle_frame
-from thence.analysis.idle.rules import NUMBER, REASONS, host_causes
-from thence.analysis.idle.silence import says_what_runs
+from thence.analysis.idle.gaps import LaunchTimes, device_gaps, held_until
+from thence.analysis.idle.host_causes import CAUSES, NUMBER, REASONS, host_causes
+from thence.analysis.idle.host_threads import (
+    NEVER_IN_A_ROW,
+    HostThreads,
+    Pieces,
+    records_host_activity,
+    thread_numbers,
+    together,
+)
 from thence.model.grouped_intervals import numbered, rows_of_groups
-from thence.model.intervals import NEVER, NO_ROW, last_begun
+from thence.model.intervals import NEVER, NO_ROW, Intervals, last_begun
 from thence.model.thresholds import EARLY_RETURN_NS, FIRST_USE_CALL_NS, FIRST_USE_OPERATOR_NS
 
 if TYPE_CHECKING:
@@ -51,16 +55,27 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from thence.analysis.idle.gaps import DeviceGaps
     from thence.model.arrays import Int64, Mask, UInt8
     from thence.model.attributed import Attributed
 
+    Rows = npt.NDArray[np.int32] | Int64
 
-_MOST_DEVICES = 1_000  # of one rank; real ranks have at most 16, and each device takes 10 ms
-_MOST_PIECES = 1_000_000  # in addition to
-_MOST_OF_A_ROW = 16  # pieces per row of the trace: a host row may be in a gap of every device
-_OF_NAMES = 32  # bits for the number of a kernel's name
+
+IDLE = {
+    "rank": pl.Int32(), "device": pl.Int32(), "start": pl.Int64(), "duration": pl.Int64(), "cause": pl.Enum(CAUSES),
+    "reason": pl.Enum(tuple(REASONS)), "host": pl.Int32(), "gpu": pl.Int32(), "wait": pl.Int32(),
+}  # fmt: skip
+"""Columns of `idle_causes`."""
+_MAX_DEVICES = 1_000  # of one rank; real ranks have at most 16, and each device takes 10 ms
+_MAX_PIECES = 1_000_000  # in addition to
+_MAX_PIECES_PER_ROW = 16  # times the rows of the trace: a host row may be in a gap of every device
+_NAME_BITS = 32  # for the number of a kernel's name
 _UNKNOWN = NUMBER["unknown"]
 _REASON = {reason: number for number, reason in enumerate(REASONS)}
+_NO_REASON = len(REASONS)
+_CAUSE_NAMES = pl.Series(CAUSES, dtype=IDLE["cause"])
+_REASON_NAMES = pl.Series([*REASONS, None], dtype=IDLE["reason"])  # the last element is for _NO_REASON
 
 
 def idle_causes(trace: Attributed, windows: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -80,39 +95,37 @@ def idle_causes(trace: Attributed, windows: pl.DataFrame | None = None) -> pl.Da
     """
     if windows is None:
         if not in_parts(trace):
-            return _causes_of(trace, device_gaps(trace))
+            return _causes_of_gaps(trace, device_gaps(trace))
         windows = extent(trace)
     end = pl.col("start") + pl.col("duration")
     spans = windows.group_by("rank", "device").agg(pl.col("start").min(), end=end.max())
-    of_device = {(rank, device): (start, last) for rank, device, start, last in spans.rows()}
-    pieces = _causes_of(trace.around, device_gaps(trace.around, of_device))
+    span_of_device = {(rank, device): (start, last) for rank, device, start, last in spans.rows()}
+    pieces = _causes_of_gaps(trace.around, device_gaps(trace.around, span_of_device))
     piece, _, begin, finish = cut(pieces, windows)
-    parts = {"start": pl.Series(begin), "duration": pl.Series(finish - begin)}
-    return pieces[piece].with_columns(**parts)
+    return pieces[piece].with_columns(start=pl.Series(begin), duration=pl.Series(finish - begin))
 
 
-def _causes_of(trace: Attributed, parts: Sequence[Gaps]) -> pl.DataFrame:
+def _causes_of_gaps(trace: Attributed, gaps: Sequence[DeviceGaps]) -> pl.DataFrame:
     """The pieces of gaps with their causes, as `idle_causes` returns them."""
-    parts = sorted(parts, key=lambda of: (of.rank, of.device))
-    devices = Counter(of.rank for of in parts)
-    if max(devices.values(), default=0) > _MOST_DEVICES:
-        return _undivided(parts)
+    gaps = sorted(gaps, key=lambda device: (device.rank, device.device))
+    if max(Counter(device.rank for device in gaps).values(), default=0) > _MAX_DEVICES:
+        return _undivided(gaps)
     facts = _Facts.of(trace)
-    most = _MOST_PIECES + _MOST_OF_A_ROW * (trace.host.height + trace.gpu.height)
+    room = _MAX_PIECES + _MAX_PIECES_PER_ROW * (trace.host.height + trace.gpu.height)
     pieces = []
-    for of, wait in zip(parts, _emptied(facts, parts), strict=True):
-        pieces.append(_of_device(facts, of).joined(of.gpu, wait))
-        most -= len(pieces[-1].start)
-        if most < 0:
-            return _undivided(parts)
-    return idle_frame([(of.rank, of.device) for of in parts], pieces)
+    for device, wait in zip(gaps, _emptying_waits(facts, gaps), strict=True):
+        pieces.append(_causes_of_device(facts, device).joined(device.gpu, wait))
+        room -= len(pieces[-1].start)
+        if room < 0:
+            return _undivided(gaps)
+    return _idle_frame(gaps, pieces)
 
 
-def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
+def _undivided(gaps: Sequence[DeviceGaps]) -> pl.DataFrame:
     """Every gap as one piece, whose cause is unknown because there are too many devices or pieces."""
-    sizes = [len(of.start) for of in parts]
-    start, end, gpu = (np.concatenate([getattr(of, name) for of in parts]) for name in ("start", "end", "gpu"))
-    rank, device = (np.repeat([getattr(of, name) for of in parts], sizes) for name in ("rank", "device"))
+    start, end, gpu = (np.concatenate([getattr(device, name) for device in gaps]) for name in ("start", "end", "gpu"))
+    sizes = [len(device.start) for device in gaps]
+    rank, device = (np.repeat([getattr(device, name) for device in gaps], sizes) for name in ("rank", "device"))
     lasting = pl.Series(end > start)
     return (
         pl.DataFrame({"rank": rank, "device": device, "start": start, "duration": end - start, "gpu": gpu})
@@ -129,6 +142,93 @@ def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
     )
 
 
+class _Collector:
+    """Collects the pieces of one device's gaps, rule by rule.
+
+    Attributes:
+        columns: one tuple for each `add`: gap (number), start, end (ns), cause, reason (codes) and row (of host).
+    """
+
+    def __init__(self) -> None:
+        self.columns: list[tuple[Rows, Int64, Int64, UInt8, UInt8, Rows]] = []
+
+    def add(
+        self, gap: Int64, times: Intervals, cause: UInt8 | int, row: Rows | int, reason: UInt8 | int = _NO_REASON
+    ) -> None:
+        """Adds the intervals that are not empty; cause, row and reason: one for all, or one for each."""
+        lasting = np.flatnonzero(times.end > times.start)
+        if not len(lasting):
+            return
+        given = (
+            (gap, np.int32), (times.start, np.int64), (times.end, np.int64), (cause, np.uint8), (reason, np.uint8),
+            (row, np.int32),
+        )  # fmt: skip
+        columns = (
+            (values if len(lasting) == len(times.start) else values[lasting]).astype(kind, copy=False)
+            if isinstance(values, np.ndarray)
+            else np.full(len(lasting), values, kind)
+            for values, kind in given
+        )
+        self.columns.append(tuple(columns))  # type: ignore[arg-type]
+
+    def joined(self, gpu: Int64, wait: Int64) -> _DevicePieces:
+        """The pieces in order of time; adjacent pieces with the same gap, cause, reason and row are merged.
+
+        Args:
+            gpu: the activity at the end of each gap, `NO_ROW` for none.
+            wait: host row of the wait that emptied the queue before each gap, `NO_ROW` for none.
+        """
+        if not self.columns:
+            nothing, codes = np.empty(0, np.int64), np.empty(0, np.uint8)
+            return _DevicePieces(nothing, nothing, codes, codes, nothing, nothing, nothing)
+        columns = [np.concatenate(column) for column in zip(*self.columns, strict=True)]
+        self.columns.clear()  # these are the largest arrays of the analysis
+        order = np.argsort(columns[1], kind="stable")
+        gap, start, end, cause, reason, row = (column[order] for column in columns)
+        first = np.ones(len(start), np.bool_)
+        first[1:] = start[1:] != end[:-1]
+        for column in (gap, cause, reason, row):
+            first[1:] |= column[1:] != column[:-1]
+        last = np.append(first[1:], True)
+        gap = gap[first]
+        ended, emptied = gpu.astype(np.int32)[gap], wait.astype(np.int32)[gap]
+        duration = end[last] - start[first]
+        return _DevicePieces(start[first], duration, cause[first], reason[first], row[first], ended, emptied)
+
+
+class _DevicePieces(NamedTuple):
+    """The pieces of one device, as columns of `IDLE`: codes for cause and reason, `NO_ROW` for null."""
+
+    start: Int64
+    duration: Int64
+    cause: UInt8
+    reason: UInt8
+    host: Rows
+    gpu: Rows
+    wait: Rows
+
+
+def _idle_frame(gaps: Sequence[DeviceGaps], pieces: Sequence[_DevicePieces]) -> pl.DataFrame:
+    """The pieces of all devices, with the columns of `IDLE`.
+
+    Args:
+        gaps: of each device.
+        pieces: of each device.
+    """
+    if not pieces:
+        return pl.DataFrame(schema=IDLE)
+    columns = _DevicePieces(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+    counts = [len(part.start) for part in pieces]
+    rank, device = (
+        np.repeat(np.array([getattr(device, name) for device in gaps], np.int32), counts) for name in ("rank", "device")
+    )
+    rows = pl.DataFrame({name: getattr(columns, name).astype(np.int32) for name in ("host", "gpu", "wait")})
+    return pl.DataFrame({
+        "rank": rank, "device": device, "start": columns.start, "duration": columns.duration,
+        "cause": _CAUSE_NAMES.gather(columns.cause), "reason": _REASON_NAMES.gather(columns.reason),
+    }).hstack(rows.select(pl.when(pl.all() != NO_ROW).then(pl.all())))  # fmt: skip
+
+
 @dataclass(frozen=True)
 class _Facts:
     """The inputs of the rules, as arrays: by host row, and by activity its launch.
@@ -138,12 +238,12 @@ class _Facts:
         start, end: of each host row, ns.
         cause: number of the cause of each host row.
         thread: number of the thread of each host row.
-        hosts: the rows of all threads over time.
+        threads: the rows of all threads over time.
         launch: host row that launched each activity, `NO_ROW` where unknown.
-        starts: when each activity was launched, and until when it was held.
+        launched: when each activity was launched, and until when it was held.
         kernel: number of the name of each activity.
         first_of_name: whether an activity is the first of its name in its rank.
-        said: by rank, whether the trace holds operators, compilations, modules or Python frames.
+        recorded: ranks of which the trace holds operators, compilations, modules or Python frames.
     """
 
     trace: Attributed
@@ -151,36 +251,35 @@ class _Facts:
     end: Int64
     cause: UInt8
     thread: Int64
-    hosts: HostTime
+    threads: HostThreads
     launch: Int64
-    starts: Starts
+    launched: LaunchTimes
     kernel: npt.NDArray[np.uint32]
     first_of_name: Mask
-    said: dict[int, bool]
+    recorded: set[int]
 
     @classmethod
     def of(cls, trace: Attributed) -> _Facts:
         host = trace.host
         start = host["start"].to_numpy()
+        end = start + host["duration"].to_numpy()
         thread = thread_numbers(host)
-        hosts = HostTime.of(trace, thread)
-        is_call = hosts.is_call
+        threads = HostThreads.of(trace, thread)
+        is_call = threads.is_call
         launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
         cause = host_causes(trace.host, trace.meta.formats)
+        # A call of which nothing is known but that it launched is a launch, whatever its name.
         calls = launch[launch != NO_ROW]
         calls = calls[is_call[calls] & (cause[calls] == NUMBER["operator"])]
         cause[calls] = NUMBER["launch"]
-        end = start + host["duration"].to_numpy()
         begins, ends = _launch_times(trace, launch, start, end, is_call)
         by_call = (launch != NO_ROW) & is_call[launch] if len(is_call) else launch != NO_ROW
         call = np.where(by_call, launch, NO_ROW)
-        held = held_until(trace, launch)
-        starts = Starts.of(trace.gpu["start"].to_numpy(), call, begins, ends, held)
-        return cls(
-            trace, start, end, cause, thread, hosts, launch, starts, trace.gpu["name"].to_physical().to_numpy(),
-            trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(),
-            says_what_runs(trace, hosts.first),
-        )  # fmt: skip
+        launched = LaunchTimes.of(trace.gpu["start"].to_numpy(), call, begins, ends, held_until(trace, launch))
+        first_of_name = trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy()
+        kernel = trace.gpu["name"].to_physical().to_numpy()
+        recorded = records_host_activity(trace)
+        return cls(trace, start, end, cause, thread, threads, launch, launched, kernel, first_of_name, recorded)
 
 
 def _launch_times(trace: Attributed, launch: Int64, start: Int64, end: Int64, is_call: Mask) -> tuple[Int64, Int64]:
@@ -200,92 +299,94 @@ def _launch_times(trace: Attributed, launch: Int64, start: Int64, end: Int64, is
         late = np.minimum(end[row], trace.gpu["start"].to_numpy())
         begins, ends = np.where(linked, late, begins), np.where(linked, late, ends)
     if trace.programs.height:
-        of = trace.gpu["program"].fill_null(NO_ROW).to_numpy().astype(np.int64)
-        at = trace.programs["launch"].fill_null(-1).to_numpy()
+        program = trace.gpu["program"].fill_null(NO_ROW).to_numpy().astype(np.int64)
+        launched = trace.programs["launch"].fill_null(-1).to_numpy()
         took = trace.programs["launch_duration"].fill_null(0).to_numpy()
-        by_program = ~known & (of != NO_ROW) & (at[of] >= 0)
-        begins = np.where(by_program, at[of], begins)
-        ends = np.where(by_program, at[of] + took[of], ends)
+        by_program = ~known & (program != NO_ROW) & (launched[program] >= 0)
+        begins = np.where(by_program, launched[program], begins)
+        ends = np.where(by_program, launched[program] + took[program], ends)
     return begins, ends
 
 
-def _emptied(facts: _Facts, parts: Sequence[Gaps]) -> list[Int64]:
+def _emptying_waits(facts: _Facts, gaps: Sequence[DeviceGaps]) -> list[Int64]:
     """The host row of the last wait before the launch that ended each gap, if it returned after the queue was empty."""
     waits = facts.trace.waits
     begins = np.full(facts.trace.gpu.height, NEVER)  # of the gap before each activity
-    for of in reversed(parts):
-        ending = np.flatnonzero(of.gpu != NO_ROW)[::-1]
-        begins[of.gpu[ending]] = of.start[ending]
+    for device in reversed(gaps):
+        ending = np.flatnonzero(device.gpu != NO_ROW)[::-1]
+        begins[device.gpu[ending]] = device.start[ending]
     number, ranks = numbered(waits, "rank")
-    of_waits = dict(zip(ranks["rank"], rows_of_groups(number, ranks.height), strict=True))
+    waits_of_rank = dict(zip(ranks["rank"], rows_of_groups(number, ranks.height), strict=True))
     host = waits["host"].to_numpy().astype(np.int64)
+    launched = facts.launched.launched
     results = []
-    for of in parts:
-        result = np.full(len(of.gpu), NO_ROW)
-        rows = host[of_waits.get(of.rank, [])]
-        act = np.maximum(of.gpu, 0)
-        ours = np.flatnonzero((of.gpu != NO_ROW) & (facts.starts.launched[act] >= 0))
-        if len(rows) and len(ours):
-            act = act[ours]
-            last = last_begun(facts.start[rows], facts.starts.launched[act])
+    for device in gaps:
+        result = np.full(len(device.gpu), NO_ROW)
+        rows = host[waits_of_rank.get(device.rank, [])]
+        gpu = np.maximum(device.gpu, 0)
+        known = np.flatnonzero((device.gpu != NO_ROW) & (launched[gpu] >= 0))
+        if len(rows) and len(known):
+            gpu = gpu[known]
+            last = last_begun(facts.start[rows], launched[gpu])
             row = np.where(last == NO_ROW, NO_ROW, rows[last])
-            emptied = (row != NO_ROW) & (facts.end[row] >= begins[act] - EARLY_RETURN_NS)
-            result[ours] = np.where(emptied, row, NO_ROW)
+            emptied = (row != NO_ROW) & (facts.end[row] >= begins[gpu] - EARLY_RETURN_NS)
+            result[known] = np.where(emptied, row, NO_ROW)
         results.append(result)
     return results
 
 
-def _of_device(facts: _Facts, of: Gaps) -> IdlePieces:
+def _causes_of_device(facts: _Facts, device: DeviceGaps) -> _Collector:
     """The pieces of the gaps of one device."""
-    pieces = IdlePieces()
-    gpu, begin, end = of.gpu, of.start, of.end
-    act, every = np.maximum(gpu, 0), np.arange(len(gpu))
-    parts = facts.starts.parts(of)
+    pieces = _Collector()
+    begin, end = device.start, device.end
+    gpu, every = np.maximum(device.gpu, 0), np.arange(len(device.gpu))
+    parts = facts.launched.parts(device)
     known = parts.known
-    pieces.add(every, (np.where(known, end, begin), end), _UNKNOWN, NO_ROW, _REASON["no_launch"])
-    row = np.where(known, facts.launch[act], NO_ROW)
-    took = facts.starts.returned[act] - facts.starts.launched[act]
-    loads = facts.first_of_name[act] & (took > FIRST_USE_CALL_NS)
-    _before_launch(facts, of, parts.launched, pieces)
+    pieces.add(every, Intervals(np.where(known, end, begin), end), _UNKNOWN, NO_ROW, _REASON["no_launch"])
+    row = np.where(known, facts.launch[gpu], NO_ROW)
+    took = facts.launched.returned[gpu] - facts.launched.launched[gpu]
+    loads = facts.first_of_name[gpu] & (took > FIRST_USE_CALL_NS)
+    _add_before_launch(pieces, facts, device, parts.launched)
     codes = np.where(loads, NUMBER["first_use"], NUMBER["launch"]).astype(np.uint8)
-    pieces.add(every, (parts.launched, parts.returned), codes, row)
+    pieces.add(every, Intervals(parts.launched, parts.returned), codes, row)
     codes = np.where(parts.queued, NUMBER["queued"], NUMBER["launch"]).astype(np.uint8)
-    pieces.add(every, (parts.returned, parts.patience), codes, row)
-    held = np.where(known, parts.held, parts.patience)
-    pieces.add(every, (parts.patience, held), NUMBER["event_wait"], row)
-    pieces.add(every, (parts.held, end), _UNKNOWN, row, _REASON["started_late"])
+    pieces.add(every, Intervals(parts.returned, parts.latency_end), codes, row)
+    held_end = np.where(known, parts.held_end, parts.latency_end)
+    pieces.add(every, Intervals(parts.latency_end, held_end), NUMBER["event_wait"], row)
+    pieces.add(every, Intervals(parts.held_end, end), _UNKNOWN, row, _REASON["started_late"])
     return pieces
 
 
-def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: IdlePieces) -> None:
+def _add_before_launch(collector: _Collector, facts: _Facts, device: DeviceGaps, launched: Int64) -> None:
     """Adds the pieces from the beginning of each gap until the launch that ended it, with causes by the host."""
-    waiting = np.flatnonzero(until > of.start)
+    waiting = np.flatnonzero(launched > device.start)
     if not len(waiting):
         return
-    pieces = _in_threads(facts, of, until, waiting)
-    pieces = facts.hosts.elsewhere(of.rank, pieces)
-    codes = _host_codes(facts, pieces, of.gpu[pieces.of])
-    reason = np.full(len(codes), NO_REASON, np.uint8)
+    pieces = _in_launching_threads(facts, device, launched, waiting)
+    pieces = facts.threads.informed(device.rank, pieces)
+    codes = _host_codes(facts, pieces, device.gpu[pieces.interval])
+    reason = np.full(len(codes), _NO_REASON, np.uint8)
     unknown = np.flatnonzero(codes == _UNKNOWN)
     nowhere = pieces.row[unknown] == NO_ROW
-    silent = _REASON["outside" if facts.said.get(of.rank) else "only_calls"]
-    reason[unknown] = np.where(nowhere, silent, _REASON["profiler"])
-    runs = facts.hosts.runs_program(of.rank, pieces)
-    codes[runs], reason[runs] = NUMBER["host"], NO_REASON
-    parts.add(pieces.of, (pieces.start, pieces.end), codes, pieces.row, reason)
+    no_row = _REASON["outside" if device.rank in facts.recorded else "only_calls"]
+    reason[unknown] = np.where(nowhere, no_row, _REASON["profiler"])
+    runs = facts.threads.runs_program(device.rank, pieces)
+    codes[runs], reason[runs] = NUMBER["host"], _NO_REASON
+    collector.add(pieces.interval, pieces, codes, pieces.row, reason)
 
 
-def _in_threads(facts: _Facts, of: Gaps, until: Int64, waiting: Int64) -> Pieces:
+def _in_launching_threads(facts: _Facts, device: DeviceGaps, launched: Int64, waiting: Int64) -> Pieces:
     """The rows of the launching thread over time, for the gaps that waited for a launch."""
-    row = facts.launch[np.maximum(of.gpu[waiting], 0)]
+    row = facts.launch[np.maximum(device.gpu[waiting], 0)]
     thread = row if not len(facts.thread) else np.where(row == NO_ROW, NO_ROW, facts.thread[row])
-    found = []
-    for number in _used(thread):
-        ours = waiting[thread == number]
-        leaves = NOWHERE if number == NO_ROW else facts.hosts.leaves[number]
-        pieces = leaves.within(of.start[ours], until[ours])
-        found.append(Pieces(ours[pieces.of], pieces.start, pieces.end, pieces.row))
-    return together(found)
+    parts = []
+    # Faster than a sort: thread numbers are small.
+    for number in np.flatnonzero(np.bincount(thread - NO_ROW)) + NO_ROW:
+        gaps = waiting[thread == number]
+        rows = NEVER_IN_A_ROW if number == NO_ROW else facts.threads.innermost[number]
+        pieces = rows.within(Intervals(device.start[gaps], launched[gaps]))
+        parts.append(Pieces(pieces.start, pieces.end, pieces.row, gaps[pieces.interval]))
+    return together(parts)
 
 
 def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> UInt8:
@@ -294,19 +395,14 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> UInt8:
         return np.full(len(gpu), _UNKNOWN, np.uint8)
     codes = facts.cause[pieces.row]
     codes[pieces.row == NO_ROW] = _UNKNOWN
-    long = np.flatnonzero(pieces.end - pieces.start > FIRST_USE_OPERATOR_NS)
+    long = np.flatnonzero(pieces.duration > FIRST_USE_OPERATOR_NS)
     long = long[(codes[long] == NUMBER["operator"]) & (gpu[long] != NO_ROW)]
     gpu = gpu[long]
-    ended = facts.end[pieces.row[long]] > facts.starts.launched[gpu]
+    ended = facts.end[pieces.row[long]] > facts.launched.launched[gpu]
     long, gpu = long[ended], gpu[ended]
     launch, first = facts.launch[gpu], facts.first_of_name[gpu]
     # If a later kernel of the name also takes that long on the same thread, it is not a first use.
     thread = np.where(launch == NO_ROW, NO_ROW, facts.thread[launch])
-    kernel = (thread << _OF_NAMES) + facts.kernel[gpu]
+    kernel = (thread << _NAME_BITS) + facts.kernel[gpu]
     codes[long[first & ~np.isin(kernel, kernel[~first])]] = NUMBER["first_use"]
     return codes
-
-
-def _used(numbers: Int64) -> list[int]:
-    """The distinct numbers, all at least `NO_ROW`; faster than by sorting."""
-    return [int(number) for number in np.flatnonzero(np.bincount(numbers - NO_ROW)) + NO_ROW]

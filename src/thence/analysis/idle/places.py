@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.rules import REASONS
+from thence.analysis.idle.host_causes import REASONS
 from thence.analysis.steps.windows import steps
 from thence.attribution.host_rows import gathered, row_numbers
 from thence.attribution.launch_places import places_of_rows
@@ -80,16 +80,16 @@ class Contexts:
 
     def at(self, rows: pl.Series) -> Numbers:
         """The context of each of these host rows, `NO_ROW` for null."""
-        found: Numbers = self.number[rows.fill_null(NO_ROW).to_numpy()]
-        return found
+        numbers: Numbers = self.number[rows.fill_null(NO_ROW).to_numpy()]
+        return numbers
 
     def table(self, host: pl.DataFrame) -> pl.DataFrame:
         """A host table with the first row of each context, whose row references are numbers of contexts."""
         rows = host[self.row]
         references = {name: self.at(rows[name]) for name in ("parent", "forward")}
         return rows.with_columns(
-            pl.when(pl.lit(pl.Series(at)) != NO_ROW).then(pl.lit(pl.Series(at))).alias(name)
-            for name, at in references.items()
+            pl.when(pl.lit(pl.Series(number)) != NO_ROW).then(pl.lit(pl.Series(number))).alias(name)
+            for name, number in references.items()
         )
 
 
@@ -123,8 +123,8 @@ class HostPlaces:
         position[used] = np.arange(len(used))
         own = OwnCode.of(trace.own, trace.installed)
         tables = replace(trace, host=contexts.table(trace.host))
-        found = places_of_rows(tables, used, own, list(dict.fromkeys(kinds)))
-        return cls(contexts, {kind: gathered(names, position) for kind, names in found.items()})
+        names_of_used = places_of_rows(tables, used, own, list(dict.fromkeys(kinds)))
+        return cls(contexts, {kind: gathered(names, position) for kind, names in names_of_used.items()})
 
 
 def _contexts(host: pl.DataFrame) -> tuple[Int64, Int64]:
@@ -134,8 +134,8 @@ def _contexts(host: pl.DataFrame) -> tuple[Int64, Int64]:
     category = host["category"].to_physical().to_numpy()
     code = (_codes(host["name"]) * len(HOST_CATEGORIES) + category) * 2 + of_forward
     if host["metadata"].null_count() < host.height:
-        said = _codes(host["metadata"])
-        code = numbered(code)[0] * (int(said.max()) + 1) + said
+        metadata = _codes(host["metadata"])
+        code = numbered(code)[0] * (int(metadata.max()) + 1) + metadata
     node, first = trie(parent, code)
     if not of_forward.any():
         return node, first
@@ -183,11 +183,10 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
 
 def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> PieceNames:
     """The names by place: names of contexts, then reasons, then null."""
-    found = {by: places.names[by] for by in _PREFERRED}
-    found["call"] = trace.host["name"].gather(places.contexts.row)
-    names = pl.DataFrame({by: name.cast(pl.String) for by, name in found.items()})
-    of_contexts = names.select(
-        by=pl.coalesce(*(pl.when(pl.col(by).is_not_null()).then(pl.lit(by)) for by in found)), name=pl.coalesce(*found)
+    by_kind = {by: places.names[by] for by in _PREFERRED} | {"call": trace.host["name"].gather(places.contexts.row)}
+    of_contexts = pl.DataFrame({by: name.cast(pl.String) for by, name in by_kind.items()}).select(
+        by=pl.coalesce(*(pl.when(pl.col(by).is_not_null()).then(pl.lit(by)) for by in by_kind)),
+        name=pl.coalesce(*by_kind),
     )
     reasons = list(REASONS)
     rest = pl.DataFrame({"by": ["reason"] * len(reasons) + ["call"], "name": [*reasons, None]})
@@ -225,7 +224,7 @@ def _steps(trace: Attributed, pieces: pl.DataFrame) -> tuple[Int64, pl.Series]:
     except MissingData:
         return np.full(pieces.height, NO_ROW), pl.Series([], dtype=pl.String)
     windows = frame.select("rank", "device", "start", end=pl.col("start") + pl.col("duration")).with_row_index("window")
-    found = (
+    begun = (
         pieces.select("rank", "device", "start")
         .with_row_index("piece")
         .sort("start")
@@ -237,7 +236,7 @@ def _steps(trace: Attributed, pieces: pl.DataFrame) -> tuple[Int64, pl.Series]:
         )
         .sort("piece")
     )
-    window = found.select(pl.when(pl.col("start") < pl.col("end")).then("window")).to_series()
+    window = begun.select(pl.when(pl.col("start") < pl.col("end")).then("window")).to_series()
     return row_numbers(window), frame["step"]
 
 
@@ -257,9 +256,8 @@ def names_of_contexts(
     """
     needed = [kind for by in kinds for kind in kinds_of(by)]
     places = HostPlaces.of(trace, Contexts.of(trace.host), [pieces["host"]], needed)
-    found = {by: _names_by_context(trace, by, places) for by in kinds}
-    number = places.contexts.at(pieces["host"])
-    return number, {by: names.cast(pl.Categorical()) for by, names in found.items()}
+    names = {by: _names_by_context(trace, by, places).cast(pl.Categorical()) for by in kinds}
+    return places.contexts.at(pieces["host"]), names
 
 
 def _names_by_context(trace: Attributed, by: str, places: HostPlaces) -> pl.Series:

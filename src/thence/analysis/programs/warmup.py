@@ -26,7 +26,7 @@ _PHASES = ("init", "steady", "only", "incomplete", "autotuning")
 incomplete: recording seems to have ended while it ran. autotuning: run by XLA's autotuner to time a kernel
 (a program without an identity)."""
 
-_APART = {"init": "warm_up", "incomplete": "incomplete", "autotuning": "autotuning"}
+_SEPARATE = {"init": "warm_up", "incomplete": "incomplete", "autotuning": "autotuning"}
 """Maps a phase to the code of `thence.model.reasons` under which tables list it separately."""
 _LEFT_OUT = {"init": "warm-up", "incomplete": "incomplete", "autotuning": "autotuning"}
 """Maps each phase that does not count to its name in statements."""
@@ -129,17 +129,17 @@ def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
     )
 
 
-def set_apart(trace: Attributed) -> pl.Series:
+def separate_work(trace: Attributed) -> pl.Series:
     """Why tables list a row of ``gpu`` separately, as a code of `thence.model.reasons`; null for rows that count.
 
     Listed separately are warm-up and incomplete executions by `WarmUp.HEURISTIC`, and the work of XLA's autotuner.
     """
     phase = phases(trace).phase.cast(pl.String)
-    code = phase.replace_strict(_APART, default=None, return_dtype=pl.String)
+    code = phase.replace_strict(_SEPARATE, default=None, return_dtype=pl.String)
     of_program = code.gather(trace.gpu["program"].cast(pl.UInt32))
     trying = trace.places["program_rule"].cast(pl.String) == "autotuning"
     tuned = pl.select(pl.when(trying).then(pl.lit("autotuning"))).to_series()
-    return tuned.zip_with(of_program.is_null(), of_program).cast(RULE).alias("apart")
+    return tuned.zip_with(of_program.is_null(), of_program).cast(RULE).alias("separate")
 
 
 def module_keys(trace: Attributed) -> pl.Series:

@@ -1,9 +1,9 @@
-"""Finds which ranks made the others wait in each step, and what they spent more time on than the median rank.
+"""Finds which ranks made the others wait, what they spent more time on, and which of them are late by more than noise.
 
-In a collective in which others waited, the late ranks are those that arrived after the median rank, the one that
-arrived in the middle of all. Of two ranks that are late by the same amount, only one arrives last, but the others wait
-for both. If not all ranks wait for each other (as in a broadcast), only the rank that the others waited for can be
-late. Each late rank is compared with the median rank:
+**Each step.** In a collective in which others waited, the late ranks are those that arrived after the median rank, the
+one that arrived in the middle of all. Of two ranks that are late by the same amount, only one arrives last, but the
+others wait for both. If not all ranks wait for each other (as in a broadcast), only the rank that the others waited for
+can be late. Each late rank is compared with the median rank:
 
     wait        the longest time in which another device waited for it and computed nothing, counted from the arrival of
                 the median rank. Who arrived before the median rank was early: that part of its wait is no rank's fault
@@ -23,9 +23,8 @@ late. Each late rank is compared with the median rank:
     own         the wait that the late rank itself caused: wait less inherited; if behind is known, at most behind plus
                 the other extra time
 
-The own wait is divided in proportion to the extra compute, copies, idle time and transfers, so that the parts add up
-to it. Waits in sends and receives are treated separately, because the schedule of the pipeline causes part of them
-(`thence.analysis.ranks.pipelines`).
+The own wait is divided in proportion to the extra compute, copies, idle time and transfers, so that the parts add up to
+it. Waits in sends and receives are treated separately, because the schedule of the pipeline causes part of them.
 
 The wait that a rank caused in a step: for each device that waited for it, the sum of its own waits over the step; the
 largest of these sums counts. The own waits of collectives in which another rank arrived later are added; the total is
@@ -34,6 +33,36 @@ at most the longest exposed wait of a device in that step.
 If the trace lacks a participant of a collective, and that participant may have arrived last
 (`thence.analysis.collectives.waits`), no rank is late in it, and all of its exposed time counts as time in which its
 devices may have waited, so it is inherited where it delays a later collective.
+
+**Pipelines.** The bubble of a stage is the time in which its device does nothing but wait in sends and receives. The
+schedule causes part of it: the pipeline fills and drains. So a stage does not count as late whenever others wait for
+it, but only if its own time (compute, copies and idle time: all that is not exposed communication) is longer than that
+of the median stage. At most this difference counts as the wait that it caused.
+
+A GPU that waits for its host is idle, and that counts as its stage's own time. In the median stage, whose host may take
+as long, the GPU waits for other stages instead. A step cannot be shorter than the time that the host of the median
+stage works for it, so extra idle time of a late stage counts only up to the difference between the length of the step
+and that time. The rest is due to no late stage.
+
+ **More than noise.** The sample of a device in a step is the wait that it caused, less the mean of the waits that the
+other devices caused. Among equal ranks, of which a different one comes last by chance each time, the mean sample is 0.
+Stragglers do not count among the other devices: if some are found, all devices are tested again without them, until no
+more are found. A device is a straggler if
+
+- it caused waits of more than `LATE_RANK_SHARE` of a step's time on average, and
+- the lower bound of its mean sample is above 0. The bounds of all devices hold together with the probability
+  `LATE_CONFIDENCE` (Bonferroni's correction for the number of devices, and of the steps since which a device may be
+  late): of a hundred jobs without a late rank, a straggler is named in at most one. The bound that is shown holds with
+  `SHOWN_CONFIDENCE`.
+
+A single step that takes far longer than all others tells little about the rest, but makes the error of the mean large.
+So in addition to the mean of all samples, the mean without the fifth of the samples at either end is tested (Yuen,
+1974), and the bounds are corrected for both tests.
+
+A device may become late in a later step. All steps are tried: the step that divides the waits best into two parts
+(least squares) is found, and the part since that step is tested, corrected for the number of steps. The device is late
+since that step if it was in time before, or if it caused less than half as much in `_MIN_BEFORE` or more earlier steps
+(medians).
 """
 
 from __future__ import annotations
@@ -41,18 +70,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.instances import attached
 from thence.analysis.collectives.kinds import JOINT, MESSAGES
-from thence.model.thresholds import TOGETHER_SHARE
+from thence.analysis.diff.student import quantile
+from thence.model.thresholds import (
+    LATE_CONFIDENCE,
+    LATE_RANK_SHARE,
+    MIN_STEPS_FOR_LATE_RANKS,
+    SHOWN_CONFIDENCE,
+    TOGETHER_SHARE,
+)
 
 if TYPE_CHECKING:
-    from thence.analysis.ranks.joined import Joined
+    import numpy.typing as npt
+
+    from thence.analysis.ranks.job_collectives import JobCollectives
+    from thence.model.arrays import Float64, Int64
+
 
 PARTS = ("compute", "copy", "idle", "transfer")
 """What a late rank can have spent its extra time on."""
 _PLACE = ("rank", "device")
+_OWN_PARTS = ("compute", "copy", "idle")
+"""What the own time of a stage of a pipeline is made of."""
+_CUMULATED = ("compute", "copy", "idle", "waited", "joint")
+"""Cumulated times of a device; waited: exposed waits in other groups, joint: in the group of the collective."""
+_MIN_BEFORE = 2
+"""Minimum number of steps before a device is late: one may be special, because the late host runs ahead of it."""
+_TRIMMED = 5
+"""The trimmed mean leaves out 1 of this many samples at either end."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +148,22 @@ def step_keys(steps: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(key=pl.coalesce(name, "name", number))
 
 
-def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
+def lateness(collectives: JobCollectives, steps: pl.DataFrame) -> Lateness:
     """Finds the waits in all collectives, and their causes.
 
     Args:
-        joined: the collectives of the job.
+        collectives: of the job.
         steps: as `step_keys` returns them.
     """
     on = (*_PLACE, "step")
-    rows = attached(joined.rows, steps.select(*on, "key"), *on)
+    rows = attached(collectives.rows, steps.select(*on, "key"), *on)
     # Select the columns first: a filter copies every column, and this one keeps nearly all rows.
     waits = rows.select(
         *("instance", "collective", "late_rank", "late_device", *_PLACE, "key", "exposed_wait_ns")
     ).filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
     is_message = pl.col("collective").is_in(MESSAGES)
     messages, others = (waits.filter(which).drop("collective") for which in (is_message, ~is_message))
-    late = _blamed(rows, others, joined.begins)
+    late = _blamed(rows, others, collectives.begins)
     waited = _waited(rows)
     shares = late.filter("last").select(
         "instance", longest="wait_ns",
@@ -236,7 +285,7 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
 def _late(running: pl.DataFrame, longest: pl.DataFrame, middle: pl.DataFrame) -> pl.DataFrame:
     """The rows of the late devices, with last (whether it arrived last) and wait_ns (the longest wait for it)."""
     # Select the columns first: all ranks of a large job are in every collective.
-    found = (
+    late = (
         running.select("instance", "collective", "start", last="awaited", row=pl.int_range(pl.len(), dtype=pl.UInt32))
         .join(longest, on="instance", maintain_order="left")
         .join(middle.select("instance", "middle_start"), on="instance", maintain_order="left")
@@ -251,7 +300,7 @@ def _late(running: pl.DataFrame, longest: pl.DataFrame, middle: pl.DataFrame) ->
         .with_columns(pl.col("wait_ns").clip(lower_bound=0))
         .filter(pl.col("last") | (pl.col("wait_ns") > 0))
     )
-    return running[found["row"]].with_columns(found["last", "wait_ns"])
+    return running[late["row"]].with_columns(late["last", "wait_ns"])
 
 
 def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
@@ -260,8 +309,8 @@ def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.Dat
     placed = both.join(begins.rename({"begun": "first"}), on=list(_PLACE), how="left", maintain_order="left").join(
         middle, on=["median_rank", "median_device"], how="left", maintain_order="left"
     )
-    apart = (pl.col("first") - pl.col("middle_first")).abs()
-    used = pl.col("before").is_null() & (apart <= TOGETHER_SHARE * pl.col("wait_ns"))
+    distance = (pl.col("first") - pl.col("middle_first")).abs()
+    used = pl.col("before").is_null() & (distance <= TOGETHER_SHARE * pl.col("wait_ns"))
     zero = pl.when(used).then(0)
     return placed.with_columns(
         begun=pl.when(used).then("first").otherwise("begun"),
@@ -272,10 +321,6 @@ def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.Dat
             for column in (f"{name}_begun", f"middle_{name}_begun")
         },
     )
-
-
-_CUMULATED = ("compute", "copy", "idle", "waited", "joint")
-"""Cumulated times of a device; waited: exposed waits in other groups, joint: in the group of the collective."""
 
 
 def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
@@ -371,3 +416,212 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
         unknown_ns=unknown,
         median_rank=pl.when(known).then("median_rank"), median_device=pl.when(known).then("median_device"),
     )  # fmt: skip
+
+
+def stages(messages: pl.DataFrame, steps: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """One row per device that exchanges messages with others, and step.
+
+    Args:
+        messages: rank, device, key, wait_ns: exposed waits in sends and receives.
+        steps: the steps that count, as `thence.analysis.ranks.lateness.step_keys` returns them.
+        waits: rank, device, stage (place in the pipeline): all devices with sends or receives.
+
+    Returns:
+        rank, device, stage, key, step_ns, bubble_ns, own_ns (step less exposed communication).
+    """
+    return (
+        steps.join(waits, on=list(_PLACE))
+        .join(messages, on=[*_PLACE, "key"], how="left")
+        .select(
+            *_PLACE,
+            "stage",
+            "key",
+            step_ns="duration",
+            bubble_ns=pl.col("wait_ns").fill_null(0),
+            own_ns=pl.col("duration") - pl.col("exposed_ns"),
+        )
+        .sort("stage", *_PLACE, "key")
+    )
+
+
+def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """The waits that a stage causes in addition to the schedule, with columns of `Lateness.late`.
+
+    A wait is divided in proportion to the compute, copies and idle time by which the stage's own time is longer than
+    that of the median stage; host_bound_ns is the part that the median stage's host needs as well.
+
+    Args:
+        rows: as `stages` returns them.
+        caused: rank, device, key, caused_ns: waits of others in sends and receives, by the device they waited for.
+        steps: the steps that count, as `thence.analysis.ranks.lateness.step_keys` returns them.
+    """
+    times = rows.join(
+        steps.select(*_PLACE, "key", "host_ns", *(f"{name}_ns" for name in _OWN_PARTS)), on=[*_PLACE, "key"]
+    ).sort("key", "own_ns", *_PLACE)
+    position = pl.int_range(pl.len()).over("key")
+    middle = times.filter(position == (pl.len().over("key") - 1) // 2).select(
+        "key", median_rank="rank", median_device="device", middle_ns="own_ns", middle_host="host_ns",
+        **{f"middle_{name}": f"{name}_ns" for name in _OWN_PARTS},
+    )  # fmt: skip
+    late = times.join(caused, on=[*_PLACE, "key"]).join(middle, on="key")
+    late = _divided_stages(late.filter(pl.col("own_ns") > pl.col("middle_ns"), pl.col("caused_ns") > 0))
+    return late.select(
+        *_PLACE, "key", "own_ns", "host_bound_ns", "median_rank", "median_device",
+        *(f"{name}_ns" for name in _OWN_PARTS),
+        last=pl.lit(value=True), wait_ns="caused_ns", transfer_ns=pl.lit(0, pl.Int64), unknown_ns="unknown_ns",
+    )  # fmt: skip
+
+
+def _divided_stages(late: pl.DataFrame) -> pl.DataFrame:
+    """Replaces own_ns by the wait that the stage itself caused; adds host_bound_ns and the parts of own_ns."""
+    more = {
+        f"more_{name}": (pl.col(f"{name}_ns") - pl.col(f"middle_{name}")).clip(lower_bound=0) for name in _OWN_PARTS
+    }
+    slower = (pl.col("step_ns") - pl.col("middle_host")).clip(lower_bound=0)
+    total = pl.sum_horizontal(f"more_{name}" for name in _OWN_PARTS)
+    waited = pl.min_horizontal("caused_ns", pl.col("own_ns") - pl.col("middle_ns"))
+    # min_horizontal ignores nulls: if the host's time is unknown, all extra idle time counts.
+    parts = late.with_columns(**more).with_columns(waited=waited, more_idle=pl.min_horizontal("more_idle", slower))
+    bounded = pl.when(pl.col("middle_host").is_not_null()).then(total)
+    parts = parts.with_columns(own_ns=pl.min_horizontal("waited", bounded))
+    scale = pl.when(total > 0).then(pl.col("own_ns") / total)
+    return parts.with_columns(
+        *(
+            (pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns")
+            for name in _OWN_PARTS
+        ),
+        host_bound_ns=pl.col("waited") - pl.col("own_ns"),
+        unknown_ns=pl.when(scale.is_null()).then("own_ns").otherwise(0),
+    )  # fmt: skip
+
+
+def late_since(caused: Float64, step_ns: float) -> pl.DataFrame:
+    """Finds which devices are stragglers.
+
+    Args:
+        caused: the wait that each device caused in each step, ns, shape (devices, steps), in order of time.
+        step_ns: mean time of a step.
+
+    Returns:
+        One row per device: straggler, since (number of the first late step, 0 if it is late from the beginning;
+        null if it is no straggler), mean_ns (wait caused per step, since then), low_ns (lower bound of the mean
+        sample; null with fewer than `MIN_STEPS_FOR_LATE_RANKS` steps), steps (number of steps that mean_ns and low_ns
+        are of).
+    """
+    known = np.zeros(len(caused), np.bool_)
+    while True:
+        tested = _late_since(caused, step_ns, known)
+        late = tested["straggler"].to_numpy()
+        if (late == known).all():
+            return tested
+        known = late
+
+
+def _late_since(caused: Float64, step_ns: float, known: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """`late_since`, if it is known that some devices are stragglers."""
+    devices, steps = caused.shape
+    counted = caused * ~known[:, None]
+    others = (counted.sum(axis=0) - counted) / np.maximum((~known).sum() - ~known, 1)[:, None]
+    # One device has nobody to cause anything.
+    sample = caused - others if devices > 1 else caused * 0.0
+    begin = _divides_best(caused)
+    from_start, parts = np.zeros(devices, np.int64), _candidates(caused, begin, step_ns)
+    tests, smallest = 2 * devices, LATE_RANK_SHARE * step_ns
+    mean, low, sure = _bounds(sample, caused, from_start, tests)
+    late = (mean > smallest) & (sure > 0)
+    mean_of_part, low_of_part, sure = _bounds(sample, caused, parts, tests * max(steps, 1))
+    late_of_part = (mean_of_part > smallest) & (sure > 0) & (parts > 0)
+    # A device that is late over the whole run may still have been in time at first.
+    later = late_of_part & (~late | _in_time(caused, parts, step_ns))
+    since = np.where(later, parts, 0)
+    named = late | later | known
+    lows = np.where(later, low_of_part, low)
+    return pl.DataFrame(
+        {
+            "straggler": named,
+            "since": pl.Series(since).set(pl.Series(~named), None),
+            "mean_ns": np.where(later, mean_of_part, mean),
+            "low_ns": pl.Series(lows).fill_nan(None),
+            "steps": steps - since,
+        }
+    )
+
+
+def _divides_best(values: Float64) -> Int64:
+    """For each row, the first column of the second part in the division into two parts whose means fit best."""
+    devices, steps = values.shape
+    if steps < MIN_STEPS_FOR_LATE_RANKS + 1:
+        return np.zeros(devices, np.int64)
+    sums = np.cumsum(values, axis=1)
+    total = sums[:, -1:]
+    before = np.arange(1, steps)
+    # The larger this is, the smaller is the sum of squared residuals.
+    between = np.square(sums[:, :-1]) / before + np.square(total - sums[:, :-1]) / (steps - before)
+    between[:, steps - MIN_STEPS_FOR_LATE_RANKS :] = -np.inf
+    result: Int64 = np.argmax(between, axis=1) + 1
+    return result
+
+
+def _candidates(caused: Float64, begin: Int64, step_ns: float) -> Int64:
+    """The first step of the later part, if the device is late there and not in the earlier part; else 0."""
+    return np.where(_in_time(caused, begin, step_ns), begin, 0)
+
+
+def _in_time(caused: Float64, begin: Int64, step_ns: float) -> npt.NDArray[np.bool_]:
+    """Whether a device caused more than twice as much since a step, and was in time or half as late before it."""
+    after = np.arange(caused.shape[1]) >= begin[:, None]
+    count = np.maximum(after.sum(axis=1), 1)
+    late = (caused * after).sum(axis=1) / count
+    early = (caused * ~after).sum(axis=1) / np.maximum((~after).sum(axis=1), 1)
+    half = np.array(
+        [
+            step >= _MIN_BEFORE and 2 * np.median(row[:step]) < np.median(row[step:])
+            for row, step in zip(caused, begin, strict=True)
+        ],
+        np.bool_,
+    )
+    result: npt.NDArray[np.bool_] = (begin > 0) & ((early < LATE_RANK_SHARE * step_ns) | half) & (late > 2 * early)
+    return result
+
+
+def _bounds(sample: Float64, caused: Float64, begin: Int64, tests: int) -> tuple[Float64, Float64, Float64]:
+    """Mean wait caused since a step, and two lower bounds of the mean sample.
+
+    The bounds hold with `SHOWN_CONFIDENCE` and with `LATE_CONFIDENCE`. The larger bound of the plain and the trimmed
+    mean counts. Bounds are NaN if there are too few steps.
+    """
+    counted = np.arange(sample.shape[1]) >= begin[:, None]
+    count = counted.sum(axis=1)
+    cut = count // _TRIMMED
+    # If there are too few samples to trim, both means are equal, and there is one test.
+    both = 2 * tests if sample.shape[1] >= _TRIMMED else tests
+    plain = _bounds_of_mean(sample, begin, np.zeros_like(count), both)
+    trimmed = _bounds_of_mean(sample, begin, cut, both)
+    low, sure = (np.maximum(a, b) for a, b in zip(plain, trimmed, strict=True))
+    return (caused * counted).sum(axis=1) / np.maximum(count, 1), low, sure
+
+
+def _bounds_of_mean(sample: Float64, begin: Int64, cut: Int64, tests: int) -> tuple[Float64, Float64]:
+    """Lower bounds of each row's mean since a step, with ``cut`` values left out at either end."""
+    steps = sample.shape[1]
+    counted = np.arange(steps) >= begin[:, None]
+    count = counted.sum(axis=1)
+    ordered = np.sort(np.where(counted, sample, -np.inf), axis=1)
+    first, last = (begin + cut)[:, None], (steps - 1 - cut)[:, None]
+    place = np.arange(steps)
+    kept = (place >= first) & (place <= last)
+    left = np.maximum(kept.sum(axis=1), 1)
+    mean = np.where(kept, ordered, 0).sum(axis=1) / left
+    # The error of a trimmed mean is computed from the winsorized samples.
+    ends = [np.take_along_axis(ordered, np.clip(end, 0, steps - 1), axis=1) for end in (first, last)]
+    put = np.where(counted, np.clip(ordered, *ends), 0)
+    middle = put.sum(axis=1) / np.maximum(count, 1)
+    squares = np.where(counted, np.square(put - middle[:, None]), 0).sum(axis=1)
+    error = np.sqrt(squares / left / np.maximum(left - 1, 1))
+    enough = left >= MIN_STEPS_FOR_LATE_RANKS
+    # `quantile` takes the probability of both tails together.
+    low, sure = (
+        np.where(enough, mean - quantile(2 * (1 - confidence) / tests, left - 1.0) * error, np.nan)
+        for confidence in (SHOWN_CONFIDENCE, LATE_CONFIDENCE)
+    )
+    return low, sure

@@ -1,6 +1,6 @@
 """Why a rank is late: its extra time by cause, and each cause by line, module, label, kernel or call.
 
-Causes of the extra time, in addition to those of idle time (`thence.analysis.idle.rules`):
+Causes of the extra time, in addition to those of idle time (`thence.analysis.idle.host_causes`):
 
     slower_gpu   most kernels take longer than the same kernels of the same shapes on the median rank
     more_work    kernels ran more often than on the median rank, with other shapes, or only on the late rank
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.ranks.joined import table_of
+from thence.analysis.ranks.job_collectives import summary_table
 from thence.analysis.ranks.lateness import PARTS
 from thence.model.thresholds import LISTED_CAUSE_SHARE, NAMED_PLACE_SHARE, SLOWER_GPU_RATIO
 
@@ -71,7 +71,7 @@ class Reasons:
 
 def reasons_of(
     summaries: Summaries,
-    found: Lateness,
+    waits: Lateness,
     steps: pl.DataFrame,
     place: tuple[int, int],
     keys: list[str],
@@ -81,14 +81,14 @@ def reasons_of(
 
     Args:
         summaries: summaries of all ranks.
-        found: waits of the job.
+        waits: of the job.
         steps: as `thence.analysis.ranks.lateness.step_keys` returns them.
         place: rank and device.
         keys: keys of the steps to explain.
-        links: as `thence.analysis.ranks.groups.slow_links` returns them.
+        links: as `thence.analysis.ranks.process_groups.slow_links` returns them.
     """
     rank, device = place
-    late = found.late.filter(pl.col("rank") == rank, pl.col("device") == device, pl.col("key").is_in(keys))
+    late = waits.late.filter(pl.col("rank") == rank, pl.col("device") == device, pl.col("key").is_in(keys))
     amounts = {name: int(late[f"{name}_ns"].sum()) for name in (*PARTS, "unknown")}
     compared = (
         late.drop_nulls("median_rank")
@@ -131,8 +131,8 @@ def _row(
     return (cause, by, name, round(total), None, detail)
 
 
-def _frame(rows: list[tuple[str, str, str | None, int, None, str | None]], whole: int) -> pl.DataFrame:
-    frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(share=pl.col("total_ns") / max(whole, 1))
+def _frame(rows: list[tuple[str, str, str | None, int, None, str | None]], total: int) -> pl.DataFrame:
+    frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(share=pl.col("total_ns") / max(total, 1))
     # Idle time without a cause and unknown stretches are merged into the one cause "unknown".
     frame = frame.group_by("cause", "by", "name", maintain_order=True).agg(
         pl.col("total_ns", "share").sum(), pl.col("detail").drop_nulls().first()
@@ -162,17 +162,17 @@ class _Pair:
 
         If the devices have different numbers of these steps, the other's sums are scaled to the late device's number.
         """
-        rows = table_of(self.summaries, name, sorted({self.late[0], self.other[0]}))
+        rows = summary_table(self.summaries, name, sorted({self.late[0], self.other[0]}))
         keyed = self.steps.filter(pl.col("key").is_in(self.keys)).select("rank", "device", "step")
         sides = []
         counts = []
         for side, (rank, device) in (("late", self.late), ("other", self.other)):
             here = (pl.col("rank") == rank) & (pl.col("device") == device)
-            of = keyed.filter(here)
-            counts.append(max(of.height, 1))
+            steps_of_side = keyed.filter(here)
+            counts.append(max(steps_of_side.height, 1))
             sides.append(
                 rows.filter(here)
-                .join(of, on=["rank", "device", "step"], how="semi")
+                .join(steps_of_side, on=["rank", "device", "step"], how="semi")
                 .group_by(by)
                 .agg(pl.col("total_ns").sum().alias(f"{side}_ns"), pl.col("count").sum().alias(f"{side}_count"))
             )
@@ -188,14 +188,14 @@ def _named(
 ) -> list[tuple[str, str, str | None, int, None, str | None]]:
     """A row for the place with most of the extra time, if that is enough; its time is its share of ``amount``."""
     extra = rows.with_columns(more=pl.col("late_ns") - pl.col("other_ns"))
-    whole = float(extra["more"].sum())
+    total = float(extra["more"].sum())
     named = extra.drop_nulls("name").sort("more", "name", descending=[True, False]).head(1)
-    if named.is_empty() or whole <= 0:
+    if named.is_empty() or total <= 0:
         return []
     more = float(named["more"][0])
-    if more < NAMED_PLACE_SHARE * whole:
+    if more < NAMED_PLACE_SHARE * total:
         return []
-    return [_row(cause, by, str(named["name"][0]), amount * min(1.0, more / whole))]
+    return [_row(cause, by, str(named["name"][0]), amount * min(1.0, more / total))]
 
 
 def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
@@ -216,9 +216,9 @@ def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int,
         late, other = (int(unlike[f"{side}_count"].sum()) for side in ("late", "other"))
         detail = f"kernels with other shapes or counts: {late:,} here, {other:,} on the median rank"
     else:
-        typical, whole = _ratios(alike)
+        typical, overall = _ratios(alike)
         cause, rows = "compute", alike
-        if typical >= max(1 + (whole - 1) / 2, SLOWER_GPU_RATIO):
+        if typical >= max(1 + (overall - 1) / 2, SLOWER_GPU_RATIO):
             cause = "slower_gpu"
             detail = f"the same kernels take {typical:.3f} times as long (median, weighted by time)"
     result = [_row(cause, "cause", None, amount, detail)]
@@ -257,19 +257,19 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
     causes = rows.filter(pl.col("by") == "cause").with_columns(
         more=(pl.col("late_ns") - pl.col("other_ns")).clip(lower_bound=0)
     )
-    whole = float(causes["more"].sum())
-    if whole <= 0:
+    total = float(causes["more"].sum())
+    if total <= 0:
         return [_row("unknown", "cause", None, amount, "idle time without a known cause in these steps")]
     result = []
     for cause, more in (
         causes.filter(pl.col("more") > 0).sort("more", descending=True).select("cause", "more").iter_rows()
     ):
-        part = amount * more / whole
+        part = amount * more / total
         result.append(_row(cause, "cause", None, part))
         if cause == "unknown":
             continue  # idle time of unknown cause has no place either
         # Summaries of older versions call sources lines.
-        of = rows.filter(pl.col("cause") == cause).with_columns(pl.col("by").replace("line", "source"))
+        rows_of_cause = rows.filter(pl.col("cause") == cause).with_columns(pl.col("by").replace("line", "source"))
         for by in _IDLE_BY:
-            result += _named(of.filter(pl.col("by") == by), by, cause, part)
+            result += _named(rows_of_cause.filter(pl.col("by") == by), by, cause, part)
     return result

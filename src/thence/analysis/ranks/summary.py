@@ -1,42 +1,464 @@
-"""Summarises one rank: the data from which to find which rank is late, since when, and why.
+"""The summary of a rank: the data from which to find which rank is late, since when, and why.
 
 The summaries of many ranks fit into memory even if their traces do not. Each is made from its rank alone. Results that
 need several ranks (which kernels are one collective, clocks, waits) are computed from the summaries.
+
+Its tables are small: collectives are the only activities with rows of their own, and the other tables have at most a
+few hundred rows per step of a rank. Times are ns on the clock of the rank's machine (since 1970 if the trace tells when
+its clock read 0), so that ranks that were read one by one can be compared.
+
+For every kernel of a collective, the summary holds how long the device had computed, copied and been idle since its
+first activity, when the kernel began and when it ended. A difference of two such values is the compute, copy or idle
+time between two kernels.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from thence.analysis.collectives.exposure import exposure
+from thence.analysis.collectives.first_calls import first_calls_of_ranks
+from thence.analysis.collectives.instances import collective_instances
 from thence.analysis.collectives.missing import job_size
 from thence.analysis.idle.causes import idle_causes
+from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.idle.places import names_of_contexts
-from thence.analysis.idle.rules import CAUSES
 from thence.analysis.kernel_groups import communicates, computes
-from thence.analysis.ranks.host_work import host_work
-from thence.analysis.ranks.summary_collectives import Coverage, collective_tables
-from thence.analysis.ranks.summary_tables import DEVICES, IDLE, KERNELS, MOST_ROWS, PLACES, STEPS, SUMMARY
+from thence.analysis.rank_tables import concatenated, rank_table
 from thence.analysis.select import select
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
-from thence.model.intervals import NO_ROW, covered_lengths, last_begun, union_lengths
+from thence.model.grouped_intervals import numbered, rows_of_groups
+from thence.model.intervals import NO_ROW, Intervals, covered_lengths, last_begun, reached_before, union, union_lengths
 from thence.model.places import COMPARED
 from thence.model.places import PLACES as PLACES_OF_LAUNCHES
 from thence.model.selection import Selection
+from thence.model.tables import Column
+from thence.model.thresholds import FULL_QUEUE_CALL_NS, FULL_QUEUE_CALL_RATIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
 
-_MAX_ROWS = 200_000  # activities and host ranges of ranks that are summarised together
-_MAX_RANKS = 256
+MAX_ROWS = 150
+"""Maximum number of rows with a name for one step, device and kind of place: those with the most time. The others are
+merged into rows without a name."""
+
+_DEVICE_COLUMN = Column("device", pl.Int32(), "device index within the process")
+_STEP_COLUMN = Column("step", pl.Int32(), "row of the step among those of its rank and device, in order")
+_COUNT_COLUMN = Column("count", pl.Int64(), "activities, or pieces of idle time")
+_TOTAL_COLUMN = Column("total_ns", pl.Int64(), "plain sum of their durations, ns")
+_NAME_COLUMN = Column("name", pl.String(), "null: the sum of all names without a row of their own")
+
+DEVICES = rank_table(
+    "devices",
+    "one device of one rank",
+    (
+        _DEVICE_COLUMN,
+        Column("name", pl.String(), "name of the GPU; null where the trace does not state it"),
+        Column("start", pl.Int64(), "ns: start of its first activity"),
+        Column("end", pl.Int64(), "ns: end of its last activity"),
+        Column("busy_ns", pl.Int64(), "union of its activities"),
+        Column("step_kind", pl.String(), "how steps were found, as in STEP_KINDS; null: the whole trace is one step"),
+        Column("undescribed", pl.Int64(), "kernels that communicate without a description"),
+        Column("epoch_known", pl.Boolean(), "whether times count from 1970"),
+        Column(
+            "job_ranks",
+            pl.Int32(),
+            "ranks of the job, see `thence.analysis.collectives.missing`; null where the rank's trace does not tell",
+        ),
+    ),
+    required=("device", "start", "end", "busy_ns", "undescribed", "epoch_known"),
+)
+STEPS = rank_table(
+    "steps",
+    "one step on one device, as `thence.analysis.steps.windows` finds it",
+    (
+        _DEVICE_COLUMN,
+        _STEP_COLUMN,
+        Column("name", pl.String(), "name of the step; null where the whole trace is one step"),
+        Column("number", pl.Int64(), "number at the end of the name; null without one"),
+        Column("start", pl.Int64(), "ns"),
+        Column("duration", pl.Int64(), "ns; busy_ns and idle_ns add up to it"),
+        Column("busy_ns", pl.Int64(), "union of the activities"),
+        Column("idle_ns", pl.Int64(), "the rest"),
+        Column("compute_ns", pl.Int64(), "union of all kernels that do not communicate"),
+        Column("copy_ns", pl.Int64(), "time of memcpys and memsets in which nothing computed"),
+        Column("exposed_ns", pl.Int64(), "time of communication in which nothing computed, whether or not copies ran"),
+        Column(
+            "host_ns",
+            pl.Int64(),
+            "ns that its host worked for the step, see `thence.analysis.ranks.summary`; null where not known",
+        ),
+        Column("first", pl.Boolean(), "whether it is the first step on its device"),
+    ),
+    required=(
+        "device",
+        "step",
+        "start",
+        "duration",
+        "busy_ns",
+        "idle_ns",
+        "compute_ns",
+        "copy_ns",
+        "exposed_ns",
+        "first",
+    ),
+)
+COLLECTIVES = rank_table(
+    "collectives",
+    "one kernel of a collective that its library described",
+    (
+        _DEVICE_COLUMN,
+        Column("number", pl.Int32(), "row among the collectives of its rank"),
+        Column("step", pl.Int32(), "step that launched it; -1 without one"),
+        Column("start", pl.Int64(), "ns: when it arrived"),
+        Column("duration", pl.Int64(), "ns"),
+        Column("launch", pl.Int64(), "ns: begin of its launch; null where unknown"),
+        Column("correlation", pl.Int64(), "correlation id of its launch"),
+        Column("replayed", pl.Boolean(), "whether it ran in a CUDA graph"),
+        Column(
+            "first_call",
+            pl.Boolean(),
+            "whether it created its communicator, see `thence.analysis.collectives.first_calls`",
+        ),
+        Column("execution", pl.Int32(), "execution of an XLA program, numbered within the rank"),
+        Column("program", pl.String(), "name of that program"),
+        Column("hlo", pl.String(), "HLO instruction"),
+        Column("collective", pl.String(), "as its library names it"),
+        Column("bytes", pl.Int64(), "message size"),
+        Column("element_type", pl.String(), "as the library spells it"),
+        Column("group_size", pl.Int32(), "ranks that take part"),
+        Column("group", pl.Int32(), "row in groups of the same rank"),
+        Column("sequence", pl.Int64(), "sequence number in its group"),
+        Column("source_rank", pl.Int32(), "source of broadcasts, sends and receives"),
+        Column("destination_rank", pl.Int32(), "destination of sends and receives"),
+        Column("exposed_ns", pl.Int64(), "exposed time charged to it, see `thence.analysis.collectives.exposure`"),
+        Column("exposed_start", pl.Int64(), "ns: begin of the longest piece of that time"),
+        Column("exposed_end", pl.Int64(), "ns: end of that piece"),
+        *(
+            Column(f"{what}_{when}_ns", pl.Int64(), f"{of} from the device's first activity to its {when}")
+            for when in ("start", "end")
+            for what, of in (
+                ("compute", "time in which something computed,"),
+                ("copy", "time of copies in which nothing computed,"),
+                ("idle", "time in which nothing ran,"),
+            )
+        ),
+    ),
+    required=("device", "number", "step", "start", "duration", "replayed", "first_call", "collective", "group"),
+)
+PARTS = rank_table(
+    "parts",
+    "one message of a kernel that sends and receives several",
+    (
+        Column("number", pl.Int32(), "row in collectives of the same rank"),
+        Column("order", pl.Int64(), "position among the messages of its kernel"),
+        *(
+            column
+            for column in COLLECTIVES.columns
+            if column.name
+            in (
+                *("collective", "bytes", "element_type", "group_size", "group", "sequence"),
+                *("source_rank", "destination_rank"),
+            )
+        ),
+    ),
+    required=("number", "order"),
+)
+GROUPS = rank_table(
+    "groups",
+    "one process group of one rank",
+    (
+        Column("group", pl.Int32(), "number within the rank"),
+        Column("name", pl.String(), "as the library names it; null where it does not"),
+        Column("description", pl.String(), "as the library describes it"),
+        Column("members", pl.String(), "its ranks, as the producer wrote them"),
+    ),
+    required=("group",),
+)
+KERNELS = rank_table(
+    "kernels",
+    "kernels that compute, and copies, of one step and device, by name and shape",
+    (
+        _DEVICE_COLUMN,
+        _STEP_COLUMN,
+        Column("kind", pl.String(), "kernel, thunk, memcpy or memset"),
+        _NAME_COLUMN,
+        Column("shape", pl.String(), "grid and block, or bytes of copies; null where not known"),
+        _COUNT_COLUMN,
+        _TOTAL_COLUMN,
+    ),
+    required=("device", "step", "kind", "count", "total_ns"),
+)
+PLACES = rank_table(
+    "places",
+    "where the kernels that compute, and copies, of one step and device came from",
+    (
+        _DEVICE_COLUMN,
+        _STEP_COLUMN,
+        Column("by", pl.String(), "source, module, label, op, phase or hlo"),
+        Column("name", pl.String(), "the place; null: no place, or the sum of all places without a row of their own"),
+        _COUNT_COLUMN,
+        _TOTAL_COLUMN,
+    ),
+    required=("device", "step", "by", "count", "total_ns"),
+)
+IDLE = rank_table(
+    "idle",
+    "idle time that began in a step of a device, by cause and place",
+    (
+        _DEVICE_COLUMN,
+        _STEP_COLUMN,
+        Column("cause", pl.Enum(CAUSES), "as `thence.analysis.idle.causes` finds it"),
+        Column("by", pl.String(), "line, module, label, op, call, phase or cause (all of it)"),
+        Column("name", pl.String(), "the place; null: no place, or the sum of all places without a row of their own"),
+        _COUNT_COLUMN,
+        _TOTAL_COLUMN,
+    ),
+    required=("device", "step", "cause", "by", "count", "total_ns"),
+)
+
+SUMMARY = {table.name: table for table in (DEVICES, STEPS, COLLECTIVES, PARTS, GROUPS, KERNELS, PLACES, IDLE)}
+"""Every table of a summary, by name."""
+
+
+def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
+    """The length of each step on its host, less calls that waited for the device and launches that waited for room.
+
+    Args:
+        trace: the attributed trace.
+        steps: rank, host_start and host_ns, as `thence.analysis.steps.windows` returns them.
+
+    Returns:
+        ns, in the order of the steps; null if the step has no times on the host, or the rank no launch.
+    """
+    rows = steps.select("rank", "host_start", "host_ns").with_row_index("at")
+    work = np.zeros(rows.height, np.int64)
+    known = np.zeros(rows.height, np.bool_)
+    waited = _waited(trace)
+    rows = rows.drop_nulls()
+    number, ranks = numbered(pl.concat([rows.select("rank"), waited.select("rank")]), "rank")
+    steps_of = rows_of_groups(number[: rows.height], ranks.height)
+    waited_of = rows_of_groups(number[rows.height :], ranks.height)
+    row, begin, length = (rows[name].to_numpy() for name in ("at", "host_start", "host_ns"))
+    start, end, waits = (waited[name].to_numpy() for name in ("start", "end", "waits"))
+    for ours, of_rank in zip(steps_of, waited_of, strict=True):
+        if not len(of_rank):
+            continue
+        waiting = of_rank[waits[of_rank]]
+        covered = covered_lengths(begin[ours], begin[ours] + length[ours], start[waiting], end[waiting])
+        work[row[ours]], known[row[ours]] = length[ours] - covered, True
+    return pl.Series("host_ns", work).set(pl.Series(~known), None)
+
+
+def _waited(trace: Attributed) -> pl.DataFrame:
+    """Launches, and calls that wait for the device: rank, start, end, and waits (whether it waited for the device)."""
+    columns = ("rank", "start", "duration")
+    rows = trace.places["launch"].drop_nulls().unique()
+    launches = trace.host[rows.cast(pl.UInt32)].select(columns)
+    usual = pl.col("duration").median().over("rank")
+    slow = (pl.col("duration") > FULL_QUEUE_CALL_RATIO * usual) & (pl.col("duration") > FULL_QUEUE_CALL_NS)
+    waits = trace.host[trace.waits["host"].cast(pl.UInt32)].select(columns)
+    every = pl.concat([launches.with_columns(waits=slow), waits.with_columns(waits=pl.lit(value=True))])
+    return every.with_columns(end=pl.col("start") + pl.col("duration")).sort("rank", "start")
+
+
+_GROUP_COLUMNS = {"name": "group_name", "description": "group_description", "members": "group_ranks"}
+_LATEST = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True)
+class _DeviceCoverage:
+    """Unions of the activities of one device, as starts and ends in ns: ascending, disjoint."""
+
+    start: int
+    all: Intervals
+    compute: Intervals
+    compute_or_copy: Intervals
+    compute_or_communication: Intervals
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The unions of the activities of every device, by rank and device."""
+
+    devices: dict[tuple[object, ...], _DeviceCoverage]
+
+    @classmethod
+    def of(cls, work: pl.DataFrame) -> Coverage:
+        """The unions of activities with columns rank, device, start, end, communicates and computes."""
+        start, end, talks, computes = (work[name].to_numpy() for name in ("start", "end", "communicates", "computes"))
+        kinds = np.ones(len(start), np.bool_), computes, ~talks, talks | computes
+        number, devices = numbered(work, "rank", "device")
+        by_device = {}
+        for key, rows in zip(devices.rows(), rows_of_groups(number, devices.height), strict=True):
+            chosen = [rows[kind[rows]] for kind in kinds]
+            unions = [Intervals(*union(start[ours], end[ours])) for ours in chosen]
+            by_device[key] = _DeviceCoverage(int(start[rows].min()), *unions)
+        return cls(by_device)
+
+    def of_rows(self, frame: pl.DataFrame) -> list[tuple[Int64, _DeviceCoverage]]:
+        """The row numbers of each device in a frame with the columns rank and device, and the unions of the device."""
+        number, devices = numbered(frame, "rank", "device")
+        rows = rows_of_groups(number, devices.height)
+        return [(ours, self.devices[key]) for ours, key in zip(rows, devices.rows(), strict=True)]
+
+
+def collective_tables(
+    trace: Attributed, coverage: Coverage, work: pl.DataFrame, step: Int64
+) -> dict[str, pl.DataFrame]:
+    """The tables collectives, parts and groups of a summary.
+
+    Args:
+        trace: the attributed trace.
+        coverage: coverage of its devices.
+        work: its activities, in the order of ``trace.gpu``, with start, end, rank, device and communicates.
+        step: step of each activity, -1 for none.
+    """
+    described = trace.collectives.with_row_index("of").filter(pl.col("gpu").is_not_null())
+    rank = trace.gpu["rank"]
+    of_rank = described.select("gpu", rank=rank.gather(described["gpu"].cast(pl.UInt32)))
+    numbers = of_rank.select("gpu", number=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"))
+    parts = trace.collective_parts.join(numbers, on="gpu")
+    keys = list(_GROUP_COLUMNS.values())
+    # In large jobs a group lists thousands of ranks, so each group is stored once.
+    used = pl.concat(
+        [
+            rows.select(pl.col(key).cast(pl.String) for key in keys).with_columns(
+                rank=rank.gather(rows["gpu"].cast(pl.UInt32))
+            )
+            for rows in (described, parts)
+        ]
+    )
+    groups = used.unique().sort("rank", *keys).with_columns(group=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"))
+    rows = _collective_kernels(trace, described, groups, step)
+    return {
+        "collectives": _between(trace, rows, coverage, work).select(list(COLLECTIVES.schema)),
+        "parts": _grouped(parts.with_columns(rank=rank.gather(parts["gpu"].cast(pl.UInt32))), groups)
+        .with_columns(order=pl.int_range(pl.len()).over("rank", "number"))
+        .sort("rank", "number", "host", maintain_order=True)
+        .with_columns(order=pl.int_range(pl.len()).over("rank", "number"))
+        .select(list(PARTS.schema)),
+        "groups": groups.select("rank", "group", **_GROUP_COLUMNS).select(list(GROUPS.schema)),
+    }
+
+
+def _grouped(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+    """Adds the number of the group, and casts texts to String."""
+    keys = list(_GROUP_COLUMNS.values())
+    texts = rows.with_columns(pl.col(*keys, "collective", "element_type").cast(pl.String))
+    return texts.join(groups, on=["rank", *keys], how="left", nulls_equal=True, maintain_order="left")
+
+
+def _collective_kernels(trace: Attributed, described: pl.DataFrame, groups: pl.DataFrame, step: Int64) -> pl.DataFrame:
+    """The columns that identify the collective of a kernel; and gpu, the kernel's row."""
+    gpu_row = described["gpu"].to_numpy()
+    host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
+    gpu = trace.gpu[gpu_row]
+    program = gpu["program"]
+    replayed = described["gpu"].is_in(trace.graph_places["gpu"].implode())
+    first = first_calls_of_ranks(trace, collective_instances(trace).rows)
+    rows = described.with_columns(
+        gpu.select("rank", "device", "start", "duration", "correlation", pl.col("hlo").cast(pl.String)),
+        step=pl.Series(step[gpu_row], dtype=pl.Int32),
+        launch=trace.host["start"].gather(host),
+        replayed=replayed,
+        first_call=pl.col("of").is_in(first.cast(pl.UInt32).implode()),
+        execution=program,
+        program=trace.programs["name"].cast(pl.String).gather(program.cast(pl.UInt32)),
+    )
+    return _grouped(rows, groups).with_columns(
+        number=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"),
+        # Executions are numbered within their rank.
+        execution=pl.col("execution") - pl.col("execution").min().over("rank"),
+    )
+
+
+def _between(trace: Attributed, rows: pl.DataFrame, coverage: Coverage, work: pl.DataFrame) -> pl.DataFrame:
+    """Adds exposed time, and the times that the device had computed, copied and been idle at start and end."""
+    charged = exposure(trace).rows.select("gpu", "exposed_ns")
+    charged_rows = rows.with_row_index("at").with_columns(pl.col("gpu").cast(pl.UInt32))
+    charged_rows = charged_rows.join(charged, on="gpu", how="left", maintain_order="left")
+    pieces = _longest_exposed(work, coverage)
+    charged_rows = charged_rows.with_columns(
+        exposed_start=pieces["exposed_start"].gather(charged_rows["gpu"]),
+        exposed_end=pieces["exposed_end"].gather(charged_rows["gpu"]),
+    )
+    start = charged_rows["start"].to_numpy()
+    times = {"start": start, "end": start + charged_rows["duration"].to_numpy()}
+    columns = {
+        f"{what}_{when}_ns": np.zeros(len(start), np.int64) for when in times for what in ("compute", "copy", "idle")
+    }
+    for ours, device in coverage.of_rows(charged_rows):
+        for when, time in times.items():
+            since = _since(time[ours], device)
+            for what, values in zip(("compute", "copy", "idle"), since, strict=True):
+                columns[f"{what}_{when}_ns"][ours] = values
+    return charged_rows.with_columns(**{name: pl.Series(v) for name, v in columns.items()})
+
+
+def _covered(intervals: Intervals, union_of_work: Intervals) -> Int64:
+    """How much of each interval the union covers, ns."""
+    return covered_lengths(intervals.start, intervals.end, union_of_work.start, union_of_work.end)
+
+
+def _since(time: Int64, device: _DeviceCoverage) -> tuple[Int64, Int64, Int64]:
+    """Compute, copy and idle time of a device from its first activity to each time."""
+    until = Intervals(np.full(len(time), device.start), time)
+    compute = _covered(until, device.compute)
+    copy = _covered(until, device.compute_or_copy) - compute
+    idle = until.duration - _covered(until, device.all)
+    return compute, copy, idle
+
+
+def _longest_exposed(work: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
+    """For every activity that communicates, the longest piece of exposed time that is charged to it."""
+    begin, finish = np.zeros(work.height, np.int64), np.zeros(work.height, np.int64)
+    talking = work.with_row_index("gpu").filter("communicates").sort("start", "gpu")
+    gpu, starts, ends = (talking[name].to_numpy() for name in ("gpu", "start", "end"))
+    for ours, device in coverage.of_rows(talking):
+        end = ends[ours]
+        start = np.minimum(np.maximum(starts[ours], reached_before(end)), end)
+        overlap = _longest_overlap(Intervals(start, end), _outside(device.compute))
+        begin[gpu[ours]], finish[gpu[ours]] = overlap.start, overlap.end
+    return pl.DataFrame({"exposed_start": begin, "exposed_end": finish})
+
+
+def _outside(covered: Intervals) -> Intervals:
+    """The intervals outside of a union."""
+    return Intervals(np.concatenate([[-_LATEST], covered.end]), np.concatenate([covered.start, [_LATEST]]))
+
+
+def _longest_overlap(intervals: Intervals, free: Intervals) -> Intervals:
+    """The longest overlap of each interval with one of the disjoint intervals ``free``.
+
+    If there is no overlap, the result is empty at the interval's start.
+    """
+    start, end = intervals.start, intervals.end
+    first = np.searchsorted(free.end, start, side="right")
+    last = np.maximum(np.searchsorted(free.start, end, side="left"), first)
+    count = last - first
+    interval = np.repeat(np.arange(len(start)), count)
+    piece = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[interval]
+    begin, finish = np.maximum(free.start[piece], start[interval]), np.minimum(free.end[piece], end[interval])
+    order = np.lexsort((finish - begin, interval))
+    longest = order[np.flatnonzero(np.diff(interval[order], append=len(start)))]
+    begins, ends = start.copy(), start.copy()
+    begins[interval[longest]], ends[interval[longest]] = begin[longest], finish[longest]
+    return Intervals(begins, ends)
+
+
+_MAX_BATCH_ROWS = 200_000  # activities and host ranges of ranks that are summarised together
+_MAX_BATCH_RANKS = 256
 _BY = (*(kind for kind in COMPARED if kind in PLACES_OF_LAUNCHES), "phase")
 _IDLE_BY = ("source", "module", "label", "op", "call")
 _DEVICE = ("rank", "device")
@@ -53,7 +475,7 @@ def summarise_rank(trace: Attributed, *, explain: bool = True) -> dict[str, pl.D
             them the summary takes a fraction of the time.
 
     Returns:
-        A frame for each table of `thence.analysis.ranks.summary_tables.SUMMARY`, with exactly its columns and
+        A frame for each table of `thence.analysis.ranks.summary.SUMMARY`, with exactly its columns and
         types; without rows if the trace holds no device activity.
     """
     if trace.gpu.is_empty():
@@ -66,21 +488,21 @@ def summarise_rank(trace: Attributed, *, explain: bool = True) -> dict[str, pl.D
     step = _step_of(trace, work, frame, kind)
     epoch = trace.meta.epoch_ns or 0
     coverage = Coverage.of(work)
-    found = {
+    tables = {
         "devices": _devices(trace, work, kind),
         "steps": _step_rows(trace, frame, coverage),
         **collective_tables(trace, coverage, work, step),
     }
     if explain:
-        found["kernels"] = _kernels(trace, work, step)
-        found["places"] = _places(trace, work, step)
-        found["idle"] = _idle(trace, frame)
+        tables["kernels"] = _kernels(trace, work, step)
+        tables["places"] = _places(trace, work, step)
+        tables["idle"] = _idle(trace, frame)
     moments = ("start", "end", "launch", "exposed_start", "exposed_end")
     return {
-        name: found[name]
-        .with_columns(pl.col(c) + epoch for c in moments if c in found[name].columns)
+        name: tables[name]
+        .with_columns(pl.col(c) + epoch for c in moments if c in tables[name].columns)
         .select(pl.col(c.name).cast(c.dtype) for c in table.columns)
-        if name in found
+        if name in tables
         else table.empty()
         for name, table in SUMMARY.items()
     }
@@ -94,7 +516,7 @@ def summarise_ranks(trace: Attributed, *, explain: bool = True) -> dict[str, pl.
     if len(trace.ranks) < 2:
         return summarise_rank(trace, explain=explain)
     parts = (part for batch in _batches(trace) for part in _summarised(trace, batch, explain=explain))
-    return {name: frame.sort("rank", maintain_order=True) for name, frame in concatenated(parts).items()}
+    return {name: frame.sort("rank", maintain_order=True) for name, frame in concatenated(parts, SUMMARY).items()}
 
 
 def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
@@ -109,7 +531,7 @@ def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
         batch: list[int] = []
         size = 0
         for rank, count, _ in part.rows():
-            if batch and (size + count > _MAX_ROWS or len(batch) == _MAX_RANKS):
+            if batch and (size + count > _MAX_BATCH_ROWS or len(batch) == _MAX_BATCH_RANKS):
                 yield tuple(batch)
                 batch, size = [], 0
             batch.append(rank)
@@ -119,37 +541,33 @@ def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
 
 def _summarised(trace: Attributed, ranks: tuple[int, ...], *, explain: bool) -> Iterator[dict[str, pl.DataFrame]]:
     """The summary of a batch of ranks; a rank of which others have steps and it has none has one of its own."""
-    found = summarise_rank(select(trace, Selection(ranks=ranks)), explain=explain)
-    without = sorted(set(ranks) - set(found["steps"]["rank"]))
+    summary = summarise_rank(select(trace, Selection(ranks=ranks)), explain=explain)
+    without = sorted(set(ranks) - set(summary["steps"]["rank"]))
     if not without or len(ranks) == 1:
-        yield found
+        yield summary
         return
-    yield {name: frame.filter(~pl.col("rank").is_in(without)) for name, frame in found.items()}
+    yield {name: frame.filter(~pl.col("rank").is_in(without)) for name, frame in summary.items()}
     for rank in without:
         yield summarise_rank(select(trace, Selection(ranks=(rank,))), explain=explain)
-
-
-def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    """The summaries of several ranks, concatenated table by table."""
-    parts = list(summaries)
-    return {name: pl.concat([table.empty(), *(part[name] for part in parts)]) for name, table in SUMMARY.items()}
 
 
 def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
     """The steps with their number on the device (row), and their kind; without steps, the whole trace as one step."""
     try:
-        found = selected_steps(trace)
+        selected = selected_steps(trace)
     except MissingData:
-        whole = work.group_by(*_DEVICE).agg(pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min())
+        windows = work.group_by(*_DEVICE).agg(
+            pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min()
+        )
         ones = work.group_by(*_DEVICE).agg(covered=pl.struct("start", "end"))
         busy = [int(union_lengths(np.zeros(len(s), np.int64), *_pair(s), 1)[0]) for s in ones["covered"]]
-        whole = whole.join(ones.select(*_DEVICE, busy_ns=pl.Series(busy)), on=_DEVICE)
-        frame = whole.with_columns(idle_ns=pl.col("duration") - pl.col("busy_ns"), first=pl.lit(value=True))
+        windows = windows.join(ones.select(*_DEVICE, busy_ns=pl.Series(busy)), on=_DEVICE)
+        frame = windows.with_columns(idle_ns=pl.col("duration") - pl.col("busy_ns"), first=pl.lit(value=True))
         missing = {name: dtype for name, dtype in STEP.items() if name not in frame.columns}
         frame = frame.with_columns(pl.lit(None, dtype).alias(n) for n, dtype in missing.items())
         kind = None
     else:
-        frame, kind = found.frame.rename({"row": "row_of_step"}), found.kind
+        frame, kind = selected.frame.rename({"row": "row_of_step"}), selected.kind
     frame = frame.sort(*_DEVICE, "start", maintain_order=True).with_columns(
         row=pl.int_range(pl.len(), dtype=pl.Int32).over(*_DEVICE)
     )
@@ -166,10 +584,10 @@ def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: s
     if kind is not None:
         step = frame.select(*_DEVICE, step_row="row_of_step", at=pl.int_range(pl.len()))
         launched = trace.places.select(pl.col("step_row").cast(pl.Int64))
-        of = pl.concat([work.select(*_DEVICE), launched], how="horizontal").join(
+        launched_in = pl.concat([work.select(*_DEVICE), launched], how="horizontal").join(
             step, on=[*_DEVICE, "step_row"], how="left", maintain_order="left"
         )
-        inside = of["at"].fill_null(pl.Series(inside)).to_numpy()
+        inside = launched_in["at"].fill_null(pl.Series(inside)).to_numpy()
     return np.append(frame["row"].to_numpy(), NO_ROW)[inside]
 
 
@@ -221,19 +639,19 @@ def _step_rows(trace: Attributed, frame: pl.DataFrame, coverage: Coverage) -> pl
     end = start + frame["duration"].to_numpy()
     compute, copy, exposed = (np.zeros(frame.height, np.int64) for _ in range(3))
     for rows, device in coverage.of_rows(frame):
-        span = start[rows], end[rows]
-        compute[rows] = covered_lengths(*span, *device.compute)
-        copy[rows] = covered_lengths(*span, *device.compute_or_copy) - compute[rows]
-        exposed[rows] = covered_lengths(*span, *device.compute_or_communication) - compute[rows]
+        span = Intervals(start[rows], end[rows])
+        compute[rows] = _covered(span, device.compute)
+        copy[rows] = _covered(span, device.compute_or_copy) - compute[rows]
+        exposed[rows] = _covered(span, device.compute_or_communication) - compute[rows]
     every = frame.with_columns(compute_ns=compute, copy_ns=copy, exposed_ns=exposed)
     every = every.rename({"step": "name", "row": "step"})
     every = every.with_columns(host_work(trace, every))
     return every.select(column.name for column in STEPS.columns)
 
 
-def _largest(rows: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...] = ()) -> pl.DataFrame:
+def _largest(rows: pl.DataFrame, within: list[str], names: list[str], kept: tuple[str, ...] = ()) -> pl.DataFrame:
     """Sums by step, device, ``of``, ``kept`` and names, reduced by `_without_shorter`."""
-    return _without_shorter(_summed(rows, [*of, *kept, *names]), of, names, kept)
+    return _without_shorter(_summed(rows, [*within, *kept, *names]), within, names, kept)
 
 
 def _summed(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
@@ -241,16 +659,18 @@ def _summed(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     return rows.group_by(*_OF_STEP, *by).agg(count=pl.len().cast(pl.Int64), total_ns=pl.col("duration").sum())
 
 
-def _without_shorter(sums: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...]) -> pl.DataFrame:
-    """Keeps the `MOST_ROWS` longest sums of each step, device and ``of``, and merges the others.
+def _without_shorter(
+    sums: pl.DataFrame, keys_within: list[str], names: list[str], kept: tuple[str, ...]
+) -> pl.DataFrame:
+    """Keeps the `MAX_ROWS` longest sums of each step, device and ``of``, and merges the others.
 
     The merged sums are one row without a name for each value of ``kept``.
     """
-    within = [*_OF_STEP, *of]
+    within = [*_OF_STEP, *keys_within]
     sums = sums.with_columns(pl.col(*kept, *names).cast(pl.String))
     keys = [*within, "total_ns", *kept, *names]
     order = sums.sort(*keys, descending=[name == "total_ns" for name in keys])
-    largest = pl.int_range(pl.len()).over(within) < MOST_ROWS
+    largest = pl.int_range(pl.len()).over(within) < MAX_ROWS
     return (
         order.with_columns(pl.when(largest).then(name).alias(name) for name in names)
         .group_by(*within, *kept, *names, maintain_order=True)
@@ -294,8 +714,8 @@ def _places(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame:
         named = rows.with_columns(name=trace.places[by].gather(rows["gpu"]))
         named = named.filter(pl.col("name").is_not_null().any().over("rank"))
         if named.height:
-            found = _largest(named, [], ["name"])
-            parts.append(found.with_columns(by=pl.lit(by)).select(list(PLACES.schema)))
+            sums = _largest(named, [], ["name"])
+            parts.append(sums.with_columns(by=pl.lit(by)).select(list(PLACES.schema)))
     return pl.concat(parts)
 
 
@@ -314,7 +734,7 @@ def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     sums["phase"] = _named_sums(part, activity, amounts, trace.around.places["phase"])
     every, _, total = _pair_sums(of_part, np.zeros_like(of_part), of_pieces)
     sums["cause"] = total.select(part=every, name=pl.lit(None, pl.Categorical()), count="count", total_ns="total_ns")
-    rows = pl.concat([found.with_columns(by=pl.lit(by)) for by, found in sums.items()])
+    rows = pl.concat([of_kind.with_columns(by=pl.lit(by)) for by, of_kind in sums.items()])
     of_window, cause = np.divmod(rows["part"].to_numpy(), len(CAUSES))
     rows = rows.with_columns(
         frame[of_window].select(*_DEVICE, step="row"),

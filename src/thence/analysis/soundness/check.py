@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thence.analysis.soundness.clock_rules import clocks
-from thence.analysis.soundness.copy_rules import listed_twice
 from thence.analysis.soundness.evidence import Evidence
 from thence.analysis.soundness.findings import MISSING_WORK, Soundness
-from thence.analysis.soundness.launch_rules import launch_without_work, work_without_launch
-from thence.analysis.soundness.profiler_rules import damaged_input, lost_records, profiler_overhead
-from thence.analysis.soundness.replay_rules import partial_replay
-from thence.analysis.soundness.time_rules import broken_order, impossible_time, outlier
-from thence.analysis.soundness.window_rules import empty_steps, missing_ranks, no_device_work, windows_apart
+from thence.analysis.soundness.launch_rules import (
+    launch_without_work,
+    listed_twice,
+    partial_replay,
+    work_without_launch,
+)
+from thence.analysis.soundness.recording_rules import (
+    damaged_input,
+    empty_steps,
+    lost_records,
+    missing_ranks,
+    no_device_work,
+    profiler_overhead,
+    windows_apart,
+)
+from thence.analysis.soundness.time_rules import broken_order, clocks, impossible_time, outlier
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -164,9 +164,9 @@ class Evidence:
     @cached_property
     def launches(self) -> Launches:
         """Every launch that has a correlation id, with its device work."""
-        calls, number, found, several = self._matched
-        row = np.where(found == NO_ROW, NO_ROW, number[found]) if len(number) else found
-        ambiguous = (row != NO_ROW) & several[found] if len(number) else np.zeros(len(row), np.bool_)
+        calls, number, call, several = self._matched
+        row = np.where(call == NO_ROW, NO_ROW, number[call]) if len(number) else call
+        ambiguous = (row != NO_ROW) & several[call] if len(number) else np.zeros(len(row), np.bool_)
         launch = number != NO_ROW
         table = calls.with_columns(launch=pl.Series(number), shared=pl.Series(several))
         table = _merged(table.filter(pl.Series(launch, dtype=pl.Boolean)))
@@ -228,12 +228,12 @@ class Evidence:
         `NO_ROW` if the trace does not contain the call, if several calls have its correlation id, or if only its
         CUPTI number is known, which does not tell when it was made.
         """
-        calls, _, found, several = self._matched
+        calls, _, call, several = self._matched
         if not calls.height:
-            return found
+            return call
         timed = ~several & ~calls["name"].cast(pl.String).is_in(_WITHOUT_A_TIME).to_numpy()
         rows = calls["row"].to_numpy().astype(np.int64)
-        return np.where((found != NO_ROW) & timed[found], rows[found], NO_ROW)
+        return np.where((call != NO_ROW) & timed[call], rows[call], NO_ROW)
 
     @cached_property
     def _matched(self) -> tuple[pl.DataFrame, Int64, Int64, Mask]:
@@ -264,9 +264,9 @@ class Evidence:
                 several[order] = np.isin(sorted_ids, sorted_ids[1:][shared])
             wanted = work.get(rank, rows[:0])
             wanted = wanted[ids[wanted] != 0]
-            at = np.minimum(np.searchsorted(sorted_ids, ids[wanted]), len(sorted_ids) - 1)
-            found = sorted_ids[at] == ids[wanted]
-            result[wanted[found]] = order[at[found]]
+            position = np.minimum(np.searchsorted(sorted_ids, ids[wanted]), len(sorted_ids) - 1)
+            matches = sorted_ids[position] == ids[wanted]
+            result[wanted[matches]] = order[position[matches]]
         return calls, number, result, several
 
     @cached_property

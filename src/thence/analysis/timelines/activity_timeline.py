@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.rules import REASONS
+from thence.analysis.idle.host_causes import REASONS
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.timelines.activity_details import LONGEST_TEXT, MOST_TEXTS, activity_details
 from thence.analysis.timelines.overview import clipped, clock_notes, numbered_lanes, shown_activities
@@ -78,7 +78,7 @@ def activity_timeline(trace: Attributed, pieces: pl.DataFrame, alignment: Alignm
 
     Args:
         trace: the attributed trace.
-        pieces: pieces of idle time with the places of their causes: `thence.analysis.idle.table.IdleTime.pieces`.
+        pieces: pieces of idle time with the places of their causes: `thence.analysis.idle.answer.IdleTime.pieces`.
         alignment: corrections that align the ranks' clocks; None leaves all times as recorded.
 
     Raises:

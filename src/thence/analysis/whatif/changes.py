@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.host_time import HostTime
+from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
+from thence.analysis.idle.host_threads import HostThreads, program_spans
 from thence.analysis.idle.places import Contexts, HostPlaces
-from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
-from thence.analysis.idle.silence import program_threads
 from thence.analysis.whatif.edges import EDGES
 from thence.analysis.whatif.graph import stream_weights
-from thence.analysis.whatif.replay import BEFORE_ALL
+from thence.analysis.whatif.simulation import BEFORE_ALL
 from thence.attribution.host_rows import row_numbers
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import UsageError
 from thence.model.collective_kinds import kind_of
-from thence.model.intervals import NO_ROW, chain_to, covered_lengths
+from thence.model.intervals import NO_ROW, Intervals, chain_to, covered_lengths
 from thence.model.own_code import OwnCode
 from thence.model.places import PLACES
 from thence.model.questions import FREE_BY
@@ -31,16 +30,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.whatif.graph import Program
-    from thence.analysis.whatif.replay import Graph
+    from thence.analysis.whatif.simulation import Graph
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-    Intervals = dict[int, tuple[Int64, Int64]]
+    OfThreads = dict[int, Intervals]
 
 Part = Literal["kernels", "with host work", "with waiting", "without waiting", ""]
-_OF_HOST = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}
+_HOST_CATEGORIES = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}
 """Kinds of places whose work on the host can be changed with their kernels, and the categories of its host rows."""
-_GONE = 2 * BEFORE_ALL
+_REMOVED = 2 * BEFORE_ALL
+"""Weight of an edge that constrains nothing."""
 _ITEM = r"aten::item|_local_scalar_dense"
 _MAX_ITEM_BYTES = 16
 """The largest number that item() can return, in bytes: complex128."""
@@ -79,7 +79,7 @@ class Change:
         """The change with each of its meanings."""
         if self.by == "collective":
             return [replace(self, part=part) for part in ("without waiting", "with waiting")]
-        if self.by in _OF_HOST:
+        if self.by in _HOST_CATEGORIES:
             return [replace(self, part=part) for part in ("kernels", "with host work")]
         return [self]
 
@@ -141,8 +141,8 @@ def _matching(names: pl.Series, pattern: str) -> Mask:
     """Mask of the names in which the pattern is found; each distinct name is searched once."""
     distinct = names.unique().drop_nulls()
     expression = re.compile(pattern)
-    found = [expression.search(text) is not None for text in distinct.cast(pl.String)]
-    chosen = distinct.filter(pl.Series(found, dtype=pl.Boolean))
+    matches = [expression.search(text) is not None for text in distinct.cast(pl.String)]
+    chosen = distinct.filter(pl.Series(matches, dtype=pl.Boolean))
     return names.is_in(chosen.implode()).fill_null(value=False).to_numpy()
 
 
@@ -166,33 +166,32 @@ class ChangeFacts:
 
     @cached_property
     def causes(self) -> npt.NDArray[np.uint8]:
-        """Number of the cause that each host row stands for, as in `thence.analysis.idle.rules`."""
+        """Number of the cause that each host row stands for, as in `thence.analysis.idle.host_causes`."""
         return host_causes(self.trace.host, self.trace.meta.formats)
 
     @cached_property
-    def hosts(self) -> HostTime:
+    def hosts(self) -> HostThreads:
         """The innermost host row of every thread over time."""
-        return HostTime.of(self.trace, self.program.thread_of_row)
+        return HostThreads.of(self.trace, self.program.thread_of_row)
 
     def rows_at(self, by: str, pattern: str) -> Mask:
-        """Mask of the host rows that belong to a kind of places (`_OF_HOST`) and whose place matches the pattern."""
-        of_kind = self.trace.host["category"].is_in(_OF_HOST[by]).to_numpy()
+        """Mask of the host rows of a kind of places (`_HOST_CATEGORIES`) whose place matches the pattern."""
+        of_kind = self.trace.host["category"].is_in(_HOST_CATEGORIES[by]).to_numpy()
         if by not in self._places:
             rows = pl.Series(np.flatnonzero(of_kind))
-            found = HostPlaces.of(self.trace, self.contexts, [rows], [by])
-            self._places[by] = found.names[by]
+            self._places[by] = HostPlaces.of(self.trace, self.contexts, [rows], [by]).names[by]
         matching = np.append(_matching(self._places[by], pattern), False)
         result: Mask = of_kind & matching[self.contexts.number[:-1]]
         return result
 
 
-def changed(facts: ChangeFacts, change: Change, of: Mask) -> Graph | None:
+def changed(facts: ChangeFacts, change: Change, activities: Mask) -> Graph | None:
     """The graph of a program with a change; None if the trace holds nothing that the change applies to.
 
     Args:
         facts: data of the program.
         change: the change.
-        of: mask of its activities, from `activities_of`.
+        activities: mask of its activities, from `activities_of`.
     """
     trace, program = facts.trace, facts.program
     if change.action == "no-wait":
@@ -206,15 +205,15 @@ def changed(facts: ChangeFacts, change: Change, of: Mask) -> Graph | None:
         intervals = _inside(program, _host_rows_of(facts, change))
     else:
         intervals = {}
-    if not of.any() and not intervals:
+    if not activities.any() and not intervals:
         return None
-    left = np.where(of, change.factor, 1.0)
-    duration = np.rint((program.gpu.duration) * left).astype(np.int64)
-    moves = np.rint(program.moves * left).astype(np.int64)
+    factor = np.where(activities, change.factor, 1.0)
+    duration = np.rint(program.gpu.duration * factor).astype(np.int64)
+    moves = np.rint(program.moves * factor).astype(np.int64)
     edge_weight = _edge_weights(program, duration, moves)
     if change.part == "with waiting":
-        apart = (program.edge_kind == EDGES.index("ranks")) & of[np.maximum(program.edge_activity, 0)]
-        edge_weight[apart] = _GONE
+        waited = (program.edge_kind == EDGES.index("ranks")) & activities[np.maximum(program.edge_activity, 0)]
+        edge_weight[waited] = _REMOVED
     weight = stream_weights(program, duration, moves)
     weight = _less_host_work(program, weight, intervals, change.factor)
     return replace(graph, weight=weight, edge_weight=edge_weight, shared=graph.order)
@@ -242,7 +241,7 @@ def _host_rows_of(facts: ChangeFacts, change: Change) -> Mask:
     return result
 
 
-def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
+def _in_cause(facts: ChangeFacts, change: Change) -> OfThreads:
     """The intervals in which each thread's innermost row stands for a cause, by the rules for idle time.
 
     For the cause host, these include intervals in which the main thread of a Python program is in no recorded row.
@@ -256,26 +255,26 @@ def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
     shift = program.host.start[begins] - host["start"].to_numpy()[begins]
     runs = {}
     if change.pattern == "host":
-        runs = program_threads(trace, begins, program.host.end - np.repeat(
+        runs = program_spans(trace, begins, program.host.end - np.repeat(
             shift, np.diff(np.append(begins, host.height))
         ))  # fmt: skip
     result = {}
-    for number, of_thread in enumerate(facts.hosts.leaves):
-        start, end, _ = of_thread.chosen(wanted, runs.get(number))
-        if len(start):
-            result[number] = (start + shift[number], end + shift[number])
+    for number, rows in enumerate(facts.hosts.innermost):
+        times = rows.chosen(wanted, runs.get(number))
+        if len(times.start):
+            result[number] = times.shifted(int(shift[number]))
     return result
 
 
-def _inside(program: Program, rows: Mask) -> Intervals:
+def _inside(program: Program, rows: Mask) -> OfThreads:
     """The intervals of each thread's rows among ``rows``; they may be nested."""
     start, end = program.host.start, program.host.end
     chosen = np.flatnonzero(rows & (end > start))
     groups = rows_by_number(program.thread_of_row[chosen])
-    return {thread: (start[chosen[rows]], end[chosen[rows]]) for thread, rows in groups}
+    return {thread: Intervals(start[chosen[rows]], end[chosen[rows]]) for thread, rows in groups}
 
 
-def _less_host_work(program: Program, weight: Int64, intervals: Intervals, factor: float) -> Int64:
+def _less_host_work(program: Program, weight: Int64, intervals: OfThreads, factor: float) -> Int64:
     """Scales, by ``factor``, the part of the work between a thread's nodes that is inside the thread's intervals."""
     graph = program.graph
     result = weight.copy()
@@ -283,9 +282,9 @@ def _less_host_work(program: Program, weight: Int64, intervals: Intervals, facto
     for thread, rows in rows_by_number(program.thread[host_nodes]):
         if thread not in intervals:
             continue
-        ours, (start, end) = host_nodes[rows], intervals[thread]
+        ours, changed_work = host_nodes[rows], intervals[thread]
         before, time = graph.time[graph.previous[ours]], graph.time[ours]
-        covered = covered_lengths(before, time, start, end)
+        covered = covered_lengths(before, time, changed_work.start, changed_work.end)
         less = np.rint(covered * (1 - factor)).astype(np.int64)
         result[ours] = np.maximum(weight[ours] - less, 0)
     return result
@@ -298,23 +297,23 @@ def _without_waits(trace: Attributed, program: Program, change: Change) -> Graph
     if not len(rows):
         return None
     own = OwnCode.of(trace.own, trace.installed)
-    found = waits["kind"].cast(pl.String).to_numpy() == change.text
+    named = waits["kind"].cast(pl.String).to_numpy() == change.text
     if change.text == "all":
-        found = np.ones(len(rows), np.bool_)
-    elif not found.any():
+        named = np.ones(len(rows), np.bool_)
+    elif not named.any():
         names = [trace.host["name"].gather(waits["host"].cast(pl.UInt32))]
         names += places_of_rows(trace, rows, own, ["ops", "label", "source"]).values()
-        found = np.logical_or.reduce([_matching(column, change.pattern) for column in names])
+        named = np.logical_or.reduce([_matching(column, change.pattern) for column in names])
     graph = program.graph
     wait = program.wait_of
-    chosen = (wait != NO_ROW) & found[np.maximum(wait, 0)]
+    chosen = (wait != NO_ROW) & named[np.maximum(wait, 0)]
     if change.pattern == _ITEM and not (trace.host["category"] == "op").any():
         chosen = _waits_for_numbers(trace, program)
     if not chosen.any():
         return None
     into = chosen[graph.target]
     edge_weight = graph.edge_weight.copy()
-    edge_weight[into] = np.where(program.edge_kind[into] == EDGES.index("wait"), _GONE, 0)
+    edge_weight[into] = np.where(program.edge_kind[into] == EDGES.index("wait"), _REMOVED, 0)
     return replace(graph, edge_weight=edge_weight, delay=np.where(chosen, 0, graph.delay), shared=graph.order)
 
 
@@ -342,5 +341,5 @@ def _on_time(trace: Attributed, program: Program, rank: int) -> Graph | None:
     if not len(late):
         return None
     edge_weight = graph.edge_weight.copy()
-    edge_weight[late] = _GONE
+    edge_weight[late] = _REMOVED
     return replace(graph, edge_weight=edge_weight, shared=graph.order)

@@ -3,28 +3,28 @@
 The path is followed back from the node that ended last: from each node to the node that determined its time. Its
 tiles follow each other without gaps or overlaps, so they add up exactly to the time from the start of the first step
 to the end. Work that takes a large part of the path would not necessarily gain as much if it were removed:
-`thence.analysis.whatif.prediction` predicts gains.
+`thence.analysis.whatif.answer` predicts gains.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.host_threads import Leaves
-from thence.analysis.idle.host_time import HostTime
-from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
+from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
+from thence.analysis.idle.host_threads import HostThreads, InnermostRows
 from thence.analysis.whatif.edges import EDGES
-from thence.model.intervals import NEVER, NO_ROW
+from thence.model.intervals import NEVER, NO_ROW, Intervals
 from thence.model.row_groups import rows_by_number
 
 if TYPE_CHECKING:
-    from thence.analysis.idle.host_threads import Pieces
+    from collections.abc import Sequence
+
     from thence.analysis.whatif.graph import Program
-    from thence.model.arrays import Int64
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
 
@@ -32,7 +32,7 @@ KINDS = ("gpu", "host", "launch", "gap", "event", "return", "handover")
 """Kinds of tiles. gpu: an activity runs. host: a thread works. launch: from the launch call to the activity. gap:
 between activities of a stream. event: from an event record to the work that waited for it. return: from the end of
 the device's work to the end of the call that waited for it. handover: from one thread to another."""
-_HOST = KINDS.index("host")
+_HOST, _GPU = KINDS.index("host"), KINDS.index("gpu")
 TILE = {
     "start": pl.Int64(), "duration": pl.Int64(), "kind": pl.Enum(KINDS), "rank": pl.Int32(), "gpu": pl.Int32(),
     "host": pl.Int32(), "cause": pl.Enum(CAUSES), "step": pl.Int32(),
@@ -45,7 +45,7 @@ def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
 
     Args:
         trace: the trace from which the program was made.
-        program: the program; its replay is exact.
+        program: the program; its simulation is exact.
 
     Returns:
         start (ns on the clock of the graph, see `Program.origin_ns`) and duration (ns); kind; rank; gpu (the activity's
@@ -61,32 +61,53 @@ def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
     runs = program.is_activity[path[:-1]]
     ran = np.where(runs, np.clip(start + duration[np.where(runs, row, 0)], start, end), start)
     rest = np.array([KINDS.index(_AFTER_ACTIVITY.get(name, name)) for name in EDGES])[kind]
-    gpu = np.full(len(start), KINDS.index("gpu"))
-    columns = [(start, ran, gpu, np.where(runs, row, NO_ROW)), (ran, end, rest, np.full(len(start), NO_ROW))]
     root = graph.time[path[:1]]
     since = np.minimum(graph.time[program.steps[:1]] if len(program.steps) else graph.time[:1], root)
-    columns.append((since, root, np.array([_HOST]), np.array([NO_ROW])))
+    parts = [
+        _Tiles.of(start, ran, _GPU, gpu=np.where(runs, row, NO_ROW)),
+        _Tiles.of(ran, end, rest),
+        _Tiles.of(since, root, _HOST),
+    ]
     if program.is_activity[path[-1]]:
-        last = np.array([graph.time[path[-1]]])
-        of = program.row[path[-1:]]
-        columns.append((last, last + duration[of], np.array([KINDS.index("gpu")]), of))
-    begins, ends, kinds, rows = (np.concatenate(column) for column in zip(*columns, strict=True))
-    order = np.lexsort((ends, begins))
-    order = order[ends[order] > begins[order]]
-    begins, ends, kinds, rows = (column[order] for column in (begins, ends, kinds, rows))
-    tiles = _Tiles(begins, ends, kinds, rows, _threads(program, path, begins))
-    return _described(trace, program, tiles)
+        last, row = graph.time[path[-1:]], program.row[path[-1:]]
+        parts.append(_Tiles.of(last, last + duration[row], _GPU, gpu=row))
+    tiles = _Tiles.together(parts)
+    return _described(trace, program, tiles, _threads(program, path, tiles.start))
 
 
 @dataclass(frozen=True)
-class _Tiles:
-    """Tiles in order of time: starts and ends, kind (index in `KINDS`), row in gpu, and thread of tiles of a host."""
+class _Tiles(Intervals):
+    """Tiles (ns on the clock of the graph) that are not empty, in order of time.
 
-    start: Int64
-    end: Int64
+    Attributes:
+        kind: index in `KINDS`.
+        gpu, host: rows of these tables, or `NO_ROW`.
+        cause: index in `CAUSES`, or `NO_ROW`.
+        step: number of the step on the first rank, or `NO_ROW`.
+    """
+
     kind: Int64
     gpu: Int64
-    thread: Int64
+    host: Int64
+    cause: Int64
+    step: Int64
+
+    @classmethod
+    def of(cls, start: Int64, end: Int64, kind: Int64 | int, **columns: Int64) -> _Tiles:
+        """Tiles of one kind or of a kind each; columns that are not given are `NO_ROW`. They may be empty."""
+        every = {name: np.full(len(start), NO_ROW) for name in ("gpu", "host", "cause", "step")} | columns
+        return cls(start, end, np.broadcast_to(np.asarray(kind), len(start)), **every)
+
+    @classmethod
+    def together(cls, parts: Sequence[_Tiles]) -> _Tiles:
+        """The tiles of all parts in order, without empty ones."""
+        every = cls(*(np.concatenate([getattr(part, x.name) for part in parts]) for x in fields(cls)))
+        order = np.lexsort((every.end, every.start))
+        return every.chosen(order[every.duration[order] > 0])
+
+    def chosen(self, which: Int64 | Mask) -> _Tiles:
+        """Some of the tiles."""
+        return _Tiles(*(getattr(self, x.name)[which] for x in fields(self)))
 
 
 def _path(program: Program) -> tuple[Int64, Int64]:
@@ -126,83 +147,77 @@ def _threads(program: Program, path: Int64, times: Int64) -> Int64:
     on_host = path[program.thread[path] != NO_ROW]
     if not len(on_host):
         return np.full(len(times), NO_ROW)
-    at = np.minimum(np.searchsorted(program.graph.time[on_host], times, side="right"), len(on_host) - 1)
-    result: Int64 = program.thread[on_host][at]
+    following = np.minimum(np.searchsorted(program.graph.time[on_host], times, side="right"), len(on_host) - 1)
+    result: Int64 = program.thread[on_host][following]
     return result
 
 
-def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFrame:
-    """The tiles in the columns of `TILE`, cut at the starts of steps; tiles of hosts also where the row changes."""
+def _described(trace: Attributed, program: Program, tiles: _Tiles, thread: Int64) -> pl.DataFrame:
+    """The tiles in the columns of `TILE`, cut at the starts of steps; tiles of hosts also where the row changes.
+
+    Args:
+        trace: the trace from which the program was made.
+        program: the program of the path.
+        tiles: of the whole path.
+        thread: thread of the path at the start of each tile, or `NO_ROW`.
+    """
     borders = program.graph.time[program.steps]
     since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
-    cut = Leaves(np.append(NEVER, borders), np.arange(-1, len(borders))).within(tiles.start, tiles.end)
-    kind, step = tiles.kind[cut.of], cut.row.astype(np.int64)
-    is_host = kind == _HOST
-    nothing = np.full(len(kind), NO_ROW)
-    columns = (cut.start, cut.end, kind, tiles.gpu[cut.of], nothing, nothing, step)
-    parts = [tuple(column[~is_host] for column in columns)]
+    cut = InnermostRows(np.append(NEVER, borders), np.arange(-1, len(borders))).within(tiles)
+    uncut = tiles.chosen(cut.interval)
+    parts = replace(uncut, start=cut.start, end=cut.end, step=cut.row.astype(np.int64))
+    is_host = parts.kind == _HOST
+    every = [parts.chosen(~is_host)]
     if is_host.any():
-        host = cut.chosen(is_host)
-        parts.append(_of_hosts(trace, program, host, tiles.thread[host.of]))
-    begin, end, *others = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.lexsort((end, begin))
-    order = order[(end > begin)[order] & (begin >= since)[order]]
-    return _framed(trace, tuple(column[order] for column in (begin, end, *others)))
+        every.append(_host_tiles(trace, program, parts.chosen(is_host), thread[cut.interval[is_host]]))
+    tiles = _Tiles.together(every)
+    return _frame(trace, tiles.chosen(tiles.start >= since))
 
 
-def _of_hosts(trace: Attributed, program: Program, tiles: Pieces, thread: Int64) -> tuple[Int64, ...]:
+def _host_tiles(trace: Attributed, program: Program, tiles: _Tiles, thread: Int64) -> _Tiles:
     """Tiles of hosts, cut by the row that the host was in, with causes as in `thence.analysis.idle.causes`.
 
     Args:
         trace: the trace from which the program was made.
         program: the program of the path.
-        tiles: starts and ends on the clock of the graph; row is the step of each.
+        tiles: of hosts.
         thread: thread of each tile, or `NO_ROW`.
-
-    Returns:
-        The columns that `_framed` takes.
     """
-    hosts = HostTime.of(trace, program.thread_of_row)
+    hosts = HostThreads.of(trace, program.thread_of_row)
     causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(np.int64)
     shift = program.host.start - trace.host["start"].to_numpy()
     parts = []
     for number, ours in rows_by_number(thread):
+        part = tiles.chosen(ours)
         if number == NO_ROW:
-            of, start, end = ours, tiles.start[ours], tiles.end[ours]
-            row, cause = np.full(len(ours), NO_ROW), np.full(len(ours), NUMBER["unknown"])
-        else:
-            moved, rank = int(shift[hosts.first[number]]), int(hosts.rank[number])
-            asked = tiles.start[ours] - moved, tiles.end[ours] - moved
-            found = hosts.elsewhere(rank, hosts.leaves[number].within(*asked))
-            of, start, end = ours[found.of], found.start + moved, found.end + moved
-            row = found.row.astype(np.int64)
-            cause = np.where(hosts.runs_program(rank, found), NUMBER["host"], causes[row])
-        no_activity, kind = np.full(len(of), NO_ROW), np.full(len(of), _HOST)
-        parts.append((start, end, kind, no_activity, row, cause, tiles.row[of].astype(np.int64)))
-    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+            parts.append(replace(part, cause=np.full(len(ours), NUMBER["unknown"])))
+            continue
+        moved, rank = int(shift[hosts.first[number]]), int(hosts.rank[number])
+        pieces = hosts.informed(rank, hosts.innermost[number].within(part.shifted(-moved)))
+        row = pieces.row.astype(np.int64)
+        cause = np.where(hosts.runs_program(rank, pieces), NUMBER["host"], causes[row])
+        times = pieces.shifted(moved)
+        parts.append(_Tiles.of(times.start, times.end, _HOST, host=row, cause=cause, step=part.step[pieces.interval]))
+    return _Tiles.together(parts)
 
 
-def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
-    """A frame with the columns of `TILE` from starts, ends, kinds, rows of gpu and host, causes and steps."""
-    begin, end, kind, gpu, host, cause, step = columns
-    not_gpu = kind != KINDS.index("gpu")
-    of_gpu = pl.Series(np.where(not_gpu, NO_ROW, gpu)).replace(NO_ROW, None)
-    of_host = pl.Series(host).replace(NO_ROW, None)
+def _frame(trace: Attributed, tiles: _Tiles) -> pl.DataFrame:
+    """A frame with the columns of `TILE`."""
+    gpu = pl.Series(tiles.gpu).replace(NO_ROW, None)
+    host = pl.Series(tiles.host).replace(NO_ROW, None)
     ranks = pl.select(
-        pl.coalesce(
-            trace.gpu["rank"].gather(of_gpu.cast(pl.UInt32)), trace.host["rank"].gather(of_host.cast(pl.UInt32))
-        )
+        pl.coalesce(trace.gpu["rank"].gather(gpu.cast(pl.UInt32)), trace.host["rank"].gather(host.cast(pl.UInt32)))
     ).to_series()
     return pl.DataFrame(
         {
-            "start": begin,
-            "duration": end - begin,
-            "kind": pl.Series(KINDS, dtype=TILE["kind"]).gather(kind),
+            "start": tiles.start,
+            "duration": tiles.duration,
+            "kind": pl.Series(KINDS, dtype=TILE["kind"]).gather(tiles.kind),
             "rank": ranks,
-            "gpu": of_gpu,
-            "host": of_host,
-            "cause": pl.Series(CAUSES, dtype=TILE["cause"]).gather(pl.Series(cause).replace(NO_ROW, None)),
-            "step": pl.Series(step).replace(NO_ROW, None),
+            "gpu": gpu,
+            "host": host,
+            "cause": pl.Series(CAUSES, dtype=TILE["cause"]).gather(pl.Series(tiles.cause).replace(NO_ROW, None)),
+            "step": pl.Series(tiles.step).replace(NO_ROW, None),
         }
     ).cast(TILE)  # type: ignore[arg-type]
 

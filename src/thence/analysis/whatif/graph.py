@@ -15,8 +15,8 @@ activities, ends of collectives of several ranks, and the times at which one thr
               graph's next launch
     ranks     from the start of a collective on all other ranks to its end on each rank
 
-A node may be later than all edges explain. The difference is stored as its delay, so that the replay of the recorded
-program is exact. If these delays are large, predictions are meaningless (`thence.analysis.whatif.health`).
+A node may be later than all edges explain. The difference is stored as its delay, so that the simulation of the
+recorded program is exact. If these delays are large, predictions are meaningless (`thence.analysis.whatif.prediction`).
 """
 
 from __future__ import annotations
@@ -30,24 +30,22 @@ import polars as pl
 from thence.analysis.graph_nodes import graph_nodes
 from thence.analysis.idle.host_threads import thread_numbers
 from thence.analysis.no_device_work import no_device_work
-from thence.analysis.steps.windows import steps as steps_of
+from thence.analysis.steps import windows
 from thence.analysis.whatif.edges import (
     CALL,
-    START,
     STEP,
-    ActivityNodes,
-    Edges,
-    Nodes,
-    blocked_calls,
-    collective_ends,
-    edges_through_events,
-    graph_edges,
+    GraphBuilder,
+    RecordedWork,
+    add_blocked_calls,
+    add_collective_ends,
+    add_events,
+    add_graphs,
+    add_handovers,
+    add_launches,
+    add_waits,
     latencies,
-    launch_edges,
-    wait_edges,
 )
-from thence.analysis.whatif.handovers import handovers
-from thence.analysis.whatif.replay import Graph
+from thence.analysis.whatif.simulation import Graph
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW, Intervals
 from thence.model.tables import API_CALLS
@@ -70,7 +68,7 @@ class Program:
     """The graph of a program, and the rows of the trace that its nodes and edges stand for.
 
     Attributes:
-        graph: the exact graph: its replay gives the recorded times, in ns after origin_ns.
+        graph: the exact graph: its simulation gives the recorded times, in ns after origin_ns.
         origin_ns: time 0 of the graph, on the trace's clock.
         node_of_activity: for each row of gpu, the node of its start.
         end_of_activity: for each row of gpu, the node of its end if it is a collective of several ranks, else `NO_ROW`.
@@ -86,7 +84,7 @@ class Program:
         wait_of: for each node, the row in trace.waits whose end it is, or `NO_ROW`.
         steps: nodes of the starts of steps of the first rank, in order. Where a step begins without a node, it is the
             next node of the rank.
-        typical: those from the first typical step to the last one (`thence.analysis.steps.counted`), with the outliers
+        typical: those from the first typical step to the last one (`thence.analysis.steps.windows`), with the outliers
             in between.
         before: mask of the nodes of the first rank's devices that were launched before the first of these steps: on a
             device, the step begins when they have ended.
@@ -140,47 +138,25 @@ def program_graph(
     """
     if trace.gpu.is_empty():
         raise no_device_work(trace)
-    gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
-    origin = min([int(x.min()) for x in (gpu.start, host.start) if len(x)], default=0)
-    gpu, host = gpu.shifted(-origin), host.shifted(-origin)
+    gpu, host = _on_one_clock(trace.gpu, alignment), _on_one_clock(trace.host, alignment)
+    origin = min([int(times.start.min()) for times in (gpu, host) if len(times.start)], default=0)
+    work = _recorded_work(trace, gpu.shifted(-origin), host.shifted(-origin))
     steps = _steps(trace, alignment, origin)
-    found = _found(trace, gpu, host, instances, labels, steps)
-    typical = steps.filter("typical")
-    until = dict(typical.group_by("rank").agg(pl.col("end").max()).rows())
-    program = replace(_program(trace, found), origin_ns=origin, until=until)
-    of_first = steps.filter(rank=min(trace.ranks, default=0))["typical"].to_numpy()
-    program = replace(program, typical=program.steps[of_first[: len(program.steps)]])
+    first_steps = steps.filter(rank=min(trace.ranks, default=0))
+    program = _graph(work, instances, labels, first_steps["start"].to_numpy())
+    until = dict(steps.filter("typical").group_by("rank").agg(pl.col("end").max()).rows())
+    typical = program.steps[first_steps["typical"].to_numpy()[: len(program.steps)]]
+    program = replace(program, origin_ns=origin, until=until, typical=typical)
     program = replace(program, before=_before(trace, program))
-    graph = replace(program.graph, weight=stream_weights(program, gpu.duration, found.moves))
+    graph = replace(program.graph, weight=stream_weights(program, work.gpu.duration, program.moves))
     return replace(program, graph=graph.exact())
-
-
-@dataclass(frozen=True)
-class _Collected:
-    """Nodes, in the order in which they were added, and edges, with the data for `Program`."""
-
-    nodes: Nodes
-    edges: Edges
-    gpu: Intervals
-    host: Intervals
-    thread: Int64
-    threads: int
-    start: Int64
-    ends: Int64
-    moves: Int64
-    gap: Int64
-    overlapping: Mask
-    waits: Int64
-    steps: Int64
-    handed: Int64
-    inside: GraphNodes
 
 
 def _steps(trace: Attributed, alignment: Alignment | None, origin: int) -> pl.DataFrame:
     """The steps on the host in order: rank, start and end (ns after origin); typical, as in `Program.typical`."""
     schema = {"rank": pl.Int32(), "start": pl.Int64(), "end": pl.Int64(), "typical": pl.Boolean()}
     try:
-        rows = steps_of(trace).typical["row"].unique()
+        rows = windows.steps(trace).typical["row"].unique()
     except MissingData:
         return pl.DataFrame(schema=schema)
     # Executions on several devices of a process are one step.
@@ -191,7 +167,7 @@ def _steps(trace: Attributed, alignment: Alignment | None, origin: int) -> pl.Da
         .group_by("rank", "number", maintain_order=True)
         .agg(pl.col("start", "duration").first(), pl.col("chosen").any())
     )
-    steps = _arrays(every, alignment)
+    steps = _on_one_clock(every, alignment)
     first, last = (
         pl.col("start").filter("chosen").min().over("rank"),
         pl.col("start").filter("chosen").max().over("rank"),
@@ -204,98 +180,116 @@ def _steps(trace: Attributed, alignment: Alignment | None, origin: int) -> pl.Da
     )
 
 
-def _found(
-    trace: Attributed,
-    gpu: Intervals,
-    host: Intervals,
-    instances: Instances | None,
-    labels: Sequence[GraphLabels],
-    ranges: pl.DataFrame,
-) -> _Collected:
-    """Nodes and edges of all kinds."""
-    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    is_call = trace.host["category"].is_in(API_CALLS).to_numpy()
-    known = (launch != NO_ROW) & is_call[launch] if len(is_call) else np.zeros(len(launch), np.bool_)
-    launch = np.where(known, launch, NO_ROW)
-    thread = thread_numbers(trace.host)
-    threads = int(thread[-1]) + 1 if len(thread) else 0
-    stream, before, after = _streams(trace, gpu)
-    nodes, edges = Nodes(), Edges()
-    start = nodes.add(gpu.start, START, threads + stream, np.arange(len(stream)))
+def _graph(
+    work: RecordedWork, instances: Instances | None, labels: Sequence[GraphLabels], first_starts: Int64
+) -> Program:
+    """The graph of the recorded work, without what depends on the typical steps.
+
+    Args:
+        work: what was recorded, in ns after the origin.
+        instances: which kernels of several ranks are one collective.
+        labels: of captured CUDA graphs.
+        first_starts: starts of the steps of the first rank, in order.
+    """
+    trace, host, launch = work.trace, work.host, work.launch
+    builder = GraphBuilder(work)
     calls = np.unique(launch[launch != NO_ROW])
     call_node = np.full(trace.host.height, NO_ROW)
-    call_node[calls] = nodes.add(host.start[calls], CALL, thread[calls], calls)
-    ends, moves = collective_ends(gpu, nodes, edges, start, threads + stream, instances)
-    points = ActivityNodes(start, ends)
+    call_node[calls] = builder.add_nodes(host.start[calls], CALL, work.thread[calls], calls)
+    moves = add_collective_ends(builder, instances)
     inside = graph_nodes(trace, launch, labels)
-    latency, gap, overlapping = latencies(gpu, host, launch, before, after)
+    before, after = _following(work)
+    latency, gap, overlapping = latencies(work, before, after)
     # Nodes of one graph launch whose edges are known wait along these edges, not along the stream.
     free = inside.known[before] & inside.known[after] & (launch[before] == launch[after])
     overlapping[before[free]] = True
-    returned, queued = blocked_calls(trace, launch, gpu, host, nodes, edges, thread, call_node, points, stream)
-    launch_edges(gpu, host, launch, latency, edges, start, call_node, returned, queued)
-    graph_edges(trace, inside, launch, gpu, edges, points)
-    edges_through_events(trace, launch, gpu, edges, points)
-    waits = wait_edges(trace, launch, gpu, host, nodes, edges, thread, points)
+    returned, queued = add_blocked_calls(builder, call_node)
+    add_launches(builder, latency, call_node, returned, queued)
+    add_graphs(builder, inside)
+    add_events(builder)
+    waits = add_waits(builder)
     rows = np.flatnonzero((trace.host["category"] == "step").to_numpy())
-    marked = nodes.add(host.start[rows], STEP, thread[rows], rows)
-    begins = np.concatenate([marked, call_node[calls]]), np.concatenate([rows, calls])
-    first = min(trace.ranks, default=0)
-    steps = _starts(trace, host.start, begins, first, ranges.filter(rank=first)["start"].to_numpy())
-    handed = handovers(trace, host, thread, nodes, edges), returned[returned != NO_ROW]
-    return _Collected(
-        nodes=nodes, edges=edges, gpu=gpu, host=host, thread=thread, threads=threads, start=start, ends=ends,
-        moves=moves, gap=gap, overlapping=overlapping, waits=waits, steps=steps, handed=np.concatenate(handed),
-        inside=inside,
-    )  # fmt: skip
+    step_nodes = builder.add_nodes(host.start[rows], STEP, work.thread[rows], rows)
+    steps = _first_nodes(
+        work, np.concatenate([step_nodes, call_node[calls]]), np.concatenate([rows, calls]), first_starts
+    )
+    handed = np.concatenate([add_handovers(builder), returned[returned != NO_ROW]])
+    return _program(builder, waits, handed, steps, inside, gap, overlapping, moves)
 
 
-def _starts(trace: Attributed, time: Int64, nodes: tuple[Int64, Int64], rank: int, starts: Int64) -> Int64:
-    """For each start of a step of a rank, the first node of the rank's host that does not begin before it.
+def _first_nodes(work: RecordedWork, node: Int64, row: Int64, starts: Int64) -> Int64:
+    """For each start of a step of the first rank, the first node of the rank's host that does not begin before it.
 
     Args:
-        trace: attributed.
-        time: of each row of host, ns.
-        nodes: nodes and their rows of host.
-        rank: the rank.
+        work: what was recorded.
+        node: nodes of the host.
+        row: the row of host of each.
         starts: ns; a start after the last node has none.
     """
-    node, row = nodes
-    ours = trace.host["rank"].to_numpy()[row] == rank
-    node, times = node[ours], time[row[ours]]
+    ours = work.trace.host["rank"].to_numpy()[row] == min(work.trace.ranks, default=0)
+    node, times = node[ours], work.host.start[row[ours]]
     order = np.argsort(times, kind="stable")
-    at = np.searchsorted(times[order], starts)
-    result: Int64 = node[order][at[at < len(order)]]
+    following = np.searchsorted(times[order], starts)
+    result: Int64 = node[order][following[following < len(order)]]
     return result
 
 
-def _program(trace: Attributed, found: _Collected) -> Program:
-    """The program with its nodes in order of time, and the edges that lead forward in it."""
-    time, tie, chain, row = (np.concatenate(column) for column in zip(*found.nodes.columns, strict=True))
+def _program(
+    builder: GraphBuilder,
+    waits: Int64,
+    handed: Int64,
+    steps: Int64,
+    inside: GraphNodes,
+    gap: Int64,
+    overlapping: Mask,
+    moves: Int64,
+) -> Program:
+    """The program with its nodes in order of time, and the edges that lead forward in it.
+
+    Args:
+        builder: all nodes and edges.
+        waits: for each row of trace.waits, the node of the call's end, or `NO_ROW`.
+        handed: nodes at which threads begin work that was handed to them, and returns of launches that blocked.
+        steps: nodes of the starts of steps of the first rank.
+        inside: as `Program.inside`.
+        gap: as `Program.gap`.
+        overlapping: as `Program.overlapping`.
+        moves: as `Program.moves`.
+    """
+    work, end = builder.work, builder.end
+    time, tie, chain, row = (np.concatenate(column) for column in zip(*builder.nodes, strict=True))
     order = np.lexsort((np.arange(len(time)), tie, time))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     time, chain = time[order], chain[order]
-    waiting = np.flatnonzero(found.waits != NO_ROW)
+    waiting = np.flatnonzero(waits != NO_ROW)
     wait_of = np.full(len(order), NO_ROW)
-    wait_of[place[found.waits[waiting]]] = waiting
+    wait_of[place[waits[waiting]]] = waiting
     # Before all other nodes of threads, the thread worked for the recorded time.
     given = wait_of != NO_ROW
-    given[place[found.handed]] = True
+    given[place[handed]] = True
     previous = _previous(chain)
-    worked = (chain < found.threads) & ~given & (previous != NO_ROW)
+    worked = (chain < work.threads) & ~given & (previous != NO_ROW)
     weight = np.where(worked, time - time[previous], 0)
-    source, target, lag, kind, activity = (np.concatenate(column) for column in zip(*found.edges.columns, strict=True))
+    source, target, lag, kind, activity = (np.concatenate(column) for column in zip(*builder.edges, strict=True))
     source, target = place[source], place[target]
+    # Recorded times may contradict an edge by the resolution of clocks; the simulation needs edges that lead forward.
     forward = source < target
-    none = np.zeros(len(order), np.int64)
+    no_delay = np.zeros(len(order), np.int64)
     return Program(
-        Graph(time, previous, chain, weight, none, source[forward], target[forward], lag[forward]),
-        0, place[found.start], np.where(found.ends == NO_ROW, NO_ROW, place[found.ends]), found.gap,
-        found.overlapping, row[order], order < len(found.start), kind[forward].astype(np.uint8),
-        activity[forward], found.moves, np.where(chain < found.threads, chain, NO_ROW), wait_of,
-        np.unique(place[found.steps]), _inferred(trace), found.gpu, found.host, found.thread,
-        found.inside,
+        graph=Graph(time, previous, chain, weight, no_delay, source[forward], target[forward], lag[forward]),
+        origin_ns=0,
+        node_of_activity=place[builder.start],
+        end_of_activity=np.where(end == NO_ROW, NO_ROW, place[end]),
+        gap=gap, overlapping=overlapping, moves=moves, inside=inside, inferred=_inferred(work.trace),
+        row=row[order],
+        is_activity=order < len(builder.start),
+        edge_kind=kind[forward].astype(np.uint8),
+        edge_activity=activity[forward],
+        thread=np.where(chain < work.threads, chain, NO_ROW),
+        wait_of=wait_of,
+        steps=np.unique(place[steps]),
+        gpu=work.gpu, host=work.host, thread_of_row=work.thread,
     )  # fmt: skip
 
 
@@ -366,7 +360,7 @@ def _inferred(trace: Attributed) -> float:
     return unsure / waits.height if waits.height else 0.0
 
 
-def _arrays(frame: pl.DataFrame, alignment: Alignment | None) -> Intervals:
+def _on_one_clock(frame: pl.DataFrame, alignment: Alignment | None) -> Intervals:
     """Starts and ends on one clock."""
     if alignment is not None:
         frame = frame.with_columns(start=pl.col("start") - alignment.shift())
@@ -374,10 +368,18 @@ def _arrays(frame: pl.DataFrame, alignment: Alignment | None) -> Intervals:
     return Intervals(start, start + frame["duration"].to_numpy())
 
 
-def _streams(trace: Attributed, gpu: Intervals) -> tuple[Int64, Int64, Int64]:
-    """The number of each activity's stream; activities that another follows on it, and those that follow them."""
-    keys = trace.gpu.select("rank", "device", "stream")
-    number = keys.select(pl.struct(pl.all()).rank("dense")).to_series().cast(pl.Int64).to_numpy() - 1
-    order = np.lexsort((np.arange(len(number)), gpu.start, number))
-    same = number[order][1:] == number[order][:-1]
-    return number, order[:-1][same], order[1:][same]
+def _recorded_work(trace: Attributed, gpu: Intervals, host: Intervals) -> RecordedWork:
+    """The rows of a trace with their launches by API calls, threads and streams."""
+    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    is_call = trace.host["category"].is_in(API_CALLS).to_numpy()
+    known = (launch != NO_ROW) & is_call[launch] if len(is_call) else np.zeros(len(launch), np.bool_)
+    streams = trace.gpu.select(pl.struct("rank", "device", "stream").rank("dense")).to_series()
+    stream = streams.cast(pl.Int64).to_numpy() - 1
+    return RecordedWork(trace, gpu, host, np.where(known, launch, NO_ROW), thread_numbers(trace.host), stream)
+
+
+def _following(work: RecordedWork) -> tuple[Int64, Int64]:
+    """Activities that another follows on their stream, and those that follow them."""
+    order = np.lexsort((np.arange(len(work.stream)), work.gpu.start, work.stream))
+    same = work.stream[order][1:] == work.stream[order][:-1]
+    return order[:-1][same], order[1:][same]

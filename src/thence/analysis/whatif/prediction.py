@@ -1,234 +1,559 @@
-"""Predicts the gain of a change by replaying the recorded program with it.
+"""Predicts the time of a program's steps with a change: by how much it is wrong at most, and when nothing is predicted.
 
-A prediction holds for the profiled program: profiling makes the host slower, and therefore all work that waits for it.
-Where a recording tells how long a step is without being recorded, it holds for that program
-(`thence.analysis.whatif.host_pace`).
-Nothing is predicted if the graph does not explain enough of the time (`thence.analysis.whatif.health`, which also
-describes the width of intervals). Changes of work inside CUDA graphs whose edges are unknown are refused.
+The interval of a prediction combines three independent errors, as the root of the sum of their squares:
+
+- `MIN_NOISE_SHARE` of the step, or the standard deviation of the steps if that is larger.
+- The time by which the step is longer if the host is slower by `HOST_NOISE_SHARE`, in the program as recorded or as
+  changed, whichever is more. Another run of the same program repeats the work of its device, but its host is faster or
+  slower by some percent, and one trace does not tell by how much.
+- The difference of the gain if the host is faster, or slower, in both runs than in the trace: by `PACE_NOISE_SHARE`, or
+  by the variation of its pace within the trace if that is larger. The time of a step that the device bounds does not
+  depend on the speed of its host, until the work of the device is removed.
+
+The first two constants are from 40 runs of changed programs on H200s, none of which is among the programs of
+benchmarks/gpu_whatif.py: of 13 whose step was bounded by the host, the predictions of 12 were within 9 % of it. The
+third is from 92 traces of three programs, 19 to 30 of each in one process: the pace of the host for the same calls had
+a standard deviation of 18 to 22 % from trace to trace, and of 4 to 15 % within a trace.
+
+**The pace of the host.** A piece is the work of a thread from one launching call to its next one, without another node
+of the graph in between, such as a wait or the start of a step. Pieces are of one kind if their first calls launch the
+same kernel, and their last calls as well. A program that repeats its steps repeats its pieces, so the duration of a
+piece, divided by the median of its kind, is a measure of the host's speed at that time:
+
+    pace of a step of a rank = median over its pieces of (duration / median duration of their kind)
+
+Pauses and other work that only few pieces contain do not change the medians.
+
+**The program without its recorder.** Recording makes the host slower. If the recording tells how long a step is without
+it, one factor is searched: the host's work between two nodes, of which at most `MAX_SCALED_NS` counts, is multiplied by
+it, so that the simulation of the unchanged program takes that time. A longer piece contains a pause, a computation or a
+read, which recording does not make longer in proportion.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from thence.analysis.consistency import must
-from thence.analysis.idle.rules import CAUSES, host_causes
-from thence.analysis.whatif.answers import Base, largest_gains, predicted
-from thence.analysis.whatif.changes import Change
-from thence.analysis.whatif.health import health, missing_calls
-from thence.analysis.whatif.host_pace import PlainPace, without_pauses
+from thence.analysis.extent import paused
+from thence.analysis.steps.plain_step import plain_step
+from thence.analysis.steps.windows import steps
+from thence.analysis.whatif.changes import ChangeFacts, activities_of, changed
+from thence.analysis.whatif.graph import launched_at, longer_host_work
+from thence.analysis.whatif.simulation import MAX_TOGETHER, simulated, simulated_together
 from thence.errors import MissingData
-from thence.model.answer import Answer, TableView
-from thence.model.collective_kinds import kind_of
-from thence.model.kernel_names import clip, short_names
-from thence.model.thresholds import MAX_UNEXPLAINED_SHARE
-from thence.units import format_ns, several
+from thence.model.intervals import NO_ROW, covered_lengths
+from thence.model.thresholds import (
+    HOST_NOISE_SHARE,
+    LATE_START_NS,
+    MAX_SCALED_NS,
+    MAX_WITHOUT_EDGES_SHARE,
+    MIN_HOST_FACTOR,
+    MIN_NOISE_SHARE,
+    MIN_SAMPLES,
+    PACE_NOISE_SHARE,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from thence.analysis.whatif.changes import Change
     from thence.analysis.whatif.graph import Program
-    from thence.analysis.whatif.health import Health
+    from thence.analysis.whatif.simulation import Graph
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-PROGRAMS = (
-    "the profiled program",
-    "the recorded program (with what recording cost it: no plain step is known)",
-    "the program without its recorder",
-)
-"""Of which program predictions are: of traces of profilers, and of recordings without and with a plain step."""
-_PLACES = 6
-_PATH_SHOWN = 8
-"""Parts of the critical path that a terminal shows."""
-_NAME = 60
-"""Characters of a name in tables."""
-_FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "lock", "sleep", "python", "host")
-_ROWS = {
-    "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
-    "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
-}  # fmt: skip
+    Row = tuple[Any, ...]
+
+
+_NEEDED_CALLS = {"waits": "the calls that wait for the device", "launches": "the ends of launches"}
+"""Calls without which waiting counts as work of the host: names in the description of a recording, and as texts."""
 
 
 @dataclass(frozen=True)
-class WhatIf(Answer):
-    """Predicted gains of changes.
+class Health:
+    """Whether the graph explains the trace.
 
     Attributes:
-        steps: number of steps from the first typical one to the last; 1 if the trace has none, so that the whole trace
-            counts as one step.
-        step_ns: mean time of a step of the program.
-        program: of which program the predictions are, one of `PROGRAMS`.
-        health: whether the graph explains the trace.
-        rows: change, part (its meaning, see `Change.part`), before_ns and after_ns (mean step), gain_ns, gain_share
-            (of the step; negative if it becomes slower), low_share and high_share (the interval), verdict: gain,
-            loss, noise (the interval contains 0), refused (inside CUDA graphs without edges) or absent (the trace
-            holds nothing that it applies to). If nothing is predicted, the columns from after_ns to high_share are
-            null.
-        suggested: whether thence chose the changes: those with the largest gain.
-        path: what is on the critical path of the recorded program, as
-            `thence.analysis.whatif.critical_path.path_summary` returns it.
+        unexplained: sum of the delays of over 20 us by which activities began later than the graph explains, as a
+            share of the time.
+        inferred: share of the waits for events whose record is inferred or unknown.
+        noise: minimum half width of intervals, as a share of the step.
+        spread: the part of noise that is not due to the host: the spread of the steps.
+        pace: how much faster or slower the host may be than in the trace, as a share of its work.
+        counted: mask of the nodes up to the end of the steps; all nodes if there are no steps.
     """
 
-    steps: int
-    step_ns: int
-    health: Health
-    rows: pl.DataFrame
-    program: str = PROGRAMS[0]
-    suggested: bool = False
-    path: pl.DataFrame = field(default_factory=pl.DataFrame)
-
-    def about(self) -> tuple[str, ...]:
-        """See `Answer`."""
-        return (f"a step takes {format_ns(self.step_ns)}; predicted gains",)
-
-    def views(self) -> tuple[TableView, ...]:
-        """The changes, if any, and the largest parts of the critical path."""
-        changes = {
-            "change": "change", "part": "part", "after_ns": "after", "gain_share": "gain", "within_share": "+-",
-            "verdict": "verdict",
-        }  # fmt: skip
-        path = {"kind": "on the critical path", "name": "name", "total_ns": "time", "share": "share"}
-        rows = self.rows.with_columns(
-            change=_short(self.rows["change"], "free kernel:"),
-            within_share=(pl.col("high_share") - pl.col("low_share")) / 2,
-        )
-        shown = (TableView(rows, changes, bar="gain_share", ranked=("change", "gain_share", "within_share")),)
-        parts = TableView(self.path.with_columns(_short(self.path["name"])), path, rows_shown=_PATH_SHOWN)
-        return (*(shown if rows.height else ()), parts)
-
-    def remarks(self) -> Iterator[str]:
-        """What the predictions are of, and whether the graph explains the trace."""
-        if self.suggested:
-            left_out = "changes that gain no more than their interval are left out"
-            nothing = "no single change gains more than its interval"
-            given = "--free, --scale, --no-wait and --on-time predict a given change"
-            yield f"{left_out if self.rows.height else nothing}; {given}"
-        health = self.health
-        yield (
-            f"of {self.program}: {several(self.steps, 'step')} of {format_ns(self.step_ns)}; intervals are at least "
-            f"+-{100 * health.noise:.1f} % of it"
-        )
-        yield (
-            f"activities that began later than the replay explains: {100 * health.unexplained:.1f} % of the time; "
-            f"waits for events whose record is inferred or unknown: {100 * health.inferred:.0f} %"
-        )
-
-    def known(self) -> dict[str, float]:
-        """See `Answer`."""
-        return {"explained": 1 - self.health.unexplained}
-
-    def to_frame(self) -> pl.DataFrame:
-        """The changes."""
-        return self.rows
-
-    def self_check(self) -> None:
-        """Checks that no step has a negative duration and that gains are differences.
-
-        Raises:
-            Contradiction: a duration is negative, a gain is not the difference of its durations, or bounds are swapped.
-        """
-        rows = self.rows.drop_nulls("after_ns")
-        possible = rows.select(
-            (
-                (pl.col("after_ns") >= 0)
-                & (pl.col("before_ns") - pl.col("after_ns") == pl.col("gain_ns"))
-                & (pl.col("low_share") <= pl.col("high_share"))
-            ).all()
-        ).item()
-        must(self.caveats.inputs, bool(possible), "a predicted step has a negative duration, or gains do not add up")
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        return {
-            "of": self.program,
-            "steps": self.steps,
-            "step_ns": self.step_ns,
-            "health": {
-                "unexplained_share": self.health.unexplained,
-                "inferred_share": self.health.inferred,
-                "noise_share": self.health.noise,
-            },
-            "rows": self.rows.to_dicts(),
-            "critical_path": self.path.to_dicts(),
-        }
+    unexplained: float
+    inferred: float
+    noise: float
+    spread: float
+    pace: float
+    counted: Mask = field(repr=False, compare=False)
 
 
-def _short(names: pl.Series, prefix: str = "") -> pl.Series:
-    """Names of at most `_NAME` characters; kernels, whose names begin with ``prefix``, get their short names."""
-    given = [name or "-" for name in names]
-    short = short_names([name.removeprefix(prefix) for name in given if name.startswith(prefix)])
-    shown = [prefix + short.get(name.removeprefix(prefix), name) if name.startswith(prefix) else name for name in given]
-    return pl.Series(names.name, [clip(name, _NAME) for name in shown], dtype=pl.String)
+def missing_calls(trace: Attributed) -> list[str]:
+    """The calls that a recording by thence does not hold, so that nothing can be predicted; none for other traces."""
+    held = [facts["calls"] or () for facts in trace.meta.facts if "calls" in facts]
+    return [text for kind, text in _NEEDED_CALLS.items() if any(kind not in calls for calls in held)]
 
 
-def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plain: PlainPace | None = None) -> WhatIf:
-    """Predicts the gain of changes, each by itself.
+def health(trace: Attributed, program: Program, time: Int64 | None = None) -> Health:
+    """Checks whether the graph explains the trace, and estimates the error of predictions.
 
     Args:
-        trace: the whole attributed trace.
-        program: from `program_graph`, of this trace.
-        changes: the changes; if empty, those of `suggestions`, of which the ten with the largest gain above the noise
-            are kept.
-        plain: how long a step is without being recorded, if that is known; else it is that of the trace.
-
-    Raises:
-        MissingData: the graph explains too little of the device activity, or the trace is a recording without the calls
-            that wait or the ends of launches.
+        trace: attributed.
+        program: its graph.
+        time: times of all nodes, if they are not the recorded ones.
     """
-    if missing := missing_calls(trace):
-        raise MissingData(
-            f"{trace.meta.named}: the recording does not hold {' and '.join(missing)}, so waiting would count as work "
-            "of the host and no change could be predicted; record the program again with this version of thence, with "
-            "its compiled probe (thence doctor) or with --with launches"
-        )
-    program, time = without_pauses(trace, program)
-    plain = plain or PlainPace.of(trace)
-    found = health(trace, program, time)
-    if found.unexplained > MAX_UNEXPLAINED_SHARE:
-        raise MissingData(
-            f"{trace.meta.named}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of "
-            f"the time, more than {100 * MAX_UNEXPLAINED_SHARE:.0f} %, so a replay would be meaningless; record the "
-            "waits between streams: nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
-            "thence.torch.event_ids(), all ranks of the job"
-        )
-    asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
-    base = Base.of(trace, program, found, time, plain)
-    rows = predicted(base, asked) if changes else largest_gains(base, asked)
-    frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
-    profiled, recorded, unrecorded = PROGRAMS
-    is_recording = any("calls" in facts for facts in trace.meta.facts)
-    kind = unrecorded if plain else recorded if is_recording else profiled
-    return WhatIf(base.count, base.before // base.count, found, frame, kind, suggested=not changes)
+    delay = program.graph.delay[program.is_activity]
+    span = int(program.graph.time.max(initial=0)) * max(trace.gpu.select("rank", "device").n_unique(), 1)
+    late = int(delay[delay > LATE_START_NS].sum())
+    counted = _counted_nodes(trace, program)
+    duration = program.gpu.duration
+    time = program.graph.time if time is None else time
+    took = steps_took(program, time, duration, counted)
+    slower = simulated(at_pace(program, program.graph, HOST_NOISE_SHARE))
+    longer = steps_took(program, slower, duration, counted) - took
+    spread = _spread_of_steps(trace)
+    pace = max(PACE_NOISE_SHARE, pace_spread(host_pieces(trace, program)))
+    noise = math.hypot(spread, longer / max(took, 1))
+    return Health(late / max(span, 1), program.inferred, noise, spread, pace, counted)
 
 
-def suggestions(trace: Attributed) -> list[Change]:
-    """Changes that may be worth predicting: the largest places and kernels, and collectives, causes, waits, ranks."""
-    result = []
-    causes = host_causes(trace.host, trace.meta.formats)
-    present = {CAUSES[number] for number in np.unique(causes)}
-    result += [Change(f"cause:{cause}", "free", "cause", cause) for cause in _FREEABLE if cause in present]
-    kind = next((k for k in ("label", "module", "op") if trace.places[k].null_count() < trace.gpu.height), None)
-    if kind is not None:
-        result += _largest(trace, kind, trace.places[kind])
-    result += _largest(trace, "kernel", trace.gpu["name"])
-    collectives = trace.collectives.select(name=kind_of(pl.col("collective")))["name"].drop_nulls().unique().sort()
-    result += [
-        Change(f"collective:{name}", "free", "collective", f"^{re.escape(name)}$")
-        for name in collectives.cast(pl.String)
-    ]
-    waits = sorted(set(trace.waits["kind"].cast(pl.String)))
-    result += [Change(name, "no-wait", "", f"^{name}$") for name in waits]
-    if len(trace.ranks) > 1:
-        result += [Change(f"rank:{rank}", "on-time", "", str(rank)) for rank in trace.ranks]
+def _spread_of_steps(trace: Attributed) -> float:
+    """The standard deviation of the steps as a share of their mean, but at least `MIN_NOISE_SHARE`."""
+    try:
+        steady = steps(trace).typical["duration"].to_numpy()
+    except MissingData:
+        return MIN_NOISE_SHARE
+    if len(steady) < 2:
+        return MIN_NOISE_SHARE
+    return max(MIN_NOISE_SHARE, float(np.std(steady, ddof=1) / max(float(np.mean(steady)), 1)))
+
+
+def at_pace(program: Program, graph: Graph, share: float) -> Graph:
+    """The graph with the work of the host longer by a share of it.
+
+    Args:
+        program: the recorded program.
+        graph: its graph, or its graph with a change.
+        share: added share of the host's work; if negative, the work becomes shorter.
+    """
+    weight = longer_host_work(program, graph.weight, share)
+    return replace(graph, weight=weight, shared=graph.order)
+
+
+def _counted_nodes(trace: Attributed, program: Program) -> Mask:
+    """`Health.counted`.
+
+    Nodes of a host count until the last typical step of their rank ended, and nodes of a device if they were launched
+    before that: work after the last step belongs to no step.
+    """
+    time = program.graph.time
+    result = np.ones(len(time), np.bool_)
+    if not len(program.typical):
+        return result
+    launched = launched_at(trace, program)
+    ranks = ranks_of_nodes(trace, program)
+    for rank, until in program.until.items():
+        result[(ranks == rank) & (launched >= until)] = False
     return result
 
 
-def _largest(trace: Attributed, by: str, names: pl.Series) -> list[Change]:
-    rows = pl.DataFrame({"name": names.cast(pl.String), "ns": trace.gpu["duration"]}).drop_nulls()
-    largest = rows.group_by("name").agg(pl.col("ns").sum()).sort("ns", "name", descending=[True, False])
-    return [Change(f"{by}:{name}", "free", by, f"^{re.escape(name)}$") for name in largest["name"].head(_PLACES)]
+def ranks_of_nodes(trace: Attributed, program: Program) -> Int64:
+    """The rank of each node."""
+    on_host = program.thread != NO_ROW
+    result = np.empty(len(on_host), np.int64)
+    for where, frame in ((on_host, trace.host), (~on_host, trace.gpu)):
+        result[where] = frame["rank"].to_numpy()[program.row[where]]
+    return result
+
+
+def steps_took(program: Program, time: Int64, duration: Int64, counted: Mask) -> int:
+    """Time from the start of the first typical step to the end of the last node that counts, in ns.
+
+    The step begins when the host begins it and the device has ended what was launched before, whichever is later.
+    Without steps, the time is that from the first node.
+    """
+    ends = time.copy()
+    ends[program.node_of_activity] += np.where(program.end_of_activity == NO_ROW, duration, 0)
+    begin = time[program.typical[0]] if len(program.typical) else time.min()
+    if len(program.typical):
+        begin = max(begin, ends[program.before].max(initial=int(begin)))
+    return int(ends[counted].max(initial=int(begin))) - int(begin)
+
+
+_SEARCH_ROUNDS = 3
+"""Rounds of the search, each of which divides the range of the factor by 7."""
+
+
+@dataclass(frozen=True)
+class PlainPace:
+    """How long a step is without being recorded.
+
+    Attributes:
+        share: as a multiple of the recorded step.
+        within: half of the width of the interval of the plain step, as a share of it.
+    """
+
+    share: float
+    within: float
+
+    @classmethod
+    def of(cls, trace: Attributed) -> PlainPace | None:
+        """That of a recording; None if it holds no plain step, or no recorded ones beside those."""
+        step = plain_step(trace.step_times)
+        if step is None or step.recorded is None:
+            return None
+        medians = [max(kind.median_ns, 1.0) for kind in (step.plain, step.recorded)]
+        widths = [
+            max(kind.high_ns - median, median - kind.low_ns) / median
+            for kind, median in zip((step.plain, step.recorded), medians, strict=True)
+        ]
+        return cls(medians[0] / medians[1], math.hypot(*widths))
+
+
+def without_pauses(trace: Attributed, program: Program) -> tuple[Program, Int64]:
+    """The program without the times in which the recorder left out steps, of which the trace holds nothing.
+
+    Returns:
+        The program, in whose graph these times are no work of the host and their steps do not count, while its recorded
+        times stay; and the times of all nodes then.
+    """
+    pauses = paused(trace)
+    graph = program.graph
+    if pauses.is_empty():
+        return program, graph.time
+    shift = program.host.start - trace.host["start"].to_numpy()
+    weight = graph.weight.copy()
+    ranks = trace.host["rank"].to_numpy()
+    nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.previous != NO_ROW))
+    rank_of_node = ranks[program.row[nodes]]
+    typical = program.typical
+    for rank, start, end in pauses.group_by("rank").agg("start", "end").rows():
+        ours = nodes[rank_of_node == rank]
+        if not len(ours):
+            continue
+        later = shift[program.row[ours[0]]]  # one clock for each rank
+        begins, ends = np.array(start, np.int64) + later, np.array(end, np.int64) + later
+        covered = covered_lengths(graph.time[graph.previous[ours]], graph.time[ours], begins, ends)
+        weight[ours] = np.maximum(weight[ours] - covered, 0)
+        if rank == min(trace.ranks):
+            begun = graph.time[typical]
+            last = np.searchsorted(begins, begun, side="right") - 1
+            typical = typical[(last < 0) | (begun >= ends[last])]
+    changed = replace(program, typical=typical, graph=replace(graph, weight=weight, shared=graph.order))
+    return changed, simulated(changed.graph)
+
+
+def at_plain_step(
+    program: Program, plain: PlainPace, took: Callable[[Int64], int], time: Int64
+) -> tuple[Program, float]:
+    """The program with the host's work scaled so that its steps take the plain time.
+
+    Work is only made shorter: a plain step that is longer than the recorded one differs by chance.
+
+    Args:
+        program: as recorded.
+        plain: the plain step.
+        took: the time of the steps, ns, if the nodes have these times.
+        time: of all nodes, of the program as recorded.
+
+    Returns:
+        The program, whose simulation takes that time, and whose recorded times stay; and the part of that time by which
+        the simulation differs from it, because the host does not limit the steps that much.
+    """
+    graph = program.graph
+    target = plain.share * took(time)
+    scaled = np.where(program.thread == NO_ROW, 0, np.minimum(graph.weight, MAX_SCALED_NS))
+    low, high = MIN_HOST_FACTOR, 1.0
+    for _ in range(_SEARCH_ROUNDS):
+        factors = np.linspace(low, high, MAX_TOGETHER)
+        graphs = [
+            replace(graph, weight=graph.weight - np.rint(scaled * (1 - factor)).astype(np.int64), shared=graph.order)
+            for factor in factors
+        ]
+        times = np.array([took(time) for time in simulated_together(graphs)])
+        # The largest factor with which the steps take no more than that time, or the one closest to it.
+        above = int(np.searchsorted(times, max(target, times[0]), side="right"))
+        low, high = float(factors[above - 1]), float(factors[min(above, len(factors) - 1)])
+    best = int(np.argmin(np.abs(times - target)))
+    return replace(program, graph=graphs[best]), abs(float(times[best]) / max(target, 1) - 1)
+
+
+def host_pieces(trace: Attributed, program: Program) -> pl.DataFrame:
+    """The pieces of the host's work.
+
+    Returns:
+        rank; step: number of the rank's step that began last before the piece, -1 before the first step; before,
+        behind: names of the first activities that the calls at its start and at its end launched; ns: from one call
+        to the next.
+    """
+    graph = program.graph
+    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    launched = np.flatnonzero(launch != NO_ROW)[::-1]
+    first = np.full(trace.host.height, NO_ROW)
+    first[launch[launched]] = launched  # descending, so the first activity of a call is kept
+    nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.weight > 0))
+    row = program.row[nodes]
+    before, behind = first[program.row[graph.previous[nodes]]], first[row]
+    chosen = (before != NO_ROW) & (behind != NO_ROW)
+    row = row[chosen]
+    return pl.DataFrame(
+        {
+            "rank": trace.host["rank"].gather(row),
+            "step": _steps_of(trace, row),
+            "before": trace.gpu["name"].gather(before[chosen]),
+            "behind": trace.gpu["name"].gather(behind[chosen]),
+            "ns": graph.weight[nodes[chosen]],
+        }
+    )
+
+
+def pace_spread(pieces: pl.DataFrame) -> float:
+    """Standard deviation of the pace over all steps of all ranks but each rank's first; 0 if there are too few.
+
+    Args:
+        pieces: as `host_pieces` returns them.
+    """
+    kind = ["before", "behind"]
+    paces = (
+        pieces.filter(pl.col("step") > 0, pl.len().over(kind) >= MIN_SAMPLES)
+        .with_columns(pace=pl.col("ns") / pl.col("ns").median().over(kind))
+        .group_by("rank", "step")
+        .agg(pl.col("pace").median(), pieces=pl.len())
+        .filter(pl.col("pieces") >= MIN_SAMPLES)
+    )
+    return float(np.std(paces["pace"].to_numpy(), ddof=1)) if paces.height > 1 else 0.0
+
+
+def _steps_of(trace: Attributed, rows: Int64) -> Int64:
+    """For each of these host rows, the number of the last step of its rank that began before it; -1 if none did."""
+    start, ranks = trace.host["start"].to_numpy(), trace.host["rank"].to_numpy()
+    result = np.full(len(rows), -1)
+    for rank, begins in trace.steps.group_by("rank").agg(pl.col("start").unique().sort()).rows():
+        ours = ranks[rows] == rank
+        result[ours] = np.searchsorted(np.asarray(begins), start[rows[ours]], side="right") - 1
+    return result
+
+
+_MAX_SUGGESTED = 10
+"""How many of the changes with the largest gain are kept."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """The program as it was recorded, or as it is without being recorded.
+
+    Attributes:
+        trace, program: the trace, and its graph.
+        counted: mask of the nodes that count for the time of the steps, see `Health.counted`.
+        health: whether the graph explains the trace.
+        facts: data shared by several changes.
+        paced: times of all nodes with a slower host, and with a faster host.
+        time: times of all nodes.
+        uncertain: half of the width of the interval of the time of the steps, as a share of it, if that is not the
+            recorded time.
+    """
+
+    trace: Attributed
+    program: Program
+    counted: Mask
+    health: Health
+    facts: ChangeFacts
+    paced: list[Int64]
+    time: Int64
+    uncertain: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of steps from the first typical one to the last; 1 if the trace holds none."""
+        return max(len(self.program.typical), 1)
+
+    @property
+    def duration(self) -> Int64:
+        """Duration of each row of gpu, ns."""
+        return self.program.gpu.end - self.program.gpu.start
+
+    @classmethod
+    def of(
+        cls, trace: Attributed, program: Program, checked: Health, time: Int64, plain: PlainPace | None = None
+    ) -> Base:
+        """The base of a program whose health is known.
+
+        Args:
+            trace: the trace.
+            program: its graph.
+            checked: its health.
+            time: times of all nodes.
+            plain: its step without being recorded, to which the host's work is scaled; None to take it as recorded.
+        """
+        uncertain = 0.0
+        if plain is not None:
+            duration = program.gpu.duration
+            program, missed = at_plain_step(
+                program, plain, lambda times: steps_took(program, times, duration, checked.counted), time
+            )
+            time, uncertain = simulated(program.graph), math.hypot(plain.within, missed)
+        paces = (checked.pace, -checked.pace)
+        paced = simulated_together([at_pace(program, program.graph, share) for share in paces])
+        facts = ChangeFacts(trace, program)
+        return cls(trace, program, checked.counted, checked, facts, paced, time, uncertain)
+
+    @cached_property
+    def before(self) -> int:
+        """Time of all steps, ns."""
+        return steps_took(self.program, self.time, self.duration, self.counted)
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """The program with one change.
+
+    Attributes:
+        change: the change.
+        base: the recorded program; for the action on-time, the nodes of the change's rank do not count.
+        graph: the graph with the change.
+        duration: duration of each row of gpu with the change, ns.
+    """
+
+    change: Change
+    base: Base
+    graph: Graph
+    duration: Int64
+
+    @classmethod
+    def of(cls, base: Base, change: Change) -> _Changed | str:
+        """The program with a change; or the verdict, "refused" or "absent", if nothing is predicted."""
+        program, changing = base.program, activities_of(base.trace, change)
+        if changing.any():
+            graphed = changing & program.inside.inside & ~program.inside.known
+            if base.duration[graphed].sum() > MAX_WITHOUT_EDGES_SHARE * max(int(base.duration[changing].sum()), 1):
+                return "refused"
+        graph = changed(base.facts, change, changing)
+        if graph is None:
+            return "absent"
+        if change.action == "on-time":  # the work of this rank is assumed to be done in time
+            others = ranks_of_nodes(base.trace, program) != int(change.pattern)
+            base = replace(base, counted=base.counted & others)
+        factor = np.where(changing, change.factor, 1.0)
+        duration = np.rint(base.duration * factor).astype(np.int64)
+        return cls(change, base, graph, duration)
+
+    def took(self, time: Int64) -> int:
+        """Time of all steps, ns, if the nodes have these times."""
+        return steps_took(self.base.program, time, self.duration, self.base.counted)
+
+    def at_paces(self) -> list[Graph]:
+        """The graph with a host slower by `HOST_NOISE_SHARE`, slower by the health's pace, and faster by it."""
+        pace = self.base.health.pace
+        return [at_pace(self.base.program, self.graph, by) for by in (HOST_NOISE_SHARE, pace, -pace)]
+
+    @property
+    def max_gain_ns(self) -> int:
+        """Upper bound of the gain of all steps, ns: the sum of all times that the change takes away."""
+        program, graph = self.base.program, self.base.program.graph
+        if self.change.action in ("no-wait", "on-time") or self.change.part == "with waiting":
+            return self.base.before  # the change removes waits, whose effect has no such bound
+        on_host = program.thread != NO_ROW
+        work = np.maximum(graph.weight - self.graph.weight, 0)[on_host].sum()
+        left = self.duration / np.maximum(self.base.duration, 1)
+        longest = np.maximum(self.base.duration, program.moves)
+        return int(work) + math.ceil(float((longest * (1 - np.minimum(left, 1))).sum()))
+
+
+def _simulated(changes: Iterable[_Changed]) -> Iterator[_Answer]:
+    """The results of changes; up to `MAX_TOGETHER` of them are simulated together."""
+    every = iter(changes)
+    while batch := list(islice(every, MAX_TOGETHER)):
+        times = simulated_together([program.graph for program in batch])
+        for program, time in zip(batch, times, strict=True):
+            yield _Answer(program, program.took(time))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The time that the steps of a changed program take.
+
+    Attributes:
+        program: the changed program.
+        after: time of all of its steps, ns.
+    """
+
+    program: _Changed
+    after: int
+
+    @property
+    def share(self) -> float:
+        """The gain as a share of the step."""
+        return _share(self.program.base.before, self.after)
+
+    @property
+    def gain_ns(self) -> int:
+        """The gain of a step, in ns."""
+        base = self.program.base
+        return base.before // base.count - self.after // base.count
+
+    def row(self) -> Row:
+        """A row of `WhatIf.rows`."""
+        change, base, share = self.program.change, self.program.base, self.share
+        before, after = base.before // base.count, self.after // base.count
+        noise = self._noise()
+        verdict = "noise" if abs(share) <= noise else "gain" if share > 0 else "loss"
+        return (
+            change.title, change.part, before, after, self.gain_ns, share, share - noise, share + noise,
+            verdict,
+        )  # fmt: skip
+
+    def _noise(self) -> float:
+        """Half of the width of the interval, as a share of the step; at least `Health.noise`."""
+        base = self.program.base
+        slower, *at_paces = (self.program.took(time) for time in simulated_together(self.program.at_paces()))
+        longer = (slower - self.after) / max(base.before, 1)
+        of_run = max(base.health.noise, math.hypot(base.health.spread, longer))
+        paced = (steps_took(base.program, time, base.duration, base.counted) for time in base.paced)
+        of_pace = max(abs(_share(*both) - self.share) for both in zip(paced, at_paces, strict=True))
+        return math.hypot(of_run, of_pace, base.uncertain)
+
+
+def _share(before: int, after: int) -> float:
+    return (before - after) / max(before, 1)
+
+
+def predicted(base: Base, changes: Sequence[Change]) -> list[Row]:
+    """Rows of `WhatIf.rows`, one for each change, in their order."""
+    programs = [_Changed.of(base, change) for change in changes]
+    answers = _simulated(program for program in programs if isinstance(program, _Changed))
+    before = base.before // base.count
+    return [
+        next(answers).row()
+        if isinstance(program, _Changed)
+        else (change.title, change.part, before, *(None,) * 5, program)  # its verdict
+        for change, program in zip(changes, programs, strict=True)
+    ]
+
+
+def largest_gains(base: Base, changes: Sequence[Change]) -> list[Row]:
+    """Rows of `WhatIf.rows` for the changes with the largest gains that exceed half of their interval's width.
+
+    Half of that width is at least the noise of the steps, so changes that gain less are not simulated further, and
+    changes that cannot gain more are not simulated at all.
+    """
+    noise = base.health.noise
+    programs = (_Changed.of(base, change) for change in changes)
+    worth = (
+        program
+        for program in programs
+        if isinstance(program, _Changed) and program.max_gain_ns > noise * program.base.before
+    )
+    gaining = [answer for answer in _simulated(worth) if answer.share > noise]
+    gaining.sort(key=lambda answer: (-answer.gain_ns, answer.program.change.title))
+    rows = (answer.row() for answer in gaining)
+    return list(islice((row for row in rows if row[-1] == "gain"), _MAX_SUGGESTED))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.ranks.folded import opened, step_columns
-from thence.analysis.ranks.job import GROUPS, LINKS, STAGES, not_caused, reason_rows, straggler_lines
+from thence.analysis.ranks.answer import GROUPS, LINKS, STAGES, not_caused, reason_rows, straggler_lines
+from thence.analysis.ranks.timeline_rows import opened, step_columns
 from thence.writers.page.template import as_data, filled
 from thence.writers.text.printable import printable
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.answer import Job
 
 MAX_CELLS = 1_500_000
 """Most cells of the heat map. With more, a column is the mean of several consecutive steps, which a note states."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.rules import MEANINGS
+from thence.analysis.idle.host_causes import MEANINGS
 from thence.analysis.timelines.overview import CLASSES
 from thence.writers.charts.results import stream_name
 from thence.writers.text.printable import printable

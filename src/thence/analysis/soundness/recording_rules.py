@@ -1,0 +1,247 @@
+"""Rules about what was recorded: ranks and steps without work, ranks recorded at other times, reports of profilers.
+
+Profilers and readers report their own overhead, lost records, and damaged and repaired input.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.collectives.missing import ranks_of_job
+from thence.analysis.soundness.evidence import Evidence, Judgement
+from thence.analysis.soundness.findings import MISSING, MISSING_RANKS, OVERHEAD, WINDOWS, Finding, NotChecked
+from thence.analysis.soundness.launch_rules import only_captured
+from thence.model.intervals import NO_ROW, gaps, shared_length, union
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thence.analysis.collectives.missing import JobRanks
+    from thence.model.arrays import Int64, Mask
+    from thence.model.losses import Loss
+
+
+_MAX_OVERHEAD = 0.5  # share of the span in which the device was idle while the profiler worked
+_DAMAGE = ("cut", "unreadable", "no_times", "repaired")
+_LOST = ("dropped", "recorder_error")
+
+
+def profiler_overhead(evidence: Evidence) -> Judgement:
+    """Judges the time of the profiler itself in which the device was idle; less than half of the span is a note."""
+    judgement = Judgement()
+    overhead = evidence.tables.host.filter(pl.col("category") == "overhead")
+    if overhead.is_empty():
+        text = "the trace does not record the time of the profiler itself"
+        judgement.not_checked.append(NotChecked("profiler_overhead", text, OVERHEAD))
+        return judgement
+    for (rank, device), work in evidence.tables.gpu.group_by("rank", "device", maintain_order=True):
+        start = work["start"].to_numpy()
+        idle = gaps(start, start + work["duration"].to_numpy())
+        part = overhead.filter(pl.col("rank") == rank)
+        begin = part["start"].to_numpy()
+        mine = union(begin, begin + part["duration"].to_numpy())
+        shared = shared_length(idle, mine)
+        if not shared:
+            continue
+        span = int((start + work["duration"].to_numpy()).max() - start.min())
+        wasted = int((idle[1] - idle[0]).sum())
+        names = ", ".join(_longest(part))
+        text = (
+            f"rank {rank} GPU {device}: {format_ns(shared)} of its {format_ns(wasted)} idle time"
+            f" is time in which the profiler worked: {names}"
+        )
+        finding = Finding("profiler_overhead", int(rank), int(device), part.height, shared, shared / max(span, 1), text)
+        too_much = shared >= _MAX_OVERHEAD * span
+        (judgement.findings if too_much else judgement.notes).append(finding)
+    return judgement
+
+
+def _longest(overhead: pl.DataFrame) -> Iterable[str]:
+    """Names of the up to three kinds of overhead that take most time."""
+    by_name = overhead.group_by("name").agg(pl.col("duration").sum())
+    return by_name.sort("duration", descending=True)["name"].cast(pl.String)[:3]
+
+
+def damaged_input(evidence: Evidence) -> Judgement:
+    """Judges inputs that are truncated, hold records that cannot be read, or had to be repaired."""
+    return Judgement(findings=_findings_of_losses(evidence, "damaged_input", _DAMAGE))
+
+
+def lost_records(evidence: Evidence) -> Judgement:
+    """Judges losses that the recorder reports."""
+    return Judgement(findings=_findings_of_losses(evidence, "lost_records", _LOST))
+
+
+def _findings_of_losses(evidence: Evidence, code: str, losses: tuple[str, ...]) -> list[Finding]:
+    chosen: list[Loss] = [x for x in evidence.tables.meta.losses if x.code in losses]
+    ranks = evidence.tables.ranks
+    rank = ranks[0] if len(ranks) == 1 else None  # a loss is of an input, which may hold several ranks
+    return [Finding(code, rank, None, loss.count, 0, 0.0, loss.text) for loss in chosen]
+
+
+_WORKING_CATEGORIES = ("step", "module", "op", "runtime", "driver")
+_COMPARABLE_SHARE = 0.5  # share of the median number of host ranges of the steps with device work
+
+
+def no_device_work(evidence: Evidence) -> Judgement:
+    """Judges ranks that ran operators or launched something, and have no device work at all."""
+    judgement = Judgement()
+    host = evidence.tables.host
+    silent = [rank for rank in host["rank"].unique() if rank not in evidence.windows]
+    working = pl.col("rank").is_in(silent) & pl.col("category").is_in(_WORKING_CATEGORIES)
+    rows = host.select("rank", "category").filter(working) if silent else host.clear()
+    captured = only_captured(evidence) if silent else {}
+    for rank, ranges in rows.group_by("rank").len().sort("rank").rows():
+        launches = evidence.launching_ranks.get(rank, (0, 0))[0]
+        if rank in captured:
+            text = (
+                f"rank {rank} has no device work: it is the trace of a capture, whose {launches:,} launches were"
+                " captured into CUDA graphs, and no graph was launched"
+            )
+        else:
+            text = (
+                f"rank {rank} has no device work, though it has {ranges:,} operators and API calls"
+                f"{f', {launches:,} launches among them' if launches else ''}"
+            )
+        judgement.findings.append(Finding("no_device_work", rank, None, launches or ranges, 0, 1.0, text))
+    if not evidence.windows and not judgement.findings:
+        text = "the trace has no device work"
+        judgement.findings.append(Finding("no_device_work", None, None, 0, 0, 1.0, text))
+    return judgement
+
+
+def windows_apart(evidence: Evidence) -> Judgement:
+    """Judges ranks whose device work does not overlap in time with that of the largest group of ranks."""
+    judgement = Judgement()
+    windows = evidence.windows
+    if len(windows) < 2:
+        text = "the trace has device work of only one rank" if windows else "no device work"
+        judgement.not_checked.append(NotChecked("windows_apart", text))
+        return judgement
+    unknown = [x for x in evidence.tables.meta.losses if x.code == "no_common_clock"]
+    if unknown:
+        judgement.not_checked.append(NotChecked("windows_apart", unknown[0].text, WINDOWS))
+        return judgement
+    groups: list[tuple[int, list[int]]] = []  # latest end and ranks
+    for rank in sorted(windows, key=lambda rank: windows[rank].start):
+        if groups and windows[rank].start <= groups[-1][0]:
+            end, ranks = groups[-1]
+            groups[-1] = (max(end, windows[rank].end), [*ranks, rank])
+        else:
+            groups.append((windows[rank].end, [rank]))
+    if len(groups) == 1:
+        return judgement
+    most = max((ranks for _, ranks in groups), key=lambda ranks: (len(ranks), -min(ranks)))
+    begin, end = min(windows[r].start for r in most), max(windows[r].end for r in most)
+    span = max(w.end for w in windows.values()) - min(w.start for w in windows.values())
+    for rank in sorted(set(windows) - set(most)):
+        window = windows[rank]
+        distance = begin - window.end if window.end < begin else window.start - end
+        others = f"rank {most[0]}" if len(most) == 1 else f"{len(most)} other ranks"
+        text = (
+            f"rank {rank} and {others} were not recorded at the same time: {format_ns(distance)} lie between"
+            " their device work"
+        )
+        judgement.findings.append(
+            Finding("windows_apart", rank, window.device, 1, distance, distance / max(span, 1), text)
+        )
+    return judgement
+
+
+def missing_ranks(evidence: Evidence) -> Judgement:
+    """Notes which ranks of the job the trace lacks, and what is unknown because of that."""
+    return missing_ranks_note(ranks_of_job(evidence.tables))
+
+
+def missing_ranks_note(job: JobRanks) -> Judgement:
+    """The note of `missing_ranks`, none if no rank is missing."""
+    if not job.missing or not job.shown:
+        return Judgement()
+    text = (
+        f"the trace shows {job.statement}: transfers of the collectives with them are unknown, and nobody is named for "
+        "a wait that may be for them"
+    )
+    return Judgement(notes=[Finding(MISSING_RANKS, None, None, len(job.missing_ranks), 0, 0.0, text)])
+
+
+def empty_steps(evidence: Evidence) -> Judgement:
+    """Judges profiler steps that launched no device work, although the host did as much as in other steps."""
+    judgement = Judgement()
+    steps = evidence.steps
+    if steps.is_empty():
+        judgement.not_checked.append(NotChecked("empty_steps", "the trace has no profiler steps"))
+        return judgement
+    unknown: list[int] = []
+    moments = _times_of_work(evidence), _times_of_host(evidence)
+    nothing = pl.DataFrame(schema={"start": pl.Int64})
+    for (rank,), part in steps.sort("rank", "start").group_by("rank", maintain_order=True):
+        number = int(rank)
+        if not evidence.launching_ranks.get(number, (0, 0))[1]:
+            unknown.append(number)  # without launches, the step of device work is unknown
+            continue
+        of_rank = tuple(times.get((number,), nothing) for times in moments)
+        empty = _empty(part, of_rank[0]["start"], of_rank[1]["start"])
+        if empty.any() and not empty.all():
+            judgement.findings.append(_empty_steps_finding(evidence, number, part, empty))
+    if unknown:
+        text = f"{evidence.without_launches(unknown)}, so the steps of device work are unknown"
+        judgement.not_checked.append(NotChecked("empty_steps", text, MISSING))
+    return judgement
+
+
+_Times = dict[tuple[object, ...], pl.DataFrame]
+
+
+def _times_of_work(evidence: Evidence) -> _Times:
+    """Start of the launches that have device work, and of device work without a launch, by rank."""
+    launches = evidence.launches.table.filter(pl.col("work") > 0).select("rank", "start")
+    alone = evidence.tables.gpu.select("rank", "start").filter(pl.Series(evidence.launches.of_work == NO_ROW))
+    return pl.concat([launches, alone]).partition_by("rank", as_dict=True)
+
+
+def _times_of_host(evidence: Evidence) -> _Times:
+    """Start of the host ranges that are not steps, by rank."""
+    ranges = evidence.tables.host.lazy().filter(pl.col("category") != "step")
+    return ranges.select("rank", "start").collect().partition_by("rank", as_dict=True)
+
+
+def _empty(steps: pl.DataFrame, working: pl.Series, host: pl.Series) -> Mask:
+    """Mask of the steps that launched no device work, although the host did as much as in other steps."""
+    begin = steps["start"].to_numpy()
+    end = begin + steps["duration"].to_numpy()
+    works = _counted(working, begin, end) > 0
+    if not works.any():
+        return np.zeros(len(begin), np.bool_)
+    busy = _counted(host, begin, end)
+    comparable: Mask = busy >= _COMPARABLE_SHARE * np.median(busy[works])
+    return ~works & comparable
+
+
+def _counted(times: pl.Series, begin: Int64, end: Int64) -> Int64:
+    """The number of times in each interval."""
+    moments = np.sort(times.to_numpy(), kind="stable")  # times of each thread are sorted already
+    counted: Int64 = np.searchsorted(moments, end) - np.searchsorted(moments, begin)
+    return counted
+
+
+def _empty_steps_finding(evidence: Evidence, rank: int, steps: pl.DataFrame, empty: Mask) -> Finding:
+    window = evidence.window(rank)
+    names = steps["name"].cast(pl.String).filter(pl.Series(empty))
+    begin = steps["start"].to_numpy()[empty]
+    end = begin + steps["duration"].to_numpy()[empty]
+    touched = int((np.minimum(end, window.end) - np.maximum(begin, window.start)).clip(0).sum())
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return Finding(
+        "empty_steps",
+        rank,
+        window.device,
+        len(names),
+        touched,
+        window.share(touched),
+        f"rank {rank}: {len(names):,} of {steps.height:,} steps have no device work, though the host worked in"
+        f" them: {shown}",
+    )
