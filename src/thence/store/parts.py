@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.consistency import consistent_references
+from thence.analysis.self_check import consistent_references
 from thence.atomic_files import atomic_folder
 from thence.errors import Contradiction, DamagedInput
 from thence.model.attributed import RULE, SHARES, Attributed

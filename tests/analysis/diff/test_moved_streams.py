@@ -13,7 +13,7 @@ import pytest
 import thence
 from helpers import DATA
 from moved_runs import Kernel, trace_file
-from thence.analysis.diff.compare import Diff, compare
+from thence.analysis.diff.answer import Diff, compare
 from thence.trace import Trace
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.kernel_groups import communicates, computes
+from thence.analysis.grouping.kernel_groups import communicates, computes
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, reached_before, union
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.diff.steps import run_steps
+from thence.analysis.diff.sample import run_steps
 from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED
 

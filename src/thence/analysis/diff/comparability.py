@@ -20,8 +20,7 @@ from thence.units import format_bytes, format_share
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from thence.analysis.diff.conditions import Conditions
-    from thence.analysis.diff.sample import Sample
+    from thence.analysis.diff.sample import Conditions, Sample
 
 
 @dataclass(frozen=True, slots=True)

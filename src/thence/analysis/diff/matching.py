@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.diff.sample import PLACED
-from thence.analysis.kernel_groups import groups_of_names
+from thence.analysis.grouping.kernel_groups import groups_of_names
 from thence.model.kernel_names import short_names
 from thence.model.thresholds import NEGLIGIBLE_STEP_SHARE
 

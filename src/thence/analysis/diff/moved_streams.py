@@ -39,7 +39,7 @@ from thence.analysis.diff.explanation import signed_ns
 from thence.analysis.diff.matching import family
 from thence.analysis.diff.sample import PLACED, STEP
 from thence.analysis.diff.streams import OWN_STREAM, SHAPE
-from thence.analysis.kernel_groups import groups_of_names
+from thence.analysis.grouping.kernel_groups import groups_of_names
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import clip, short_names
 from thence.model.thresholds import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.kernel_groups import COMMUNICATION, Patterns, kernel_groups
+from thence.analysis.grouping.kernel_groups import COMMUNICATION, Patterns, kernel_groups
 from thence.analysis.no_device_work import no_device_work
 from thence.model.intervals import reached_before
 from thence.model.kernel_names import short_names

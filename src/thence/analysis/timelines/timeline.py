@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.collectives.communication import collectives
+from thence.analysis.collectives.answer import collectives
 from thence.analysis.programs.warmup import WarmUp
 from thence.model.collective_kinds import kind_of
 from thence.model.intervals import levels, unions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COUNTERS = {"busy streams": "streams", "bytes in flight": "bytes", "collective bus bandwidth": "GB/s"}
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
 flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of
-the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.communication`)."""
+the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.answer`)."""
 
 _KEY = ("rank", "device")
 _MOST_NAMES = 3  # maximum number of mark names after the number of a lane
