@@ -148,7 +148,7 @@ class Trace:
     @cached_property
     def tables(self) -> Attributed:
         """The frames of the selected part, attributed (see ``thence.model.attributed``): the input of all analyses."""
-        return self_checks.consistent_references(select.select(self.whole, self.selection))
+        return self_checks.checked_references(select.select(self.whole, self.selection))
 
     def select(
         self,
@@ -510,7 +510,7 @@ class Trace:
             Contradiction: row references point outside their table, attributed and unattributed
                 time do not add up to the whole, or devices are busy for longer than their span.
         """
-        checked = self_checks.consistent_references(self.tables)
+        checked = self_checks.checked_references(self.tables)
         return self_checks.self_check_result(checked, self.report() if self.tables.gpu.height else None)
 
     @property
@@ -691,8 +691,7 @@ class Trace:
         Raises:
             MissingData: the trace holds no device activity.
         """
-        found = critical_path.critical_path(self.whole, self._program)
-        tiles = self_checks.consistent_path(found, self.whole.meta)
+        tiles = critical_path.critical_path(self.whole, self._program)
         return tiles.with_columns(start=pl.col("start") + self._program.origin_ns)
 
     @cached_property

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from helpers import kernel, launch, opened
-from thence.analysis.self_check import consistent_references
+from thence.analysis.self_check import checked_references
 from thence.errors import Contradiction
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_impossible_totals_are_refused(trace: thence.Trace) -> None:
 
 def test_rows_that_are_not_there_are_refused(trace: thence.Trace) -> None:
     sound = trace.tables
-    consistent_references(sound)
+    checked_references(sound)
     beyond = sound.host.height
     broken_host = sound.host.with_columns(parent=pl.lit(beyond, sound.host.schema["parent"]))
     broken_places = sound.places.with_columns(launch=pl.lit(beyond, sound.places.schema["launch"]))
@@ -51,27 +51,20 @@ def test_rows_that_are_not_there_are_refused(trace: thence.Trace) -> None:
         {"places": sound.places.with_columns(label_rule=pl.lit(None, sound.places.schema["label_rule"]))},
     ):  # fmt: skip
         with pytest.raises(Contradiction):
-            consistent_references(dataclasses.replace(sound, **change))
+            checked_references(dataclasses.replace(sound, **change))
 
 
 def test_streams_that_cannot_be_are_refused(trace: thence.Trace) -> None:
     sound = trace.streams()
     (device,) = sound.concurrency
     assert sum(device.busy_streams_ns) == device.busy_ns == 52_000  # 12 to 64 us, without a gap
-    for change in ({"busy_ns": 1}, {"hidden_ns": 1}, {"communication_ns": 10**9}):
-        broken = dataclasses.replace(sound, concurrency=(dataclasses.replace(device, **change),))
-        with pytest.raises(Contradiction):
-            broken.self_check()
-    longer = sound.streams.with_columns(concurrent_ns=pl.col("busy_ns") + 1)
+    broken = dataclasses.replace(sound, concurrency=(dataclasses.replace(device, busy_ns=1),))
     with pytest.raises(Contradiction):
-        dataclasses.replace(sound, streams=longer).self_check()
+        broken.self_check()
 
 
 def test_frames_that_do_not_add_up_are_refused(trace: thence.Trace) -> None:
     sound = trace.flame()
-    for change in (
-        {"sum_ns": sound.sum_ns + 1}, {"nodes": sound.nodes.with_columns(total_ns=pl.col("total_ns") + 1)},
-        {"nodes": sound.nodes.with_columns(self_ns=-pl.col("self_ns"))},
-    ):  # fmt: skip
+    for change in ({"sum_ns": sound.sum_ns + 1}, {"nodes": sound.nodes.with_columns(self_ns=-pl.col("self_ns"))}):
         with pytest.raises(Contradiction):
             dataclasses.replace(sound, **change).self_check()

@@ -1,7 +1,10 @@
-"""Checks that every trace and every result must pass before it is shown.
+"""`Trace.self_check`, and the references between tables, which every trace must hold before it is analysed.
 
-Figures that contradict each other are worse than none. If a check fails, thence has a defect, or a reader accepted
-a malformed input. The checks are cheap compared to the analyses: sums of results, bounds of row references.
+Figures that contradict each other are worse than none, so they are an error. What a user's input can break is checked
+in every run: references (files of a store may be damaged, or come from elsewhere) and the totals of each answer
+(`Answer.self_check`; those of a store are sums of the files of its ranks). Readers bound all times, so that sums fit
+int64. Everything else that must hold of an answer only a defect of thence can break; tests check it on all recordings
+and on random traces.
 """
 
 from __future__ import annotations
@@ -11,14 +14,13 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.answer import Answer, TableView, must, smallest
+from thence.model.answer import Answer, TableView, must
 from thence.model.places import PLACES
 from thence.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from thence.analysis.report.summary import Summary
     from thence.model.attributed import Attributed
-    from thence.model.tables import Meta
     from thence.units import Ns
 
 
@@ -45,7 +47,7 @@ def row_references(trace: Attributed) -> tuple[tuple[str, pl.Series, int], ...]:
     )
 
 
-def consistent_references(trace: Attributed) -> Attributed:
+def checked_references(trace: Attributed) -> Attributed:
     """Returns the trace after checking that its row references point into their tables.
 
     Raises:
@@ -65,23 +67,6 @@ def consistent_references(trace: Attributed) -> Attributed:
         told = rows == 0 or trace.places[f"{kind}_rule"].null_count() == 0
         must(trace.meta.inputs, told, f"activities have neither a {kind} nor a reason why not")
     return trace
-
-
-def consistent_path(tiles: pl.DataFrame, meta: Meta) -> pl.DataFrame:
-    """Returns the tiles of a critical path after checking that they follow each other without gap or overlap.
-
-    Raises:
-        Contradiction: they do not.
-    """
-    start = tiles["start"]
-    end = start + tiles["duration"]
-    follow = bool((end.head(max(tiles.height - 1, 0)) == start.slice(1)).all())
-    must(
-        meta.inputs,
-        follow and smallest(tiles, ("duration",)) >= 0,
-        "the parts of the critical path overlap or leave gaps",
-    )
-    return tiles
 
 
 @dataclass(frozen=True)

@@ -167,25 +167,11 @@ class Streams(Answer):
         return self.notes
 
     def self_check(self) -> None:
-        """Checks that their times are possible and add up.
-
-        Raises:
-            Contradiction: a time is impossible, or times do not add up.
-        """
+        """See `Answer`."""
         for device in self.concurrency:
             depths = device.busy_streams_ns
-            must(
-                self.meta.inputs,
-                not depths or sum(depths) == device.busy_ns,
-                "times with one, two and more busy streams do not add up to the busy time",
-            )
-            possible = 0 <= device.hidden_ns <= device.communication_ns <= device.busy_ns
-            must(self.meta.inputs, possible, "more communication is hidden than there is")
-        lanes = self.streams
-        bounded = lanes.select(
-            ((pl.col("busy_ns") >= 0) & (pl.col("concurrent_ns").fill_null(0) <= pl.col("busy_ns"))).all()
-        ).item()
-        must(self.meta.inputs, bool(bounded), "a stream is busy concurrently with others for longer than it is busy")
+            adds_up = not depths or sum(depths) == device.busy_ns
+            must(self.meta.inputs, adds_up, "times with one, two and more busy streams do not add up to the busy time")
 
     def to_json(self) -> dict[str, Any]:
         """The streams and the checked expectations as JSON values."""

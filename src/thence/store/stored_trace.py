@@ -137,14 +137,14 @@ class StoredTrace(Trace):
     def _selected_parts(self) -> Iterator[Attributed]:
         """The selected part of every rank with device work."""
         from thence.analysis.selection.select import select
-        from thence.analysis.self_check import consistent_references
+        from thence.analysis.self_check import checked_references
 
         for part in self.store.parts():
             if part.gpu.is_empty():
                 continue
             ranks = tuple(rank for rank in self.selection.ranks if rank in part.ranks)
             try:
-                yield consistent_references(select(part, replace(self.selection, ranks=ranks)))
+                yield checked_references(select(part, replace(self.selection, ranks=ranks)))
             except MissingData:
                 continue  # another rank may have some of it
 

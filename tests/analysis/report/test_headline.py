@@ -17,7 +17,7 @@ from thence.analysis.idle.causes import idle_causes
 from thence.analysis.report import headline
 from thence.analysis.report.headline import around, sampled_idle
 from thence.analysis.selection.select import in_time
-from thence.analysis.self_check import consistent_references
+from thence.analysis.self_check import checked_references
 from thence.analysis.steps.windows import steps
 from thence.model import thresholds
 
@@ -250,7 +250,7 @@ def test_causes_of_a_part_of_the_steps_are_those_of_the_whole_trace(paths: tuple
     for row in range(1, windows.height):
         one = windows[row]
         part = in_time(trace, *around(windows, one))
-        consistent_references(part)
+        checked_references(part)
         assert part.host.height < trace.host.height
         whole, less = (
             dict(idle_causes(t, one).group_by("cause").agg(pl.col("duration").sum()).rows()) for t in (trace, part)
