@@ -30,9 +30,9 @@ def annotation_table(trace: Attributed) -> pl.DataFrame:
         fields of several types are JSON text. A field with the name of an earlier column is prefixed
         with ``annotated_``. Descriptions of collectives are in ``collectives``.
     """
-    said = trace.places["metadata"].cast(pl.String)
-    rows = said.is_not_null().arg_true()
-    texts = said.gather(rows)
+    metadata = trace.places["metadata"].cast(pl.String)
+    rows = metadata.is_not_null().arg_true()
+    texts = metadata.gather(rows)
     distinct = texts.unique(maintain_order=True)
     fields: list[dict[str, Any]] = [decoded(text, dict[str, Any]) for text in distinct.to_list()]
     of_row = texts.replace_strict(
@@ -41,7 +41,7 @@ def annotation_table(trace: Attributed) -> pl.DataFrame:
     frame = pl.DataFrame({"gpu": rows.cast(pl.Int32)}).with_columns(
         *(trace.gpu[name].gather(rows) for name in _ACTIVITY), *(trace.places[name].gather(rows) for name in _PLACES)
     )
-    keys = dict.fromkeys(key for said_once in fields for key in said_once)
+    keys = dict.fromkeys(key for entry in fields for key in entry)
     taken = set(frame.columns)
     columns = []
     for key in keys:
@@ -49,7 +49,7 @@ def annotation_table(trace: Attributed) -> pl.DataFrame:
         while column in taken:
             column = f"annotated_{column}"
         taken.add(column)
-        columns.append(_typed(column, [one.get(key) for one in fields]).gather(of_row))
+        columns.append(_typed(column, [entry.get(key) for entry in fields]).gather(of_row))
     return frame.with_columns(columns)
 
 

@@ -59,13 +59,13 @@ def checked_references(trace: Attributed) -> Attributed:
         inside = column.drop_nulls().is_between(0, count - 1).all()
         must(trace.meta.inputs, inside, f"{what} refer to rows that do not exist")
     must(trace.meta.inputs, trace.places.height == rows, "activities have no place in the table of places")
-    parts = trace.collective_parts["gpu"].is_in(trace.collectives["gpu"].implode()).all()
-    must(trace.meta.inputs, parts, "parts of collectives belong to no collective")
+    belong = trace.collective_parts["gpu"].is_in(trace.collectives["gpu"].implode()).all()
+    must(trace.meta.inputs, belong, "parts of collectives belong to no collective")
     unique = trace.graph_places["gpu"].is_unique().all()
     must(trace.meta.inputs, unique, "an activity has two places in CUDA graphs")
     for kind in PLACES:
-        told = rows == 0 or trace.places[f"{kind}_rule"].null_count() == 0
-        must(trace.meta.inputs, told, f"activities have neither a {kind} nor a reason why not")
+        known = rows == 0 or trace.places[f"{kind}_rule"].null_count() == 0
+        must(trace.meta.inputs, known, f"activities have neither a {kind} nor a reason why not")
     return trace
 
 

@@ -62,8 +62,8 @@ _QUERIES = re.compile(
 )
 _NO_TABLE = re.compile(r"relation '([^']{1,80})' was not found")
 _NO_COLUMN = re.compile(r'unable to find column "([^"]{1,80})"; valid columns: \[(.*)\]', re.DOTALL)
-_MOST_CHARACTERS = 100_000
-_MOST_OF_AN_ERROR = 400
+_MAX_QUERY_LENGTH = 100_000
+_MAX_ERROR_LENGTH = 400
 
 
 def named(query: str) -> tuple[str, ...]:
@@ -98,8 +98,8 @@ def check_query(query: str) -> None:
     Raises:
         UsageError: it is too long, names a function that reads files, or is no query.
     """
-    if len(query) > _MOST_CHARACTERS:
-        raise UsageError(f"the query has over {_MOST_CHARACTERS:,} characters")
+    if len(query) > _MAX_QUERY_LENGTH:
+        raise UsageError(f"the query has over {_MAX_QUERY_LENGTH:,} characters")
     if found := _READERS.search(query):
         raise UsageError(
             f"the query names {found[0].rstrip(' (')}; a query can read only the tables of the trace, no files"
@@ -124,7 +124,7 @@ def _explained(error: BaseException) -> str:
 def _one_line(error: BaseException) -> str:
     """The message of a Polars error on one line, without the query plan that follows it."""
     text = str(error).strip().partition("\n\nResolved plan")[0]
-    return " ".join(text.split())[:_MOST_OF_AN_ERROR] or type(error).__name__
+    return " ".join(text.split())[:_MAX_ERROR_LENGTH] or type(error).__name__
 
 
 _MEANING = {kind.name: kind.meaning for kind in KINDS}

@@ -313,14 +313,14 @@ class _Lanes:
         Args:
             recorded: for each stream, whether all streams of its device are known.
         """
-        of, begins, ends = self.lane
+        lane, begins, ends = self.lane
         starts, finishes, depth = self.depth
         several = union(starts[depth > 1], finishes[depth > 1])  # the union has far fewer intervals
         shared = covered_lengths(begins, ends, *several)
         return self.streams.with_columns(
             pl.col("stream").cast(pl.Int64),
-            busy_ns=_sums(of, ends - begins, self.streams.height),
-            concurrent_ns=pl.when(recorded).then(pl.lit(_sums(of, shared, self.streams.height))),
+            busy_ns=_sums(lane, ends - begins, self.streams.height),
+            concurrent_ns=pl.when(recorded).then(pl.lit(_sums(lane, shared, self.streams.height))),
         )
 
     def by_depth(self) -> list[tuple[Ns, ...]]:

@@ -123,19 +123,19 @@ def _fraction(x: Float64, a: Float64, b: Float64) -> Float64:
     return value
 
 
-def highest_share(hits: int, of: int, confidence: float = 0.95) -> float:
+def highest_share(hits: int, trials: int, confidence: float = 0.95) -> float:
     """The upper confidence bound of a binomial share (Clopper and Pearson, one-sided).
 
     Args:
         hits: number of hits.
-        of: number of trials.
+        trials: number of trials.
         confidence: probability that the share is not above the bound.
     """
-    if hits >= of:
+    if hits >= trials:
         return 1.0
-    low, high = hits / of, 1.0
+    low, high = hits / trials, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        at_most = 1 - beta_share(np.array([middle]), np.array([hits + 1.0]), np.array([float(of - hits)]))
+        at_most = 1 - beta_share(np.array([middle]), np.array([hits + 1.0]), np.array([float(trials - hits)]))
         low, high = (middle, high) if at_most[0] > 1 - confidence else (low, middle)
     return high

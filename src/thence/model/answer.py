@@ -163,8 +163,8 @@ class Answer:
 
     def all_notes(self) -> tuple[str, ...]:
         """All notes: what makes the trace unsound, the answer's own, those on the inputs, and warnings."""
-        told = self.caveats
-        return (*told.unsound, *self.remarks(), *told.notes, *told.warnings)
+        caveats = self.caveats
+        return (*caveats.unsound, *self.remarks(), *caveats.notes, *caveats.warnings)
 
     def document(self) -> dict[str, Any]:
         """`to_json` with notes and findings, as ``--format json`` prints it."""

@@ -80,9 +80,13 @@ def kernels_of_nccl(names: pl.Series) -> pl.DataFrame:
     Both are null for all other kernels, and where the name does not say it.
     """
     name = pl.col("name")
-    said = {"kind": kind_of_kernel(name), "type": name.cast(pl.String).str.extract(_TYPE)}
-    ours = name.cast(pl.String).str.contains(_OF_NCCL)
-    return names.rename("name").to_frame().select(pl.when(ours).then(value).alias(key) for key, value in said.items())
+    columns = {"kind": kind_of_kernel(name), "type": name.cast(pl.String).str.extract(_TYPE)}
+    is_nccl = name.cast(pl.String).str.contains(_OF_NCCL)
+    return (
+        names.rename("name")
+        .to_frame()
+        .select(pl.when(is_nccl).then(value).alias(key) for key, value in columns.items())
+    )
 
 
 def can_launch(kind: str | None, type_: str | None, call: str, element_type: str | None) -> bool:

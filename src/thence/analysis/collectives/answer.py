@@ -387,9 +387,9 @@ def _notes(trace: Attributed, every: pl.DataFrame, rows: pl.DataFrame, seen: pl.
 
 
 _STEPS = (1, 2, 5)
-_LEAST_NS = 1_000
+_MIN_BIN_NS = 1_000
 _DECADES = 8  # up to 1000 s
-_EDGES = tuple(_LEAST_NS * 10**decade * step for decade in range(_DECADES + 1) for step in _STEPS)
+_EDGES = tuple(_MIN_BIN_NS * 10**decade * step for decade in range(_DECADES + 1) for step in _STEPS)
 
 
 def wait_histogram(instances: pl.DataFrame) -> pl.DataFrame:

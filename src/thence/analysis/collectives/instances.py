@@ -233,15 +233,15 @@ def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
     unnamed = kind.is_in(_SOME_PEERS) & pl.col("group_size").ne_missing(2)
     unknown = unnamed | (kind.is_in(PEERS) & (pl.col("source").is_null() | pl.col("target").is_null()))
     times_before = pl.int_range(pl.len()).over("call", "what")
-    told = {"by_order": ~pl.col("numbered"), "reason_of_row": pl.when(unknown).then(pl.lit("peers_unknown"))}
+    common = {"by_order": ~pl.col("numbered"), "reason_of_row": pl.when(unknown).then(pl.lit("peers_unknown"))}
     if frame["numbered"].all():
         nothing = pl.lit(None, pl.Int64)
-        return frame.with_columns(call=nothing, token=nothing, number="sequence", **told)
+        return frame.with_columns(call=nothing, token=nothing, number="sequence", **common)
     return (
         frame.with_columns(
             call=pl.when(~pl.col("numbered")).then(call.rank("dense")).cast(pl.Int64),
             token=token.rank("dense").cast(pl.Int64),
-            **told,
+            **common,
         )
         .sort("start", maintain_order=True)
         .with_columns(number=pl.when("numbered").then("sequence").when("of_xla").then(times_before))

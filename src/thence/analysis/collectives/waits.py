@@ -304,14 +304,14 @@ def _by_cause(waits: pl.DataFrame, launched_ahead: pl.DataFrame | None) -> pl.Da
     if launched_ahead is not None:
         waits = waits.join(launched_ahead, on="instance", how="left")
         share = pl.col("share").fill_null(0.0)
-    told = pl.col("rank").is_not_null()
+    has_cause = pl.col("rank").is_not_null()
     amounts: dict[str | None, list[pl.Expr]] = {code: [] for code in (None, "launched_ahead", "early", "not_all_shown")}
     for name in ("longest", "every"):
         whole, since = pl.col(name), pl.col(f"{name}_since").fill_null(0)
         amounts[None].append(since * (1 - share))
         amounts["launched_ahead"].append(since * share)
-        amounts["early"].append(pl.when(told).then(whole - since).otherwise(0))
-        amounts["not_all_shown"].append(pl.when(told).then(0).otherwise(whole))
+        amounts["early"].append(pl.when(has_cause).then(whole - since).otherwise(0))
+        amounts["not_all_shown"].append(pl.when(has_cause).then(0).otherwise(whole))
     nobody = pl.lit(None, pl.Int32)
     parts = [
         waits.select(
@@ -324,4 +324,4 @@ def _by_cause(waits: pl.DataFrame, launched_ahead: pl.DataFrame | None) -> pl.Da
         for code, (longest, every) in amounts.items()
     ]
     # A device arrived last even if it caused nothing; of the other rows, those of less than 1 ns say nothing.
-    return pl.concat([parts[0].filter(told), *(part.filter(pl.col("longest") >= 1) for part in parts[1:])])
+    return pl.concat([parts[0].filter(has_cause), *(part.filter(pl.col("longest") >= 1) for part in parts[1:])])

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.diff.comparability import not_checked, refusals
-from thence.analysis.diff.estimates import MOST_RUNS, discoveries, estimates, folds, more_runs, run_means, tree
+from thence.analysis.diff.estimates import MAX_RUNS, discoveries, estimates, folds, more_runs, run_means, tree
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.moved_streams import moved_work
@@ -414,10 +414,10 @@ def _rows(
     return _ordered(frame), len(means.keys) - len(kept)
 
 
-def _new_or_gone(means: RunMeans, one: range, other: range) -> Mask:
+def _new_or_gone(means: RunMeans, side: range, other_side: range) -> Mask:
     """Rows that every run of one side has in at least half of its steps, and no run of the other side has at all."""
-    there = (means.share[:, [*one]] >= 0.5).all(axis=1)
-    absent: Mask = there & (means.share[:, [*other]] == 0).all(axis=1)
+    present = (means.share[:, [*side]] >= 0.5).all(axis=1)
+    absent: Mask = present & (means.share[:, [*other_side]] == 0).all(axis=1)
     return absent
 
 
@@ -470,7 +470,7 @@ def _verdicts(
     unknown = (code == VERDICTS.index("unknown")) & known
     if not found.between:
         needed = np.maximum(needed, 2)  # fewer than three runs a side hardly show how runs differ
-    return verdicts, np.where(unknown, np.minimum(needed, MOST_RUNS), 0).tolist()
+    return verdicts, np.where(unknown, np.minimum(needed, MAX_RUNS), 0).tolist()
 
 
 def _short(keys: Sequence[tuple[str, str]], matches: Sequence[Match]) -> Iterator[tuple[tuple[str, str], str]]:
@@ -493,6 +493,6 @@ def _short(keys: Sequence[tuple[str, str]], matches: Sequence[Match]) -> Iterato
 
 def _ordered(frame: pl.DataFrame) -> pl.DataFrame:
     """Sorts rows: the whole step and its parts, then differences that are more than noise, each the largest first."""
-    told = pl.col("verdict").is_in(["slower", "faster", "new", "gone"])
-    whole = pl.col("by").is_in([*_WHOLE])
-    return frame.sort(~whole, ~told, -pl.col("difference_ns").abs(), "by", "name", maintain_order=True)
+    differs = pl.col("verdict").is_in(["slower", "faster", "new", "gone"])
+    of_step = pl.col("by").is_in([*_WHOLE])
+    return frame.sort(~of_step, ~differs, -pl.col("difference_ns").abs(), "by", "name", maintain_order=True)

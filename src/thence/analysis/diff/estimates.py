@@ -124,12 +124,12 @@ def tree(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
     return kept.join(numbered, on="number", how="left", maintain_order="left").drop("number")
 
 
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 """The most runs a side that `more_runs` considers."""
 
-_FEWEST_OF_OWN = 3
+_MIN_OWN_STEPS = 3
 """If each side has at least this many runs, each side has its own variance."""
-_MOST_CORRELATION = 0.9
+_MAX_CORRELATION = 0.9
 _POWER_BOTH_TAILS = 0.4
 """Probability of both tails whose t gives a power of 80 %: one tail of 20 %."""
 
@@ -243,7 +243,7 @@ def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
     correlation = np.divide(covariance, variance, out=np.zeros_like(mean), where=variance > 0)
     known = np.clip(correlation, 0, 1)
     correlation = correlation + (1 + 4 * known) / n + np.sqrt((1 - known**2) / n)
-    correlation = np.clip(correlation, 0, _MOST_CORRELATION)
+    correlation = np.clip(correlation, 0, _MAX_CORRELATION)
     effective = np.maximum(n * (1 - correlation) / (1 + correlation), 2.0)
     return RunMeans(
         keys.select("by", "name").rows(),
@@ -298,14 +298,14 @@ def _between(
     counts = [values.shape[1] for values in sides]
     within = [np.nan_to_num(np.nanmean(_filled(e), axis=1)) for e in errors]
     squares = [np.square(v - v.mean(axis=1, keepdims=True)).sum(axis=1) for v in sides]
-    if min(counts) >= _FEWEST_OF_OWN:
+    if min(counts) >= _MIN_OWN_STEPS:
         own = [np.maximum(s / (n - 1), w) for s, n, w in zip(squares, counts, within, strict=True)]
     else:
         pooled = sum(squares) / (sum(counts) - 2)
         own = [np.maximum(pooled, np.maximum(*within))] * 2
     parts = [np.square(k) * v / n for k, v, n in zip(scales, own, counts, strict=True)]
     deviation = np.sqrt((own[0] + own[1]) / 2)
-    if min(counts) >= _FEWEST_OF_OWN:
+    if min(counts) >= _MIN_OWN_STEPS:
         degrees = [np.full(len(v), n - 1.0) for v, n in zip(own, counts, strict=True)]
         return (*_satterthwaite(parts, degrees), deviation)
     return parts[0] + parts[1], np.full(len(own[0]), sum(counts) - 2.0), deviation
@@ -349,14 +349,14 @@ def more_runs(wanted: Float64, deviation: Float64, runs: int, level: float) -> n
         level: level at which a row counts as different, after the correction.
 
     Returns:
-        shape (rows,), at least 1; `MOST_RUNS` where that many runs or more are needed.
+        shape (rows,), at least 1; `MAX_RUNS` where that many runs or more are needed.
     """
-    sizes = np.unique(np.geomspace(2, MOST_RUNS, 200).astype(np.int64))
+    sizes = np.unique(np.geomspace(2, MAX_RUNS, 200).astype(np.int64))
     freedom = (2.0 * sizes - 2).astype(np.float64)
     rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few levels, so quantiles are cached
     critical = quantile(float(rounded), freedom) + quantile(_POWER_BOTH_TAILS, freedom)
     reach = critical * np.sqrt(2.0 / sizes)  # difference in deviations; decreases with size
     ratio = np.divide(wanted, deviation, out=np.full(len(wanted), np.inf), where=deviation > 0)
     place = len(sizes) - np.searchsorted(reach[::-1], ratio, side="right")
-    needed = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], MOST_RUNS)
-    return np.where(needed >= MOST_RUNS, MOST_RUNS, np.maximum(needed - runs, 1))
+    needed = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], MAX_RUNS)
+    return np.where(needed >= MAX_RUNS, MAX_RUNS, np.maximum(needed - runs, 1))

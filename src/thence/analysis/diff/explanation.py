@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.diff.estimates import MOST_RUNS, PARTS
+from thence.analysis.diff.estimates import MAX_RUNS, PARTS
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, IDLE, UNATTRIBUTED
 from thence.analysis.grouping.kernel_groups import groups_of_names
 from thence.model.kernel_names import clip, short_names
@@ -130,8 +130,8 @@ def _undecided(total: Mapping[str, Any]) -> str:
     if total["more_runs"] is None:
         return "cannot be distinguished from noise"
     more = total["more_runs"]
-    if more >= MOST_RUNS:
-        return f"cannot be distinguished from noise, not even with {MOST_RUNS:,} runs per side"
+    if more >= MAX_RUNS:
+        return f"cannot be distinguished from noise, not even with {MAX_RUNS:,} runs per side"
     needed = "runs per side are" if more > 1 else "run per side is"
     return f"cannot be distinguished from noise; about {more:,} more {needed} needed"
 

@@ -209,11 +209,11 @@ def _placed(side: pl.DataFrame) -> _Placed:
     return result
 
 
-def _on_one_side_only(one: _Placed, other: _Placed) -> _Placed:
+def _on_one_side_only(side: _Placed, other_side: _Placed) -> _Placed:
     """The kernels of one side that the other side does not have at the same place."""
     result: _Placed = {}
-    for key, kernels in one.items():
-        theirs = other.get(key, {})
+    for key, kernels in side.items():
+        theirs = other_side.get(key, {})
         alone = {name: value for name, value in kernels.items() if name not in theirs}
         if alone:
             result[key] = alone

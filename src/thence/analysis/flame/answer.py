@@ -415,16 +415,16 @@ def idle_frames(sums: pl.DataFrame) -> Groups:
     return Groups.of_paths(frames, times.with_columns(**dict.fromkeys(PHASE_SUMS, zero)))
 
 
-def _path(of: dict[str, Any]) -> list[Entry]:
+def _path(row: dict[str, Any]) -> list[Entry]:
     """The frames of a row of `idle_sums`, outermost first."""
-    around = ["inside and before first executions"] if of["early"] else []
-    program = of["program"]
-    if of["where"] == "inside":
+    around = ["inside and before first executions"] if row["early"] else []
+    program = row["program"]
+    if row["where"] == "inside":
         around += ["inside programs", f"inside {program}"]
-    elif of["where"] is not None:
+    elif row["where"] is not None:
         after = "after the last program"
         around += ["between programs", after if program is None else f"before {program}"]
-    why = [word for word in (of["cause"], of["name"]) if word is not None]
+    why = [word for word in (row["cause"], row["name"]) if word is not None]
     return [(frame, "idle", None) for frame in (IDLE, *around, *why)]
 
 

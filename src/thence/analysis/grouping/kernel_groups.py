@@ -94,7 +94,7 @@ OPCODE_PATTERNS: tuple[tuple[str, str], ...] = (
 instruction, followed by the target of a custom call or the sorted opcodes inside a fusion."""
 
 
-_MOST_TEXTS = 1 << 12
+_MAX_CACHED_TEXTS = 1 << 12
 """Size of the cache of groups by instruction text: XLA has thousands of texts of some kilobytes each."""
 
 
@@ -267,7 +267,7 @@ def _compiled(pairs: tuple[tuple[str, str], ...]) -> list[tuple[str, re.Pattern[
 
 
 # Many instructions share their texts, as do the ranks of a job, and one analysis classifies activities several times.
-@lru_cache(_MOST_TEXTS)
+@lru_cache(_MAX_CACHED_TEXTS)
 def _of_text(text: str) -> str | None:
     """The group of an HLO instruction by its opcodes."""
     return _first(_compiled(OPCODE_PATTERNS), (text,))

@@ -494,12 +494,12 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
 
 def _of_instructions(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     """For each HLO instruction, the columns `_OF_INSTRUCTIONS`; null where its activities differ in the value."""
-    said = parts.select("place").hstack(
+    instructions = parts.select("place").hstack(
         trace.places.select(_OF_INSTRUCTIONS).select(pl.all().gather(parts["gpu"].cast(pl.UInt32)))
     )
     values = (pl.col(name).drop_nulls() for name in _OF_INSTRUCTIONS)
     return (
-        said.filter(pl.col("place").is_not_null())
+        instructions.filter(pl.col("place").is_not_null())
         .group_by("place")
         .agg(pl.when(value.n_unique() == 1).then(value.first()) for value in values)
         .with_columns(pl.col(_OF_INSTRUCTIONS).cast(pl.String))

@@ -124,8 +124,8 @@ def _in_steps(trace: Attributed, chosen: StepChoice) -> Mask:
     place = devices.with_row_index("place").join(windows, on=["rank", "device"], maintain_order="left")
     count = trace.steps.height
     wanted = place["place"].cast(pl.Int64).to_numpy() * count + place["row"].to_numpy()
-    of = trace.places["step_row"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    mask: Mask = np.isin(device * count + of, wanted) & (of != NO_ROW)
+    step = trace.places["step_row"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    mask: Mask = np.isin(device * count + step, wanted) & (step != NO_ROW)
     return mask
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MAX_PARTS = 3
 """How many causes of one gap have a part of their own; the rest of the gap is one more part."""
-_SHORTEST_MERGED = 512  # ns: the first width that is tried
+_MIN_MERGED_NS = 512  # ns: the first width that is tried
 _CAUSE_COLUMNS = ("name", "place", "step", "iteration")
 _OF_ONE_ACTIVITY = ("call", "lead_ns", "call_ns")
 
@@ -227,7 +227,7 @@ def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[p
         column = rows[key].to_numpy()
         other[1:] |= column[1:] != column[:-1]
     end = int((start + duration).max())
-    width = _SHORTEST_MERGED
+    width = _MIN_MERGED_NS
     while True:
         cell, long = start // width, duration >= width
         new = other | long
@@ -361,10 +361,10 @@ def _steps(trace: Attributed) -> tuple[list[pl.Series], tuple[str, ...]]:
         column = trace.places[kind].cast(pl.String)
         for text in column.unique(maintain_order=True).drop_nulls().head(MAX_TEXTS):
             texts.setdefault(text, len(texts))
-        of = {text: number for text, number in texts.items() if text is not None}
+        numbers = {text: number for text, number in texts.items() if text is not None}
         columns.append(
-            column.replace_strict(of, default=None, return_dtype=pl.Int32).alias(kind)
-            if of
+            column.replace_strict(numbers, default=None, return_dtype=pl.Int32).alias(kind)
+            if numbers
             else pl.Series(kind, [None], pl.Int32).new_from_index(0, len(column))
         )
     return columns, tuple(text[:_SHORT] for text in texts)
@@ -401,8 +401,8 @@ def _nothing(rows: int) -> pl.Series:
 
 def _programs_without_a_call(trace: Attributed, launch: pl.Series) -> pl.Series:
     """The row in programs of each activity whose own launch is unknown; null for other activities."""
-    of = trace.gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    return pl.Series(np.where(launch.is_null().to_numpy(), of, NO_ROW)).replace(NO_ROW, None)
+    program = trace.gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    return pl.Series(np.where(launch.is_null().to_numpy(), program, NO_ROW)).replace(NO_ROW, None)
 
 
 def _with_threads(trace: Attributed, kept: pl.DataFrame) -> pl.DataFrame:

@@ -29,7 +29,7 @@ flight: bytes of the running memcpys and memsets, and message sizes of the runni
 the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.answer`)."""
 
 _KEY = ("rank", "device")
-_MOST_NAMES = 3  # maximum number of mark names after the number of a lane
+_MAX_NAMES = 3  # maximum number of mark names after the number of a lane
 _COUNTERS_SCHEMA = {"rank": pl.Int32, "device": pl.Int32, "counter": pl.String, "time": pl.Int64, "value": pl.Float64}
 
 
@@ -129,7 +129,7 @@ def _named_by_marks(lanes: pl.Series, labels: pl.Series) -> pl.Series:
         .filter(lane.str.contains(r"^\d+$"), label.is_not_null())
         .unique(maintain_order=True)
         .group_by("lane", maintain_order=True)
-        .agg(label.head(_MOST_NAMES).str.join(", "), more=pl.len() > _MOST_NAMES)
+        .agg(label.head(_MAX_NAMES).str.join(", "), more=pl.len() > _MAX_NAMES)
         .with_columns(
             name=pl.format("{} ({}{})", lane, label, pl.when("more").then(pl.lit(", ...")).otherwise(pl.lit("")))
         )
@@ -167,9 +167,9 @@ def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
     lane = (*_KEY, "stream")
     ordered = gpu.sort(*lane)
     number = ordered.select(pl.struct(*lane).rle_id().cast(pl.Int64)).to_series().to_numpy()
-    of, start, end = unions(number, ordered["start"].to_numpy(), ordered["end"].to_numpy())
+    lane_number, start, end = unions(number, ordered["start"].to_numpy(), ordered["end"].to_numpy())
     lanes = ordered.select(*lane).unique(maintain_order=True)
-    return lanes.select(*_KEY)[of].with_columns(start=pl.Series(start), end=pl.Series(end), value=pl.lit(1))
+    return lanes.select(*_KEY)[lane_number].with_columns(start=pl.Series(start), end=pl.Series(end), value=pl.lit(1))
 
 
 def _steps(counter: str, intervals: pl.DataFrame) -> pl.DataFrame:
