@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MAX_PARTS = 3
 """How many causes of one gap have a part of their own; the rest of the gap is one more part."""
-_MIN_MERGED_NS = 512  # ns: the first width that is tried
+_FIRST_WIDTH = 512  # ns: the first width that is tried
 _CAUSE_COLUMNS = ("name", "place", "step", "iteration")
 _OF_ONE_ACTIVITY = ("call", "lead_ns", "call_ns")
 
@@ -227,7 +227,7 @@ def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[p
         column = rows[key].to_numpy()
         other[1:] |= column[1:] != column[:-1]
     end = int((start + duration).max())
-    width = _MIN_MERGED_NS
+    width = _FIRST_WIDTH
     while True:
         cell, long = start // width, duration >= width
         new = other | long
