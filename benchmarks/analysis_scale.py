@@ -18,10 +18,10 @@ import polars as pl
 
 from command_line import documented_parser
 from measuring import peak_mb
+from thence.analysis.collectives.answer import collectives
 from thence.analysis.collectives.clock_sync import align_clocks
-from thence.analysis.collectives.communication import collectives
 from thence.analysis.collectives.instances import collective_instances
-from thence.analysis.programs.programs import By, programs
+from thence.analysis.programs.answer import By, programs
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.attribution.cuda_graphs.assigned_labels import with_places

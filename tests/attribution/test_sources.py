@@ -13,7 +13,7 @@ import pytest
 
 import thence
 from helpers import DATA, STACK, event, kernel, launch, opened, recording, shared, unzipped
-from thence.analysis.summary import summarize
+from thence.analysis.report.summary import summarize
 from thence.attribution.attribute import attribute
 from thence.model.concat_tables import concat
 from thence.model.tables import HOST

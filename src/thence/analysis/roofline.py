@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.consistency import close, must
-from thence.analysis.data_types import data_types
-from thence.analysis.group_by import heading_of, time_by_place
-from thence.analysis.kernel_groups import communicates
+from thence.analysis.grouping.data_types import data_types
+from thence.analysis.grouping.kernel_groups import communicates
+from thence.analysis.grouping.time_by_place import heading_of, time_by_place
 from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
-from thence.model.answer import Answer, Lines, TableView
+from thence.model.answer import Answer, Lines, TableView, close, must
 from thence.model.kernel_names import short_names
 from thence.model.peaks import DTYPES, Peaks, peaks_of
 from thence.model.thresholds import SHORT_KERNEL_NS

@@ -238,7 +238,7 @@ MOVED_VERDICT_SHARE = 0.2
 on what moved."""
 OTHER_GRIDS_SHARE = 0.5
 """Inputs have other shapes if grids differ in more than this share of the common kernels' time, ..."""
-FEW_OTHER_GRIDS_SHARE = 0.05
+MAX_OTHER_GRIDS_SHARE = 0.05
 """... or in more than this if the bytes copied to the device also differ."""
 SAME_BYTES_SHARE = 0.01
 """Share by which the bytes that are copied to the device may differ."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.consistency import consistent_references
+from thence.analysis.self_check import checked_references
 from thence.atomic_files import atomic_folder
 from thence.errors import Contradiction, DamagedInput
 from thence.model.attributed import RULE, SHARES, Attributed
@@ -187,7 +187,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         )
         sound = plausible(trace, str(folder))
         try:
-            consistent_references(sound)
+            checked_references(sound)
         except Contradiction as error:
             message = "has tables that refer to rows that do not exist: create the store again with thence ingest"
             raise DamagedInput(str(folder), message) from error

@@ -18,13 +18,13 @@ from thence.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.analysis.headline import Headline
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.ranks.answer import Job
+    from thence.analysis.report.headline import Headline
+    from thence.analysis.report.summary import Summary
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.answer import StepTable
-    from thence.analysis.summary import Summary
     from thence.analysis.whatif.answer import WhatIf
     from thence.model.attributed import Attributed
     from thence.model.places import By
@@ -118,7 +118,7 @@ class StoredTrace(Trace):
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
         """Tables of the report by a kind of place, from the tables of each rank; empty if one rank lacks data."""
-        from thence.analysis.summary import summarize
+        from thence.analysis.report.summary import summarize
         from thence.analysis.summary_merge import summary_tables
 
         kept: list[dict[str, pl.DataFrame]] = []
@@ -136,15 +136,15 @@ class StoredTrace(Trace):
 
     def _selected_parts(self) -> Iterator[Attributed]:
         """The selected part of every rank with device work."""
-        from thence.analysis.consistency import consistent_references
-        from thence.analysis.select import select
+        from thence.analysis.selection.select import select
+        from thence.analysis.self_check import checked_references
 
         for part in self.store.parts():
             if part.gpu.is_empty():
                 continue
             ranks = tuple(rank for rank in self.selection.ranks if rank in part.ranks)
             try:
-                yield consistent_references(select(part, replace(self.selection, ranks=ranks)))
+                yield checked_references(select(part, replace(self.selection, ranks=ranks)))
             except MissingData:
                 continue  # another rank may have some of it
 
@@ -167,8 +167,8 @@ class StoredTrace(Trace):
         """As `Trace.headline`, from the summaries alone."""
         if not self._ranks_only:
             return super().headline
-        from thence.analysis.headline import headline_of_summaries
-        from thence.analysis.part import Part, part
+        from thence.analysis.report.headline import headline_of_summaries
+        from thence.model.answer import ResultOrReason, result_or_reason
 
         with self.store.reading():
             frames = self.store.lateness()
@@ -183,9 +183,9 @@ class StoredTrace(Trace):
                 str(self.store.root),
                 f"states steps of a kind that thence does not know ({kinds}); run the same thence ingest again",
             )
-        late = part(lambda: self.ranks(explain=False))
+        late = result_or_reason(lambda: self.ranks(explain=False))
         if devices.height < 2 and late.result is not None and not late.result.shown.missing:
-            late = Part(None)
+            late = ResultOrReason(None)
         return headline_of_summaries(tables, self._soundness, late, times)
 
     def sql(self, query: str) -> pl.DataFrame:
@@ -193,7 +193,7 @@ class StoredTrace(Trace):
 
         Row numbers, such as ``launch``, count within the input of their rank.
         """
-        from thence.analysis.query import answer
+        from thence.analysis.sql import answer
 
         frames = self.frames(query)
         if any(isinstance(frame, pl.LazyFrame) for frame in frames.values()):
@@ -204,7 +204,7 @@ class StoredTrace(Trace):
         """The tables that a query names, as lazy frames if nothing but ranks is selected."""
         if not self._ranks_only:
             return super().frames(query)
-        from thence.analysis.query import named
+        from thence.analysis.sql import named
 
         lazy = [name for name in named(query) if name != "annotations"]
         frames: dict[str, pl.DataFrame | pl.LazyFrame] = {name: self._scan(name) for name in lazy}
