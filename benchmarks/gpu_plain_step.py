@@ -80,7 +80,7 @@ def run_large(torch: Any) -> Iterator[None]:
     """The same with so many tokens that the GPU is the limit."""
     model = gpt2_model(torch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(0, 50000, (24, 512), device=DEVICE)
+    ids = torch.randint(0, 50000, (16, 512), device=DEVICE)
     while True:
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()

@@ -407,7 +407,13 @@ def torchtitan_llama(out: str) -> None:
     lines = (json.dumps({"text": text}) for text in texts(4000, 400))
     (assets / "c4_test" / "data.json").write_text("\n".join(lines))
     os.chdir(out)
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    os.environ |= {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29511",
+    }
     sys.argv = ["train", "--module", "llama3", "--config", "llama3_debugmodel", "--training.steps", str(STEPS)]
     sys.argv += ["--training.seq_len", "256", "--training.local_batch_size", "8"]
     from torchtitan.train import main
