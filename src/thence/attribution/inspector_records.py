@@ -95,18 +95,24 @@ def _facts(record: InspectorRecord, kernels: pl.DataFrame, epoch_ns: int) -> pl.
         end=pl.col("seen") - epoch_ns + CLOCKS_WRONG_NS,
     )
     parts = []
-    for (kind, channels), of_kind in rows.group_by("kind", "channels", maintain_order=True):
-        # A kernel that does not name its kind may be the one, but is not described.
-        possible = kernels.filter(pl.col("kind").is_null() | (pl.col("kind") == kind), pl.col("blocks") == channels)
-        start = possible["start"].to_numpy()
-        first = np.searchsorted(start, of_kind["begin"].to_numpy(), "left")
-        count = np.searchsorted(start, of_kind["end"].to_numpy(), "right") - first
-        only: Int64 = np.flatnonzero(count == 1)
-        kernel = possible[first[only]]
-        executed = of_kind["executed"].gather(only).fill_null(0)
-        fits = (kernel["duration"] >= executed - _ROUNDED_NS) & kernel["kind"].is_not_null()
-        chosen = of_kind[only].select("collective", "bytes", "group_size").with_columns(kernel["gpu"].cast(pl.Int32))
-        parts.append(chosen.filter(fits))
+    of_channels = rows.partition_by("channels", as_dict=True)
+    for channels, alike in kernels.partition_by("blocks", as_dict=True).items():
+        some = of_channels.get(channels)
+        if some is None:
+            continue
+        for kind in alike["kind"].drop_nulls().unique():
+            # A kernel that does not name its kind may be the one, but is not described.
+            possible = alike.filter(pl.col("kind").is_null() | (pl.col("kind") == kind))
+            of_kind = some.filter(pl.col("kind") == kind)
+            start = possible["start"].to_numpy()
+            first = np.searchsorted(start, of_kind["begin"].to_numpy(), "left")
+            count = np.searchsorted(start, of_kind["end"].to_numpy(), "right") - first
+            only: Int64 = np.flatnonzero(count == 1)
+            kernel = possible[first[only]]
+            executed = of_kind["executed"].gather(only).fill_null(0)
+            fits = (kernel["duration"] >= executed - _ROUNDED_NS) & kernel["kind"].is_not_null()
+            chosen = of_kind[only].select(*_FACTS).with_columns(kernel["gpu"].cast(pl.Int32))
+            parts.append(chosen.filter(fits))
     return pl.concat(parts) if parts else _none()
 
 

@@ -36,6 +36,8 @@ _PROCESS = re.compile(r"-pid(\d{1,10})\.log(?:\.gz)?")
 _MAX_BYTES = 256 << 20
 _MAX_LINES = 500_000
 _GPU_CLOCK = "kernel_gpu"
+_MAX_CHANNELS = 1024
+"""NCCL has 64."""
 _LATEST_US = 1 << 52
 """Of Unix times, which are in the year 2112 then; later ones do not fit into ns."""
 _LONGEST_US = 1 << 43
@@ -160,7 +162,7 @@ def _lines(content: bytes, name: str) -> Iterator[_Line]:
 def _row(ranks: int, each: _Collective) -> Sequence[object] | None:
     """The values of `RECORDS`; None without the times of a kernel."""
     times = each.event_trace_ts
-    if times is None or not times.kernel_events:
+    if times is None or not 0 < len(times.kernel_events) <= _MAX_CHANNELS:
         return None
     # Times of channels that the kernel does not use are 0.
     seen = min((kernel.kernel_start_ts for kernel in times.kernel_events if kernel.kernel_start_ts), default=0)
