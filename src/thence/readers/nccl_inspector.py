@@ -20,7 +20,7 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.model.inspector_records import RECORDS, InspectorRecord
-from thence.model.json_fields import Count  # noqa: TC001 - msgspec evaluates annotations
+from thence.model.json_fields import Count, NotAsWritten, decoded
 from thence.model.tables import Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.source import STANDARD_INPUT, Source
@@ -149,13 +149,12 @@ def read_record(source: Source) -> tuple[InspectorRecord, list[str]]:
 def _lines(content: bytes, name: str) -> Iterator[_Line]:
     if content.count(b"\n") >= _MAX_LINES:
         raise DamagedInput(name, f"holds more than {_MAX_LINES:,} lines")
-    decoder = msgspec.json.Decoder(_Line)
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            yield decoder.decode(line)
-        except (msgspec.DecodeError, RecursionError) as error:
+            yield decoded(line, _Line)
+        except NotAsWritten as error:
             raise DamagedInput(name, f"line {number:,} is not as NCCL's Inspector writes it: {error}") from error
 
 
