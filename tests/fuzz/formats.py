@@ -82,6 +82,17 @@ def _annotations() -> Tree:
     }
 
 
+def _inspector() -> Tree:
+    text = gzip.decompress((DATA / "torch" / "nccl_inspector" / "vm-pid784.log.gz").read_bytes())
+    return [json.loads(line) for line in text.splitlines()[:ROWS]]
+
+
+def _as_lines(tree: Tree, folder: Path) -> Path:
+    path = folder / "vm-pid784.log"
+    path.write_bytes(b"".join(_json(line) + b"\n" for line in (tree if isinstance(tree, list) else [tree])))
+    return path
+
+
 def _flight_recorder() -> Tree:
     document = json.loads((DATA / "torch" / "flight_recorder" / "fr_trace_0.json").read_text())
     document["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
@@ -448,6 +459,7 @@ FORMATS = (
     Format("pickle", _annotations, _pickled),
     Format("calls", _flight_recorder, _as_json("fr_trace_0.json")),
     Format("calls-pickle", _flight_recorder, _pickled_calls),
+    Format("inspector", _inspector, _as_lines),
     Format("xplane", _xplane, _written_protobuf("a.xplane.pb")),
     Format("hlo", _hlo, _written_protobuf("a.hlo.pb")),
     Format("sqlite", _nsight, _sqlite),

@@ -102,4 +102,5 @@ def test_latencies_are_defined_among_the_thresholds() -> None:
         "_MIN_BIN_NS",  # the first bin of a histogram
         "_DAY_NS", "_SECOND_NS",  # units
         "_LATE_NS", "_CLOCKS_NS", "TOLERANCE_NS", "_FAR_OFF_NS",  # matching of labels, flight records and calls
+        "_BEFORE_NS", "_ROUNDED_NS",  # matching of records of NCCL's Inspector
     }  # fmt: skip

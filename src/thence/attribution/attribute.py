@@ -53,6 +53,11 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
 
         launches = row_numbers(of_launch["launch"])
         collectives, notes = with_flight_records(tables, collectives, launches)
+    if tables.inspector_records:
+        from thence.attribution.inspector_records import with_inspector_records
+
+        collectives, more = with_inspector_records(tables, collectives)
+        notes += more
     events, waits = completed_waiting(tables, row_numbers(of_launch["launch"]))
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
@@ -63,6 +68,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
         "flight_records": (),
+        "inspector_records": (),
         "meta": dataclasses.replace(tables.meta, notes=(*tables.meta.notes, *notes)),
     }
     host = host_rows(tables, row_numbers(of_launch["launch"]), own_code)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from thence.model.flight_records import FlightRecord
     from thence.model.graph_labels import GraphLabels
     from thence.model.hlo import HloModule
+    from thence.model.inspector_records import InspectorRecord
     from thence.model.losses import Loss
 
 
@@ -498,8 +499,8 @@ class Tables:
 
     ``graph_labels`` are labels of captured graphs that came with the trace, or were found next to it;
     ``graph_places`` holds the labels that have been joined to activities. ``flight_records`` are the collective calls
-    of PyTorch's flight recorder, which attribution joins to ``collectives``. ``steps`` is empty until attribution has
-    found them.
+    of PyTorch's flight recorder, ``inspector_records`` the collectives that NCCL's Inspector plugin wrote; attribution
+    joins both to ``collectives``. ``steps`` is empty until attribution has found them.
     """
 
     gpu: pl.DataFrame = field(default_factory=GPU.empty)
@@ -515,6 +516,7 @@ class Tables:
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()
     flight_records: tuple[FlightRecord, ...] = ()
+    inspector_records: tuple[InspectorRecord, ...] = ()
     meta: Meta = field(default_factory=Meta)
 
     @property

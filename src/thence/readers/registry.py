@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
 from thence.memory_limits import check_memory
 from thence.model.concat_tables import concat
-from thence.readers import flight_recorder
+from thence.readers import flight_recorder, nccl_inspector
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plausible import plausible
@@ -73,6 +73,7 @@ _ENDINGS = {
 _FILES = {
     "thence.readers.kineto.sniffing": "thence.readers.kineto.read",
     "thence.readers.flight_recorder": "thence.readers.flight_recorder",
+    "thence.readers.nccl_inspector": "thence.readers.nccl_inspector",
     "thence.readers.label_files": "thence.readers.label_files",
     "thence.readers.jax.sniffing": "thence.readers.jax.xplane",
     "thence.readers.nsight.sqlite": "thence.readers.nsight.sqlite",
@@ -195,6 +196,7 @@ def read(
             tables = plausible(_read_one(name, progress, expansion, cores), name)
             tables = graph_labels.with_annotations_beside(tables, expansion)
             tables = flight_recorder.with_records_beside(tables, expansion)
+            tables = nccl_inspector.with_records_beside(tables, expansion)
             parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:

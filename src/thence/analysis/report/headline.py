@@ -107,7 +107,8 @@ class StepFigures:
         length = max(plain.plain.median_ns, 1)
         busy = min(self.busy_ns / length, 1.0)
         exposed = min(self.exposed_share * self.median_ns / length, busy)
-        return replace(self, busy_share=busy, exposed_share=exposed, plain=plain)
+        beside = plain.beside_other_processes(self.busy_ns)
+        return replace(self, busy_share=busy, exposed_share=exposed, plain=beside)
 
     @property
     def spread(self) -> float:

@@ -162,6 +162,8 @@ def step_table(trace: Attributed) -> StepTable:
     )
     some = of_some_steps(trace)
     plain = None if some else plain_step(trace.step_times)
+    if plain is not None:
+        plain = plain.beside_other_processes(float(str(selected.typical["busy_ns"].median())))
     return StepTable(
         selected,
         frame,

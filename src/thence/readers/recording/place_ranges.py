@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.capture.boundaries.places import FRAME, KINDS, LINE, MODEL_CALL, MODULE, PHASE, STEP
+from thence.capture.boundaries.places import FRAME, KINDS, LINE, LOOP_ROUND, MODEL_CALL, MODULE, PHASE, STEP
 from thence.model.formats import SAMPLE_STATES
 from thence.model.intervals import NO_ROW, Intervals, chain_to, enclosing, reached_before
 from thence.model.phases import POSITIONS, Position
@@ -400,8 +400,8 @@ def _shown() -> pl.Expr:
     """The name of the host range of a place, in the form that `HOST_CATEGORIES` defines."""
     line = pl.when(pl.col("line") > 0).then(pl.col("line").cast(pl.String)).otherwise(pl.lit(""))
     frame = pl.format("{}({}): {}", pl.col("detail").fill_null("(unknown)"), line, "name")
-    of_call = (pl.col("kind") == STEP) & (pl.col("name") == MODEL_CALL)
-    name = pl.when(of_call).then(pl.lit("step")).otherwise("name")
+    unnamed = (pl.col("kind") == STEP) & pl.col("name").is_in((MODEL_CALL, LOOP_ROUND))
+    name = pl.when(unnamed).then(pl.lit("step")).otherwise("name")
     return (
         pl.when(pl.col("kind").is_in([LINE, FRAME]))
         .then(frame)
@@ -417,11 +417,12 @@ def _noted(boundaries: Boundaries, tree: _Tree, kind: int) -> Noted:
     place = tree.of(boundaries.place)
     rows = np.flatnonzero(tree.kind[place] == kind)
     if kind == STEP:
-        calls = (tree.names == MODEL_CALL).fill_null(value=False).to_numpy()[place[rows]]
-        # A place without a name is a step that was not recorded; whether a call began it is not known.
-        others = tree.names.is_not_null().to_numpy()[place[rows]] & ~calls
-        if np.count_nonzero(others) >= _MIN_STEPS:
-            rows = rows[~calls]
+        # A place without a name is a step that was not recorded; what began it is not known.
+        for weaker in (LOOP_ROUND, MODEL_CALL):
+            begun = (tree.names == weaker).fill_null(value=False).to_numpy()[place[rows]]
+            others = tree.names.is_not_null().to_numpy()[place[rows]] & ~begun
+            if np.count_nonzero(others) >= _MIN_STEPS:
+                rows = rows[~begun]
     rows = rows[np.argsort(boundaries.thread[rows], kind="stable")]
     return Noted(boundaries.thread[rows], boundaries.time[rows], place[rows])
 
