@@ -23,11 +23,11 @@ import contextlib, sys
 from pathlib import Path
 from thence import opening
 from thence.cli import main
-read, tables = opening.read, {}
-def read_once(inputs, *arguments, **options):
-    if (key := tuple(inputs)) not in tables: tables[key] = read(inputs, *arguments, **options)
-    return tables[key]
-opening.read = read_once
+really, traces = opening.open_trace, {}
+def opened_once(*inputs, **options):
+    if inputs not in traces: traces[inputs] = really(*inputs, **options)
+    return traces[inputs]
+opening.open_trace = opened_once
 def run(output, *arguments):
     with open(output, "w") as stream, contextlib.redirect_stdout(stream), contextlib.suppress(SystemExit):
         main(list(arguments))
