@@ -25,7 +25,8 @@ FILES = (
     *(
         TORCH / f"{name}.json.gz"
         for name in (
-            "graph_replay_rank0", "torch_eager_rank0", "torch-2.12_torch_eager_rank0", "torch_fsdp_rank0",
+            "graph_replay_rank0", "torch_eager_rank0", "torch-2.12_torch_eager_rank0", "torch_compile_rank0",
+            "torch_fsdp_rank0",
             "checkpoints/with_stacks", "checkpoints/without_stacks", "graphs/block_replay", "graphs/comm_eager_rank1",
             "layers/layers36", "waits/pipeline_rank2",
         )
