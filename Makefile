@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PIP_OPTIONS ?=
 INSTALL := $(BIN)/pip install --quiet $(PIP_OPTIONS)
 
+# Tests start hundreds of interpreters: without bytecode each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast test-thorough gpu fuzz check format docs check-docs pictures clean
 
 demo: $(VENV)/installed  ## the main job on a real recording that ships with the package

@@ -25,30 +25,35 @@ with contextlib.suppress(ImportError):  # environments that run a few tests have
     settings.load_profile("thorough" if os.environ.get("THENCE_THOROUGH") else "quick")
 
 
-MAX_KEPT = 6
+MAX_KEPT = 12
 """Traces that stay in memory for `read_once`, the last ones used."""
 DATA = Path(__file__).parent / "data"
+READ_ONCE = ("analysis", "attribution", "cli", "end_to_end", "writers")
+"""Folders of tests that ask traces and do not test how they are read: `read_once` holds in all of them."""
 _traces: OrderedDict[str, Any] = OrderedDict()
 
 
 @pytest.fixture
 def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same recordings of tests/data are read and attributed once for `thence.open` and all commands run in here.
+    """The same files are read and attributed once for `thence.open` and all commands run in here.
 
-    For tests of what is said about a trace; what reads it has its own. Other files are read each time, as they change.
+    No process of its own tries Parquet tables first. For tests of what is said about a trace; what reads it has its
+    own.
     """
     import thence
     from thence import opening
+    from thence.readers import parquet_probe
+    from untried_tables import PassingChild
 
     really = opening.open_trace
     defaults = inspect.signature(really).parameters
 
     def opened(*inputs: Any, progress: Any = None, **options: Any) -> Any:
         paths = [Path(path) for path in inputs if isinstance(path, str | Path)]
-        if len(paths) < len(inputs) or not all(path.is_relative_to(DATA) for path in paths):
+        if len(paths) < len(inputs) or not all(path.exists() for path in paths):
             return really(*inputs, **options, **({"progress": progress} if progress else {}))
         given = {name: value for name, value in options.items() if value != defaults[name].default}
-        key = repr((paths, sorted(given.items())))
+        key = repr(([_content(path) for path in paths], sorted(given.items())))
         if key not in _traces:
             _traces[key] = really(*inputs, **options)
         _traces.move_to_end(key)
@@ -56,8 +61,30 @@ def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _traces.popitem(last=False)
         return _traces[key]
 
+    monkeypatch.setattr(parquet_probe, "_started", PassingChild)
     monkeypatch.setattr(opening, "open_trace", opened)
     monkeypatch.setattr(thence, "open", opened)
+
+
+def _content(path: Path) -> object:
+    """What tells one content of an input from another; files of tests/data do not change.
+
+    Labels and annotations are found beside an input, and those of a profiler's folder beside the folder.
+    """
+    if path.is_relative_to(DATA):
+        return path
+    given, path = path, path.absolute()
+    files = [*path.parent.iterdir(), *path.parent.parent.iterdir(), *(path.rglob("*") if path.is_dir() else ())]
+    states = ((file, file.stat()) for file in sorted({path, *files}) if file.is_file())
+    return given, [(str(file), state.st_ino, state.st_size, state.st_mtime_ns) for file, state in states]
+
+
+@pytest.fixture(autouse=True)
+def _read_once_in_rooms(request: pytest.FixtureRequest) -> None:
+    """Not in a test that patches something: what it reads could be another's then."""
+    room = request.path.relative_to(DATA.parent).parts[0]
+    if room in READ_ONCE and "monkeypatch" not in inspect.signature(request.function).parameters:
+        request.getfixturevalue("read_once")
 
 
 @pytest.fixture(scope="session", autouse=True)

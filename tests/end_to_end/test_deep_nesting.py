@@ -95,11 +95,11 @@ EVERYTHING = """
 import sys
 from thence import opening
 from thence.cli import main
-read, tables = opening.read, []
-def read_once(*arguments, **options):
-    if not tables: tables.append(read(*arguments, **options))
-    return tables[0]
-opening.read = read_once
+really, traces = opening.open_trace, []
+def opened_once(*inputs, **options):
+    if not traces: traces.append(really(*inputs, **options))
+    return traces[0]
+opening.open_trace = opened_once
 def run(*words):
     try: main(list(words))
     except SystemExit as end: assert not end.code, words
@@ -115,7 +115,7 @@ run("convert", source, "-o", folder + "/converted.parquet")
 
 
 def everything(source: Path, folder: Path, by: str) -> None:
-    """Every verb and format, in one process of little memory, which reads the source once."""
+    """Every verb and format, in one process of little memory, which reads and attributes the source once."""
     folder.mkdir()
     limited(EVERYTHING, source, folder, by)  # type: ignore[arg-type] # a word, not a path
 

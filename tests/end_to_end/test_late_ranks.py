@@ -12,6 +12,7 @@ from collective_jobs import Job as ConstructedJob
 from collective_jobs import joint
 from fsdp_jobs import FsdpJob, collectives, recorded
 from helpers import FSDP, output
+from stores import stored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +51,7 @@ def test_every_verb_names_the_same_ranks_from_files_and_from_a_store(
     name, folder = job
     _, missing, late = JOBS[name]
     store = tmp_path / "store"
-    output(capsys, "ingest", folder, "-o", store)
+    stored(store, [folder])
     statements = set()
     for source in (folder, store):
         notes = [note["code"] for note in asked(capsys, "check", source)["notes"]]

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 HOST = ("cpu_op", "cuda_runtime", "cuda_driver", "user_annotation")
+CALLS = ("cuda_runtime", "cuda_driver")
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 IDS = ("correlation", "External id", "Sequence number")
 KEPT = (*IDS, *KINETO_KEYS.values(), "Fwd thread id", "device", "stream", "grid", "block", "bytes")
@@ -53,12 +56,22 @@ def recorded() -> list[list[Event]]:
 
 
 def _of_step(events: list[Event], step: Event) -> list[Event]:
-    """The step itself, what its host did in it, and what it launched."""
+    """The step itself, what its host did in it but for operators that call nothing of CUDA, and what it launched."""
     end = step["ts"] + step["dur"]
     host = [e for e in events if e.get("cat") in HOST and step["ts"] <= e["ts"] < end]
+    calls = defaultdict(list)
+    for event in sorted((e for e in host if e["cat"] in CALLS), key=lambda e: e["ts"]):
+        calls[event["tid"]].append(event["ts"])
+    host = [e for e in host if e["cat"] != "cpu_op" or _called(e, calls[e["tid"]])]
     launched = {e["args"]["correlation"] for e in host if "correlation" in e.get("args", {})}
     gpu = [e for e in events if e.get("cat") in GPU and e["args"]["correlation"] in launched]
     return [*host, *gpu]
+
+
+def _called(op: Event, calls: list[float]) -> bool:
+    """Whether one of the calls, in order, is in an operator."""
+    first = bisect_left(calls, op["ts"])
+    return first < len(calls) and calls[first] < op["ts"] + op["dur"]
 
 
 def collectives(events: list[Event]) -> list[Event]:

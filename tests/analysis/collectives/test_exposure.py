@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import thence
 from collective_jobs import NCCL, Job, joint
-from helpers import DATA, FSDP, RECORDINGS
+from helpers import DATA, FSDP, TORCH, recording
 from thence.analysis.collectives.exposure import exposure
 from thence.attribution.attribute import attribute
 from thence.errors import MissingData
@@ -70,15 +70,19 @@ def test_against_counting_every_nanosecond(rows: list[tuple[int, int, int, int]]
     }
 
 
-def every_recording() -> list[tuple[str, ...]]:
-    graphs = sorted((DATA / "torch" / "graphs").glob("*.json.gz"))
-    others = [*(DATA / "nsight").glob("*.sqlite.gz"), *(DATA / "jax").glob("*.xplane.pb*")]
-    several = [FSDP, [DATA / "recording" / "two_ranks"], [DATA / "jax" / "recording"]]
-    return [tuple(map(str, paths)) for paths in (*([path] for path in (*RECORDINGS, *graphs, *others)), *several)]
+JOBS = (
+    *((recording(name),) for name in ("torch_eager_rank0", "torch_fsdp_rank0", "torch_fsdp_rank3")),
+    *((TORCH / "graphs" / f"comm_{name}.json.gz",) for name in ("eager_rank0", "replay_rank0", "replay_rank1")),
+    *((DATA / "nsight" / f"{name}.sqlite.gz",) for name in ("jax_train", "torch_ddp")),
+    *((DATA / "jax" / name,) for name in ("jax_fsdp2.xplane.pb.gz", "jax_single.xplane.pb.gz", "recording")),
+    (DATA / "recording" / "two_ranks",),
+    FSDP,
+)
+"""Each kind of recording, with and without collectives."""
 
 
-@pytest.mark.parametrize("paths", every_recording(), ids=lambda paths: paths[0].split("/")[-1])
-def test_streams_and_collectives_agree(paths: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("paths", JOBS, ids=lambda paths: paths[0].name)
+def test_streams_and_collectives_agree(paths: tuple[Path, ...]) -> None:
     trace = thence.open(*paths)
     devices = {
         (c.rank, c.device): (c.communication_ns, c.communication_ns - c.hidden_ns)

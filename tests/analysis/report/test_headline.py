@@ -13,6 +13,7 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, recording, run_thence, shared, unzipped
+from stores import stored
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.report import headline
 from thence.analysis.report.headline import around, sampled_idle
@@ -189,10 +190,10 @@ def test_the_table_is_of_the_typical_steps_and_says_so() -> None:
 
 
 def test_a_store_has_the_headline_of_its_files(tmp_path: Path) -> None:
-    run_thence("ingest", *FSDP, "-o", tmp_path / "store")
-    stored, files = document(tmp_path / "store"), document(*FSDP)
+    stored(tmp_path / "store", FSDP)
+    store, files = document(tmp_path / "store"), document(*FSDP)
     for key in ("verdict", "steps", "no_steps", "late_ranks"):
-        assert stored[key] == files[key]
+        assert store[key] == files[key]
 
 
 def test_late_ranks_are_those_of_ranks(tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(monkeypatch: p
 
 def test_a_rank_alone_names_the_ranks_that_are_missing(tmp_path: Path) -> None:
     """What looks like communication may be waits for ranks that the file does not show."""
-    run_thence("ingest", FSDP[0], "-o", tmp_path / "store")
+    stored(tmp_path / "store", FSDP[:1])
     found = document(FSDP[0])
     assert "the trace shows 1 of 4 ranks; missing 1-3" in found["late_ranks"]
     assert document(tmp_path / "store")["late_ranks"] == found["late_ranks"]

@@ -11,6 +11,7 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, STACK, TORCH, event, kernel, launch, opened, run_thence
+from stores import stored
 from thence.analysis.report.next_steps import MAX_SHOWN, advice
 from thence.model.places import STEP_KIND
 
@@ -19,30 +20,36 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("read_once")
 
+# Of each kind of recording those for which different commands are proposed.
 FILES = (
-    *sorted(TORCH.glob("*.json.gz")),
-    *sorted((TORCH / "graphs").glob("*.json.gz")),
-    *sorted((TORCH / "checkpoints").glob("*.json.gz")),
-    *sorted((TORCH / "events").glob("*.json.gz")),
-    *sorted((TORCH / "layers").glob("*.json.gz")),
-    *sorted((TORCH / "waits").glob("*.json.gz")),
+    *(
+        TORCH / f"{name}.json.gz"
+        for name in (
+            "graph_replay_rank0", "torch_eager_rank0", "torch-2.12_torch_eager_rank0", "torch_compile_rank0",
+            "torch_fsdp_rank0",
+            "checkpoints/with_stacks", "checkpoints/without_stacks", "graphs/block_replay", "graphs/comm_eager_rank1",
+            "layers/layers36", "waits/pipeline_rank2",
+        )
+    ),
     STACK,
-    *sorted((DATA / "jax").glob("*.xplane.pb*")),
+    *(DATA / "jax" / f"{name}.xplane.pb.gz" for name in ("jax_fsdp2", "jax_single", "remat")),
+    DATA / "jax" / "streams_default.xplane.pb",
     DATA / "jax" / "recording",
-    *sorted((DATA / "nsight").glob("*.sqlite.gz")),
+    DATA / "nsight" / "jax_train.sqlite.gz",
+    DATA / "nsight" / "torch_ddp.sqlite.gz",
     DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz",
     DATA / "recording" / "two_ranks",
-)
+)  # fmt: skip
 ARCHIVES = (
     DATA / "jax" / "loops_recording.tar.xz",
-    *sorted((DATA / "jax" / "programs").glob("*.tar.xz")),
-    *sorted((DATA / "recording").glob("*.tar.xz")),
+    DATA / "jax" / "programs" / "donated.tar.xz",
+    DATA / "jax" / "programs" / "two_devices.tar.xz",
+    DATA / "recording" / "fsdp2_late_forward.tar.xz",
 )
 JOBS = (
     FSDP,
     tuple(sorted((TORCH / "waits").glob("pipeline_rank*"))),
     tuple(sorted((TORCH / "waits").glob("group_rank*"))),
-    tuple(sorted((TORCH / "waits").glob("schedule_rank*"))),
 )
 
 
@@ -89,8 +96,7 @@ def test_what_is_proposed_for_a_job_works(
 @pytest.mark.parametrize("host", [False, True])
 def test_what_is_proposed_for_a_store_works(host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without host ranges, nothing is proposed that needs them."""
-    kept = ["--host"] if host else []
-    assert run_thence("ingest", *FSDP, "-o", tmp_path / "store", *kept).returncode == 0
+    stored(tmp_path / "store", FSDP, host=host)
     verbs = try_all(tmp_path, monkeypatch, tmp_path / "store")
     assert ("idle" in verbs) == host
 
