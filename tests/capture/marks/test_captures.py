@@ -302,7 +302,7 @@ def test_the_file_is_whole_and_says_whose_it_is(setting, tmp_path) -> None:
     target.write_text("old")
     write_whole(target, setting.graphs.document())
     document = json.loads(target.read_text())
-    assert (document["format"], document["version"]) == ("thence.graph-labels", 2)
+    assert (document["format"], document["version"]) == ("thence.graph-labels", 3)
     process = document["process"]
     assert process["pid"] == os.getpid()
     assert process["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()

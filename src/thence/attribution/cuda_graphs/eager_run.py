@@ -12,6 +12,7 @@ from thence.attribution.cuda_graphs.by_order import Candidate
 from thence.attribution.cuda_graphs.other_rank import collectives_of_rank
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.launches import launch_rows
+from thence.attribution.work.operator_calls import operator_calls
 from thence.model.graph_labels import NODES, CapturedGraph, Kernel
 from thence.model.intervals import NO_ROW
 from thence.model.places import GRAPH_LABELS
@@ -152,4 +153,4 @@ def _places(trace: Attributed) -> pl.DataFrame:
     row = pl.Series(number)
     return places.with_columns(
         metadata=pl.lit(None, pl.String), collective=structs.gather(row.set(row == NO_ROW, None).cast(pl.UInt32))
-    )
+    ).hstack(operator_calls(trace))

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import polars as pl
 
 from thence.attribution.work.flop import FLOP
 from thence.attribution.work.operands import arguments_of, tensors_of
+from thence.attribution.work.operator_calls import operator_rows
 from thence.attribution.work.traffic import traffic_of
-from thence.model.intervals import NO_ROW, chain_to
+from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
-    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
 WORK = {"operator": pl.Int64(), "flop": pl.Float64(), "bytes": pl.Float64(), "dtype": pl.String()}
@@ -35,8 +34,6 @@ _TYPES = {
     **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2"), "float8"),
 }
 """Data types by the names of element types of inputs."""
-_MAX_DEPTH = 64
-"""Operators with FLOP inside each other; PyTorch nests three."""
 
 
 def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
@@ -47,7 +44,7 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
         data_types: in which each activity computes. They give the size of elements in lists of tensors, whose types are
             not recorded.
     """
-    rows = _operators(trace)
+    rows = operator_rows(trace)
     element_bytes = data_types.replace_strict(ELEMENT_BYTES, default=None, return_dtype=pl.Int64)
     operator = pl.Series(rows).replace(NO_ROW, None)
     activities = trace.gpu.select("kind", "duration", "bytes", operator=operator, element_bytes=element_bytes)
@@ -76,35 +73,6 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
         bytes=pl.when(copied).then(pl.col("bytes").cast(pl.Float64)).otherwise(pl.col("traffic") * share),
         dtype=pl.coalesce(pl.Series(data_types).cast(pl.String), pl.when(~copied).then("type")),
     ).cast(WORK)  # type: ignore[arg-type]
-
-
-def _operators(trace: Attributed) -> Int64:
-    """Row in host of the operator whose work each activity does, `NO_ROW` for none."""
-    host = trace.host
-    launch = trace.places["launch"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    if host["inputs"].null_count() == host.height:
-        return np.full(len(launch), NO_ROW, np.int64)
-    parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    has_inputs = host["inputs"].is_not_null().to_numpy()
-    used = host["name"].unique().drop_nulls()
-    names = used.filter(used.cast(pl.String).is_in(list(FLOP)))
-    multiplies = _outermost(
-        parent, launch, has_inputs & host["name"].is_in(names.implode()).fill_null(value=False).to_numpy()
-    )
-    return np.where(multiplies != NO_ROW, multiplies, chain_to(parent, launch, has_inputs))
-
-
-def _outermost(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
-    """The outermost wanted row among each row and its ancestors, `NO_ROW` for none."""
-    found = chain_to(parent, rows, wanted)
-    for _ in range(_MAX_DEPTH):
-        inside = found != NO_ROW
-        further = np.full(len(found), NO_ROW, np.int64)
-        further[inside] = chain_to(parent, parent[found[inside]], wanted)
-        if (further == NO_ROW).all():
-            break
-        found = np.where(further != NO_ROW, further, found)
-    return found
 
 
 def _work_of_call(name: str, inputs: str, element_bytes: int | None) -> tuple[int | None, int | None, str | None]:

@@ -222,19 +222,19 @@ def _inductor(arguments: Arguments) -> int | None:
     return _all_inputs(arguments)
 
 
-def _lists(read: Sequence[int], written: Sequence[int]) -> Callable[[Arguments, int], int | None]:
-    """Lists of tensors by the positions of arguments; their element type is not recorded and must be given."""
+def _lists(read: Sequence[int], written: Sequence[int]) -> Callable[[Arguments, int | None], int | None]:
+    """Lists of tensors by the positions of arguments; where their element type is not recorded, it must be given."""
 
-    def traffic(arguments: Arguments, element_bytes: int) -> int | None:
-        def elements(numbers: Sequence[int]) -> list[int]:
-            return [
-                sum(tensor.elements for tensor in tensors_of(arguments[number]))
-                for number in numbers
-                if number < len(arguments)
-            ]
-
-        counts = elements((*read, *written))
-        return element_bytes * sum(counts) if counts and max(counts) > 0 else None
+    def traffic(arguments: Arguments, element_bytes: int | None) -> int | None:
+        moved = [
+            tensor
+            for number in (*read, *written)
+            if number < len(arguments)
+            for tensor in tensors_of(arguments[number])
+        ]
+        sizes = [(tensor.element_bytes or element_bytes, tensor.elements) for tensor in moved]
+        known = [size * elements for size, elements in sizes if size is not None]
+        return sum(known) if known and len(known) == len(sizes) else None
 
     return traffic
 
@@ -293,7 +293,7 @@ TRAFFIC: dict[str, Traffic] = {
 }
 """By the name of the operator; one that is not here has no model."""
 
-LISTS: dict[str, Callable[[Arguments, int], int | None]] = {
+LISTS: dict[str, Callable[[Arguments, int | None], int | None]] = {
     # parameters, gradients, moments: all are read, and all but the gradients are written
     **{f"aten::_fused_{name}_": _lists((0, 1, 2, 3, 4), (0, 2, 3, 4)) for name in ("adam", "adamw")},
     "aten::_fused_sgd_": _lists((0, 1, 2), (0, 2)),
@@ -309,7 +309,7 @@ LISTS: dict[str, Callable[[Arguments, int], int | None]] = {
     "aten::_foreach_zero_": _lists((), (0,)),
     "aten::_foreach_norm": _lists((0,), ()),
 }
-"""Operators on lists of tensors, whose element type profilers do not record: also given the bytes of an element."""
+"""Operators on lists of tensors, whose element type Kineto does not record: also given the bytes of an element."""
 
 
 def traffic_of(name: str, arguments: Arguments, element_bytes: int | None) -> int | None:
@@ -323,5 +323,5 @@ def traffic_of(name: str, arguments: Arguments, element_bytes: int | None) -> in
     if name in TRAFFIC:
         return TRAFFIC[name](arguments)
     if name in LISTS:
-        return None if element_bytes is None else LISTS[name](arguments, element_bytes)
+        return LISTS[name](arguments, element_bytes)
     return _inductor(arguments) if name.startswith("triton_") else None

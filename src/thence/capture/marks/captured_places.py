@@ -1,22 +1,24 @@
 """Finds the place in the program in which each node of a CUDA graph was made, from notes during its capture.
 
-Two things are noted, each with the number of nodes at that moment: boundaries of eager code
-(`thence.capture.boundaries`), if a recording has them, and launches in code that Inductor generated
-(`thence.capture.marks.generated_lines`).
+Three things are noted, each with the number of nodes at that moment: boundaries of eager code
+(`thence.capture.boundaries`), if a recording has them, launches in code that Inductor generated
+(`thence.capture.marks.generated_lines`), and calls of operators (`thence.capture.marks.captured_calls`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thence.capture.boundaries.places import LINE, MODULE, PHASE
 from thence.capture.marks.generated import LineFacts
 from thence.capture.marks.generated_lines import Run
-from thence.capture.marks.graph_labels import NodePlace
+from thence.capture.marks.graph_labels import NodeCall, NodePlace
 from thence.capture.marks.launch_facts import main_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from thence.capture.boundaries.places import Place
     from thence.capture.marks.launch_facts import Part
@@ -27,6 +29,42 @@ Noted = int | Launch | None
 """Number of a place, a launch, or None for the end of generated code."""
 
 _MAX_FRAMES = 1000
+
+
+@dataclass
+class Called:
+    """A call of an operator: its name, its inputs as JSON, and the number of nodes before and after it."""
+
+    name: str
+    inputs: str
+    begin: int
+    end: int
+
+
+def with_calls(
+    places: Sequence[tuple[int, NodePlace | None]], calls: Iterable[Called]
+) -> list[tuple[int, NodePlace | None]]:
+    """The same places, with the operator whose call made each node.
+
+    Args:
+        places: as `node_places` returns them.
+        calls: in order of their begin, so that of nested calls the inner one decides.
+    """
+    starts = [count for count, _ in places]
+    result = dict(places)
+
+    def placed(node: int) -> NodePlace | None:
+        index = bisect_right(starts, node) - 1
+        return places[index][1] if index >= 0 else None
+
+    of_node: dict[int, NodePlace] = {}
+    for call in calls:
+        for node in range(call.begin, call.end):
+            made = NodeCall(call.name, call.inputs, node - call.begin, call.end - call.begin)
+            of_node[node] = (placed(node) or NodePlace())._replace(call=made)
+        if call.end > call.begin:
+            result.setdefault(call.end, placed(call.end))
+    return sorted({**result, **of_node}.items(), key=lambda item: item[0])
 
 
 def node_places(noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]) -> list[tuple[int, NodePlace | None]]:
