@@ -221,7 +221,7 @@ def _activities(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]) -> pl
     reason = (
         pl.when("communicates").then(pl.lit("communication"))
         .when(link).then(pl.lit("link"))
-        .when(pl.col("flop").is_null() & pl.col("bytes").is_null() & pl.col("operator").is_null())
+        .when(pl.col("flop").is_null() & pl.col("bytes").is_null() & ~pl.col("called"))
         .then(pl.lit("no_operator"))
         .when(pl.col("flop").is_null() & pl.col("bytes").is_null()).then(pl.lit("no_model"))
         .when((pl.col("flop").is_not_null() & pl.col("tflops").is_null()) | pl.col("gbps").is_null())
