@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.work.flop import FLOP
 from thence.attribution.work.instruction_work import instruction_work
 from thence.attribution.work.operands import arguments_of, tensors_of
-from thence.attribution.work.operator_calls import operator_rows
+from thence.attribution.work.operator_calls import calls_in_graphs, calls_of_operators
 from thence.attribution.work.said import said_work
 from thence.attribution.work.traffic import traffic_of
-from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 RULES = ("said", "hlo", "operator", "graph_operator", "copy")
 """Where FLOP and bytes come from: a mark, the HLO instruction, the operator that launched the activity, the operator
 that was called when its CUDA graph was captured or in the eager run, and the activity's own bytes."""
-WORK = {
+WORK: dict[str, Any] = {
     "called": pl.Boolean(),  # whether the inputs of its operator, its instruction, or a statement of a mark are known
     "flop": pl.Float64(),
     "bytes": pl.Float64(),
@@ -48,8 +45,7 @@ _TYPES = {
 }
 """Data types by the names of element types of inputs."""
 _DEVICE_COPY = "DtoD"
-_CALL = {"index": pl.UInt32(), "call": pl.UInt32(), "name": pl.String(), "inputs": pl.String()}
-_SHARED = {"index": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
+_SHARED: dict[str, Any] = {"index": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
 
 
 def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
@@ -67,8 +63,8 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
     sources = {
         "said": said_work(trace),
         "hlo": _of_instructions(trace),
-        "operator": _of_calls(activities, _calls_of_operators(trace)),
-        "graph_operator": _of_calls(activities, _calls_in_graphs(trace)),
+        "operator": _of_calls(activities, calls_of_operators(trace)),
+        "graph_operator": _of_calls(activities, calls_in_graphs(trace)),
     }
     for rule, calls in sources.items():
         columns = {name: f"{name}_{rule}" for name in ("flop", "traffic", "type")}
@@ -95,8 +91,8 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
             dtype=pl.coalesce(pl.col("dtype").cast(pl.String), pl.when(~pl.col("copied")).then(first("type"))),
             work_rule=pl.when("copied").then(pl.lit("copy")).otherwise(pl.coalesce(rules)),
         )
-        .cast(WORK)
-    )  # type: ignore[arg-type]
+        .select(pl.col(name).cast(dtype) for name, dtype in WORK.items())
+    )
 
 
 def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
@@ -110,41 +106,7 @@ def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     time = pl.when(~pl.col("copied")).then("duration")
     whole = time.sum().over("call")
     share = pl.when(whole > 0).then(time / whole)
-    return timed.select("index", flop=pl.col("flop") * share, traffic=pl.col("traffic") * share, type="type").cast(
-        _SHARED
-    )  # type: ignore[arg-type]
-
-
-def _calls_of_operators(trace: Attributed) -> pl.DataFrame:
-    """The call that launched each activity outside of CUDA graphs, in the columns of `_CALL`."""
-    rows = operator_rows(trace)
-    if (rows == NO_ROW).all():
-        return pl.DataFrame(schema=_CALL)
-    launch = trace.places["launch"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    index = np.flatnonzero((rows != NO_ROW) & ~in_cuda_graph(trace, launch))
-    called = trace.host.select("name", "inputs")[rows[index]]
-    return called.select(index=pl.Series(index), call=pl.Series(rows[index]), name="name", inputs="inputs").cast(_CALL)  # type: ignore[arg-type]
-
-
-def _calls_in_graphs(trace: Attributed) -> pl.DataFrame:
-    """The call to which each activity of a CUDA graph corresponds, in the columns of `_CALL`.
-
-    Activities of one launch of a graph belong together if they are the parts of equal calls and equally many such
-    parts began before them. Calls of which a part is missing are left out.
-    """
-    known = trace.graph_places.select("gpu", "operator", "inputs", "node", "nodes").drop_nulls()
-    if known.is_empty():
-        return pl.DataFrame(schema=_CALL)
-    launched = trace.gpu[known["gpu"].cast(pl.UInt32)].select("rank", "correlation", "graph", "start")
-    kind = ["rank", "correlation", "graph", "operator", "inputs", "nodes"]
-    numbered = (
-        known.hstack(launched)
-        .sort("start", maintain_order=True)
-        .with_columns(turn=pl.int_range(pl.len()).over(*kind, "node"))
-        .with_columns(call=pl.struct(*kind, "turn").rank("dense"))
-    )
-    whole = numbered.filter(pl.len().over("call") == pl.col("nodes"))
-    return whole.select(index="gpu", call="call", name="operator", inputs="inputs").cast(_CALL)  # type: ignore[arg-type]
+    return timed.select("index", flop=pl.col("flop") * share, traffic=pl.col("traffic") * share, type="type")
 
 
 def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

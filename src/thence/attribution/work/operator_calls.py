@@ -11,13 +11,36 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.work.flop import FLOP
+from thence.attribution.work.operands import Tensor, arguments_of, tensors_of
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
+    from thence.attribution.work.operands import Argument
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
+CALL = {"index": pl.UInt32(), "call": pl.UInt32(), "name": pl.String(), "inputs": pl.String()}
+"""Columns of calls: row of an activity in gpu, number of the call that launched it, the operator and its inputs."""
+SHORT_TYPES = {
+    "bool": "bool",
+    "c10::BFloat16": "bf16",
+    "c10::Half": "f16",
+    "c10::complex<double>": "c128",
+    "c10::complex<float>": "c64",
+    "double": "f64",
+    "float": "f32",
+    "int": "i32",
+    "long int": "i64",
+    "short int": "i16",
+    "signed char": "i8",
+    "unsigned char": "u8",
+    **{f"c10::Float8_{kind}": f"f8{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
+}
+"""Short names of element types for names of shapes."""
+_MOST_LISTED = 4
+"""Tensors of a list that the name of a shape shows."""
 _MAX_DEPTH = 64
 """Operators with FLOP inside each other; PyTorch nests three."""
 
@@ -77,3 +100,68 @@ def operator_calls(trace: Attributed) -> pl.DataFrame:
         )
         .select("operator", "inputs", "node", "nodes")
     )
+
+
+def calls_of_operators(trace: Attributed) -> pl.DataFrame:
+    """The call that launched each activity outside of CUDA graphs, in the columns of `CALL`."""
+    rows = operator_rows(trace)
+    if (rows == NO_ROW).all():
+        return pl.DataFrame(schema=CALL)
+    launch = trace.places["launch"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    index = np.flatnonzero((rows != NO_ROW) & ~in_cuda_graph(trace, launch))
+    called = trace.host.select("name", "inputs")[rows[index]]
+    return called.select(index=pl.Series(index), call=pl.Series(rows[index]), name="name", inputs="inputs").cast(CALL)  # type: ignore[arg-type]
+
+
+def calls_in_graphs(trace: Attributed) -> pl.DataFrame:
+    """The call to which each activity of a CUDA graph corresponds, in the columns of `CALL`.
+
+    Activities of one launch of a graph belong together if they are the parts of equal calls and equally many such
+    parts began before them. Calls of which a part is missing are left out.
+    """
+    known = trace.graph_places.select("gpu", "operator", "inputs", "node", "nodes").drop_nulls()
+    if known.is_empty():
+        return pl.DataFrame(schema=CALL)
+    launched = trace.gpu[known["gpu"].cast(pl.UInt32)].select("rank", "correlation", "graph", "start")
+    kind = ["rank", "correlation", "graph", "operator", "inputs", "nodes"]
+    numbered = (
+        known.hstack(launched)
+        .sort("start", maintain_order=True)
+        .with_columns(turn=pl.int_range(pl.len()).over(*kind, "node"))
+        .with_columns(call=pl.struct(*kind, "turn").rank("dense"))
+    )
+    whole = numbered.filter(pl.len().over("call") == pl.col("nodes"))
+    return whole.select(index="gpu", call="call", name="operator", inputs="inputs").cast(CALL)  # type: ignore[arg-type]
+
+
+def call_shapes(trace: Attributed) -> pl.Series:
+    """The operator of each row of ``gpu`` with its inputs, such as ``aten::mm bf16[4096,1024] bf16[1024,512]``.
+
+    Returns:
+        Categorical; null where the inputs of its operator are not known.
+    """
+    calls = pl.concat([calls_of_operators(trace), calls_in_graphs(trace)])
+    distinct = calls.select("name", "inputs").unique()
+    texts = [_shape_text(name, inputs) for name, inputs in distinct.iter_rows()]
+    named = calls.join(distinct.with_columns(shape=pl.Series(texts, dtype=pl.String)), on=["name", "inputs"])
+    rows = pl.select(index=pl.int_range(trace.gpu.height, dtype=pl.UInt32))
+    found = rows.join(named.unique("index", keep="first"), on="index", how="left", maintain_order="left")
+    return found["shape"].cast(pl.Categorical())
+
+
+def _shape_text(name: str, inputs: str) -> str | None:
+    arguments = arguments_of(inputs)
+    if arguments is None:
+        return None
+    texts = [_tensors_text(argument) for argument in arguments]
+    return " ".join((name, *(text for text in texts if text)))
+
+
+def _tensors_text(argument: Argument) -> str:
+    tensors = tensors_of(argument)
+    parts = [f"{SHORT_TYPES.get(t.type or '', t.type or '')}{list(t.shape)}".replace(" ", "") for t in tensors]
+    if isinstance(argument, Tensor):
+        return parts[0]
+    if len(parts) > _MOST_LISTED:
+        parts = [*parts[: _MOST_LISTED - 1], f"... {len(parts) - _MOST_LISTED + 1} more"]
+    return f"({' '.join(parts)})" if parts else ""
