@@ -18,11 +18,13 @@ class Seen:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.nodes: list[tuple[str, int | None, bool]] = []
         self.ended = 0
         self.captured = CapturedCalls(torch, self.begun)
 
-    def begun(self, name: str, inputs: str) -> Any:
+    def begun(self, name: str, inputs: str, node: int | None, backward: bool) -> Any:
         self.calls.append((name, inputs))
+        self.nodes.append((name, node, backward))
 
         def ended() -> None:
             self.ended += 1
@@ -100,3 +102,15 @@ def test_a_failing_operator_raises_what_it_raised() -> None:
         torch.mm(torch.zeros(2, 3), torch.zeros(4, 5))
     seen.captured.leave()
     assert seen.ended == len(seen.calls)
+
+
+def test_operators_of_the_backward_pass_name_the_node_that_their_forward_made() -> None:
+    seen = Seen()
+    first, second, x = torch.nn.Linear(4, 6), torch.nn.Linear(6, 5), torch.randn(3, 4)
+    seen.captured.enter()
+    second(first(x).relu()).sum().backward()
+    seen.captured.leave()
+    forward = [node for name, node, backward in seen.nodes if name == "aten::addmm" and not backward]
+    products = [node for name, node, backward in seen.nodes if name == "aten::mm" and backward]
+    assert len(set(forward)) == 2
+    assert products == [forward[1], forward[1], forward[0]], "the gradients of the second layer come first"

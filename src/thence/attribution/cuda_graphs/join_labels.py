@@ -494,7 +494,7 @@ def _place(label: Label) -> dict[str, Any]:
     return {
         "label": SEPARATOR.join(label.path) or None,
         "module": label.module or place.module or None,
-        "op": place.op,
+        "op": place.op or (place.call and place.call.name),
         "stack": place.stack_text,
         "phase": place.phase or label.phase,
         "lane": label.lane,

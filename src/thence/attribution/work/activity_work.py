@@ -45,6 +45,8 @@ _TYPES = {
 }
 """Data types by the names of element types of inputs."""
 _DEVICE_COPY = "DtoD"
+_ELEMENT_SIZE = r"OpaqueType<([0-9]{1,2})u?>"
+"""In names of PyTorch's kernels that move elements of any type: their bytes."""
 _SHARED: dict[str, Any] = {"index": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
 
 
@@ -111,8 +113,10 @@ def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The work of calls: index, call, flop, traffic and type. Equal calls are computed once."""
+    stated = pl.col("name").cast(pl.String).str.extract(_ELEMENT_SIZE).cast(pl.Int64)
     sizes = pl.col("dtype").cast(pl.String).replace_strict(ELEMENT_BYTES, default=None, return_dtype=pl.Int64)
-    sized = calls.join(activities.select("index", element_bytes=sizes), on="index").with_columns(
+    of_kernel = activities.select("index", element_bytes=pl.coalesce(stated, sizes))
+    sized = calls.join(of_kernel, on="index").with_columns(
         # of several kernels, all have the size that one of them says
         element_bytes=pl.col("element_bytes").max().over("call")
     )

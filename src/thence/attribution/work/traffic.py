@@ -178,6 +178,34 @@ def _index_select(arguments: Arguments) -> int | None:
     return _INDEX_BYTES * index.elements + 2 * taken * first.element_bytes
 
 
+def _index_copy(arguments: Arguments) -> int | None:
+    """``index_copy_(to, dimension, index, source)``: the source is read, and as much is written."""
+    index, source = tensor_at(arguments, 2), tensor_at(arguments, 3)
+    if index is None or source is None or index.bytes is None or source.bytes is None:
+        return None
+    return index.bytes + 2 * source.bytes
+
+
+def _arange(arguments: Arguments) -> int | None:
+    """``arange(start, end, step, ...)``: as many numbers as there are steps are written; of int64 by default."""
+    bounds = [_number(argument) for argument in arguments[: max(len(arguments) - _ARANGE_OPTIONS, 0)]]
+    if not bounds or None in bounds:
+        return None
+    known = [bound for bound in bounds if bound is not None]
+    start, end, step = {1: (0.0, *known, 1.0), 2: (*known, 1.0)}.get(len(known), tuple(known[:3]))
+    return None if step == 0 else _INDEX_BYTES * max(math.ceil((end - start) / step), 0)
+
+
+_ARANGE_OPTIONS = 4  # dtype, layout, device and pin_memory
+
+
+def _number(argument: Argument) -> float | None:
+    try:
+        return float(argument) if isinstance(argument, str) else None
+    except ValueError:
+        return None
+
+
 def _loss(arguments: Arguments) -> int | None:
     """``nll_loss_forward(input, target)``: one element of each row, and the target."""
     first, target = tensor_at(arguments, 0), tensor_at(arguments, 1)
@@ -187,11 +215,14 @@ def _loss(arguments: Arguments) -> int | None:
 
 
 def _loss_backward(arguments: Arguments) -> int | None:
-    """``nll_loss_backward(gradient, input, target)``: a gradient like the input is written."""
-    first, target = tensor_at(arguments, 1), tensor_at(arguments, 2)
-    if first is None or target is None or target.bytes is None or first.element_bytes is None:
-        return None
-    return target.bytes + first.elements * first.element_bytes
+    """``nll_loss_backward(gradient, input, target)``: one element of each row; another kernel writes the zeros."""
+    return _loss(arguments[1:])
+
+
+def _split(arguments: Arguments) -> int | None:
+    """``split_with_sizes_copy(input, ...)``: the input is read, and as much is written."""
+    first = tensor_at(arguments, 0)
+    return None if first is None or first.bytes is None else 2 * first.bytes
 
 
 def _attention(query: int, outputs: int) -> Traffic:
@@ -215,6 +246,20 @@ def _convolution_backward(arguments: Arguments) -> int | None:
         return None
     wanted = [tensor_at(arguments, number + 1) for number in range(2) if flag_of(mask[number].strip())]
     return inputs + sum(tensor.bytes or 0 for tensor in wanted if tensor is not None)
+
+
+def _scaled_product(arguments: Arguments) -> int | None:
+    """``_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype)``: all inputs, and the product."""
+    inputs, a, b = _all_inputs(arguments), tensor_at(arguments, 0), tensor_at(arguments, 1)
+    code = integers_of(arguments[6]) if len(arguments) > 6 else None
+    size = _SCALAR_BYTES.get(code[0]) if code else None
+    if inputs is None or a is None or b is None or size is None or not a.shape or not b.shape:
+        return None
+    return inputs + size * math.prod(a.shape[:-1]) * b.shape[-1]
+
+
+_SCALAR_BYTES = {5: 2, 6: 4, 15: 2, 23: 1, 24: 1}
+"""Bytes of an element by the number of its torch::ScalarType: Half, Float, BFloat16, Float8_e5m2, Float8_e4m3fn."""
 
 
 def _inductor(arguments: Arguments) -> int | None:
@@ -275,8 +320,13 @@ TRAFFIC: dict[str, Traffic] = {
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::gather": _gather(2),
     "aten::index_select": _index_select,
+    "aten::index_copy_": _index_copy,
+    "aten::arange": _arange,
+    "aten::scalar_tensor": lambda _: _INDEX_BYTES,
     "aten::nll_loss_forward": _loss,
     "aten::nll_loss_backward": _loss_backward,
+    "aten::split_with_sizes_copy": _split,
+    "aten::_scaled_mm": _scaled_product,
     "aten::convolution_backward": _convolution_backward,
     "aten::_scaled_dot_product_flash_attention": _attention(0, 1),
     "aten::_scaled_dot_product_efficient_attention": _attention(0, 1),

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Begun = Callable[[str, str], Callable[[], None]]
-    """Called with the name of an operator and its inputs before it runs; returns what to call afterwards."""
+    Begun = Callable[[str, str, int | None, bool], Callable[[], None]]
+    """Called before an operator runs, with what `thence.capture.marks.captured_places.Called` says of it; returns what
+    to call afterwards."""
 
 _TYPES = {
     "bool": "bool",
@@ -166,13 +167,25 @@ def _mode(base: Any, plain: Any, begun: Begun) -> Any:
                     args[n] if n < len(args) else kwargs.get(argument.name, argument.default_value)
                     for n, argument in enumerate(schema.arguments)
                 ]
-                ended = begun(str(schema.name), input_text(given))
+                ended = begun(str(schema.name), input_text(given), *_autograd_node())
             try:
                 return func(*args, **kwargs)
             finally:
                 ended()
 
     return Calls()
+
+
+def _autograd_node() -> tuple[int | None, bool]:
+    """The number of the autograd node that runs, and True; else of the node that was made last, and False.
+
+    The node of a forward operator is made before the operator runs below autograd.
+    """
+    torch = sys.modules["torch"]
+    running = torch._C._current_autograd_node()  # noqa: SLF001 - no public name
+    if running is not None:
+        return int(running._sequence_nr()), True  # noqa: SLF001
+    return int(torch.autograd._get_sequence_nr()) - 1, False  # noqa: SLF001
 
 
 def _nothing() -> None:
@@ -202,7 +215,7 @@ def _follow_inductor(begun: Begun) -> Callable[[], None]:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         ended = _nothing
         with suppress(Exception):  # the program comes first; the launch has no inputs then
-            ended = begun(str(self.fn.__name__), input_text(list(args)))
+            ended = begun(str(self.fn.__name__), input_text(list(args)), *_autograd_node())
         try:
             return original(self, *args, **kwargs)
         finally:

@@ -33,18 +33,32 @@ _MAX_FRAMES = 1000
 
 @dataclass
 class Called:
-    """A call of an operator: its name, its inputs as JSON, and the number of nodes before and after it."""
+    """A call of an operator.
+
+    Attributes:
+        name: of the operator.
+        inputs: as JSON.
+        node: number of the autograd node that runs in a backward pass, or else was made last; None if unknown.
+        backward: whether such a node runs.
+        begin: number of the graph's nodes before the call.
+        end: and after it.
+    """
 
     name: str
     inputs: str
+    node: int | None
+    backward: bool
     begin: int
     end: int
 
 
 def with_calls(
-    places: Sequence[tuple[int, NodePlace | None]], calls: Iterable[Called]
+    places: Sequence[tuple[int, NodePlace | None]], calls: Sequence[Called]
 ) -> list[tuple[int, NodePlace | None]]:
     """The same places, with the operator whose call made each node.
+
+    A node of a backward pass outside of all modules has the module and lines of the forward call that made the
+    autograd node.
 
     Args:
         places: as `node_places` returns them.
@@ -53,17 +67,24 @@ def with_calls(
     starts = [count for count, _ in places]
     result = dict(places)
 
-    def placed(node: int) -> NodePlace | None:
+    def placed(node: int) -> NodePlace:
         index = bisect_right(starts, node) - 1
-        return places[index][1] if index >= 0 else None
+        return (places[index][1] if index >= 0 else None) or NodePlace()
 
+    forward: dict[int, NodePlace] = {}
     of_node: dict[int, NodePlace] = {}
     for call in calls:
+        place = placed(call.begin)
+        if call.node is not None and not call.backward:
+            forward.setdefault(call.node, place)
+        made = forward.get(call.node or 0) if call.backward and place.module is None else None
         for node in range(call.begin, call.end):
-            made = NodeCall(call.name, call.inputs, node - call.begin, call.end - call.begin)
-            of_node[node] = (placed(node) or NodePlace())._replace(call=made)
+            part = NodeCall(call.name, call.inputs, node - call.begin, call.end - call.begin)
+            own = placed(node)._replace(call=part)
+            of_node[node] = own if made is None else own._replace(module=made.module, stack=made.stack or own.stack)
         if call.end > call.begin:
-            result.setdefault(call.end, placed(call.end))
+            after = placed(call.end)
+            result.setdefault(call.end, None if after == NodePlace() else after)
     return sorted({**result, **of_node}.items(), key=lambda item: item[0])
 
 

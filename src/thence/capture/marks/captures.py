@@ -174,12 +174,15 @@ class Captures:
             self._graphs.note(f"the nodes of a captured graph could not be read: {error}")
             return None
 
-    def called(self, name: str, inputs: str) -> Callable[[], None]:
-        """Note that this thread calls an operator; the result is to be called when it has returned."""
+    def called(self, name: str, inputs: str, node: int | None, backward: bool) -> Callable[[], None]:  # noqa: FBT001
+        """Note that this thread calls an operator; the result is to be called when it has returned.
+
+        The arguments are those of `thence.capture.marks.captured_places.Called`.
+        """
         begun = []
         for capture in tuple(self._live):
             if self._belongs(capture) and (count := self._count(capture)) is not None:
-                call = Called(name, inputs, count, count)
+                call = Called(name, inputs, node, backward, count, count)
                 capture.calls.append(call)
                 begun.append((capture, call))
 
