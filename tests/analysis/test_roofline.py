@@ -14,6 +14,7 @@ import pytest
 import thence
 from helpers import run_thence
 from thence.model.peaks import Peaks
+from work_traces import BF16_TFLOPS, Work
 
 DATA = Path(__file__).parents[1] / "data" / "torch"
 COMPILED = DATA / "torch_compile_rank0.json.gz"
@@ -120,3 +121,45 @@ def test_peaks_that_say_too_little_are_refused(options: list[str]) -> None:
     done = run_thence("roofline", COMPILED, *options)
     assert done.returncode == 2
     assert b"--peak" in done.stderr
+
+
+def test_mfu_leaves_out_what_is_recomputed(tmp_path: Path) -> None:
+    """Four steps of 1 ms with a product of 4096^3 each, and in the backward pass of a checkpoint the same again."""
+    made = Work()
+    for number in range(4):
+        start = 1000.0 * number
+        made.now = start + 1
+        made.range(f"ProfilerStep#{number}", "user_annotation", start, start + 1000.0)
+        made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 200.0))
+        begin = made.now
+        made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 250.0))
+        made.range("thence recompute", "user_annotation", begin, begin + 2.0)
+    trace = made.opened(tmp_path)
+    found = trace.roofline("kernel")
+    once = 2 * 4096**3
+    (row,) = found.steps.iter_rows(named=True)
+    assert row["steps"] == 3, "the first is left out"
+    assert row["flop"] == 3 * 2 * once
+    assert row["hfu"] == pytest.approx(2 * once / BF16_TFLOPS / 1e9, rel=1e-6), "over a step of 1 ms"
+    assert row["mfu"] == row["hfu"], "nothing tells that the second product is recomputed"
+    assert row["known_share"] == 1
+
+
+def test_recomputed_work_counts_in_hfu_only() -> None:
+    """A recording of checkpoints: its phases say which products are recomputed."""
+    trace = thence.open(DATA / "checkpoints" / "with_stacks.json.gz")
+    tables = trace.tables
+    again = (tables.places["phase"].cast(pl.String) == "recompute").sum()
+    assert again > 0
+
+
+def test_a_part_of_the_work_has_no_mfu(trace: thence.Trace) -> None:
+    assert trace.roofline("kernel").steps.height == 1
+    assert trace.select(only="gemm|nvjet").roofline("kernel").steps.is_empty()
+
+
+def test_shapes_are_a_kind_of_place(trace: thence.Trace) -> None:
+    rows = trace.report("shape").rows
+    names = rows["name"].cast(pl.String).drop_nulls().to_list()
+    assert any(name.startswith("aten::mm bf16[2048,512] bf16[512,2048]") for name in names)
+    assert rows["total_ns"].sum() == trace.tables.gpu["duration"].sum()

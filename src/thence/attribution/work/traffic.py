@@ -248,6 +248,16 @@ def _convolution_backward(arguments: Arguments) -> int | None:
     return inputs + sum(tensor.bytes or 0 for tensor in wanted if tensor is not None)
 
 
+def _recurrent(arguments: Arguments) -> int | None:
+    """``_cudnn_rnn(input, weights, stride, packed weights, ...)``: the input, the packed weights, and the output."""
+    x, packed = tensor_at(arguments, 0), tensor_at(arguments, 3)
+    hidden = integers_of(arguments[7]) if len(arguments) > 13 else None
+    both = flag_of(arguments[13]) if len(arguments) > 13 else None
+    if x is None or packed is None or not hidden or both is None or x.bytes is None or packed.bytes is None:
+        return None
+    return x.bytes + packed.bytes + (x.element_bytes or 0) * math.prod(x.shape[:-1]) * hidden[0] * (1 + both)
+
+
 def _scaled_product(arguments: Arguments) -> int | None:
     """``_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype)``: all inputs, and the product."""
     inputs, a, b = _all_inputs(arguments), tensor_at(arguments, 0), tensor_at(arguments, 1)
@@ -327,6 +337,7 @@ TRAFFIC: dict[str, Traffic] = {
     "aten::nll_loss_backward": _loss_backward,
     "aten::split_with_sizes_copy": _split,
     "aten::_scaled_mm": _scaled_product,
+    "aten::_cudnn_rnn": _recurrent,
     "aten::convolution_backward": _convolution_backward,
     "aten::_scaled_dot_product_flash_attention": _attention(0, 1),
     "aten::_scaled_dot_product_efficient_attention": _attention(0, 1),
