@@ -663,6 +663,7 @@ class Trace:
         scale: Sequence[str] = (),
         no_wait: Sequence[str] = (),
         on_time: Sequence[str] = (),
+        at_roofline: Sequence[str] = (),
     ) -> WhatIf:
         """Predicts the gain of changes, each on its own, by replaying the recorded program with the change.
 
@@ -675,12 +676,17 @@ class Trace:
             no_wait: waiting host calls that return at once: ``item``, ``all``, a kind of wait (``stream``,
                 ``event``, ``device``), or a regular expression that matches the place of the call.
             on_time: ranks that no other rank waits for in collectives, such as ``rank:3``.
+            at_roofline: work that takes as long as the device allows, as far as that is known, or that divided by a
+                share: ``module:mlp=0.8``.
 
         Raises:
             UsageError: a change cannot be parsed.
-            MissingData: the trace holds no device activity, or explains too little of when activities began.
+            MissingData: the trace holds no device activity, or explains too little of when activities began; or, with
+                ``at_roofline``, the peaks of its devices are not known.
         """
-        asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
+        asked = {
+            "free": free, "scale": scale, "at-roofline": at_roofline, "no-wait": no_wait, "on-time": on_time
+        }  # fmt: skip
         parsed = [changes.parse_change(action, text) for action, texts in asked.items() for text in texts]
         found = whatif_answer.what_if(self.whole, self._program, parsed)
         return self._answer(replace(found, path=self._path_summary))

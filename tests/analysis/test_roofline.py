@@ -128,12 +128,10 @@ def test_mfu_leaves_out_what_is_recomputed(tmp_path: Path) -> None:
     made = Work()
     for number in range(4):
         start = 1000.0 * number
-        made.now = start + 1
+        made.host = start + 1
         made.range(f"ProfilerStep#{number}", "user_annotation", start, start + 1000.0)
         made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 200.0))
-        begin = made.now
         made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 250.0))
-        made.range("thence recompute", "user_annotation", begin, begin + 2.0)
     trace = made.opened(tmp_path)
     found = trace.roofline("kernel")
     once = 2 * 4096**3
@@ -145,12 +143,26 @@ def test_mfu_leaves_out_what_is_recomputed(tmp_path: Path) -> None:
     assert row["known_share"] == 1
 
 
-def test_recomputed_work_counts_in_hfu_only() -> None:
-    """A recording of checkpoints: its phases say which products are recomputed."""
-    trace = thence.open(DATA / "checkpoints" / "with_stacks.json.gz")
-    tables = trace.tables
-    again = (tables.places["phase"].cast(pl.String) == "recompute").sum()
-    assert again > 0
+def test_what_if_work_ran_at_its_roofline(tmp_path: Path) -> None:
+    """Products of 250 us that the host launches ahead of the device: at 80 % of the roofline each is shorter."""
+    made = Work()
+    for _ in range(40):
+        made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 250.0))
+        made.call("aten::strange", [[8]], ("other", 20.0))
+    trace = made.opened(tmp_path)
+    ideal_us = 2 * 4096**3 / BF16_TFLOPS / 1e6
+    rows = {
+        row["change"]: row for row in trace.whatif(at_roofline=["op:mm=0.8", "op:strange"]).rows.iter_rows(named=True)
+    }
+    gained = rows["at-roofline op:mm=0.8"]
+    assert gained["gain_ns"] == pytest.approx(40 * 1e3 * (250 - ideal_us / 0.8), rel=0.01)
+    assert rows["at-roofline op:strange"]["verdict"] == "absent", "its roofline is not known"
+
+
+@pytest.mark.parametrize("text", ["op:mm=0", "op:mm=1.5", "cause:host", "mm", "op:"])
+def test_changes_to_a_roofline_that_cannot_be_are_refused(trace: thence.Trace, text: str) -> None:
+    with pytest.raises(thence.UsageError, match="--at-roofline takes"):
+        trace.whatif(at_roofline=[text])
 
 
 def test_a_part_of_the_work_has_no_mfu(trace: thence.Trace) -> None:

@@ -23,10 +23,13 @@ class Work:
     Attributes:
         device: name of the GPU.
         events: of the trace.
+        host: when the host makes its next call; it does not wait for the device.
+        now: when the device has ended its last activity.
     """
 
     device: str = H100
     events: list[dict[str, Any]] = field(default_factory=list)
+    host: float = 0.0
     now: float = 0.0
 
     def range(self, name: str, category: str, start: float, end: float) -> None:
@@ -47,7 +50,7 @@ class Work:
             types: of the inputs.
             more: further arguments of the operator in the trace.
         """
-        number, start = len(self.events) + 1, self.now
+        number, start = len(self.events) + 1, self.host
         types = types or ["c10::BFloat16"] * len(dims)
         args = {"External id": number, "Input Dims": dims, "Input type": types, **more}
         operator = {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": 2.0, "args": args}
@@ -59,11 +62,11 @@ class Work:
                  "ts": start + 0.5, "dur": 0.1, "args": {"correlation": correlation, "External id": number}}
             )  # fmt: skip
             self.activity("kernel", kernel, duration, correlation=correlation, **{"External id": number})
-        self.now = max(self.now, start + 2.0)
+        self.host = start + 3.0
 
     def activity(self, category: str, name: str, duration: float, **args: Any) -> None:
-        """An activity of the device that begins when the one before has ended."""
-        self.now += 1.0
+        """An activity of the device that begins when the one before has ended and the host has launched it."""
+        self.now = max(self.now, self.host) + 1.0
         self.events.append(
             {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": self.now, "dur": duration,
              "args": {"device": 0, "stream": 7, **args}}

@@ -93,33 +93,53 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         .join(_ceilings(peaks), on=["rank", "device"], how="left", maintain_order="left")
     )
     rated = _in_tf32(activities)
+    rated = _with_times(rated)
+    known = pl.col("reason").is_null()
+    ideal = pl.max_horizontal("compute_ns", "bytes_ns")
+    shown = {
+        "dtype": pl.when(pl.col("flop").is_not_null()).then("dtype"),
+        "roofline_ns": pl.min_horizontal(ideal, pl.col("duration").cast(pl.Float64)),
+        "bound": _bound(ideal),
+        **{column: pl.col(column) for column in ("flop", "bytes", "compute_ns", "work_rule")},
+    }
+    return (
+        rated.with_columns(reason=_reason())
+        .select("rank", "device", "duration", "reason", **{n: pl.when(known).then(e) for n, e in shown.items()})
+        .select(pl.col(column).cast(dtype) for column, dtype in _SCHEMA.items())
+    )
+
+
+def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
+    """Adds links (whether its bytes pass over a link), and the times that FLOP and bytes take at the ceilings."""
     name = pl.col("name").cast(pl.String)
     copies = pl.col("kind") == "memcpy"
     over_host, over_gpu = copies & name.str.contains("HtoD|DtoH"), copies & name.str.contains("PtoP")
     links = pl.col("communicates") | over_host | over_gpu
     link = pl.when(over_host).then("host_link").otherwise("gpu_link")
     moved = pl.when("communicates").then("link_bytes").otherwise("bytes")
-    rated = rated.with_columns(
+    return rated.with_columns(
         links=links,
         bytes=moved,
         flop=pl.when(~links).then("flop"),
         compute_ns=pl.when(~links).then(pl.col("flop") / pl.col("tflops") / 1e3),  # FLOP / (TFLOP/s) = 1e-12 s
         bytes_ns=moved / pl.when(links).then(link).otherwise("gbps"),
     )
-    ideal = pl.max_horizontal("compute_ns", "bytes_ns")
+
+
+def _reason() -> pl.Expr:
+    """Why an activity has no roofline; null if it has one."""
     most = MAX_OVER_PEAK * pl.max_horizontal("duration", 1)
-    cached = (pl.col("bytes_ns") > pl.col("duration")) & ~pl.col("links")
     stated = pl.col("cache").is_not_null()  # peaks that the user gives may be lower than what the device can do
     exceeds = stated & (
         (pl.col("compute_ns") > most)
         | ((pl.col("bytes_ns") > most) & (pl.col("links") | (pl.col("bytes") > pl.col("cache"))))
     )
     unknown = pl.col("flop").is_null() & pl.col("bytes").is_null()
-    reason = (
+    return (
         pl.when(pl.col("communicates") & pl.col("bytes").is_null()).then(pl.lit("communication"))
-        .when(links & pl.col("bytes_ns").is_null()).then(pl.lit("link"))
-        .when(links & exceeds).then(pl.lit("exceeds"))
-        .when(links).then(None)
+        .when(pl.col("links") & pl.col("bytes_ns").is_null()).then(pl.lit("link"))
+        .when(pl.col("links") & exceeds).then(pl.lit("exceeds"))
+        .when("links").then(None)
         .when(unknown & ~pl.col("called") & pl.col("program").is_not_null()).then(pl.lit("no_instruction"))
         .when(unknown & ~pl.col("called")).then(pl.lit("no_operator"))
         .when(unknown).then(pl.lit("no_model"))
@@ -127,25 +147,17 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         .then(pl.lit("no_peak"))
         .when(exceeds).then(pl.lit("exceeds"))
     )  # fmt: skip
-    bound = (
+
+
+def _bound(ideal: pl.Expr) -> pl.Expr:
+    """What decides the roofline, one of `BOUNDS`."""
+    return (
         pl.when("links").then(pl.lit("link"))
         .when((pl.col("duration") <= SHORT_KERNEL_NS) & (ideal < pl.col("duration") / 2)).then(pl.lit("latency"))
         .when(pl.col("compute_ns").fill_null(0) >= pl.col("bytes_ns").fill_null(0)).then(pl.lit("compute"))
-        .when(cached).then(pl.lit("cache"))
+        .when(pl.col("bytes_ns") > pl.col("duration")).then(pl.lit("cache"))
         .otherwise(pl.lit("memory"))
     )  # fmt: skip
-    known = pl.col("reason").is_null()
-    shown = {
-        "dtype": pl.when(pl.col("flop").is_not_null()).then("dtype"),
-        "roofline_ns": pl.min_horizontal(ideal, pl.col("duration").cast(pl.Float64)),
-        "bound": bound,
-        **{column: pl.col(column) for column in ("flop", "bytes", "compute_ns", "work_rule")},
-    }
-    return (
-        rated.with_columns(reason=reason)
-        .select("rank", "device", "duration", "reason", **{n: pl.when(known).then(e) for n, e in shown.items()})
-        .select(pl.col(column).cast(dtype) for column, dtype in _SCHEMA.items())
-    )
 
 
 def _ceilings(peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:

@@ -196,6 +196,8 @@ PROGRAMS: dict[str, tuple[Any, float]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*mkldnn.*")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.backends.mkldnn")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_flop_are_those_of_the_counter(name: str) -> None:
     torch.manual_seed(0)
