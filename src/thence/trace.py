@@ -482,6 +482,7 @@ class Trace:
             spread=self.spread(),
             idle=shown.idle(),
             soundness=self._soundness,
+            roofline=part.part(lambda: shown.roofline(self.default_kind)),
             default_kind=self.default_kind,
         )
 
@@ -858,6 +859,10 @@ class Trace:
     def plot_by(self, by: By = "kernel", top: int = 15) -> Chart:
         """The ``top`` largest rows of ``report(by)``."""
         return charts.by_chart(self.report(by), top)
+
+    def plot_roofline(self, by: By = "shape") -> Chart:
+        """TFLOP/s against FLOP per byte of each row of ``roofline(by)``, and what the GPU allows."""
+        return charts.roofline_chart(self.roofline(by))
 
     def plot_flame(self, by: FlameBy | None = None) -> Chart:
         """The flame graph; ``thence flame`` writes a page with zoom, search and filters."""

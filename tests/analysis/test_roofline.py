@@ -106,7 +106,7 @@ def test_a_device_of_unknown_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(thence.MissingData, match=r"peaks of NVIDIA Unheard are not known; --peak"):
         thence.open(tmp_path / "trace.json").roofline()
     arguments = ("roofline", tmp_path / "trace.json", "--by", "op", "--format", "json")
-    done = run_thence(*arguments, "--peak", "bf16=989", "--bandwidth", "4814")
+    done = run_thence(*arguments, "--peak", "fp16=989", "--bandwidth", "4814")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == 1

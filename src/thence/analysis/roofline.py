@@ -61,6 +61,7 @@ class Roofline(Answer):
             headroom_ns, peak_share (roofline_ns / modelled_ns), modelled_share, share (of headroom); the largest
             headroom first. Null where nothing is known.
         reasons: code, total_ns and text of time without a roofline.
+        dtypes: data types of the FLOP, that with most FLOP first.
     """
 
     by: str
@@ -70,6 +71,13 @@ class Roofline(Answer):
     steps: pl.DataFrame
     rows: pl.DataFrame
     reasons: pl.DataFrame
+    dtypes: tuple[str, ...] = ()
+
+    @property
+    def modelled_share(self) -> float:
+        """Share of the GPU time that has a model."""
+        modelled = (self.totals["flop_modelled_ns"] or 0) + (self.totals["bytes_only_ns"] or 0)
+        return modelled / max(self.totals["total_ns"] or 0, 1)
 
     def about(self) -> tuple[str, ...]:
         """See `Answer`."""
@@ -192,6 +200,13 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
         step_utilisation(trace, activities),
         rows,
         reasons,
+        tuple(
+            activities.drop_nulls("flop")
+            .group_by("dtype")
+            .agg(pl.col("flop").sum())
+            .sort("flop", "dtype", descending=[True, False])["dtype"]
+            .drop_nulls()
+        ),
     )
 
 

@@ -55,8 +55,8 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
 
     Args:
         trace: a trace; its operators have the column ``inputs`` where the profiler recorded shapes.
-        data_types: in which each activity computes, by its name. They give the size of elements in lists of tensors
-            whose types are not recorded.
+        data_types: in which each activity computes, by its name. They also give the size of elements in lists of
+            tensors whose types are not recorded.
     """
     activities = trace.gpu.select(
         "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types
@@ -90,7 +90,7 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
             called=pl.any_horizontal(pl.col(f"called_{rule}").fill_null(value=False) for rule in names),
             flop=pl.when(~pl.col("copied")).then(first("flop")),
             bytes=pl.when("copied").then(own).otherwise(first("traffic")),
-            dtype=pl.coalesce(pl.col("dtype").cast(pl.String), pl.when(~pl.col("copied")).then(first("type"))),
+            dtype=pl.when(~pl.col("copied")).then(pl.coalesce(first("type"), pl.col("dtype").cast(pl.String))),
             work_rule=pl.when("copied").then(pl.lit("copy")).otherwise(pl.coalesce(rules)),
         )
         .select(pl.col(name).cast(dtype) for name, dtype in WORK.items())
@@ -100,15 +100,25 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
 def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The part of each activity in the work of its call, by its share of the time of the call's kernels.
 
+    The type is that of the call's inputs. Of float32, which can be multiplied in TF32, and of unknown types the name of
+    the longest kernel decides.
+
     Args:
-        activities: index, duration and copied.
+        activities: index, duration, copied and dtype.
         calls: index of an activity, call (any number), flop, traffic and type of the whole call.
     """
-    timed = calls.join(activities.select("index", "duration", "copied"), on="index")
+    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index")
     time = pl.when(~pl.col("copied")).then("duration")
     whole = time.sum().over("call")
     share = pl.when(whole > 0).then(time / whole)
-    return timed.select("index", flop=pl.col("flop") * share, traffic=pl.col("traffic") * share, type="type")
+    named = pl.col("dtype").cast(pl.String).sort_by(time.fill_null(-1)).last().over("call")
+    decided = pl.when(pl.col("type").ne_missing("float32")).then("type")
+    return timed.select(
+        "index",
+        flop=pl.col("flop") * share,
+        traffic=pl.col("traffic") * share,
+        type=pl.coalesce(decided, named, pl.col("type")),
+    )
 
 
 def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
