@@ -344,7 +344,13 @@ class Trace:
         return steps_answer.step_kinds(self.tables)
 
     def flame(
-        self, by: FlameBy | None = None, split: str = "none", idle: str = "steady", *, fold: bool = False
+        self,
+        by: FlameBy | None = None,
+        split: str = "none",
+        idle: str = "steady",
+        *,
+        fold: bool = False,
+        weight: str = "time",
     ) -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
@@ -356,15 +362,18 @@ class Trace:
             idle: which idle time has frames. ``steady``: all except that before and inside the first executions
                 of XLA programs. ``include``: all. ``exclude``: none.
             fold: whether equal layers of a model are one frame; by module, label or op_name.
+            weight: what the width of a frame is: ``time``, or ``headroom``, the time beyond what the device allows.
 
         Raises:
-            UsageError: ``by``, ``split`` or ``idle`` has another value, or ``by`` has no layers to fold.
-            MissingData: the trace holds no device activity.
+            UsageError: ``by``, ``split``, ``idle`` or ``weight`` has another value, or ``by`` has no layers to fold.
+            MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known.
         """
         usual = self.tree_kind if fold else default_kind.default_kind(self.tables, FLAME_KINDS, "ops")
-        parts, shown = _choice(flame.Split, split), _choice(flame.Idle, idle)
+        parts, shown, width = _choice(flame.Split, split), _choice(flame.Idle, idle), _choice(flame.Weight, weight)
         # Cached, because the page of a report needs the same idle time.
-        graph = flame.flame(self.tables, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold)
+        graph = flame.flame(
+            self.tables, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold, weight=width
+        )
         return self._answer(replace(graph, notes=(*self._soundness.lines, *graph.notes)))
 
     @cached_property
