@@ -22,12 +22,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import thence
 from command_line import documented_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import thence
     from thence.analysis.roofline import Roofline
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, INNER, WORDS, BATCH, LENGTH = 3, 1040, 10, 2, 2824, 4099, 3, 391
@@ -212,8 +212,6 @@ def compiled(out: Path) -> None:
 
 def captured(out: Path) -> None:
     """A step in a CUDA graph: an eager trace of it, a trace of its replays, and the labels of its capture."""
-    import thence
-
     step = Training()
     with thence.mark("warm-up"):  # captures are watched from now on
         for _ in range(3):
@@ -228,8 +226,6 @@ def captured(out: Path) -> None:
 
 def recorded(out: Path) -> None:
     """The same capture and its replays, recorded."""
-    import thence
-
     step = Training()
     step()
     with thence.record(out / "recorded", thence.RecordOptions(own=(str(Path(__file__)),))) as recording:
@@ -242,8 +238,6 @@ def recorded(out: Path) -> None:
 
 def recorded_compiled(out: Path) -> None:
     """The Llama compiled into CUDA graphs (reduce-overhead), recorded."""
-    import thence
-
     step = Training(compiled="reduce-overhead")
     with thence.record(out / "recorded_compiled", thence.RecordOptions(own=(str(Path(__file__)),))) as recording:
         for _ in range(8):
@@ -280,8 +274,6 @@ def decode(out: Path) -> None:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, StaticCache
 
-    import thence
-
     config = GPT2Config(n_layer=6, n_embd=1024, n_head=16)
     model = GPT2LMHeadModel(config).to("cuda", torch.bfloat16).eval()
     cache = StaticCache(config=config, max_cache_len=1024)
@@ -310,8 +302,6 @@ J_LAYERS, J_HIDDEN, J_INNER, J_WORDS, J_BATCH, J_LENGTH, J_HEADS = 4, 768, 3080,
 
 def jax_step(out: Path) -> None:
     """A training step of JAX: layers in a scan, each in jax.checkpoint; recorded, and profiled."""
-    import thence
-
     with thence.record(out / "jax"):
         import jax
         import jax.numpy as jnp
@@ -458,50 +448,60 @@ def _modules(trace: thence.Trace, expected: dict[str, float], verdicts: Verdicts
         verdicts.judge(abs(found / flop - 1) <= 0.01, f"module {name}: {found / 1e9:,.2f} of {flop / 1e9:,.2f} GFLOP")
 
 
+def _limits(trace: thence.Trace, verdicts: Verdicts) -> None:
+    rows = {str(row["name"]): row for row in trace.roofline("kernel").rows.iter_rows(named=True)}
+    peaks = trace.roofline("kernel").peaks[0][2]
+    for kernel, row in rows.items():
+        print(
+            f"    {kernel[:60]:60} {row['tflops'] or 0:8.1f} TFLOP/s {row['gbps'] or 0:8.1f} GB/s "
+            f"{row['peak_share'] or 0:6.1%}"
+        )
+    product = max(row["tflops"] or 0 for name, row in rows.items() if "_tst_" in name) / peaks.tflops["bfloat16"]
+    verdicts.judge(0.7 <= product <= 0.9, f"a product of bfloat16 at {product:.1%} of the peak (70 to 90 %)")
+    copy = max(row["gbps"] or 0 for name, row in rows.items() if "DtoD" in name) / (peaks.gbps or 1)
+    verdicts.judge(0.85 <= copy <= 0.95, f"a copy at {copy:.1%} of the bandwidth (85 to 95 %)")
+
+
+def _captured(trace: thence.Trace, out: Path, verdicts: Verdicts) -> thence.Trace:
+    """The replays with the labels of their capture."""
+    alone = trace.roofline("kernel").totals
+    verdicts.judge(alone["flop_modelled_ns"] == 0, "without labels no FLOP is known")
+    by_eager = trace.label(eager=thence.open(out / "captured_eager.json.gz"))
+    _flop(by_eager, sum(llama_flop().values()), verdicts, "captured, by its eager run")
+    return trace.label(out / "saved_capture.json")
+
+
 def check(out: Path, names: list[str]) -> int:
     """Compares; returns the exit code."""
-    import thence
-
     verdicts = Verdicts()
-    names = names or list(PROGRAMS)
-    opened = {
-        "limits": "limits.json.gz", "eager": "eager.json.gz", "checkpoints": "checkpoints.json.gz",
-        "compiled": "compiled.json.gz", "captured": "captured.json.gz", "recorded": "recorded",
-        "recorded_compiled": "recorded_compiled", "hf": "hf.json.gz", "decode": "decode", "jax": "jax",
-    }  # fmt: skip
-    for name in names:
-        path = out / opened[name]
-        if not path.exists():
-            verdicts.judge(right=False, text=f"{name}: {path} is missing")
+    for name in names or PROGRAMS:
+        found = [path for path in (out / f"{name}.json.gz", out / name) if path.exists()]
+        if not found:
+            verdicts.judge(right=False, text=f"{name} is missing")
             continue
-        trace = thence.open(path)
+        trace = thence.open(found[0])
         if name == "jax":
             trace = trace.select(program="jit_train_step", warm_up="first-compiled")
         if name == "captured":
-            alone = trace.roofline("kernel").totals
-            verdicts.judge(alone["flop_modelled_ns"] == 0, "without labels no FLOP is known")
-            labelled = trace.label(out / "saved_capture.json")
-            by_eager = trace.label(eager=thence.open(out / "captured_eager.json.gz"))
-            _flop(by_eager, sum(llama_flop().values()), verdicts, "captured, by its eager run")
-            trace = labelled
+            trace = _captured(trace, out, verdicts)
         _stated(name, _of_steps(trace)[0].roofline("kernel"), verdicts)
         if name == "limits":
-            rows = {row["name"]: row for row in trace.roofline("kernel").rows.iter_rows(named=True)}
-            for kernel, row in rows.items():
-                print(
-                    f"    {str(kernel)[:60]:60} {row['tflops'] or 0:8.1f} TFLOP/s {row['gbps'] or 0:8.1f} GB/s "
-                    f"{row['peak_share'] or 0:6.1%}"
-                )
-        elif name in ("eager", "compiled", "captured", "recorded", "recorded_compiled"):
-            _flop(trace, sum(llama_flop().values()), verdicts, name)
-            if name in ("eager", "recorded", "recorded_compiled"):
-                _modules(trace, llama_flop(), verdicts)
-        elif name == "checkpoints":
-            _flop(trace, sum(llama_flop(recomputed=1).values()), verdicts, name)
-        elif name == "jax":
-            _flop(trace, jax_flop(), verdicts, name)
+            _limits(trace, verdicts)
+        if name in EXPECTED:
+            _flop(trace, EXPECTED[name](), verdicts, name)
+        if name in ("eager", "recorded", "recorded_compiled"):
+            _modules(trace, llama_flop(), verdicts)
     print(f"{verdicts.wrong} wrong")
     return 1 if verdicts.wrong else 0
+
+
+EXPECTED: dict[str, Callable[[], float]] = {
+    **dict.fromkeys(
+        ("eager", "compiled", "captured", "recorded", "recorded_compiled"), lambda: sum(llama_flop().values())
+    ),
+    "checkpoints": lambda: sum(llama_flop(recomputed=1).values()),
+    "jax": jax_flop,
+}
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ COUNTERS = {
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
 flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of
 the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.communication`). FLOP rate and
-memory traffic: sums of the mean rates of the running kernels and copies whose FLOP and bytes are known
+memory traffic: sums of the mean rates of the running kernels whose FLOP and bytes are known
 (`thence.attribution.work`)."""
 
 _KEY = ("rank", "device")
@@ -172,7 +172,8 @@ def counters(trace: Attributed) -> pl.DataFrame:
     work = activity_work(trace, data_types(trace)).select("flop", traffic="bytes")
     for counter, column, unit in (("FLOP rate", "flop", 1e3), ("memory traffic", "traffic", 1.0)):
         rate = work[column] / trace.gpu["duration"] / unit  # per ns: 10^9 per s
-        known = gpu.with_columns(value=rate).filter(pl.col("value") > 0, pl.col("end") > pl.col("start"))
+        ran = pl.col("bytes").is_null() & (pl.col("end") > pl.col("start"))
+        known = gpu.with_columns(value=rate).filter(ran, pl.col("value") > 0)
         frames.append(_steps(counter, known))
     return pl.concat(frames).sort(*_KEY, "counter", "time")
 
