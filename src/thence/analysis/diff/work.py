@@ -111,6 +111,6 @@ def work_text(change: pl.DataFrame | None) -> str | None:
         if row[f"before_{key}"]
     ]
     return (
-        f"GPU time with a known roofline changed by {signed(row['difference_ns'])}: {signed(row['work_ns'])} because "
-        f"there was other work ({', '.join(parts)}), {signed(row['use_ns'])} because the GPU was used otherwise"
+        f"GPU time with a known roofline {signed(row['difference_ns'])}: {signed(row['work_ns'])} by the work "
+        f"({', '.join(parts)}), {signed(row['use_ns'])} by its use of the GPU"
     )
