@@ -175,3 +175,53 @@ def test_shapes_are_a_kind_of_place(trace: thence.Trace) -> None:
     names = rows["name"].cast(pl.String).drop_nulls().to_list()
     assert any(name.startswith("aten::mm bf16[2048,512] bf16[512,2048]") for name in names)
     assert rows["total_ns"].sum() == trace.tables.gpu["duration"].sum()
+
+
+def test_diff_tells_other_work_from_other_use(tmp_path: Path) -> None:
+    """Before: 250 us for 4096^3. After: twice the columns in 600 us, so 100 us more than twice the time."""
+    sides = []
+    for name, columns, duration in (("before", 4096, 250.0), ("after", 8192, 600.0)):
+        made = Work()
+        for number in range(5):
+            made.host = made.now = 1000.0 * number
+            made.range(f"ProfilerStep#{number}", "user_annotation", made.host, made.host + 1000.0)
+            made.call("aten::mm", [[4096, 4096], [4096, columns]], ("gemm_bf16", duration))
+        (tmp_path / name).mkdir()
+        sides.append(made.opened(tmp_path / name))
+    found = sides[0].diff(sides[1])
+    assert found.work is not None
+    row = found.work.filter(pl.col("by") == "op").row(0, named=True)
+    ideal_ns = 2 * 4096**3 / BF16_TFLOPS / 1e3
+    assert row["difference_ns"] == pytest.approx(350_000)
+    assert row["work_ns"] == pytest.approx(ideal_ns, rel=1e-6)
+    assert row["use_ns"] == pytest.approx(350_000 - ideal_ns, rel=1e-6)
+    assert any("by the work (FLOP +100.0 %" in text for text in found.explanation)
+
+
+def test_work_of_one_side_alone_is_not_compared() -> None:
+    known, unknown = (thence.open(DATA / name) for name in ("torch_eager_rank0.json.gz", "graph_replay_rank0.json.gz"))
+    assert known.diff(unknown).work is None
+
+
+def test_frames_by_headroom_add_up_to_it(trace: thence.Trace) -> None:
+    flame = trace.flame("ops", weight="headroom")
+    assert flame.total_ns == pytest.approx(trace.roofline("kernel").totals["headroom_ns"], abs=trace.tables.gpu.height)
+    assert flame.title.startswith("Headroom by")
+    assert not flame.nodes["idle"].fill_null(value=False).any()
+
+
+def test_the_chart_has_the_rows_and_the_roofs(trace: thence.Trace) -> None:
+    chart = trace.plot_roofline("op")
+    frame = chart.to_frame()
+    dots = {row["name"]: row for row in frame.iter_rows(named=True) if row["name"]}
+    assert dots["aten::mm"]["tflops"] == trace.roofline("op").rows.filter(pl.col("name") == "aten::mm")["tflops"][0]
+    roof = frame.filter(pl.col("series").str.starts_with("bfloat16"))
+    assert roof["tflops"].max() == pytest.approx(H200["bfloat16"])
+    assert roof["intensity"][1] == pytest.approx(1e3 * H200["bfloat16"] / H200["gbps"]), "the ridge"
+    assert "<svg" in chart.to_html()
+
+
+def test_counters_of_flop_return_to_zero(trace: thence.Trace) -> None:
+    rate = trace.timeline().counters.filter(pl.col("counter") == "FLOP rate")
+    assert rate["value"].max() > 100
+    assert rate["value"][-1] == 0
