@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA
+from helpers import DATA, run_thence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +97,13 @@ def test_replays_have_the_flop_of_their_capture_and_of_an_eager_run(replays: Pat
     ):
         assert labelled.roofline().totals["flop"] == pytest.approx(3 * sum(MODEL.values()), rel=1e-9)
     assert of_a_step(trace.label(LLAMA / "captured_labels.json.gz"), "op")[0]["name"].null_count() == 0
+
+
+def test_a_labelled_file_keeps_the_operators(replays: Path, tmp_path: Path) -> None:
+    target = tmp_path / "labelled.json.gz"
+    done = run_thence("label", replays, "--eager", LLAMA / "captured_eager.json.gz", "-o", target)
+    assert done.returncode == 0, done.stderr
+    assert thence.open(target).roofline().totals["flop"] == pytest.approx(3 * sum(MODEL.values()), rel=1e-9)
 
 
 def test_a_recorded_graph_has_the_flop_of_the_model_and_its_modules(recorded: thence.Trace) -> None:

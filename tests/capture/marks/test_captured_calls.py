@@ -72,9 +72,11 @@ def test_inputs_are_described_as_kineto_describes_them() -> None:
     seen.captured.enter()
     torch.cat([torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(4, 3, dtype=torch.bfloat16)])
     torch.zeros(3, 2).t().add(1.5)
+    torch.zeros(5).to(torch.bfloat16)
     seen.captured.leave()
     arguments = {name: arguments_of(inputs) for name, inputs in seen.calls}
     assert arguments["aten::cat"] == ((Tensor((2, 3), "c10::BFloat16"), Tensor((4, 3), "c10::BFloat16")), "0")
+    assert (arguments["aten::_to_copy"] or ())[1] == "15", "the number of bfloat16"
     assert arguments["aten::add"] == (Tensor((2, 3), "float", (1, 2)), "1.5", "1")
 
 

@@ -268,8 +268,44 @@ def _scaled_product(arguments: Arguments) -> int | None:
     return inputs + size * math.prod(a.shape[:-1]) * b.shape[-1]
 
 
-_SCALAR_BYTES = {5: 2, 6: 4, 15: 2, 23: 1, 24: 1}
-"""Bytes of an element by the number of its torch::ScalarType: Half, Float, BFloat16, Float8_e5m2, Float8_e4m3fn."""
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 11: 1, 15: 2, 23: 1, 24: 1}
+"""Bytes of an element by the number of its torch::ScalarType: Byte, Char, Short, Int, Long, Half, Float, Double, Bool,
+BFloat16, Float8_e5m2, Float8_e4m3fn."""
+
+
+def _stated_bytes(arguments: Arguments, number: int, default: int | None) -> int | None:
+    """Bytes of an element of the type that an argument states; the default if it states none."""
+    code = integers_of(arguments[number]) if number < len(arguments) and arguments[number] is not None else None
+    return default if not code else _SCALAR_BYTES.get(code[0])
+
+
+def _converted(arguments: Arguments) -> int | None:
+    """``_to_copy(input, dtype)``: the input is read, and as many elements are written."""
+    first = tensor_at(arguments, 0)
+    size = _stated_bytes(arguments, 1, None)
+    return None if first is None or first.bytes is None or size is None else first.bytes + size * first.elements
+
+
+def _like(dtype: int) -> Traffic:
+    """``ones_like(input, dtype)``: as many elements are written as the input has."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        first = tensor_at(arguments, 0)
+        size = None if first is None else _stated_bytes(arguments, dtype, first.element_bytes)
+        return None if first is None or size is None else size * first.elements
+
+    return traffic
+
+
+def _created(sizes: int, dtype: int) -> Traffic:
+    """``zeros(sizes, dtype)``: these elements are written; of float32 unless their type is stated."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        shape = integers_of(arguments[sizes]) if sizes < len(arguments) else None
+        size = _stated_bytes(arguments, dtype, 4)
+        return None if shape is None or size is None or min(shape, default=0) < 0 else size * math.prod(shape)
+
+    return traffic
 
 
 def _inductor(arguments: Arguments) -> int | None:
@@ -329,6 +365,11 @@ TRAFFIC: dict[str, Traffic] = {
     "aten::embedding": _embedding,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::gather": _gather(2),
+    "aten::_to_copy": _converted,
+    **{f"aten::{name}": _like(1) for name in ("ones_like", "zeros_like", "rand_like", "randn_like")},
+    "aten::full_like": _like(2),
+    **{f"aten::{name}": _created(0, 1) for name in ("zeros", "ones")},
+    "aten::full": _created(0, 2),
     "aten::index_select": _index_select,
     "aten::index_copy_": _index_copy,
     "aten::arange": _arange,

@@ -36,6 +36,12 @@ _TYPES = {
 }
 """Kineto's names of element types by those of PyTorch; other types (float8) are ``c10::`` and PyTorch's name."""
 _FLOAT8 = "float8_"
+_NUMBERS = (
+    *("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"),
+    *("complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16"),
+)
+"""Element types in the order of torch::ScalarType, by whose numbers Kineto shows arguments that are types."""
+_MORE_NUMBERS = {"float8_e5m2": 23, "float8_e4m3fn": 24}
 _SCALARS = (bool, int, float)
 _INDUCTOR = "torch._inductor.runtime.triton_heuristics"
 _MIN_DISPATCH_MODES = (2, 5)
@@ -75,6 +81,10 @@ def _described(value: Any) -> tuple[list[Any], str, list[Any], str]:
             return [], "ScalarList", [], str(list(value))
     if isinstance(value, (*_SCALARS, str)):
         return [], "Scalar", [], str(value)
+    if type(value).__name__ == "dtype":
+        name = str(value).removeprefix("torch.")
+        number = _NUMBERS.index(name) if name in _NUMBERS else _MORE_NUMBERS.get(name)
+        return [], "Scalar", [], "" if number is None else str(number)
     return [], "", [], ""
 
 
