@@ -39,12 +39,15 @@ def test_numbers_that_are_no_counts_are_unknown() -> None:
     assert found["traffic"].drop_nulls().to_list() == [8]
 
 
-def test_in_a_graph_a_path_of_marks_counts_once_a_launch() -> None:
-    stated = '{"flop":64}'
-    found = said_work(trace([], [], [None] * 3, {"gpu": [0, 1, 2], "label": ["a", "a", "b"], "metadata": [stated] * 3}))
+def test_in_a_graph_a_mark_counts_once_a_launch() -> None:
+    stated = ['{"flop":64,"work_of":3}', '{"flop":64,"work_of":3,"x":1}', '{"flop":64,"work_of":9}', '{"flop":64}']
+    found = said_work(
+        trace([], [], [None] * 4, {"gpu": [0, 1, 2, 3], "label": ["a", "a/b", "a", "a"], "metadata": stated})
+    )
     calls = dict(found.select("index", "call").iter_rows())
     assert calls[0] == calls[1] != calls[2]
     assert found["flop"].to_list() == [64] * 3
+    assert 3 not in calls, "of the backward pass"
 
 
 def test_without_statements_there_is_nothing() -> None:

@@ -1,8 +1,8 @@
 """FLOP and bytes that the program states of its own work: ``thence.mark("attention", flop=..., bytes=...)``.
 
 The statement is about all kernels that are launched while the mark is open once. Of nested marks the innermost that
-states something counts. In a CUDA graph, which does not record how often a mark was opened, it is about all kernels of
-one replay under marks with this path.
+states something counts. In a CUDA graph it is about the kernels of one replay that were launched while the mark was
+open at capture, whose labels name it (``work_of``). Kernels of the backward pass are not among them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
 _NUMBERS = r'"(?:flop|bytes)"\s*:\s*[0-9]'
+_WORK_OF = r'"work_of"\s*:\s*([0-9]+)'
 _MAX_COUNT = 1e30
 _SCHEMA = {
     "index": pl.UInt32(), "call": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()
@@ -41,7 +42,7 @@ def said_work(trace: Attributed) -> pl.DataFrame:
     stated = [_numbers(text) for text in texts]
     read = pl.DataFrame({"metadata": texts, "flop": [s[0] for s in stated], "traffic": [s[1] for s in stated]})
     return (
-        said.with_columns(call=pl.struct("mark", "metadata").rank("dense"))
+        said.with_columns(call=pl.col("mark").rank("dense"))
         .join(read, on="metadata")
         .select("index", "call", "flop", "traffic", type=pl.lit(None, pl.String))
         .cast(_SCHEMA)  # type: ignore[arg-type]
@@ -67,14 +68,17 @@ def _of_ranges(trace: Attributed) -> pl.DataFrame | None:
 
 
 def _in_graphs(trace: Attributed) -> pl.DataFrame | None:
-    """Index of an activity of a CUDA graph, and the path of marks of its launch; None if no label states anything."""
-    places = trace.graph_places.select("gpu", "label", pl.col("metadata").cast(pl.String)).filter(
-        pl.col("metadata").str.contains(_NUMBERS)
+    """Index of an activity of a CUDA graph, and the mark of its launch; None if no label states anything."""
+    metadata = pl.col("metadata").cast(pl.String)
+    places = (
+        trace.graph_places.select("gpu", metadata=metadata, of=metadata.str.extract(_WORK_OF))
+        .filter(pl.col("metadata").str.contains(_NUMBERS))
+        .drop_nulls()
     )
     if places.is_empty():
         return None
     launched = trace.gpu[places["gpu"].cast(pl.UInt32)].select("rank", "correlation", "graph")
-    mark = pl.format("graph {} {} {} {}", "rank", "correlation", "graph", pl.col("label").cast(pl.String).fill_null(""))
+    mark = pl.format("graph {} {} {} {}", "rank", "correlation", "graph", "of")
     return places.hstack(launched).select(index=pl.col("gpu").cast(pl.Int64), mark=mark, metadata="metadata")
 
 
