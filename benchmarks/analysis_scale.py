@@ -18,13 +18,14 @@ import polars as pl
 
 from command_line import documented_parser
 from measuring import peak_mb
+from thence.analysis.collectives.answer import collectives
 from thence.analysis.collectives.clock_sync import align_clocks
-from thence.analysis.collectives.communication import collectives
 from thence.analysis.collectives.instances import collective_instances
-from thence.analysis.programs.programs import By, programs
+from thence.analysis.programs.answer import By, programs
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.attribute import attribute
-from thence.attribution.cuda_graphs.join_labels import join_labels, with_places
+from thence.attribution.cuda_graphs.assigned_labels import with_places
+from thence.attribution.cuda_graphs.join_labels import join_labels
 from thence.inside.decoding import decode
 from thence.inside.description import Description
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label

@@ -30,7 +30,7 @@ import polars as pl
 
 from command_line import documented_parser
 from thence.model.column_file import encode
-from thence.readers.recording.parts import SCHEMAS
+from thence.readers.recording.folder import SCHEMAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

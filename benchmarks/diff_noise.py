@@ -13,7 +13,7 @@ gate lets the program pass that our own recorder records: it may take 2 % longer
 
 processes: JOB is a job of several GPUs that ran one program. For each pair of its GPUs: by how much the time per step
 of each kernel differs that is no collective and ran equally often (median, 95th percentile), and the sum of these
-kernels. What a comparison of two single runs cannot call different (`thence.analysis.diff.compare.ONE_RUN_WORK`) is the
+kernels. What a comparison of two single runs cannot call different (`thence.analysis.diff.answer.ONE_RUN_WORK`) is the
 largest 95th percentile of pairs whose kernels did not share the device with waiting collectives.
 """
 
@@ -35,16 +35,16 @@ import polars as pl
 import thence
 from command_line import documented_parser
 from kineto_input import write_repeated
-from thence.analysis.diff.compare import compare
+from thence.analysis.diff.answer import compare
 from thence.analysis.diff.estimates import RunMeans, discoveries, estimates
 from thence.analysis.diff.gate import judge, parse_bound
-from thence.analysis.diff.student import highest_share
+from thence.analysis.student_t import highest_share
 from thence.model.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.answer import Diff
     from thence.analysis.diff.sample import Sample
 
 RECORDING = Path(__file__).parent.parent / "tests/data/torch/torch_eager_rank0.json.gz"
@@ -195,7 +195,7 @@ def curves(trials: int) -> None:
 SPEED = """
 import sys, time
 import thence
-from thence.analysis.diff.compare import compare
+from thence.analysis.diff.answer import compare
 
 class Clock:
     def __init__(self): self.wall = self.cpu = 0.0

@@ -439,7 +439,7 @@ def truth(folder: Path, name: str) -> tuple[list[float], list[float]]:
 def check(folder: Path) -> None:
     """Prints thence's verdict on each program beside the times without a profiler."""
     import thence
-    from thence.analysis.diff.compare import compare
+    from thence.analysis.diff.answer import compare
 
     for name in (*TORCH, *JAX):
         runs = [sorted((folder / name / side).glob("*")) for side in SIDES]

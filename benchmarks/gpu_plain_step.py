@@ -1,13 +1,14 @@
-"""Whether recordings state the step that the program has without them: six programs, alone and recorded in alternation.
+"""Whether recordings state the step that the program has without them: programs alone and recorded in alternation.
 
     python benchmarks/gpu_plain_step.py record OUT [--seconds 75]    # on a GPU with torch; so long for each program
     python benchmarks/gpu_plain_step.py check OUT                    # anywhere, with thence's requirements
 
-Programs: training of a GPT-2 (transformers) and of a ResNet (Lightning), a training step whose forward and backward are
-CUDA graphs, decoding with a static cache (transformers), a compiled training step, and a training loop that waits for
-its data loader. Each run is a process of its own, forked from one that has imported the packages. The program itself
+Programs: training of a GPT-2 (transformers), limited by the host, and of a larger one, limited by the GPU; of a ResNet
+(Lightning); a training step whose forward and backward are CUDA graphs, which are never detached and so have no plain
+step; decoding with a static cache (transformers), a compiled training step, and a training loop that waits for its data
+loader. Each run is a process of its own, forked from one that has imported the packages. The program itself
 records a CUDA event at the end of each step, in all runs alike; its step is the median of the times between them, from
-step 30 on. In turns it runs alone, recorded, and once under torch.profiler.
+step 30 on. In turns it runs alone, recorded, and once under torch.profiler (not with --pairs-only).
 
 ``record`` writes OUT/results.json, and for each program OUT/NAME.tar.gz, its first recording without host ranges.
 ``check`` prints for each pair of runs the median that the program measured alone, the interval that thence states
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
     Step = Callable[[], None]
 
-PROGRAMS = ("gpt2", "resnet", "graphs", "decode", "compiled", "loader")
+PROGRAMS = ("gpt2", "large", "resnet", "graphs", "decode", "compiled", "loader")
 DEVICE = "cuda"
-STEPS = 330
+STEPS = 220
 FIRST = 30
 PROFILED_STEPS = 30
 MIN_ROUNDS = 2
@@ -68,6 +69,18 @@ def run_gpt2(torch: Any) -> Iterator[None]:
     model = gpt2_model(torch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     ids = torch.randint(0, 50000, (8, 256), device=DEVICE)
+    while True:
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield
+
+
+def run_large(torch: Any) -> Iterator[None]:
+    """The same with so many tokens that the GPU is the limit."""
+    model = gpt2_model(torch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(0, 50000, (16, 512), device=DEVICE)
     while True:
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
@@ -335,7 +348,7 @@ def forked(name: str, way: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def record(out: Path, seconds: float, names: list[str]) -> None:
+def record(out: Path, seconds: float, names: list[str], *, profiles: bool) -> None:
     """Runs the programs, and writes what they measured."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no processes that outlive a run
     import_packages()
@@ -344,7 +357,7 @@ def record(out: Path, seconds: float, names: list[str]) -> None:
         until = time.monotonic() + seconds
         runs: list[dict[str, Any]] = []
         with tempfile.TemporaryDirectory() as scratch:
-            profiled = forked(name, "profiled", Path(scratch, "profiled"))
+            profiled = forked(name, "profiled", Path(scratch, "profiled")) if profiles else {"error": "not profiled"}
             while len(runs) < MIN_ROUNDS or time.monotonic() < until:
                 began = time.monotonic()
                 ways = ("alone", "recorded") if len(runs) % 2 else ("recorded", "alone")
@@ -427,6 +440,7 @@ def check(out: Path) -> None:
             if found is None:
                 print(f"{name} {number}: no plain step: {pair['recorded']['plain_steps']}")
                 continue
+            found = found.beside_other_processes(1e6 * pair["recorded"]["busy_ms"])
             within = found.plain.low_ns <= 1e6 * median <= found.plain.high_ns
             inside += within
             print(f"{name} {number}: alone {median:.3f} ms, {found.text}: {'inside' if within else 'OUTSIDE'}")
@@ -467,11 +481,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=75.0, help="time for each program")
     parser.add_argument("--only", help="names of programs, with commas between")
+    parser.add_argument("--pairs-only", action="store_true", help="no run under torch.profiler")
     given = parser.parse_args()
     names = given.only.split(",") if given.only else list(PROGRAMS)
     given.out.mkdir(parents=True, exist_ok=True)
     if given.what == "record":
-        record(given.out, given.seconds, names)
+        record(given.out, given.seconds, names, profiles=not given.pairs_only)
     else:
         check(given.out)
 

@@ -312,7 +312,7 @@ def table(said: dict[str, list[dict[str, float | str]]]) -> None:
 def compare(folder: Path, alone: dict[str, float]) -> None:
     """Prints what diff says of each pair of programs, from both sources, beside their steps alone."""
     import thence
-    from thence.analysis.diff.compare import compare as compare_runs
+    from thence.analysis.diff.answer import compare as compare_runs
 
     def samples(name: str, way: str) -> list[Any]:
         return [thence.open(path).sample() for path in sorted(folder.glob(f"{name}-{way}-*"))]

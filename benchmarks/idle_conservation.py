@@ -21,7 +21,7 @@ import thence
 from command_line import documented_parser
 from thence.analysis.idle.answer import idle_time
 from thence.analysis.idle.causes import idle_causes
-from thence.analysis.summary import summarize
+from thence.analysis.report.summary import summarize
 from thence.analysis.whatif.graph import program_graph
 from thence.analysis.whatif.prediction import health
 from thence.analysis.whatif.simulation import simulated

@@ -68,7 +68,7 @@ with getattr(thence.__main__, "reading_ahead", lambda _: nullcontext())(["report
         import thence.cli.report
     import thence.opening
     from thence.attribution.attribute import attribute
-    from thence.analysis.summary import summarize
+    from thence.analysis.report.summary import summarize
     from thence.readers import registry
     from thence.readers.kineto import read as kineto
     whole = kineto.collected

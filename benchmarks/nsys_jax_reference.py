@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from command_line import documented_parser
+from thence.analysis.collectives.answer import Collectives, collectives
 from thence.analysis.collectives.clock_sync import align_clocks
-from thence.analysis.collectives.communication import Collectives, collectives
+from thence.analysis.programs.answer import By, Programs, programs
 from thence.analysis.programs.compilation import LIBRARY_LOADING, compilation
-from thence.analysis.programs.programs import By, Programs, programs
 from thence.analysis.programs.warmup import Phases, WarmUp, module_keys, phases
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.constituents import constituents_by_place

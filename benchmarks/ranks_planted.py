@@ -26,8 +26,8 @@ from command_line import documented_parser
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from rank_jobs import LINE, MODULE, PLANTS, Plant, RankJob
-from thence.analysis.diff.student import highest_share
 from thence.analysis.ranks.answer import Job, job_of
+from thence.analysis.student_t import highest_share
 
 EXPECTED = {
     "backward": "python",

@@ -75,7 +75,7 @@ def draw_terminal() -> None:
     with resources.as_file(resources.files("thence") / "data" / RECORDING) as path:
         trace = thence.open(path)
     console.print(f"[green]$ thence report {RECORDING} --by label[/]")
-    console.print(heading(trace.glance()))
+    console.print(heading(trace.first_screen()))
     console.print()
     console.print(row_table(trace.typical.report("label"), 8, WIDTH))
     console.print(f"\n[green]$ thence report {RECORDING} --by kernel --top 8[/]")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from thence import inside as inside
     from thence import jax as jax
     from thence import torch as torch
-    from thence.analysis.summary import Summary
+    from thence.analysis.report.summary import Summary
     from thence.capture.marks import captured_nodes as captured_nodes
     from thence.capture.marks import mark as mark
     from thence.capture.marks import save_labels as save_labels
@@ -74,7 +74,7 @@ would then shadow the frameworks of the same names."""
 _LATER = {
     "RecordOptions": ("thence.capture.recorder.options", "RecordOptions"),
     "Schedule": ("thence.capture.recorder.options", "Schedule"),
-    "Summary": ("thence.analysis.summary", "Summary"),
+    "Summary": ("thence.analysis.report.summary", "Summary"),
     "Trace": ("thence.trace", "Trace"),
     "captured_nodes": ("thence.capture.marks", "captured_nodes"),
     "mark": ("thence.capture.marks", "mark"),

@@ -13,7 +13,7 @@ import polars as pl
 from thence.errors import MissingData, UsageError
 from thence.importing import later_modules
 from thence.model import thresholds
-from thence.model.answer import Answer, Caveats
+from thence.model.answer import Answer, Caveats, ResultOrReason, result_or_reason
 from thence.model.places import FLAME_KINDS, LANES, TABLE_KINDS, TABLE_KINDS_XLA, TREE_KINDS, page_kinds
 from thence.model.selection import SEPARATE, TYPICAL, Selection, parse_steps, parse_window
 from thence.units import several
@@ -22,60 +22,51 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from thence.analysis import (
-        annotation_table,
-        consistency,
-        default_kind,
-        graph_edges,
-        graph_lanes,
-        headline,
-        kernel_groups,
-        next_steps,
-        no_device_work,
-        part,
-        proof,
-        replayed_graph,
-        report,
-        select,
-        spread,
-        streams,
-        summary,
-    )
-    from thence.analysis import glance as glances
-    from thence.analysis import query as queries
+    from thence.analysis import annotations as annotation_tables
+    from thence.analysis import no_device_work, streams
     from thence.analysis import roofline as rooflines
-    from thence.analysis.collectives import clock_sync, communication, instances, missing
+    from thence.analysis import self_check as self_checks
+    from thence.analysis import sql as sql_queries
+    from thence.analysis.collectives import answer as communication
+    from thence.analysis.collectives import clock_sync, instances, missing
+    from thence.analysis.collectives.answer import Collectives
     from thence.analysis.collectives.clock_sync import Alignment
-    from thence.analysis.collectives.communication import Collectives
     from thence.analysis.collectives.instances import Instances
-    from thence.analysis.diff import compare
+    from thence.analysis.cuda_graphs import lanes as graph_lane_tables
+    from thence.analysis.cuda_graphs import replayed_graph
+    from thence.analysis.cuda_graphs.lanes import GraphLanes
+    from thence.analysis.cuda_graphs.replayed_graph import ReplayedGraph
+    from thence.analysis.diff import answer as compare
     from thence.analysis.diff import sample as samples
-    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.answer import Diff
     from thence.analysis.diff.sample import Sample
-    from thence.analysis.flame import flame
-    from thence.analysis.flame.flame import Flame
-    from thence.analysis.glance import Glance
-    from thence.analysis.graph_lanes import GraphLanes
-    from thence.analysis.headline import Headline
+    from thence.analysis.flame import answer as flame
+    from thence.analysis.flame.answer import Flame
+    from thence.analysis.grouping import kernel_groups, time_by_place
     from thence.analysis.idle import answer as idle_answer
     from thence.analysis.idle.answer import IdleTime
-    from thence.analysis.part import Part
-    from thence.analysis.programs import compilation, programs, warmup
+    from thence.analysis.programs import answer as programs
+    from thence.analysis.programs import compilation, warmup
+    from thence.analysis.programs.answer import Programs
     from thence.analysis.programs.compilation import Compilation
-    from thence.analysis.programs.programs import Programs
-    from thence.analysis.proof import Proof
     from thence.analysis.ranks import answer as ranks_answer
     from thence.analysis.ranks import summary as rank_summaries
     from thence.analysis.ranks.answer import Job
-    from thence.analysis.replayed_graph import ReplayedGraph
-    from thence.analysis.report import Report
+    from thence.analysis.report import duration_spread, headline, next_steps, summary
+    from thence.analysis.report import first_screen as first_screens
+    from thence.analysis.report import page as pages
+    from thence.analysis.report.first_screen import FirstScreen
+    from thence.analysis.report.headline import Headline
+    from thence.analysis.report.page import Page
+    from thence.analysis.report.summary import Summary
     from thence.analysis.roofline import Roofline
+    from thence.analysis.selection import select
+    from thence.analysis.self_check import SelfCheck
     from thence.analysis.soundness import check
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps import answer as steps_answer
     from thence.analysis.steps.answer import StepKinds, StepTable
     from thence.analysis.streams import Streams
-    from thence.analysis.summary import Summary
     from thence.analysis.timelines import activity_timeline
     from thence.analysis.timelines import overview as overviews
     from thence.analysis.timelines import timeline as timelines
@@ -85,8 +76,8 @@ if TYPE_CHECKING:
     from thence.analysis.whatif.answer import WhatIf
     from thence.analysis.whatif.graph import Program
     from thence.attribution import attribute
-    from thence.attribution.cuda_graphs import coverage, labelling
-    from thence.attribution.cuda_graphs.coverage import Coverage
+    from thence.attribution.cuda_graphs import labelling
+    from thence.attribution.cuda_graphs.labelling import Coverage
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
     from thence.model.places import By, FlameBy
@@ -102,21 +93,24 @@ else:
     # A run of the command line needs one or two analyses, and importing all of them takes longer than reading a small
     # trace.
     _LATER = {
-        "thence.analysis": "annotation_table consistency default_kind glance:glances "
-        "graph_edges graph_lanes headline kernel_groups next_steps no_device_work part proof query:queries "
-        "replayed_graph report roofline:rooflines select spread streams summary",
-        "thence.analysis.collectives": "clock_sync communication instances missing",
-        "thence.analysis.diff": "compare sample:samples",
-        "thence.analysis.flame": "flame",
+        "thence.analysis": "annotations:annotation_tables no_device_work roofline:rooflines self_check:self_checks "
+        "sql:sql_queries streams",
+        "thence.analysis.collectives": "answer:communication clock_sync instances missing",
+        "thence.analysis.cuda_graphs": "lanes:graph_lane_tables replayed_graph",
+        "thence.analysis.diff": "answer:compare sample:samples",
+        "thence.analysis.flame": "answer:flame",
+        "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
-        "thence.analysis.programs": "compilation programs warmup",
+        "thence.analysis.programs": "answer:programs compilation warmup",
         "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
+        "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
+        "thence.analysis.selection": "select",
         "thence.analysis.soundness": "check",
         "thence.analysis.steps": "answer:steps_answer",
         "thence.analysis.timelines": "activity_timeline overview:overviews timeline:timelines",
         "thence.analysis.whatif": "answer:whatif_answer changes critical_path graph prediction",
         "thence.attribution": "attribute",
-        "thence.attribution.cuda_graphs": "coverage labelling",
+        "thence.attribution.cuda_graphs": "labelling",
         "thence.readers": "label_files",
         "thence.writers.charts": "results:charts",
         "thence.writers.flame": "chart:flame_charts",
@@ -154,7 +148,7 @@ class Trace:
     @cached_property
     def tables(self) -> Attributed:
         """The frames of the selected part, attributed (see ``thence.model.attributed``): the input of all analyses."""
-        return consistency.consistent_references(select.select(self.whole, self.selection))
+        return self_checks.checked_references(select.select(self.whole, self.selection))
 
     def select(
         self,
@@ -226,7 +220,7 @@ class Trace:
 
     @cached_property
     def activities(self) -> pl.DataFrame:
-        """`gpu` and `places` joined row by row: one frame for custom queries.
+        """`gpu` and `places` joined row by row: one frame for custom sql_queries.
 
         Column ``iteration`` is that of `places`. Column ``iteration`` of `gpu`, which counts the earlier runs of the
         same instruction, is renamed to ``repetition``.
@@ -245,25 +239,25 @@ class Trace:
 
     @cached_property
     def annotations(self) -> pl.DataFrame:
-        """The metadata of marks, with a typed column for each field; see `thence.analysis.annotation_table`."""
-        return annotation_table.annotation_table(self.tables)
+        """The metadata of marks, with a typed column for each field; see `thence.analysis.annotations`."""
+        return annotation_tables.annotation_table(self.tables)
 
     @property
     def graph_coverage(self) -> Coverage:
         """How much of the work in CUDA graphs has a label, and by which rule."""
-        return coverage.coverage(self.tables)
+        return labelling.coverage(self.tables)
 
     def graph_lanes(self) -> GraphLanes:
         """The work in CUDA graphs, per stream as recorded and per lane as labelled."""
-        return graph_lanes.graph_lanes(self.timeline(("lane",), clocks="recorded"))
+        return graph_lane_tables.graph_lanes(self.timeline(("lane",), clocks="recorded"))
 
     def graph_edges(self) -> pl.DataFrame:
-        """The edges of captured CUDA graphs, from their labels; see `thence.analysis.graph_edges`.
+        """The edges of captured CUDA graphs, from their labels; see `thence.analysis.cuda_graphs.replayed_graph`.
 
         Raises:
             MissingData: no labels with edges were joined.
         """
-        return graph_edges.graph_edges(self.recorded.graph_labels)
+        return replayed_graph.graph_edges(self.recorded.graph_labels)
 
     def replayed_graph(self, graph_id: int | None = None) -> ReplayedGraph:
         """A captured CUDA graph with the mean times of its replays and its critical path.
@@ -368,7 +362,7 @@ class Trace:
             UsageError: ``by``, ``split``, ``idle`` or ``weight`` has another value, or ``by`` has no layers to fold.
             MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known.
         """
-        usual = self.tree_kind if fold else default_kind.default_kind(self.tables, FLAME_KINDS, "ops")
+        usual = self.tree_kind if fold else time_by_place.default_kind(self.tables, FLAME_KINDS, "ops")
         parts, shown, width = _choice(flame.Split, split), _choice(flame.Idle, idle), _choice(flame.Weight, weight)
         # Cached, because the page of a report needs the same idle time.
         graph = flame.flame(
@@ -430,8 +424,8 @@ class Trace:
 
         Args:
             groups: further groups of kernels, from name to regular expression. They are tried before the groups of
-                `thence.analysis.kernel_groups`; a group with the name of one of these extends it.
-            expect: expectations to check, such as ``GEMM>=2``: see `thence.analysis.expectations`.
+                `thence.analysis.grouping.kernel_groups`; a group with the name of one of these extends it.
+            expect: expectations to check, such as ``GEMM>=2``: see `thence.analysis.streams`.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -459,7 +453,7 @@ class Trace:
         return self._answer(compilation.compilation(self.tables, _choice(compilation.Autotuning, autotuning)))
 
     def spread(self, warm_up: str = "heuristic") -> pl.DataFrame:
-        """How much durations vary between runs of one computation: see `thence.analysis.spread.compute_spread`.
+        """How much durations vary between runs of one computation: see `thence.analysis.report.duration_spread`.
 
         Args:
             warm_up: as in `programs`.
@@ -467,9 +461,9 @@ class Trace:
         Raises:
             UsageError: ``warm_up`` has another value.
         """
-        return spread.compute_spread(self.tables, _choice(warmup.WarmUp, warm_up))
+        return duration_spread.duration_spread(self.tables, _choice(warmup.WarmUp, warm_up))
 
-    def page(self) -> Report:
+    def page(self) -> Page:
         """The results of all analyses, as ``thence report -o report.html`` shows them.
 
         Raises:
@@ -477,21 +471,21 @@ class Trace:
         """
         shown = self.typical
         kinds = page_kinds(xla=not self.tables.programs.is_empty())
-        parts = {by: part.part(lambda by=by: shown.report(by)).result for by in kinds}  # type: ignore[misc]
-        return report.Report(
+        parts = {by: result_or_reason(lambda by=by: shown.report(by)).result for by in kinds}  # type: ignore[misc]
+        return pages.Page(
             headline=self.headline,
             whole=summary.totals_of(self.tables),
             summaries={by: found for by, found in parts.items() if found is not None},
             timeline=activity_timeline.activity_timeline(self.tables, self.idle().pieces, self._applied_alignment),
             flame=shown.flame(),
             streams=self.streams(),
-            collectives=part.part(self.collectives),
-            programs=part.part(self.programs),
-            compilation=part.part(self.compile),
+            collectives=result_or_reason(self.collectives),
+            programs=result_or_reason(self.programs),
+            compilation=result_or_reason(self.compile),
             spread=self.spread(),
             idle=shown.idle(),
             soundness=self._soundness,
-            roofline=part.part(lambda: shown.roofline(self.default_kind)),
+            roofline=result_or_reason(lambda: shown.roofline(self.default_kind)),
             default_kind=self.default_kind,
         )
 
@@ -516,7 +510,7 @@ class Trace:
         answer.self_check()
         return answer
 
-    def self_check(self) -> Proof:
+    def self_check(self) -> SelfCheck:
         """Checks the invariants that hold for every trace; each analysis also checks its own results.
 
         Returns:
@@ -526,24 +520,24 @@ class Trace:
             Contradiction: row references point outside their table, attributed and unattributed
                 time do not add up to the whole, or devices are busy for longer than their span.
         """
-        checked = consistency.consistent_references(self.tables)
-        return proof.proof(checked, self.report() if self.tables.gpu.height else None)
+        checked = self_checks.checked_references(self.tables)
+        return self_checks.self_check_result(checked, self.report() if self.tables.gpu.height else None)
 
     @property
     def default_kind(self) -> By:
-        """The kind of place by which `glance` groups GPU time if none is given.
+        """The kind of place by which `first_screen` groups GPU time if none is given.
 
         It is the first of module, label, source and op, and with XLA programs the first of source, op_name and
         these, that covers two thirds of the GPU time, else the one that covers most; kernel if the trace has no
         places of these kinds.
         """
         kinds = TABLE_KINDS if self.tables.programs.is_empty() else TABLE_KINDS_XLA
-        return cast("By", default_kind.default_kind(self.tables, kinds, "kernel"))
+        return cast("By", time_by_place.default_kind(self.tables, kinds, "kernel"))
 
     @property
     def tree_kind(self) -> By:
         """The kind of place of a tree if none is given: the first of module, label and op_name, as `default_kind`."""
-        return cast("By", default_kind.default_kind(self.tables, TREE_KINDS, TREE_KINDS[0]))
+        return cast("By", time_by_place.default_kind(self.tables, TREE_KINDS, TREE_KINDS[0]))
 
     @cached_property
     def headline(self) -> Headline:
@@ -561,27 +555,27 @@ class Trace:
         return headline.headline(self.tables, self._soundness, self.typical.quick_idle, self._quick_late)
 
     @property
-    def quick_idle(self) -> Part[IdleTime]:
+    def quick_idle(self) -> ResultOrReason[IdleTime]:
         """Idle time by place, if it can be divided in little time."""
         trace = self.tables
         unknown = idle_answer.why_no_causes(trace)
         if unknown is not None:
-            return part.Part(None, f"not computed: {unknown}")
+            return ResultOrReason(None, f"not computed: {unknown}")
         if trace.host.height > thresholds.MAX_HOST_RANGES:
-            return part.Part(None, "not computed here, to save time; thence idle computes it")
-        return part.Part(self._idle_by_place)
+            return ResultOrReason(None, "not computed here, to save time; thence idle computes it")
+        return ResultOrReason(self._idle_by_place)
 
     @property
-    def _quick_late(self) -> Part[Job]:
+    def _quick_late(self) -> ResultOrReason[Job]:
         """Late ranks, if the trace has collectives and they can be found in little time."""
         trace = self.tables
         if trace.collectives.is_empty() or not trace.selection.of_ranks_and_devices_only:
-            return part.Part(None)
+            return ResultOrReason(None)
         if trace.host.height > thresholds.MAX_HOST_RANGES:
-            return part.Part(None, "late ranks: not looked for here, to save time; thence ranks does")
-        return part.Part(self._late_ranks)
+            return ResultOrReason(None, "late ranks: not looked for here, to save time; thence ranks does")
+        return ResultOrReason(self._late_ranks)
 
-    def glance(self, by: By | None = None) -> Glance:
+    def first_screen(self, by: By | None = None) -> FirstScreen:
         """An overview: the typical step and the verdict, where the GPU time went, why it was idle, what to ask next.
 
         Args:
@@ -593,7 +587,7 @@ class Trace:
         """
         shown = self.typical
         found = shown.report(by or shown.default_kind)
-        return glances.glance(
+        return first_screens.first_screen(
             shown.tables,
             self.headline,
             found,
@@ -613,7 +607,7 @@ class Trace:
         """Why the devices were idle: every idle nanosecond has exactly one cause.
 
         Args:
-            by: what to group the idle time of each cause by: one of `thence.model.questions.IDLE_BY`.
+            by: what to group the idle time of each cause by: one of `thence.model.places.IDLE_BY`.
 
         Raises:
             UsageError: ``by`` has another value.
@@ -713,8 +707,7 @@ class Trace:
         Raises:
             MissingData: the trace holds no device activity.
         """
-        found = critical_path.critical_path(self.whole, self._program)
-        tiles = consistency.consistent_path(found, self.whole.meta)
+        tiles = critical_path.critical_path(self.whole, self._program)
         return tiles.with_columns(start=pl.col("start") + self._program.origin_ns)
 
     @cached_property
@@ -735,7 +728,7 @@ class Trace:
         """How long kernels of collectives waited for the last rank; None for a single rank or without collectives."""
         if len(self.tables.ranks) < 2:
             return None
-        times = part.part(lambda: self.collectives("keep", late=False)).result
+        times = result_or_reason(lambda: self.collectives("keep", late=False)).result
         if times is None:
             return None
         return idle_answer.waited_in_collectives(times, self.alignment, self._instances)
@@ -830,7 +823,7 @@ class Trace:
     def diff(self, after: Trace) -> Diff:
         """What changed from this run to ``after``.
 
-        To compare several runs on each side, pass their samples to `thence.analysis.diff.compare`.
+        To compare several runs on each side, pass their samples to `thence.analysis.diff.answer`.
         """
         found = compare.compare([self.sample()], [after.sample()])
         found.self_check()
@@ -848,13 +841,13 @@ class Trace:
         Raises:
             UsageError: the query is not valid SQL, names a table or column that does not exist, or reads a file.
         """
-        return queries.answer(self.frames(query), query)
+        return sql_queries.answer(self.frames(query), query)
 
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
         """The tables that an SQL query may need, by name; lazy frames for tables that have not been read."""
         return {
             name: getattr(self if name in ("activities", "annotations") else self.tables, name)
-            for name in queries.named(query)
+            for name in sql_queries.named(query)
         }
 
     def plot_timeline(self) -> Chart:
@@ -925,7 +918,7 @@ class Trace:
         )
 
     def _repr_html_(self) -> str:
-        return self.glance()._repr_html_()
+        return self.first_screen()._repr_html_()
 
 
 def _choice(choices: type[_Choice], name: str) -> _Choice:

@@ -12,9 +12,8 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, TORCH, kernel, launch, opened, run_thence, shared, written
-from thence.analysis.expectations import judge, parse_expectation
-from thence.analysis.kernel_groups import GROUPS
-from thence.analysis.streams import Streams, streams
+from thence.analysis.grouping.kernel_groups import GROUPS
+from thence.analysis.streams import Streams, judge, parse_expectation, streams
 from thence.attribution.attribute import attribute
 from thence.cli import main
 from thence.model.tables import GPU, Tables

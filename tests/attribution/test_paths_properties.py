@@ -80,7 +80,7 @@ def test_deep_paths_are_shortened_and_still_told_apart(
     forest: tuple[list[int], list[str], list[bool], list[int]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "MOST_LEVELS", 5)
+        patch.setattr(paths, "MAX_LEVELS", 5)
         patch.setattr(paths, "KEPT_LEVELS", 2)
         result = path_names(*arrays(*forest)).cast(pl.String).to_list()
     found: dict[str | None, Way] = {}

@@ -12,8 +12,8 @@ import pytest
 
 from browser.chromium import ABSENT, CHROMIUM, driven
 from helpers import STACK, shared
-from thence.analysis.flame.flame import Flame, Split
-from thence.analysis.flame.tree import FRAMES, PHASE_SUMS, Groups, build_tree
+from thence.analysis.flame.answer import Flame, Split
+from thence.analysis.flame.prefix_tree import FRAMES, PHASE_SUMS, Groups, build_tree
 from thence.model.tables import Meta
 from thence.writers.page.flame_page import MAX_NODES, flame_html
 

@@ -10,7 +10,7 @@ import pytest
 
 from browser.chromium import ABSENT, CHROMIUM, driven
 from browser.test_flame_page import HOSTILE
-from thence.analysis.replayed_graph import ReplayedGraph
+from thence.analysis.cuda_graphs.replayed_graph import ReplayedGraph
 from thence.model.tables import Meta
 from thence.writers.page.graph_page import graph_html
 

@@ -33,9 +33,10 @@ _OPENED = "import sys, thence\nthence.open(sys.argv[1])\nprint(*sys.modules, fil
 QUESTIONS = {
     f"thence.analysis.{name}"
     for name in (
-        "collectives.communication", "diff.compare", "flame.flame", "glance", "graph_lanes", "idle.answer",
-        "programs.compilation", "programs.programs", "ranks.answer", "soundness.check", "steps.answer",
-        "streams", "summary", "timelines.overview", "timelines.timeline", "whatif.answer", "whatif.critical_path",
+        "collectives.answer", "cuda_graphs.lanes", "diff.answer", "flame.answer", "idle.answer",
+        "programs.answer", "programs.compilation", "ranks.answer", "report.first_screen", "report.summary",
+        "soundness.check", "steps.answer", "streams", "timelines.overview", "timelines.timeline",
+        "whatif.answer", "whatif.critical_path",
     )
 }  # fmt: skip
 """The analyses that questions begin with."""
@@ -60,13 +61,13 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "questions"),
     [
-        (("report", _GRAPHS), {"glance", "idle.answer", "soundness.check", "summary"}),
+        (("report", _GRAPHS), {"idle.answer", "report.first_screen", "report.summary", "soundness.check"}),
         (("check", _GRAPHS), {"soundness.check"}),
         # collectives repeats who is late, as ranks says it
-        (("collectives", FSDP[0]), {"collectives.communication", "ranks.answer", "soundness.check"}),
-        (("diff", *FSDP[:2]), {"diff.compare", "soundness.check", "steps.answer"}),
+        (("collectives", FSDP[0]), {"collectives.answer", "ranks.answer", "soundness.check"}),
+        (("diff", *FSDP[:2]), {"diff.answer", "soundness.check", "steps.answer"}),
         (("idle", _GRAPHS), {"idle.answer", "soundness.check"}),
-        (("programs", _XSPACE), {"programs.programs", "soundness.check"}),
+        (("programs", _XSPACE), {"programs.answer", "soundness.check"}),
         (("ranks", *FSDP[:2]), {"ranks.answer", "soundness.check"}),
         (("sql", _GRAPHS, "select 1"), {"soundness.check"}),
         (("steps", FSDP[0]), {"soundness.check", "steps.answer"}),

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from helpers import kernel, written
-from thence.analysis.query import answer
+from thence.analysis.sql import answer
 from thence.cli import main
 from thence.cli.bounded_query import bounded_answer
 from thence.errors import UsageError
@@ -74,7 +74,7 @@ def test_a_process_that_answers_can_open_nothing(planted: Path, monkeypatch: pyt
     # Were the names of Polars' functions others than those that are refused, the system would refuse.
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     program = (
-        "import sys, polars as pl, thence.analysis.query as q, thence.cli.bounded_query as b;"
+        "import sys, polars as pl, thence.analysis.sql as q, thence.cli.bounded_query as b;"
         "q.check_query = lambda query: None;"
         "from pathlib import Path;"
         "sys.exit(b._answer(Path(sys.argv[1]), 1 << 33))"

@@ -15,8 +15,8 @@ import pytest
 import thence
 from helpers import event, kernel, launch, run_thence
 from recording_data import write_part
-from thence.attribution.metadata import MOST_CHARACTERS, MOST_MEMBERS, merge_metadata
-from thence.readers.recording.parts import SCHEMAS
+from thence.attribution.launch_places import MAX_CHARACTERS, MAX_MEMBERS, merge_metadata
+from thence.readers.recording.folder import SCHEMAS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,11 +189,11 @@ def test_metadata_of_marks_around_is_bounded_and_the_innermost_stays() -> None:
         found: dict[str, Any] = json.loads(str(merge_metadata(one, other).cast(pl.String)[0]))
         return found
 
-    many = {f"key{i}": i for i in range(MOST_MEMBERS + 3)}
+    many = {f"key{i}": i for i in range(MAX_MEMBERS + 3)}
     expected = dict(list(many.items())[3:])
     assert merged(many, {"own": 1}) == {**expected, "own": 1}
     assert list(merged(expected, {"own": 1})) == [*expected, "own"]
-    long = {"far": 1, "big": "x" * MOST_CHARACTERS, "near": 2}
+    long = {"far": 1, "big": "x" * MAX_CHARACTERS, "near": 2}
     assert merged(long, {"own": 1}) == {"near": 2, "own": 1}
     assert merged({"own": 0}, long) == {"own": 0, **long}  # its own are never cut
 

@@ -24,7 +24,7 @@ RESULTS: dict[str, Callable[[dict[str, thence.Trace]], Any]] = {
     "trace": lambda t: t["one"],
     "summary": lambda t: t["one"].report("label"),
     "hlo": lambda t: t["xla"].report("hlo"),
-    "glance": lambda t: t["ranks"].glance(),
+    "first_screen": lambda t: t["ranks"].first_screen(),
     "idle": lambda t: t["one"].idle(),
     "streams": lambda t: t["ranks"].streams(),
     "collectives": lambda t: t["ranks"].collectives(),

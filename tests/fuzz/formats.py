@@ -26,7 +26,7 @@ from thence.model.column_file import encode
 from thence.readers.jax.protos.hlo_pb2 import HloProto
 from thence.readers.jax.protos.xplane_pb2 import XSpace
 from thence.readers.nsight.store import READABLE
-from thence.readers.recording.parts import SCHEMAS
+from thence.readers.recording.folder import SCHEMAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +80,17 @@ def _annotations() -> Tree:
         ]
         for i in range(ROWS)
     }
+
+
+def _inspector() -> Tree:
+    text = gzip.decompress((DATA / "torch" / "nccl_inspector" / "vm-pid784.log.gz").read_bytes())
+    return [json.loads(line) for line in text.splitlines()[:ROWS]]
+
+
+def _as_lines(tree: Tree, folder: Path) -> Path:
+    path = folder / "vm-pid784.log"
+    path.write_bytes(b"".join(_json(line) + b"\n" for line in (tree if isinstance(tree, list) else [tree])))
+    return path
 
 
 def _flight_recorder() -> Tree:
@@ -448,6 +459,7 @@ FORMATS = (
     Format("pickle", _annotations, _pickled),
     Format("calls", _flight_recorder, _as_json("fr_trace_0.json")),
     Format("calls-pickle", _flight_recorder, _pickled_calls),
+    Format("inspector", _inspector, _as_lines),
     Format("xplane", _xplane, _written_protobuf("a.xplane.pb")),
     Format("hlo", _hlo, _written_protobuf("a.hlo.pb")),
     Format("sqlite", _nsight, _sqlite),

@@ -158,6 +158,7 @@ TRACES = {
         ("hlo", "graph_replay_rank0.json.gz"), ("labels", "graph_replay_rank0.json.gz"),
         ("annotations", "graph_replay_rank0.json.gz"), ("pickle", "graph_replay_rank0.json.gz"),
         ("calls", "graphs/comm_replay_rank0.json.gz"), ("calls-pickle", "graphs/comm_replay_rank0.json.gz"),
+        ("inspector", "nccl_inspector/replay_rank0.json.gz"),
     )
 }  # fmt: skip
 

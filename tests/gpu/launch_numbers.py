@@ -216,7 +216,7 @@ def check(path: Path) -> None:
     import polars as pl
 
     from thence.model.launches import COUNTED
-    from thence.readers.recording.counted import boundaries_of, counted_launches
+    from thence.readers.recording.counted_launches import boundaries_of, counted_launches
 
     arrays = np.load(path)
 

@@ -399,6 +399,28 @@ def equinox_mlp(out: str) -> None:  # noqa: ARG001 - as its siblings
         TIMES.append(time.perf_counter())
 
 
+def torchtitan_llama(out: str) -> None:
+    """Its own entry point with its configuration for debugging, beside a tokenizer and texts where that wants them."""
+    assets = Path(out, "tests", "assets")
+    (assets / "c4_test").mkdir(parents=True, exist_ok=True)
+    tokenizer().save_pretrained(assets / "tokenizer")
+    lines = (json.dumps({"text": text}) for text in texts(4000, 400))
+    (assets / "c4_test" / "data.json").write_text("\n".join(lines))
+    os.chdir(out)
+    os.environ |= {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29511",
+    }
+    sys.argv = ["train", "--module", "llama3", "--config", "llama3_debugmodel", "--training.steps", str(STEPS)]
+    sys.argv += ["--training.seq_len", "256", "--training.local_batch_size", "8"]
+    from torchtitan.train import main
+
+    main()
+
+
 PROGRAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "trl_sft": (trl_sft, ("trl", "datasets")),
     "trl_grpo": (trl_grpo, ("trl", "datasets")),
@@ -413,6 +435,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "flax_training": (flax_training, ("flax", "optax")),
     "numpyro_nuts": (numpyro_nuts, ("numpyro",)),
     "equinox_mlp": (equinox_mlp, ("equinox", "optax")),
+    "torchtitan_llama": (torchtitan_llama, ("torchtitan", "torchdata", "datasets")),
 }
 """The programs, with the modules that each needs."""
 

@@ -31,8 +31,9 @@ from inside_data import (
     rows,
     thence_buffer,
 )
-from thence.inside import Description, decode
 from thence.inside.clocks import unwrapped
+from thence.inside.decoding import decode
+from thence.inside.description import Description
 
 TWO = ranges((LOAD, 0, 400), (COMPUTE, 500, 2500))
 

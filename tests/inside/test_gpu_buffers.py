@@ -8,7 +8,7 @@ import pytest
 
 from helpers import DATA
 from thence import inside
-from thence.inside import decode
+from thence.inside.decoding import decode
 from thence.inside.files import load
 
 INSIDE = DATA / "inside"

@@ -25,14 +25,15 @@ from inside_data import (
     thence_buffer,
 )
 from perfetto_reading import decoded as perfetto
-from thence.inside import Description, decode
+from thence.inside.decoding import decode
+from thence.inside.description import Description
 from thence.inside.launch_matching import find_launches
 from thence.inside.timeline import merged
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.inside import Decoded
+    from thence.inside.decoding import Decoded
 
 SHIFT = 1_437_000
 """How far the GPU's timer is ahead of the trace's clock; as large as seen on an H200."""

@@ -12,7 +12,7 @@ import pytest
 import thence
 from helpers import DATA
 from perfetto_reading import decoded as perfetto
-from thence.inside import Decoded, decode
+from thence.inside.decoding import Decoded, decode
 from thence.inside.files import load
 from thence.inside.launch_matching import find_launches
 from thence.inside.timeline import merged

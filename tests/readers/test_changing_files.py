@@ -16,7 +16,7 @@ import nsight_data
 from helpers import DATA
 from thence.errors import DamagedInput
 from thence.readers.nsight.folder import Folder
-from thence.readers.recording import parts as recording_parts
+from thence.readers.recording import folder as recording_folder
 from thence.readers.registry import read
 from thence.readers.source import Source
 
@@ -148,14 +148,14 @@ def test_a_part_of_a_recording_that_shrinks_or_disappears_while_it_is_read_is_a_
         archive.extractall(tmp_path, filter="data")
     folder = tmp_path / "late_in_backward"
     expected = read([str(folder)]).gpu.height
-    decoded, parts = recording_parts.decode, sorted(folder.rglob("kernels-*"))
+    decoded, parts = recording_folder.decode, sorted(folder.rglob("kernels-*"))
 
     def changing(*arguments: Any) -> Any:
         while parts:
             change(parts.pop(), b"")
         return decoded(*arguments)
 
-    monkeypatch.setattr(recording_parts, "decode", changing)
+    monkeypatch.setattr(recording_folder, "decode", changing)
     tables = read([str(folder)])
     assert tables.gpu.height < expected
     assert {loss.code for loss in tables.meta.losses} >= {"unreadable"}

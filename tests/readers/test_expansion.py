@@ -20,7 +20,7 @@ from thence.errors import DamagedInput, UsageError
 from thence.model.column_file import encode
 from thence.readers.expansion import Expansion, TooLarge
 from thence.readers.jax.hlo_dump import hlo_dump_modules
-from thence.readers.recording.parts import SCHEMAS
+from thence.readers.recording.folder import SCHEMAS
 from thence.readers.source import Source
 
 if TYPE_CHECKING:

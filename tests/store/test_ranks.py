@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from stores import settings
-from thence.store.ingest import Found, numbered
+from thence.store.ingest import StoredPart, numbered
 from thence.store.layout import Fingerprint, Part
 
 
-def found(source: str, *ranks: int, stated: bool = True, window: tuple[int, int] | None = (0, 100)) -> Found:
+def found(source: str, *ranks: int, stated: bool = True, window: tuple[int, int] | None = (0, 100)) -> StoredPart:
     part = Part(
         source=source, fingerprint=Fingerprint(1, "1"), settings=settings(), ranks=ranks, stated=stated,
         window=window, rows={"gpu": 1}, memory_bytes=1,
     )  # fmt: skip
-    return Found(f"rank-{ranks[0]:05}-{source}", part)
+    return StoredPart(f"rank-{ranks[0]:05}-{source}", part)
 
 
-def shown(*parts: Found, add: bool = False) -> dict[str, tuple[int, ...]]:
+def shown(*parts: StoredPart, add: bool = False) -> dict[str, tuple[int, ...]]:
     return {entry.source: entry.ranks for entry in numbered(parts, add=add).entries}
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.diff.conditions import Conditions
-from thence.analysis.diff.sample import Sample
+from thence.analysis.diff.sample import Conditions, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

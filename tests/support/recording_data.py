@@ -11,7 +11,7 @@ import polars as pl
 import thence
 from helpers import DATA
 from thence.model.column_file import encode
-from thence.readers.recording.parts import SCHEMAS
+from thence.readers.recording.folder import SCHEMAS
 
 if TYPE_CHECKING:
     from pathlib import Path

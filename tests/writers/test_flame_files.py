@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 
 from helpers import FSDP, STACK, run_thence, shared
-from thence.analysis.flame.flame import Flame, Split
-from thence.analysis.flame.tree import PHASE_SUMS, Groups, build_tree
+from thence.analysis.flame.answer import Flame, Split
+from thence.analysis.flame.prefix_tree import PHASE_SUMS, Groups, build_tree
 from thence.cli import main
 from thence.cli.flame import command
 from thence.model.places import FLAMES

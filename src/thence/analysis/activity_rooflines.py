@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.collectives.kinds import bandwidths
-from thence.analysis.data_types import data_types
-from thence.analysis.kernel_groups import communicates
+from thence.analysis.grouping.data_types import data_types
+from thence.analysis.grouping.kernel_groups import communicates
 from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
-from thence.model.collective_kinds import kind_of
+from thence.model.collective_kinds import bandwidths, kind_of
 from thence.model.peaks import DTYPES, peaks_of
 from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
 

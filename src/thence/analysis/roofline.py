@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, known_peaks
-from thence.analysis.consistency import close, must
-from thence.analysis.group_by import heading_of, time_by_place
-from thence.analysis.part import part
+from thence.analysis.grouping.time_by_place import heading_of, time_by_place
 from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
-from thence.model.answer import Answer, Lines, TableView
+from thence.model.answer import Answer, Lines, TableView, close, must, result_or_reason
 from thence.model.kernel_names import short_names
 from thence.model.phases import Phase
 from thence.units import format_ns, format_share, several
@@ -239,7 +237,7 @@ def step_utilisation(trace: Attributed, activities: pl.DataFrame) -> pl.DataFram
     """
     selection = trace.selection
     whole = selection.of_ranks_and_devices_only or (selection.steps is not None and not selection.only)
-    steps = part(lambda: selected_steps(trace)).result if whole else None
+    steps = result_or_reason(lambda: selected_steps(trace)).result if whole else None
     if steps is None:
         return pl.DataFrame(schema=STEPS)
     typical = steps.typical.select("rank", "device", "row", "duration")

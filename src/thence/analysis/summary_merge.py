@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.group_by import general_heading
-from thence.analysis.layers import folded_rows
+from thence.analysis.grouping.layers import folded_rows
+from thence.analysis.grouping.time_by_place import general_heading
 from thence.analysis.rank_tables import RANK, rank_table
-from thence.analysis.summary import Summary, finished_rows
+from thence.analysis.report.summary import Summary, finished_rows
 from thence.model.places import BY, LAYERED
 from thence.model.reasons import Reason, reason_of
 from thence.model.tables import KINDS, Column

@@ -1,7 +1,7 @@
 """Attributes every device activity of a trace: `Tables` -> `Attributed`.
 
 PyTorch work is attributed through its launches (`launch_places`), XLA work through its HLO
-(`program_places`, imported for traces that hold XLA programs).
+(`hlo_places`, imported for traces that hold XLA programs).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from thence.attribution.collectives import complete_collectives
 from thence.attribution.host_rows import host_rows, row_numbers
 from thence.attribution.launch_places import launch_places
 from thence.attribution.sources import file_of_frame
-from thence.attribution.steps import found_steps
+from thence.attribution.steps import find_steps
 from thence.attribution.waiting import completed_waiting
 from thence.model.attributed import RULE, Attributed
 from thence.model.own_code import OwnCode, packages_shown
@@ -43,7 +43,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     if tables.programs.is_empty():
         places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
     else:
-        from thence.attribution.xla.program_places import with_hlo
+        from thence.attribution.xla.hlo_places import with_hlo
 
         tables, places, shares = with_hlo(tables, of_launch, own_code)
     collectives, parts = complete_collectives(tables, of_launch["launch"])
@@ -53,6 +53,11 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
 
         launches = row_numbers(of_launch["launch"])
         collectives, notes = with_flight_records(tables, collectives, launches)
+    if tables.inspector_records:
+        from thence.attribution.inspector_records import with_inspector_records
+
+        collectives, more = with_inspector_records(tables, collectives)
+        notes += more
     events, waits = completed_waiting(tables, row_numbers(of_launch["launch"]))
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
@@ -63,10 +68,11 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
         "flight_records": (),
+        "inspector_records": (),
         "meta": dataclasses.replace(tables.meta, notes=(*tables.meta.notes, *notes)),
     }
     host = host_rows(tables, row_numbers(of_launch["launch"]), own_code)
-    steps, *of_steps = found_steps(tables, host)
+    steps, *of_steps = find_steps(tables, host)
     places = places.with_columns(*of_steps, pl.lit(None, RULE).alias("separate"), label_rule=_label_rule(places))
     columns["steps"] = steps
     return Attributed(**columns, places=places, shares=shares, own=tuple(own), installed=installed)

@@ -2,23 +2,32 @@
 
 A description comes with the kernel itself (Kineto), with the label of a CUDA graph node, with the HLO
 instruction that the kernel runs, with the host op around the launch (``record_param_comms`` of older
-torch, recordings, NCCL's NVTX ranges), or with the host ops of its parts (batches of sends and receives,
-`thence.attribution.batched_transfers`). If a kernel has several descriptions, the first in this order is used.
+torch, recordings, NCCL's NVTX ranges), or with the host ops of its parts (batches of sends and receives).
+If a kernel has several descriptions, the first in this order is used.
+
+Batches: ``batch_isend_irecv`` and the schedules of torch.distributed.pipelining put sends and receives into one NCCL
+group: each send or receive writes an op ``record_param_comms``, and after these ops the range
+``nccl:coalesced`` launches one kernel for all of them. Kineto describes the ops, but not the kernel. An op that
+launched nothing itself is a part of the kernel that the ``nccl:coalesced`` range around the op launches. If
+there is no such range around it, it is a part of the kernel of the next such range on its thread, unless another
+described op, such as a wait, lies between the two. If a range launched several send or receive kernels, it is
+unknown which part belongs to which kernel, and the range is left out.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from thence.attribution.batched_transfers import batched_kernels, batched_parts
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.names import matching
 from thence.model.tables import COLLECTIVES
 
 if TYPE_CHECKING:
+    from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
 
 
@@ -80,7 +89,7 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
         )
         for place, module in enumerate(tables.hlo)
     ]
-    every = pl.concat(described).unique(["module", "instruction"], keep="first")
+    instructions = pl.concat(described).unique(["module", "instruction"], keep="first")
     of_program = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
@@ -96,7 +105,7 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
         )
         .filter(pl.col("kind").is_in(["kernel", "thunk"]), ~pl.col("gpu").is_in(described_rows.implode()))
         .join(of_program, on="program")
-        .join(every, on=["module", "instruction"])
+        .join(instructions, on=["module", "instruction"])
         .sort("nccl", "duration", "gpu", descending=[True, True, False])
         .unique(["program", "instruction", "iteration", "replay"], keep="first", maintain_order=True)
     )
@@ -110,3 +119,121 @@ def _collectives_of_graph_labels(tables: Tables, described_rows: pl.Series) -> p
         (kinds == "kernel") & pl.col("collective").is_not_null() & ~pl.col("gpu").is_in(described_rows.implode())
     )
     return COLLECTIVES.frame({"gpu": joined["gpu"], **joined.unnest("collective").to_dict()})
+
+
+# ---- Batched sends and receives of torch.distributed: one kernel that several host ops describe
+
+
+BATCH = "send-recv"
+"""Name of a batch in the column ``collective``."""
+_BATCH_RANGE = "nccl:coalesced"
+_BATCH_KERNEL = r"(?i)^(?:nccl|rccl).*send_?recv"
+_TRANSFERS = ("send", "recv", "isend", "irecv")
+_THREAD = ("rank", "process", "thread")
+_SHARED = ("element_type", "group_name", "group_description", "group_ranks", "group_size")
+
+
+def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
+    """The sends and receives of each batch, in the columns of `COLLECTIVES`: several rows per row of gpu.
+
+    Args:
+        described_rows: rows of gpu that already have a description; they get no parts.
+        launch: host row that launched each device activity, null where unknown.
+
+    Returns:
+        One row per part, sorted by gpu and host.
+    """
+    on_host = tables.collectives.filter(pl.col("gpu").is_null(), pl.col("host").is_not_null())
+    if on_host.is_empty():
+        return COLLECTIVES.empty()
+    batches = _batches(tables, described_rows, launch)
+    if batches.is_empty():
+        return COLLECTIVES.empty()
+    is_transfer = pl.col("collective").cast(pl.String).str.to_lowercase().is_in(_TRANSFERS)
+    launched = _launched_themselves(tables, on_host["host"], launch)
+    ops = on_host.select("host", part=is_transfer & ~launched)
+    places = tables.host.select(*_THREAD, "start").with_row_index("host")
+    ranges = pl.DataFrame({"host": np.flatnonzero(_is_range(tables)).astype(np.int32)})
+    marks = (
+        pl.concat([ops.unique("host"), ranges], how="diagonal")
+        .join(places.with_columns(pl.col("host").cast(pl.Int32)), on="host")
+        .sort(*_THREAD, "start", "host")
+        .with_columns(
+            # The next row that is not a part: the range of the batch, or another described op before it.
+            next=pl.when(~pl.col("part").fill_null(value=False))
+            .then("host")
+            .fill_null(strategy="backward")
+            .over(*_THREAD)
+        )
+    )
+    parts = marks.filter("part")
+    inside = pl.Series(_around(tables, parts["host"], _is_range(tables))).cast(pl.Int32)
+    of_batches = parts.select("host", range=pl.when(inside != NO_ROW).then(inside).otherwise("next")).join(
+        batches, on="range"
+    )
+    return (
+        on_host.drop("gpu")
+        .join(of_batches.select("host", "gpu"), on="host")
+        .select(list(COLLECTIVES.schema))
+        .sort("gpu", "host")
+    )
+
+
+def batched_kernels(parts: pl.DataFrame) -> pl.DataFrame:
+    """One row of `COLLECTIVES` for each kernel: the sum of its parts.
+
+    bytes is the sum over the parts, in_elements the sum over the sends, out_elements the sum over the receives, each
+    null where the value of a part is unknown. The other columns have the value that all parts share, else
+    null. host is the op of the first part.
+    """
+    name = pl.col("collective").cast(pl.String).str.to_lowercase()
+    sends = name.str.contains("send")
+    kernels = parts.group_by("gpu", maintain_order=True).agg(
+        pl.col("host").first(),
+        *(pl.when(pl.col(x).n_unique() == 1).then(pl.col(x).first()).alias(x) for x in _SHARED),
+        bytes=_sum_of_known(pl.col("bytes")),
+        in_elements=_sum_of_known(pl.col("in_elements").filter(sends)),
+        out_elements=_sum_of_known(pl.col("out_elements").filter(~sends)),
+        collective=pl.lit(BATCH),
+    )
+    return COLLECTIVES.frame(kernels.to_dict())
+
+
+def _sum_of_known(values: pl.Expr) -> pl.Expr:
+    """The sum, null if one of the values is null."""
+    return pl.when(values.null_count() == 0).then(values.sum())
+
+
+def _batches(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
+    """The range (host row) and gpu of each send or receive kernel without a description, if alone in its range."""
+    chosen = (tables.gpu["kind"] == "kernel") & matching(tables.gpu["name"], _BATCH_KERNEL)
+    rows = chosen.arg_true()
+    around = _around(tables, launch.gather(rows), _is_range(tables))
+    return (
+        pl.DataFrame({"range": around, "gpu": rows}, schema_overrides={"gpu": pl.Int32})
+        .with_columns(pl.col("range").cast(pl.Int32))
+        .filter(pl.col("range") != NO_ROW)
+        .filter(pl.len().over("range") == 1)
+        .filter(~pl.col("gpu").is_in(described_rows.implode()))
+    )
+
+
+def _is_range(tables: Tables) -> Mask:
+    """Which host rows are ranges that launch batches."""
+    return matching(tables.host["name"], f"^{re.escape(_BATCH_RANGE)}$").to_numpy()
+
+
+def _launched_themselves(tables: Tables, ops: pl.Series, launch: pl.Series) -> pl.Series:
+    """Which of the ops launched a kernel, or contain a range ``nccl:...``, whose kernel the trace may have lost."""
+    is_op = np.zeros(tables.host.height, np.bool_)
+    is_op[ops.to_numpy()] = True
+    ranges = matching(tables.host["name"], "^nccl:").arg_true()
+    launches = launch.drop_nulls().unique()
+    inside = pl.concat([ranges.cast(pl.Int64), launches.cast(pl.Int64)])
+    return ops.is_in(pl.Series(_around(tables, inside, is_op)).cast(pl.Int32).implode())
+
+
+def _around(tables: Tables, rows: pl.Series, wanted: Mask) -> Int64:
+    """The innermost wanted row among each host row and its ancestors; `NO_ROW` where there is none."""
+    parent = tables.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    return chain_to(parent, rows.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), wanted)

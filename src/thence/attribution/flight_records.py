@@ -18,7 +18,7 @@ Libraries that call NCCL themselves are in no flight recorder.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -33,8 +33,7 @@ from thence.units import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.flight_records import FlightRecord
     from thence.model.tables import Meta, Tables
 
@@ -49,7 +48,7 @@ _LATE_NS = 2_000_000_000
 """ns between a call and the launch of its kernel. NCCL makes a communicator in its first call, which takes longer."""
 _MAX_COMPARED = 50_000_000
 """Kernels times stretches that are compared."""
-_LISTED = 3
+_LISTED = 3  # names in a note
 _UNKNOWN_ORDER = (
     "collectives of a CUDA graph ran on several streams, and its nodes have no numbers: the order of its capture is "
     "unknown"
@@ -58,9 +57,7 @@ _SEVERAL, _NOTHING = -2, -1
 _PEERS = {"send", "recv", "coalesced"}
 
 
-def with_flight_records(
-    tables: Tables, collectives: pl.DataFrame, launch: NDArray[np.int64]
-) -> tuple[pl.DataFrame, list[str]]:
+def with_flight_records(tables: Tables, collectives: pl.DataFrame, launch: Int64) -> tuple[pl.DataFrame, list[str]]:
     """The table of collectives, completed by calls of flight recorders, and notes on what they say.
 
     Args:
@@ -68,7 +65,7 @@ def with_flight_records(
         collectives: every described kernel, in the columns of `COLLECTIVES`.
         launch: host row that launched each row of ``tables.gpu``, `NO_ROW` where unknown.
     """
-    found, used = [], []
+    described, used = [], []
     kernels = np.zeros(tables.gpu.height, np.bool_)
     reasons: dict[str, None] = {}
     nccl = (matching(tables.gpu["name"], "(?i)^(?:nccl|rccl)") & (tables.gpu["kind"] == "kernel")).to_numpy()
@@ -90,8 +87,8 @@ def with_flight_records(
             if reason:
                 reasons[reason] = None
             of_replays = facts[np.tile(np.arange(facts.height), len(rows))]
-            found.append(of_replays.with_columns(gpu=pl.Series(rows.reshape(-1), dtype=pl.Int32)))
-    facts = _agreed(found)
+            described.append(of_replays.with_columns(gpu=pl.Series(rows.reshape(-1), dtype=pl.Int32)))
+    facts = _agreed(described)
     notes = [*_unfinished(records), *_behind(records)]
     if used:
         why = f"; {listed(list(reasons), _LISTED)}" if reasons else ""
@@ -102,17 +99,20 @@ def with_flight_records(
     return _filled(collectives, facts), notes
 
 
-def _agreed(found: Iterable[pl.DataFrame]) -> pl.DataFrame:
+def _agreed(described: Iterable[pl.DataFrame]) -> pl.DataFrame:
     """One row for each kernel of which size or group is known, with the facts that all recorders of its rank share."""
     empty = COLLECTIVES.empty().select("gpu", *_FACTS)
-    every = pl.concat(
-        [empty, *(frame.select(pl.col(name).cast(dtype) for name, dtype in empty.schema.items()) for frame in found)]
+    all_facts = pl.concat(
+        [
+            empty,
+            *(frame.select(pl.col(name).cast(dtype) for name, dtype in empty.schema.items()) for frame in described),
+        ]
     )
     known = [pl.col(name).drop_nulls() for name in _FACTS]
-    one = (
+    agreed = (
         pl.when(fact.n_unique() == 1).then(fact.first()).alias(name) for name, fact in zip(_FACTS, known, strict=True)
     )
-    facts = every.group_by("gpu", maintain_order=True).agg(one)
+    facts = all_facts.group_by("gpu", maintain_order=True).agg(agreed)
     return facts.filter(pl.col("bytes").is_not_null() | pl.col("group_name").is_not_null())
 
 
@@ -165,9 +165,7 @@ def _filled(collectives: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([known, COLLECTIVES.frame(new.to_dict())]).sort("gpu", maintain_order=True)
 
 
-def _sequences(
-    tables: Tables, kernels: NDArray[np.bool_], launch: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64] | str, NDArray[np.int64] | None]]:
+def _sequences(tables: Tables, kernels: Mask, launch: Int64) -> Iterator[tuple[Int64 | str, Int64 | None]]:
     """The kernels of a rank in the order of their calls: rows of gpu, (replays, kernels), or why it is not known.
 
     Yields:
@@ -187,15 +185,35 @@ def _sequences(
     rows = replays.rows[np.isin(ranks[replays.rows], np.unique(ranks[inside]))]
     stream = tables.gpu["stream"].to_numpy()
     for group in replays.groups(rows):
-        for _, ordered, numbered, _ in replays.sequences(group.rows):
-            chosen = ordered[:, kernels[ordered[0]]]
+        for alike in replays.sequences(group.rows):
+            chosen = alike.rows[:, kernels[alike.rows[0]]]
             if not chosen.shape[1]:
                 continue
             streams = stream[chosen]
-            if numbered or (streams == streams[:, :1]).all():
+            if alike.numbered or (streams == streams[:, :1]).all():
                 yield chosen, None
             else:
-                yield (_UNKNOWN_ORDER, None)
+                yield _UNKNOWN_ORDER, None
+
+
+class _Diagonal(NamedTuple):
+    """Kernels ``begin`` to ``end`` of a sequence, of which kernel k is paired with call ``offset + k``."""
+
+    offset: int
+    begin: int
+    end: int
+
+
+class _Alignment(NamedTuple):
+    """One way to pair the kernels of a sequence with consecutive calls, with one difference at most.
+
+    Attributes:
+        diagonals: for all places where the difference can be.
+        unpaired: the kernels that may have no call.
+    """
+
+    diagonals: list[_Diagonal]
+    unpaired: slice = slice(0)
 
 
 class _Calls:
@@ -239,12 +257,11 @@ class _Calls:
         return cls(frame.filter(pl.col("group_size").ne_missing(1)), record, meta.epoch_ns)
 
     def facts(
-        self, tables: Tables, collectives: pl.DataFrame, rows: NDArray[np.int64], launched: NDArray[np.int64] | None
+        self, tables: Tables, collectives: pl.DataFrame, rows: Int64, launched: Int64 | None
     ) -> tuple[pl.DataFrame, str]:
         """What all possible calls of each kernel of a sequence say, in the columns `_FACTS`, and why nothing is known.
 
         Args:
-            tables: of the trace.
             collectives: what is known.
             rows: of gpu, (replays, kernels).
             launched: time (ns) of each launch; None for replays.
@@ -262,18 +279,20 @@ class _Calls:
         call = np.zeros(count, np.int64)
         opened = np.zeros(count, np.bool_)
         alignments = self._alignments(tables, rows[0], launched)
-        exact = any(len(parts) == 1 and parts[0][1:] == (0, count) for parts, _ in alignments)
-        for parts, foreign in alignments:
-            if any(self._contradicted(known, *part) for part in parts):
+        exact = any(
+            len(alignment.diagonals) == 1 and alignment.diagonals[0][1:] == (0, count) for alignment in alignments
+        )
+        for alignment in alignments:
+            if any(self._contradicted(known, diagonal) for diagonal in alignment.diagonals):
                 continue
-            opened[foreign] |= not exact
-            for diagonal, begin, end in parts:
-                codes = self._codes[:, diagonal + begin : diagonal + end]
+            opened[alignment.unpaired] |= not exact
+            for offset, begin, end in alignment.diagonals:
+                codes = self._codes[:, offset + begin : offset + end]
                 before = agreed[:, begin:end]
                 new = before == _NOTHING
-                call[begin:end] = np.where(new[0], np.arange(begin, end) + diagonal, call[begin:end])
+                call[begin:end] = np.where(new[0], np.arange(begin, end) + offset, call[begin:end])
                 agreed[:, begin:end] = np.where(new | (before == codes), codes, _SEVERAL)
-                opened[begin:end] |= ~self.usable[diagonal + begin : diagonal + end]
+                opened[begin:end] |= ~self.usable[offset + begin : offset + end]
         if (agreed[0] == _NOTHING).all():
             return unknown, f"no {count:,} consecutive calls fit the kernels of a sequence"
         of_kernel = kernels_of_nccl(tables.gpu["name"][rows[0]])["kind"]
@@ -286,12 +305,13 @@ class _Calls:
             for place, name in enumerate(_FACTS)
         ), ""
 
-    def _contradicted(self, known: NDArray[np.int64], diagonal: int, begin: int, end: int) -> bool:
+    def _contradicted(self, known: Int64, diagonal: _Diagonal) -> bool:
         """Whether calls contradict what is known of kernels."""
-        said, codes = known[:, begin:end], self._codes[:, diagonal + begin : diagonal + end]
-        return bool(((said != _NOTHING) & (codes != 0) & (codes != said)).any())
+        offset, begin, end = diagonal
+        known_codes, codes = known[:, begin:end], self._codes[:, offset + begin : offset + end]
+        return bool(((known_codes != _NOTHING) & (codes != 0) & (codes != known_codes)).any())
 
-    def _unproved(self, launched: NDArray[np.int64] | None) -> str:
+    def _unproved(self, launched: Int64 | None) -> str:
         """Why the true calls of a sequence may not be among those that are left; empty if they are."""
         if self.frame.is_empty():
             return "it holds no calls of NCCL"
@@ -309,16 +329,10 @@ class _Calls:
             return f"it has overwritten its first {lost:,} calls"
         return ""
 
-    def _alignments(
-        self, tables: Tables, rows: NDArray[np.int64], launched: NDArray[np.int64] | None
-    ) -> list[tuple[list[tuple[int, int, int]], slice]]:
+    def _alignments(self, tables: Tables, rows: Int64, launched: Int64 | None) -> list[_Alignment]:
         """All ways to pair these kernels with consecutive calls, with one difference at most.
 
         The difference is a call without a kernel, a kernel without a call, or one of each in the same place.
-
-        Returns:
-            For each way, the parts (diagonal, begin, end), in which kernel k is paired with call ``diagonal + k``, for
-            all places where the difference can be; and the kernels that may have no call.
         """
         count = len(rows)
         names = kernels_of_nccl(tables.gpu["name"][rows])
@@ -339,32 +353,30 @@ class _Calls:
         beyond = len(pairs) - 1  # a call before the first, or after the last
         padded = np.concatenate([[beyond], self._pair, [beyond]])
         fit = fits[np.lib.stride_tricks.sliding_window_view(padded, count), numbers]
-        whole = fit.all(axis=1)
-        before = np.where(whole, count, fit.argmin(axis=1))
-        after = np.where(whole, count, fit[:, ::-1].argmin(axis=1))
+        complete = fit.all(axis=1)
+        before = np.where(complete, count, fit.argmin(axis=1))
+        after = np.where(complete, count, fit[:, ::-1].argmin(axis=1))
         places = np.arange(len(fit))
         in_time = self._in_time(places - 1 + count - 1, tables, rows, launched)
-        found: list[tuple[list[tuple[int, int, int]], slice]] = [
-            ([(place - 1, 0, count)], slice(0)) for place in np.flatnonzero(whole & in_time).tolist()
+        alignments = [
+            _Alignment([_Diagonal(place - 1, 0, count)]) for place in np.flatnonzero(complete & in_time).tolist()
         ]
-        for place in np.flatnonzero(~whole & in_time & (before + after == count - 1)).tolist():
+        for place in np.flatnonzero(~complete & in_time & (before + after == count - 1)).tolist():
             first = int(before[place])
-            parts = [(place - 1, 0, first), (place - 1, first + 1, count)]
-            found.append((parts, slice(first, first + 1)))
+            around = [_Diagonal(place - 1, 0, first), _Diagonal(place - 1, first + 1, count)]
+            alignments.append(_Alignment(around, slice(first, first + 1)))
         # Kernels before the difference are paired on one diagonal, those after it on the next or the one before.
         for step, gap in ((1, 0), (-1, 1)):
-            here = places[max(-step, 0) : len(fit) - max(step, 0)]
-            low = np.maximum(count - gap - after[here + step], 0)
-            high = np.minimum(before[here], count - gap)
-            for at in np.flatnonzero((low <= high) & in_time[here + step]).tolist():
-                first, last, place = int(low[at]), int(high[at]), int(here[at])
-                parts = [(place - 1, 0, last), (place - 1 + step, first + gap, count)]
-                found.append((parts, slice(first, last + gap) if gap else slice(0)))
-        return found
+            begins = places[max(-step, 0) : len(fit) - max(step, 0)]
+            low = np.maximum(count - gap - after[begins + step], 0)
+            high = np.minimum(before[begins], count - gap)
+            for index in np.flatnonzero((low <= high) & in_time[begins + step]).tolist():
+                first, last, place = int(low[index]), int(high[index]), int(begins[index])
+                diagonals = [_Diagonal(place - 1, 0, last), _Diagonal(place - 1 + step, first + gap, count)]
+                alignments.append(_Alignment(diagonals, slice(first, last + gap) if gap else slice(0)))
+        return alignments
 
-    def _in_time(
-        self, last: NDArray[np.int64], tables: Tables, rows: NDArray[np.int64], launched: NDArray[np.int64] | None
-    ) -> NDArray[np.bool_]:
+    def _in_time(self, last: Int64, tables: Tables, rows: Int64, launched: Int64 | None) -> Mask:
         """Which calls can be that of the last kernel, by their times."""
         made = self.created[np.clip(last, 0, len(self.created) - 1)]
         if self.epoch_ns is None:
@@ -374,7 +386,7 @@ class _Calls:
         end = int(tables.gpu["start"].to_numpy()[rows].max()) + self.epoch_ns
         return np.asarray(made <= end + _LATE_NS)
 
-    def _known(self, collectives: pl.DataFrame, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _known(self, collectives: pl.DataFrame, rows: Int64) -> Int64:
         """The codes of what is known of the kernels, `_NOTHING` where nothing is, `_SEVERAL` where no call says it."""
         known = np.full((len(_FACTS), rows.shape[1]), _NOTHING)
         of_row = pl.DataFrame({"gpu": pl.Series(rows[0], dtype=pl.Int32)}).join(
@@ -384,11 +396,11 @@ class _Calls:
             place = _FACTS.index(name)
             values = of_row[name].cast(self.frame.schema[name])
             codes = pl.DataFrame({"value": self.frame[name], "code": self._codes[place]}).unique()
-            found = values.to_frame("value").join(codes.drop_nulls(), on="value", how="left", maintain_order="left")[
-                "code"
-            ]
-            said = values.is_not_null().to_numpy()
-            known[place] = np.where(said, found.fill_null(_SEVERAL).to_numpy(), _NOTHING)
+            code_of_value = values.to_frame("value").join(
+                codes.drop_nulls(), on="value", how="left", maintain_order="left"
+            )["code"]
+            stated = values.is_not_null().to_numpy()
+            known[place] = np.where(stated, code_of_value.fill_null(_SEVERAL).to_numpy(), _NOTHING)
         return known
 
 
@@ -399,8 +411,6 @@ def _layout(meta: Meta, rank: int) -> pl.DataFrame:
         for group in meta.process_groups
         if isinstance(group.get("ranks"), list) and rank in group["ranks"]
     }
-    schema = {
-        "group_name": pl.String(), "group_description": pl.String(), "members": pl.String(), "count": pl.Int32(),
-    }  # fmt: skip
+    schema = {"group_name": pl.String(), "group_description": pl.String(), "members": pl.String(), "count": pl.Int32()}
     frame = pl.DataFrame(sorted(listed_groups), schema=schema, orient="row")
     return frame.unique(["group_name", "group_description"], keep="none")

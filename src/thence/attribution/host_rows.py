@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.sources import parse_frames
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, chain_to, last_begun
-from thence.model.launches import UNCERTAIN
+from thence.model.launches import CALLS, UNCERTAIN, matched_rows
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
     from thence.attribution.sources import Frames
-    from thence.model.arrays import Int64, Mask
+    from thence.model.arrays import Array, Int64, Mask, UInt8, UInt32
     from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
 
@@ -37,7 +36,7 @@ class HostRows:
 
     tables: Tables
     own: OwnCode
-    category: npt.NDArray[np.uint8]
+    category: UInt8
     parent: Int64
     forward: Int64
     launch: Int64
@@ -92,10 +91,10 @@ class HostRows:
         steps_of, launched_of = (
             rows_of_groups(number[rows], processes.height) for rows in (steps, self.launch[launched])
         )
-        for ours, found in zip(steps_of, launched_of, strict=True):
-            if not len(ours):
+        for process_steps, process_launches in zip(steps_of, launched_of, strict=True):
+            if not len(process_steps):
                 continue
-            rows, activities = steps[ours], launched[found]
+            rows, activities = steps[process_steps], launched[process_launches]
             time = start[self.launch[activities]]
             last = last_begun(start[rows], time)
             inside = (last != NO_ROW) & (time < end[rows[last]])
@@ -138,10 +137,10 @@ class HostRows:
     def uncertain(self) -> dict[str, Mask]:
         """Which activities have a launch that does not show their place, by the code of the reason."""
         used = self.used_names("runtime", "driver")
-        found = {code: used.filter(used.cast(pl.String).is_in(names)) for code, names in UNCERTAIN.items()}
+        names_of_code = {code: used.filter(used.cast(pl.String).is_in(names)) for code, names in UNCERTAIN.items()}
         return {
             code: values_at(self.with_names(names), self.launch, missing=False)
-            for code, names in found.items()
+            for code, names in names_of_code.items()
             if len(names)
         }
 
@@ -153,8 +152,8 @@ class HostRows:
     def named(self, pattern: str, *categories: str) -> Mask:
         """Which host rows of these categories have a name that contains a match of the pattern."""
         used = self.used_names(*categories)
-        found = used.filter(used.cast(pl.String).str.contains(pattern))
-        return self.of(*categories) & self.with_names(found) if len(found) else self._none
+        fitting = used.filter(used.cast(pl.String).str.contains(pattern))
+        return self.of(*categories) & self.with_names(fitting) if len(fitting) else self._none
 
     def with_names(self, names: pl.Series) -> Mask:
         """Which host rows have one of these names (Categorical)."""
@@ -176,7 +175,7 @@ class HostRows:
         return used
 
     @cached_property
-    def _codes(self) -> npt.NDArray[np.uint32]:
+    def _codes(self) -> UInt32:
         """Number of the name of each host row, from 1 on; 0 for null."""
         # The number that replaces null becomes 0 by overflow.
         return self.names.to_physical().fill_null(np.iinfo(np.uint32).max).to_numpy() + np.uint32(1)
@@ -186,9 +185,7 @@ def host_rows(tables: Tables, launch: Int64, own: OwnCode) -> HostRows:
     """The host table of a trace as arrays.
 
     Args:
-        tables: of the trace.
         launch: host row that launched each row of gpu, `NO_ROW` where unknown.
-        own: which files are the user's own code.
     """
     category = tables.host["category"].to_physical().to_numpy()
     parent, forward = (row_numbers(tables.host[name]) for name in ("parent", "forward"))
@@ -200,7 +197,7 @@ def row_numbers(references: pl.Series) -> Int64:
     return references.fill_null(NO_ROW).cast(pl.Int64).to_numpy()
 
 
-def values_at(values: npt.NDArray[Any], rows: Int64, missing: int) -> npt.NDArray[Any]:
+def values_at(values: Array, rows: Int64, missing: int) -> Array:
     """The value at each row, ``missing`` at `NO_ROW`; ``values`` may be empty if all rows are `NO_ROW`."""
     result = np.full(len(rows), missing, values.dtype)
     valid = rows != NO_ROW
@@ -211,3 +208,21 @@ def values_at(values: npt.NDArray[Any], rows: Int64, missing: int) -> npt.NDArra
 def gathered(values: pl.Series, row: Int64) -> pl.Series:
     """The value at each row, null at `NO_ROW`."""
     return values.gather(pl.Series(row).replace(NO_ROW, None).cast(pl.UInt32))
+
+
+_LINKED = pl.col("category").is_in(["op", "range", "framework"])
+
+
+def launch_rows(tables: Tables) -> Int64:
+    """Host row that launched each row of ``tables.gpu``, `NO_ROW` where the trace does not show it.
+
+    This is the API call with the same correlation id or, where that call was not recorded, the op that the
+    producer linked (``external``). A correlation id that several calls of one rank share identifies
+    none of them.
+    """
+    launch = matched_rows(tables.gpu, tables.host, "correlation", CALLS)
+    unknown = launch == NO_ROW
+    if unknown.any():
+        # For profilers that were told to record no API calls: in our recordings, 14.0 s of device time, it finds none.
+        launch = np.where(unknown, matched_rows(tables.gpu, tables.host, "external", _LINKED), launch)
+    return launch

@@ -30,7 +30,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.host_rows import gathered, values_at
@@ -45,7 +44,7 @@ from thence.model.trees import ancestors
 
 if TYPE_CHECKING:
     from thence.attribution.host_rows import HostRows
-    from thence.model.arrays import Int64, Mask
+    from thence.model.arrays import Int64, Mask, UInt8
 
 
 _ENGINE = r"^autograd::engine::evaluate_function"
@@ -68,10 +67,10 @@ _NUMBER = {phase: _PHASES.index(phase.value) for phase in Phase}
 
 def launch_phases(host: HostRows) -> tuple[pl.Series, Int64]:
     """The phase of each device activity, null where it is unknown, and the code of the rule or ``no_backward``."""
-    told, ways = _phases_of_rows(host)
-    way = values_at(told, host.climb(host.launch, told > 0), 0)
-    phase = np.array([0, *(_NUMBER[phase] for phase, _ in ways)])[way]
-    rule = np.array([0, *(_code(code) for _, code in ways)])[way]
+    number_of_row, phases = _phases_of_rows(host)
+    number = values_at(number_of_row, host.climb(host.launch, number_of_row > 0), 0)
+    phase = np.array([0, *(_NUMBER[phase] for phase, _ in phases)])[number]
+    rule = np.array([0, *(_code(code) for _, code in phases)])[number]
     in_operator = host.climb(host.launch, host.of("op")) != NO_ROW
     unknown = (phase == 0) & ~host.in_graph
     left = unknown & in_operator
@@ -92,11 +91,11 @@ def launch_serving(host: HostRows) -> pl.Series:
     """The part of serving of the innermost range around each launch that states one; null if none does."""
     categories = ("range", "framework", "step")
     used = host.used_names(*categories)
-    said = [serving_of(name) for name in used.cast(pl.String).to_list()]
-    telling = used.filter(pl.Series([s is not None for s in said], dtype=pl.Boolean))
-    wanted = host.of(*categories) & host.with_names(telling)
+    stated = [serving_of(name) for name in used.cast(pl.String).to_list()]
+    stating = used.filter(pl.Series([s is not None for s in stated], dtype=pl.Boolean))
+    wanted = host.of(*categories) & host.with_names(stating)
     named = gathered(host.names, host.climb(host.launch, wanted)).cast(pl.String)
-    texts = {name: s.value for name, s in zip(used.cast(pl.String), said, strict=True) if s}
+    texts = {name: s.value for name, s in zip(used.cast(pl.String), stated, strict=True) if s}
     return named.replace_strict(texts, default=None, return_dtype=pl.String).cast(pl.Categorical())
 
 
@@ -104,7 +103,7 @@ def _code(code: str) -> int:
     return CODES.index(code)
 
 
-def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], list[tuple[Phase, str]]]:
+def _phases_of_rows(host: HostRows) -> tuple[UInt8, list[tuple[Phase, str]]]:
     """The phase that each host row shows for the work inside it.
 
     Returns:
@@ -115,7 +114,7 @@ def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], list[tuple[P
     backward = engine | (host.forward != NO_ROW)
     forward = _forward_ops(host, backward)
     module = host.of("module") & ancestors(host.parent, np.flatnonzero(forward))
-    found: list[tuple[Mask, Phase, str]] = [
+    evidence: list[tuple[Mask, Phase, str]] = [
         (module, Phase.FORWARD, "differentiated_module"),
         (host.named(_LIBRARY_FORWARD, "framework"), Phase.FORWARD, "library_phase"),
         (host.named(_LIBRARY_BACKWARD, "framework"), Phase.BACKWARD, "library_phase"),
@@ -127,11 +126,11 @@ def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], list[tuple[P
         (_recomputing(host, engine, backward), Phase.RECOMPUTE, "checkpoint"),
     ]
     if host.of("phase").any():
-        found += [(host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase]
-    told = np.zeros(len(host.parent), np.uint8)
-    for way, (rows, _, _) in enumerate(found, 1):  # of several for one row, the last counts
-        told[rows] = way
-    return told, [(phase, code) for _, phase, code in found]
+        evidence += [(host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase]
+    number_of_row = np.zeros(len(host.parent), np.uint8)
+    for number, (rows, _, _) in enumerate(evidence, 1):  # of several for one row, the last counts
+        number_of_row[rows] = number
+    return number_of_row, [(phase, code) for _, phase, code in evidence]
 
 
 def _forward_ops(host: HostRows, backward: Mask) -> Mask:
@@ -146,8 +145,8 @@ def _forward_ops(host: HostRows, backward: Mask) -> Mask:
 def _optimizer_frames(host: HostRows) -> Mask:
     """Python frames of a library's optimizers."""
     used = host.used_names("python")
-    found = [is_optimizer_file(file_of_frame(name)) for name in used.cast(pl.String).to_list()]
-    return host.of("python") & host.with_names(used.filter(pl.Series(found, dtype=pl.Boolean)))
+    in_optimizer = [is_optimizer_file(file_of_frame(name)) for name in used.cast(pl.String).to_list()]
+    return host.of("python") & host.with_names(used.filter(pl.Series(in_optimizer, dtype=pl.Boolean)))
 
 
 def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
@@ -185,7 +184,6 @@ def _undecided(host: HostRows, asked: Mask) -> Mask:
     """Which activities have an operator with a sequence number, but no backward pass after it in the trace.
 
     Args:
-        host: of the trace.
         asked: which activities to look at; the result is false for all others.
     """
     ended = np.zeros(len(asked), np.bool_)
@@ -198,8 +196,6 @@ def _undecided(host: HostRows, asked: Mask) -> Mask:
     times = table.select("rank", "process", "start")
     passes = np.flatnonzero((host.forward != NO_ROW) | host.named(_ENGINE, "op"))
     last = times[passes].group_by("rank", "process").agg(last=pl.col("start").max())
-    after = times[op[rows]].join(
-        last, on=["rank", "process"], how="left", maintain_order="left"
-    )  # fmt: skip
+    after = times[op[rows]].join(last, on=["rank", "process"], how="left", maintain_order="left")
     ended[rows] = after.select(pl.col("last").is_null() | (pl.col("start") > pl.col("last"))).to_series()
     return ended

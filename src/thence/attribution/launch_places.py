@@ -14,27 +14,30 @@ on why a CUDA graph could not be matched, null almost everywhere.
 For an activity inside a CUDA graph this lookup only reaches the launch of the whole graph. If labels were
 joined (`thence.attribution.cuda_graphs`), `Tables.graph_places` has the label from the capture, which is
 appended to the path of the ranges that were open around the graph launch.
+
+Metadata: Marks can be nested arbitrarily deep, so the inherited part is bounded: at most `MAX_MEMBERS` members, and
+at most `MAX_CHARACTERS` characters of keys and values among these; members from the outermost marks are
+dropped first. The metadata of the innermost mark itself is kept in full.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.captured_stacks import with_sources
-from thence.attribution.host_rows import HostRows, gathered, host_rows, row_numbers, values_at
-from thence.attribution.kernel_files import kernel_places
+from thence.attribution.host_rows import HostRows, gathered, host_rows, launch_rows, row_numbers, values_at
 from thence.attribution.launch_phases import launch_phases, launch_serving
-from thence.attribution.launches import launch_rows
-from thence.attribution.metadata import merge_metadata, merged_metadata
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
-from thence.attribution.server_passes import server_passes
+from thence.attribution.serving import server_passes
+from thence.attribution.sources import kernel_places, with_sources
 from thence.attribution.xla.iterations import iterations
-from thence.model.arrays import Int64
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW
+from thence.model.json_fields import decoded
 from thence.model.phases import Position
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
@@ -46,7 +49,6 @@ if TYPE_CHECKING:
     from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
 
-"""Positions in `CODES`."""
 
 _KIND = {kind.name: kind for kind in LAUNCH}
 _OF_XLA = r"^(?:TSL:)?(?:Xla|Thunk:#|GpuMetrics$)"
@@ -57,10 +59,6 @@ _DOTTED = "module"
 
 def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
     """The places of every row of ``tables.gpu``, in its order.
-
-    Args:
-        tables: of the trace.
-        own: which files are the user's own code.
 
     Returns:
         columns ``launch`` (host row of the API call, or of the op where the call was not recorded)
@@ -97,11 +95,9 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tupl
     """The path of each activity as a node of a prefix tree of names; names may contain the separator.
 
     Args:
-        tables: of the trace.
         launch: host row that launched each row of gpu, as in the result of `launch_places`.
         kind: label, module, ops or stack; or source, for the functions of the user's own code that were
             open, the innermost of which is the place that `launch_places` returns.
-        own: as `launch_places` takes it.
 
     Returns:
         The distinct paths, and the node of each activity's path, `NO_ROW` where there is none.
@@ -120,9 +116,7 @@ def places_of_rows(tables: Tables, rows: Int64, own: OwnCode, kinds: Sequence[st
     """The places of host rows: those that `launch_places` finds for activities that these rows launch.
 
     Args:
-        tables: of the trace.
         rows: rows of host, `NO_ROW` for none.
-        own: as `launch_places` takes it.
         kinds: of `LAUNCH`.
 
     Returns:
@@ -149,11 +143,11 @@ def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series], own: OwnCo
         if kind == "label":
             # An activity without a label keeps the reason that joining gave. If joining gave a rule instead,
             # its node has other places but no label.
-            silent = rule.is_not_null() & changed["label"].is_null()
+            without_label = rule.is_not_null() & changed["label"].is_null()
             reasons = _coded(_number("graph_no_label"), len(rule)).zip_with(rule.is_in(list(RULES)), rule)
             differ = (rule == "capture_shared").fill_null(value=False)
             reasons = _coded(_number("graph_captures_differ"), len(rule)).zip_with(differ, reasons)
-            rules = reasons.zip_with(silent, rules)
+            rules = reasons.zip_with(without_label, rules)
         changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
     lane, metadata, detail = (gathered(joined[name], label_row) for name in ("lane", "metadata", "detail"))
     changed["lane"] = lane.zip_with(lane.is_not_null(), columns["lane"])
@@ -238,10 +232,10 @@ def _number(code: str) -> int:
 
 def _coded(codes: Int64 | int, count: int) -> pl.Series:
     """Codes from their numbers, as a rule column."""
-    every = pl.Series(CODES, dtype=RULE)
+    all_codes = pl.Series(CODES, dtype=RULE)
     if isinstance(codes, int):
-        return every[codes : codes + 1].new_from_index(0, count)
-    return every.gather(codes)
+        return all_codes[codes : codes + 1].new_from_index(0, count)
+    return all_codes.gather(codes)
 
 
 def _label(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
@@ -299,22 +293,24 @@ def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Int64
     table = host.tables.host
     if table["metadata"].null_count() == table.height or not wanted.any():
         return None, nothing
-    named = pl.DataFrame({"kernel": table["name"], "said": table["metadata"]})
-    launching = named.select(pl.col("said").cast(pl.String).str.contains('"kernel_file":', literal=True)).to_series()
+    named = pl.DataFrame({"kernel": table["name"], "recorded": table["metadata"]})
+    launching = named.select(
+        pl.col("recorded").cast(pl.String).str.contains('"kernel_file":', literal=True)
+    ).to_series()
     row = host.climb(host.launch, launching.fill_null(value=False).to_numpy())
     row = np.where(wanted, row, NO_ROW)
     used = named.filter(launching).unique().select(pl.all().cast(pl.String))
     places = kernel_places(used.iter_rows())
-    found = pl.DataFrame(
+    place_of_launch = pl.DataFrame(
         {
             "kernel": pl.Series([kernel for kernel, _ in places], dtype=pl.String),
-            "said": pl.Series([said for _, said in places], dtype=pl.String),
+            "recorded": pl.Series([recorded for _, recorded in places], dtype=pl.String),
             "place": pl.Series([place for place, _ in places.values()], dtype=pl.Categorical()),
             "rule": pl.Series([_number(rule) for _, rule in places.values()], dtype=pl.Int64),
         }
     )
     of_row = pl.DataFrame({name: gathered(named[name], row).cast(pl.String) for name in named.columns}).join(
-        found, on=["kernel", "said"], how="left", maintain_order="left"
+        place_of_launch, on=["kernel", "recorded"], how="left", maintain_order="left"
     )
     return of_row["place"], of_row["rule"].fill_null(0).to_numpy()
 
@@ -336,10 +332,10 @@ def _serving(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 def _step_kind(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """What the pass of a server around the launch computes, by the names of its ranges."""
-    top, said = server_passes(host.tables.host, host.parent)
+    top, step_of_row = server_passes(host.tables.host, host.parent)
     row = host.climb(host.launch, top)
     names = pl.Series(row).replace_strict(
-        {at: str(step) for at, step in said.items()}, default=None, return_dtype=pl.String
+        {pass_row: str(step) for pass_row, step in step_of_row.items()}, default=None, return_dtype=pl.String
     )
     absent = _number(kind.outside if top.any() else kind.missing)
     rules = np.where(names.is_null().to_numpy(), absent, _number("launch_ranges"))
@@ -353,8 +349,8 @@ def _iteration(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
         nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
         reason = _coded(_number(kind.missing), len(nothing))
         return {kind.name: nothing, f"{kind.name}_rule": reason}
-    found = place.is_not_null().to_numpy()
-    rules = np.where(found, _number("loop_rounds"), _number(kind.outside))
+    placed = place.is_not_null().to_numpy()
+    rules = np.where(placed, _number("loop_rounds"), _number(kind.outside))
     return {kind.name: place, f"{kind.name}_rule": _coded(rules, len(place))}
 
 
@@ -367,3 +363,74 @@ _SPECIAL = {
     "iteration": _iteration,
 }
 """The functions of the kinds that need more than `_enclosing_ranges`."""
+
+
+# ---- Metadata of nested marks as one JSON object
+
+
+MAX_MEMBERS = 64
+MAX_CHARACTERS = 4096
+"""Of the metadata that an activity inherits from the marks around it: without a limit, nested marks could make texts
+thousands of times as long as the trace."""
+
+
+def merged_metadata(parent: Int64, metadata: pl.Series, rows: Int64, has_metadata: Mask) -> pl.Series:
+    """The metadata of all marks around each of the rows.
+
+    Args:
+        parent: parent row of every host row, `NO_ROW` at the top.
+        metadata: Categorical JSON object of every host row, null where there is none.
+        rows: innermost host row with metadata of each activity, `NO_ROW` for none.
+        has_metadata: which host rows have metadata.
+
+    Returns:
+        Categorical Series of JSON objects, one value per row, null where no mark has metadata.
+    """
+    tree, node = path_tree(parent, metadata, rows, has_metadata)
+    node_texts = tree.name.cast(pl.String).to_list()
+    texts: list[str | None] = []
+    merged_pairs: dict[tuple[str | None, str], str | None] = {}  # many marks have the same metadata as others
+    for above, text in zip(tree.parent.tolist(), node_texts, strict=True):
+        pair = (None if above == NO_ROW else texts[above], text)
+        if pair not in merged_pairs:
+            merged_pairs[pair] = _merged_objects(*pair)
+        texts.append(merged_pairs[pair])
+    texts.append(None)  # for NO_ROW
+    return (
+        pl.Series("metadata", texts, dtype=pl.String)
+        .cast(pl.Categorical())
+        .gather(np.where(node == NO_ROW, len(texts) - 1, node))
+    )
+
+
+def merge_metadata(outer: pl.Series, inner: pl.Series) -> pl.Series:
+    """Merges two metadata columns row by row; ``inner`` overrides ``outer``. See `merged_metadata`."""
+    pairs = pl.DataFrame({"outer": outer, "inner": inner})
+    distinct = pairs.unique(maintain_order=True)
+    texts = [_merged_objects(*pair) for pair in distinct.cast(pl.String).iter_rows()]
+    merged = distinct.with_columns(metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
+    both = ["outer", "inner"]
+    return pairs.join(merged, on=both, how="left", maintain_order="left", nulls_equal=True)["metadata"]
+
+
+def _merged_objects(outer: str | None, inner: str | None) -> str | None:
+    """Merges two JSON objects; members of ``inner`` override those of ``outer``."""
+    members = _bounded(outer) | _members(inner)
+    return msgspec.json.encode(members).decode() if members else None
+
+
+def _members(text: str | None) -> dict[str, msgspec.Raw]:
+    if text is None:
+        return {}
+    return decoded(text, dict[str, msgspec.Raw])
+
+
+def _bounded(text: str | None) -> dict[str, msgspec.Raw]:
+    """The last members of an object, as many as the bounds allow, in their order."""
+    members = _members(text)
+    kept = min(len(members), MAX_MEMBERS)
+    if text is not None and len(text) > MAX_CHARACTERS:
+        sizes = (len(key) + len(bytes(members[key])) for key in reversed(members))
+        within_bounds = (total <= MAX_CHARACTERS for total in itertools.accumulate(sizes))
+        kept = min(kept, sum(itertools.takewhile(bool, within_bounds)))
+    return dict(itertools.islice(members.items(), len(members) - kept, None))

@@ -1,7 +1,7 @@
 """Paths of range names, from the outermost range to the innermost, as nodes of a prefix tree.
 
 Because of the prefix tree, memory grows with the number of rows and not with their depth. The text of a
-path of more than `MOST_LEVELS` names is shortened in the middle: it has the `KEPT_LEVELS` outermost names,
+path of more than `MAX_LEVELS` names is shortened in the middle: it has the `KEPT_LEVELS` outermost names,
 the number of levels left out, and the `KEPT_LEVELS` innermost names, as in
 ``a/b/[99,968 levels left out]/y/z``. If several shortened paths would have the same text, all but the first
 of them are numbered: ``[99,968 levels left out, 2]``.
@@ -27,10 +27,10 @@ from thence.model.trees import ancestors, depths, trie
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
+    from thence.model.arrays import Int64, Mask
 
 SEPARATOR = "/"
-MOST_LEVELS = 256
+MAX_LEVELS = 256
 """Levels of the deepest path that is written in full; stacks of Python programs stay below."""
 KEPT_LEVELS = 16
 """Levels kept at either end of a shortened path."""
@@ -44,12 +44,12 @@ class Form:
     """How paths are written.
 
     Attributes:
-        most_levels: of a path that is written in full.
+        max_levels: of a path that is written in full.
         kept_levels: at either end of a shortened path.
         name_width: characters of the longest name; 0: names are written in full.
     """
 
-    most_levels: int
+    max_levels: int
     kept_levels: int
     name_width: int = 0
 
@@ -72,17 +72,13 @@ class PathTree:
     Nodes are sorted by depth, so that parents come before children.
     """
 
-    parent: npt.NDArray[np.int64]
+    parent: Int64
     name: pl.Series
     dotted: bool = False
     max_text: int = MAX_TEXT
 
     def texts(
-        self,
-        nodes: npt.NDArray[np.int64],
-        separator: str = SEPARATOR,
-        shorter: Sequence[Form] = _SHORTER,
-        form: Form | None = None,
+        self, nodes: Int64, separator: str = SEPARATOR, shorter: Sequence[Form] = _SHORTER, form: Form | None = None
     ) -> pl.Series:
         """The paths as text, shortened where they are very deep; see the docstring of this module.
 
@@ -90,18 +86,18 @@ class PathTree:
             nodes: distinct nodes, in any order, shape (m,).
             separator: text between two names.
             shorter: forms to use instead, the first that suffices, if the texts are too long.
-            form: of the texts; by default, in full up to `MOST_LEVELS`.
+            form: of the texts; by default, in full up to `MAX_LEVELS`.
 
         Returns:
             String Series, one value per node. The text of a shortened path differs from all others.
         """
         depth = depths(self.parent)
-        form = form or Form(MOST_LEVELS, KEPT_LEVELS)
+        form = form or Form(MAX_LEVELS, KEPT_LEVELS)
         if shorter and self._characters(nodes, depth, form) > self.max_text:
             following, *rest = shorter
             narrow = replace(self, name=narrowed(self.name, following.name_width))
             return narrow.texts(nodes, separator, rest, following)
-        deep = depth[nodes] > form.most_levels
+        deep = depth[nodes] > form.max_levels
         full = np.where(deep, chain_to(self.parent, nodes, depth <= form.kept_levels), nodes)
         heads = self._full_texts(full, depth, separator)
         if not deep.any():
@@ -112,16 +108,16 @@ class PathTree:
         short = _shortened(heads.filter(pl.Series(deep)), lacking, tails, others, separator)
         return heads.scatter(np.flatnonzero(deep), short)
 
-    def _characters(self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], form: Form) -> int:
+    def _characters(self, nodes: Int64, depth: Int64, form: Form) -> int:
         """The number of characters of the texts of nodes, give or take some for each level left out."""
         names = (self.name.cast(pl.String).str.len_chars().fill_null(0) + 1).to_numpy()
         names = names.astype(np.int64)
         sums = names.copy()  # of a node and all around it, where it is not too deep
-        bounds = np.searchsorted(depth, np.arange(2, form.most_levels + 2))
+        bounds = np.searchsorted(depth, np.arange(2, form.max_levels + 2))
         for low, high in itertools.pairwise(bounds.tolist()):
             sums[low:high] += sums[self.parent[low:high]]
-        deep = nodes[depth[nodes] > form.most_levels]
-        total = int(sums[nodes[depth[nodes] <= form.most_levels]].sum())
+        deep = nodes[depth[nodes] > form.max_levels]
+        total = int(sums[nodes[depth[nodes] <= form.max_levels]].sum())
         if len(deep):
             kept = np.arange(len(depth)) < np.searchsorted(depth, form.kept_levels + 1)
             total += int(sums[chain_to(self.parent, deep, kept)].sum())
@@ -130,7 +126,7 @@ class PathTree:
             deep = self.parent[deep]
         return total
 
-    def _full_texts(self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], separator: str) -> pl.Series:
+    def _full_texts(self, nodes: Int64, depth: Int64, separator: str) -> pl.Series:
         """The paths in full, built level by level for all ancestors of the wanted nodes."""
         rows = np.flatnonzero(ancestors(self.parent, nodes))
         position = np.full(len(self.parent), NO_ROW, np.int64)
@@ -159,7 +155,7 @@ class PathTree:
         head = pl.col("path").str.head(pl.col("path").str.len_chars() - pl.col("last").str.len_chars())
         return rows.select(pl.when(extends).then(head + pl.col("name")).otherwise("joined").alias("")).to_series()
 
-    def _tails(self, nodes: npt.NDArray[np.int64], levels: int, separator: str) -> pl.Series:
+    def _tails(self, nodes: Int64, levels: int, separator: str) -> pl.Series:
         """The innermost names of deep paths, as text."""
         names = self.name.cast(pl.String).fill_null("")
         text, ancestor = names.gather(nodes), nodes
@@ -174,9 +170,7 @@ def left_out(levels: int) -> str:
     return f"[{levels:,} levels left out]"
 
 
-def _shortened(
-    heads: pl.Series, levels: npt.NDArray[np.int64], tails: pl.Series, others: pl.Series, separator: str
-) -> pl.Series:
+def _shortened(heads: pl.Series, levels: Int64, tails: pl.Series, others: pl.Series, separator: str) -> pl.Series:
     """Shortened paths that are distinct from each other and from all of ``others``."""
     lacking, position = np.unique(levels, return_inverse=True)
     gap = pl.Series([left_out(count)[:-1] for count in lacking.tolist()]).gather(position)
@@ -195,13 +189,7 @@ def _shortened(
 
 
 def path_names(
-    parent: npt.NDArray[np.int64],
-    names: pl.Series,
-    rows: npt.NDArray[np.int64],
-    wanted: npt.NDArray[np.bool_],
-    *,
-    separator: str = SEPARATOR,
-    dotted: bool = False,
+    parent: Int64, names: pl.Series, rows: Int64, wanted: Mask, *, separator: str = SEPARATOR, dotted: bool = False
 ) -> pl.Series:
     """The path of the wanted rows around each row as text, such as ``forward/attention``.
 
@@ -225,13 +213,8 @@ def path_names(
 
 
 def path_tree(
-    parent: npt.NDArray[np.int64],
-    names: pl.Series,
-    rows: npt.NDArray[np.int64],
-    wanted: npt.NDArray[np.bool_],
-    *,
-    dotted: bool = False,
-) -> tuple[PathTree, npt.NDArray[np.int64]]:
+    parent: Int64, names: pl.Series, rows: Int64, wanted: Mask, *, dotted: bool = False
+) -> tuple[PathTree, Int64]:
     """The path of the wanted rows around each row as a node of a prefix tree.
 
     Names may contain the separator of `path_names`.

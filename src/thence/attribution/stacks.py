@@ -34,8 +34,7 @@ from thence.model.trees import trie
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
 
@@ -54,7 +53,7 @@ class Stacks:
 
     claims: pl.DataFrame
     tree: PathTree
-    attributed: npt.NDArray[np.bool_]
+    attributed: Mask
     shared: bool
 
 
@@ -62,7 +61,6 @@ def stacks_of(trace: Attributed, by: str, frames: Mapping[str, tuple[str, ...]] 
     """The path of every row of ``trace.gpu``.
 
     Args:
-        trace: attributed.
         by: one of `thence.model.places.FLAMES`.
         frames: the frames of each place by its text; None for those that the trace holds.
     """
@@ -87,7 +85,7 @@ def stacks_of(trace: Attributed, by: str, frames: Mapping[str, tuple[str, ...]] 
     end = distinct["host"].to_numpy().copy()
     end[~spelt.to_numpy()] = len(host.parent) + np.arange(len(paths))
     distinct = distinct.with_columns(node=ends[end])
-    claims = rows.join(distinct, on=rows.columns, how="left", maintain_order="left", nulls_equal=True)  # fmt: skip
+    claims = rows.join(distinct, on=rows.columns, how="left", maintain_order="left", nulls_equal=True)
     return Stacks(
         claims.select(pl.int_range(pl.len(), dtype=pl.Int64).alias("gpu"), "node", weight=1.0),
         tree,
@@ -96,7 +94,7 @@ def stacks_of(trace: Attributed, by: str, frames: Mapping[str, tuple[str, ...]] 
     )
 
 
-def _known_from_host_ranges(by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series) -> pl.Series:
+def _known_from_host_ranges(by: str, host: PathTree, node: Int64, place: pl.Series) -> pl.Series:
     """Which places equal the text of their host path, so that their frames are known without splitting text."""
     around = node != NO_ROW
     used = np.unique(node[around])
@@ -108,9 +106,7 @@ def _known_from_host_ranges(by: str, host: PathTree, node: npt.NDArray[np.int64]
     return pl.Series(result, dtype=pl.Boolean)
 
 
-def _with_paths(
-    tree: PathTree, paths: Sequence[Sequence[str]], attributed: npt.NDArray[np.bool_]
-) -> tuple[PathTree, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+def _with_paths(tree: PathTree, paths: Sequence[Sequence[str]], attributed: Mask) -> tuple[PathTree, Mask, Int64]:
     """Adds paths to a prefix tree.
 
     Args:
@@ -194,14 +190,14 @@ class _Frames:
     """
 
     first: dict[int, int]
-    parent: npt.NDArray[np.int64]
+    parent: Int64
     places: pl.Series
-    own: npt.NDArray[np.bool_]
-    named: npt.NDArray[np.bool_]
+    own: Mask
+    named: Mask
 
     @classmethod
     def of(cls, trace: Attributed, modules: Sequence[int]) -> _Frames:
-        from thence.attribution.xla.user_frames import frame_places, frames_with_file
+        from thence.attribution.xla.origins import frame_places, frames_with_file
 
         own = OwnCode.of(trace.own, trace.installed)
         tables = [trace.hlo[module] for module in modules]
@@ -218,7 +214,7 @@ class _Frames:
             np.concatenate([none, *(frames_with_file(table, bool) for table in tables)]),
         )
 
-    def rows(self, stacks: pl.DataFrame) -> npt.NDArray[np.int64]:
+    def rows(self, stacks: pl.DataFrame) -> Int64:
         """The row of the innermost frame of each stack, by its module and frame; `NO_ROW` without one."""
         first = stacks["module"].cast(pl.Int64).replace_strict(self.first, default=None)
         row = first + stacks["frame"].cast(pl.Int64) - 1

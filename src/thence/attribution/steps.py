@@ -6,7 +6,7 @@ one kind (`thence.model.tables.STEP_KINDS`), the first of these that any rank ha
 step       ranges that the program or its profiler marks as steps: torch.profiler's step(), thence.step(),
            jax.profiler.StepTraceAnnotation, and the steps that thence's recorder sees. Of ranges inside each other
            on a thread the outermost count; if that is only one, and it is no server's, the ranges inside it
-pass       the same if they are passes of an inference server (`thence.attribution.server_passes`); if other threads of
+pass       the same if they are passes of an inference server (`thence.attribution.serving`); if other threads of
            the rank have other marked steps, those of which there are more count
 range      two or more ranges of the user whose names count steps, iterations or batches ("step 7", "train/iter_7"),
            if at least `STEP_RANGES_SHARE` of the device time that was launched from the first to the last of them was
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.server_passes import server_passes
+from thence.attribution.serving import server_passes
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW, last_begun
 from thence.model.tables import STEPS
@@ -68,7 +68,7 @@ _SMALLER = 1 << 24
 """Hashes are divided by this, so that the sum of those of a graph's kernels fits into 64 bits."""
 
 
-def found_steps(tables: Tables, host: HostRows) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
+def find_steps(tables: Tables, host: HostRows) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
     """The steps of a trace, and the step of every activity.
 
     Args:
@@ -93,27 +93,27 @@ def _first_kind(tables: Tables, host: HostRows) -> pl.DataFrame:
     # Inside an XLA program, loops launch graphs: their rounds are no steps, even if the program ran only once.
     others = (_optimizer_steps, _graph_launches, _module_calls, _fetched_batches)
     for find in (_marked, _ranges, _executions, *(others if tables.programs.is_empty() else ())):
-        found = find(tables, host)
-        if found is not None and found.height:
-            return _numbered(found)
+        steps = find(tables, host)
+        if steps is not None and steps.height:
+            return _numbered(steps)
     return STEPS.empty()
 
 
-def _numbered(found: pl.DataFrame) -> pl.DataFrame:
+def _numbered(steps: pl.DataFrame) -> pl.DataFrame:
     """Steps in order with their number, and with the columns of `STEPS`.
 
     Args:
-        found: rank, device, kind, start, end; name; and numbered, whether the name holds the number.
+        steps: rank, device, kind, start, end; name; and numbered, whether the name holds the number.
     """
     group = ("rank", "device")
     position = pl.int_range(pl.len(), dtype=pl.Int64).over(*group)
-    said = pl.when("numbered").then(pl.col("name").str.extract(_NUMBER).cast(pl.Int64))
-    every = (said.null_count() == 0).over(*group)
+    number_in_name = pl.when("numbered").then(pl.col("name").str.extract(_NUMBER).cast(pl.Int64))
+    all_numbered = (number_in_name.null_count() == 0).over(*group)
     name = pl.when(pl.col("kind").is_in(("step", "pass", "range"))).then("name")
     return (
-        found.with_columns(pl.col("name").cast(pl.String))
+        steps.with_columns(pl.col("name").cast(pl.String))
         .sort(*group, "start", maintain_order=True)
-        .with_columns(number=pl.when(every).then(said).otherwise(position))
+        .with_columns(number=pl.when(all_numbered).then(number_in_name).otherwise(position))
         .with_columns(
             name=name.otherwise(pl.format("{}#{}", "name", "number")),
             duration=pl.max_horizontal(pl.col("end") - pl.col("start"), 0),
@@ -145,21 +145,20 @@ def _marked(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     ranks = tables.host["rank"].to_numpy()[rows]
     chosen = outermost.copy()
     for rank in np.unique(ranks):
-        ours = ranks == rank
-        alone = np.flatnonzero(ours & outermost)
-        inner = ours & (around == rows[alone[0]]) if len(alone) == 1 else np.zeros(len(rows), np.bool_)
+        of_rank = ranks == rank
+        alone = np.flatnonzero(of_rank & outermost)
+        inner = of_rank & (around == rows[alone[0]]) if len(alone) == 1 else np.zeros(len(rows), np.bool_)
         if inner.sum() > 1 and not of_server[alone[0]]:
             chosen[alone[0]] = False
             chosen |= inner
-        passing, marked = ours & chosen & of_server, ours & chosen & ~of_server
+        passing, marked = of_rank & chosen & of_server, of_rank & chosen & ~of_server
         if passing.any() and marked.any():  # on different threads: the finer steps count
             chosen &= ~(marked if passing.sum() > marked.sum() else passing)
     taken = rows[chosen]
     passes = bool(of_server[chosen].all())
     return _frame(
-        "pass" if passes else "step", _times_of(tables, taken) | {"name": names.filter(chosen)},
-        numbered=not passes,
-    )  # fmt: skip
+        "pass" if passes else "step", _times_of(tables, taken) | {"name": names.filter(chosen)}, numbered=not passes
+    )
 
 
 def _times_of(tables: Tables, rows: Int64) -> dict[str, object]:
@@ -177,15 +176,15 @@ def _ranges(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     rows = rows[host.climb(host.parent[rows], counting) == NO_ROW]
     if len(rows) < 2:
         return None
-    found = _frame("range", _times_of(tables, rows) | {"name": tables.host["name"].gather(rows)}, numbered=True)
-    whole = found.group_by("rank", "device", "kind", "numbered").agg(
+    ranges = _frame("range", _times_of(tables, rows) | {"name": tables.host["name"].gather(rows)}, numbered=True)
+    first_to_last = ranges.group_by("rank", "device", "kind", "numbered").agg(
         pl.col("start").min(), pl.col("end").max(), pl.col("name").first()
     )
     duration = tables.gpu["duration"].to_numpy()
     inside, between = (
-        duration[_launched_in(tables, host, _numbered(frame))[0] != NO_ROW].sum() for frame in (found, whole)
+        duration[_launched_in(tables, host, _numbered(frame))[0] != NO_ROW].sum() for frame in (ranges, first_to_last)
     )
-    return found if inside >= max(STEP_RANGES_SHARE * between, 1) else None
+    return ranges if inside >= max(STEP_RANGES_SHARE * between, 1) else None
 
 
 # ---- Executions of XLA programs
@@ -203,10 +202,9 @@ def _executions(tables: Tables, host: HostRows) -> pl.DataFrame | None:  # noqa:
     return _frame(
         "program",
         steps.select(
-            "rank", "device", "name", end=following.fill_null(pl.max_horizontal(finish, "begin")),
-            start="begin",
+            "rank", "device", "name", end=following.fill_null(pl.max_horizontal(finish, "begin")), start="begin"
         ).to_dict(),
-    )  # fmt: skip
+    )
 
 
 def _main_executions(tables: Tables) -> pl.DataFrame:
@@ -248,9 +246,10 @@ def _optimizer_steps(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     first = np.append(True, rank[1:] != rank[:-1])
     of_rank, start = tables.host["rank"].to_numpy(), tables.host["start"].to_numpy()
     begin[first] = [int(start[of_rank == number].min()) for number in rank[first]]
-    return _frame("optimizer", {
-        "rank": rank, "start": begin, "end": end, "name": pl.repeat("optimizer step", len(rank), eager=True),
-    })  # fmt: skip
+    return _frame(
+        "optimizer",
+        {"rank": rank, "start": begin, "end": end, "name": pl.repeat("optimizer step", len(rank), eager=True)},
+    )
 
 
 # ---- Batches
@@ -333,7 +332,6 @@ def _repeating(kind: str, tables: Tables, calls: pl.DataFrame, name: pl.Expr) ->
 
     Args:
         kind: of the steps.
-        tables: of the trace.
         calls: row (in host), token (equal for calls that are alike), sure (whether equal tokens are one thing, not
             two that ran equally named work), ns (device time that it launched).
         name: name of a step, from the columns of host.
@@ -351,23 +349,20 @@ def _repeating(kind: str, tables: Tables, calls: pl.DataFrame, name: pl.Expr) ->
         names = tables.host[rows].select(name.cast(pl.String).alias("name")).to_series()
         names = names if len(names) == len(rows) else names.new_from_index(0, len(rows))
         parts.append(
-            _frame(kind, {
-                "rank": times["rank"], "start": start, "end": np.append(start[1:], last),
-                "name": names,
-            })
-        )  # fmt: skip
+            _frame(kind, {"rank": times["rank"], "start": start, "end": np.append(start[1:], last), "name": names})
+        )
     return pl.concat(parts) if parts else None
 
 
 def _sequences(tables: Tables, calls: pl.DataFrame) -> Iterator[_Sequence]:
     """The calls of one thread of each rank: of the main thread, else of the one that launched most."""
     columns = ("rank", "process", "thread", "start")
-    whole = calls.with_columns(tables.host.select(columns)[calls["row"].to_numpy()])
+    launching = calls.with_columns(tables.host.select(columns)[calls["row"].to_numpy()])
     main = (pl.col("process") == pl.col("thread")).first()
-    threads = whole.group_by(columns[:3]).agg(pl.col("ns").sum(), main=main)
+    threads = launching.group_by(columns[:3]).agg(pl.col("ns").sum(), main=main)
     chosen = threads.sort("main", "ns", *columns[:3]).group_by("rank").last()
-    ours = whole.join(chosen, on=columns[:3], how="semi").sort("rank", "start", "row")
-    for _, part in ours.group_by("rank", maintain_order=True):
+    of_threads = launching.join(chosen, on=columns[:3], how="semi").sort("rank", "start", "row")
+    for _, part in of_threads.group_by("rank", maintain_order=True):
         token = part["token"].rank("dense").cast(pl.Int64).to_numpy()
         row = part["row"].cast(pl.Int64).to_numpy()
         yield _Sequence(row, token, bool(part["sure"].all()))
@@ -421,11 +416,11 @@ def _launched_in(tables: Tables, host: HostRows, steps: pl.DataFrame) -> tuple[I
     for group, rows in _rows_by(gpu, key):
         if group not in place:
             continue
-        ours = rows[known[rows]]
-        its = place[group]
-        found = last_begun(start[its], time[ours])
-        inside = (found != NO_ROW) & (time[ours] < end[its][found])
-        row[ours[inside]] = its[found[inside]]
+        launched = rows[known[rows]]
+        step_rows = place[group]
+        last_step = last_begun(start[step_rows], time[launched])
+        inside = (last_step != NO_ROW) & (time[launched] < end[step_rows][last_step])
+        row[launched[inside]] = step_rows[last_step[inside]]
     return row, known
 
 

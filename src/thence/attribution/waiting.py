@@ -163,29 +163,29 @@ def _through(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame)
         .filter(pl.col("number") != pl.col("source"))
         .select("number", "source", "time", waited="time", before="record")
     )
-    each = records.join(waits.select("number", "source").unique(), on="number").sort("time")
+    records_and_sources = records.join(waits.select("number", "source").unique(), on="number").sort("time")
     hops = (
-        _asof(each, waits, ["number", "source"], "backward")
+        _asof(records_and_sources, waits, ["number", "source"], "backward")
         .filter(pl.col("waited") > pl.col("since").fill_null(NEVER))
         .select("record", "before")
     )
-    made = records.select("record", source="number", at="time")
+    made = records.select("record", source="number", made="time")
     direct = pairs.join(made, on="record")
-    found, latest = direct, direct
+    reachable, latest = direct, direct
     while latest.height:
-        reached = found.group_by("wait", "source").agg(reached=pl.col("at").max())
+        reached = reachable.group_by("wait", "source").agg(reached=pl.col("made").max())
         latest = (
             latest.join(hops, on="record")
             .select("wait", record="before")
             .join(made, on="record")
-            .sort("at")
+            .sort("made")
             .unique(["wait", "source"], keep="last")
             .join(reached, on=["wait", "source"], how="left")
-            .filter(pl.col("at") > pl.col("reached").fill_null(NEVER))
+            .filter(pl.col("made") > pl.col("reached").fill_null(NEVER))
             .drop("reached")
         )
-        found = pl.concat([found, latest])
-    return found.slice(direct.height).select("wait", "record")
+        reachable = pl.concat([reachable, latest])
+    return reachable.slice(direct.height).select("wait", "record")
 
 
 def _edges(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
@@ -197,11 +197,14 @@ def _edges(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -
     behind = _asof(waits, on_stream.select(*_STREAM, "time", "first", "start"), _STREAM, "forward")
     records = events.filter(pl.col("kind") == "record").select(*_STREAM, "time", record="row")
     before = _asof(records, on_stream.select(*_STREAM, "time", "last", "end"), _STREAM, "backward")
-    here, there = pl.struct(_STREAM).alias("here"), pl.struct(_STREAM).alias("there")
-    sides = behind.select("wait", "record", here, waiting="first", starts="start").join(
-        before.select("record", there, awaited="last", ended="end"), on="record", maintain_order="left"
+    waiting_stream, recording_stream = (
+        pl.struct(_STREAM).alias("waiting_stream"),
+        pl.struct(_STREAM).alias("recording_stream"),
     )
-    return sides.drop_nulls(["waiting", "awaited"]).filter(pl.col("here") != pl.col("there"))
+    sides = behind.select("wait", "record", waiting_stream, waiting="first", starts="start").join(
+        before.select("record", recording_stream, awaited="last", ended="end"), on="record", maintain_order="left"
+    )
+    return sides.drop_nulls(["waiting", "awaited"]).filter(pl.col("waiting_stream") != pl.col("recording_stream"))
 
 
 def _on_thread(launches: pl.DataFrame) -> pl.DataFrame:
@@ -209,9 +212,7 @@ def _on_thread(launches: pl.DataFrame) -> pl.DataFrame:
     stream = pl.struct("device", "stream")
     changes = (stream != stream.shift(1).over(_THREAD)).fill_null(value=False)
     before = pl.when(changes).then(stream.shift(1).over(_THREAD))
-    return launches.select(
-        *_THREAD, "time", on=stream, other=before.forward_fill().over(_THREAD)
-    )  # fmt: skip
+    return launches.select(*_THREAD, "time", on=stream, other=before.forward_fill().over(_THREAD))
 
 
 def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
@@ -230,7 +231,7 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     )
     timed = (
         _asof(timed, _bare(events, launches), _THREAD, "backward")
-        .with_columns(guess=guessed, silent=is_wait & pl.col("known").is_null(), guessed=~is_wait & unknown)
+        .with_columns(guess=guessed, unstated=is_wait & pl.col("known").is_null(), guessed=~is_wait & unknown)
         .with_columns(
             device=pl.when(is_wait & unknown).then(pl.col("guess").struct.field("device")).otherwise("device"),
             stream=pl.when(is_wait & unknown).then(pl.col("guess").struct.field("stream")).otherwise("stream"),
@@ -238,11 +239,11 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     )
     records = timed.filter(~is_wait)
     made = records.select(*_THREAD, "time", guess_record="row")
-    named = _asof(timed.filter("silent"), made, _THREAD, "backward")
+    named = _asof(timed.filter("unstated"), made, _THREAD, "backward")
     anywhere = _asof(named, made.select("rank", "time", any_record="guess_record"), ["rank"], "backward")
     named = anywhere.select(
-        "row", waits_on=pl.struct("device", "stream"), guess_record=pl.coalesce("guess_record", "any_record"),
-    )  # fmt: skip
+        "row", waits_on=pl.struct("device", "stream"), guess_record=pl.coalesce("guess_record", "any_record")
+    )
     timed = timed.join(named, on="row", how="left", maintain_order="left").with_columns(
         record=pl.coalesce("record", pl.col("guess_record").cast(pl.Int32))
     )
@@ -250,7 +251,7 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     contradicted = _edges(timed, _pairs(timed), _by_stream(launches)).filter(
         pl.col("ended") > pl.col("starts") + TIMESTAMP_NS
     )
-    wrong = pl.col("silent") & pl.col("row").is_in(contradicted["wait"].implode())
+    wrong = pl.col("unstated") & pl.col("row").is_in(contradicted["wait"].implode())
     timed = timed.with_columns(record=pl.when(~wrong).then("record"))
     unclear = pl.when(is_wait).then(pl.col("record").is_null() | unknown).otherwise(unknown)
     inferred = pl.when(unclear).then(pl.lit("unknown")).otherwise(pl.lit("inferred"))
@@ -288,35 +289,38 @@ def _inferred_waits(waits: pl.DataFrame, events: pl.DataFrame, launches: pl.Data
     """Waits in order of their rows, with streams and records inferred and ``known`` filled."""
     if waits.is_empty():
         return waits
-    kind, silent = pl.col("kind"), pl.col("known").is_null()
+    kind, unstated = pl.col("kind"), pl.col("known").is_null()
     timed = _asof(waits, _on_thread(launches).drop("other"), _THREAD, "backward")
-    guessed = silent & (kind == "stream")
+    guessed = unstated & (kind == "stream")
     timed = timed.with_columns(
         pl.when(guessed).then(pl.col("on").struct.field(name)).otherwise(name).alias(name)
         for name in ("device", "stream")
     )
     on_stream = _by_stream(launches)
-    records = events.filter(pl.col("kind") == "record").sort("time").select(
-        *_THREAD, "time", guess_record="row"
-    )  # fmt: skip
+    records = events.filter(pl.col("kind") == "record").sort("time").select(*_THREAD, "time", guess_record="row")
     before = _asof(
         events.filter(pl.col("kind") == "record").sort("time").select(*_STREAM, "time", record_row="row"),
-        on_stream.select(*_STREAM, "time", ended="end"), _STREAM, "backward",
-    )  # fmt: skip
+        on_stream.select(*_STREAM, "time", ended="end"),
+        _STREAM,
+        "backward",
+    )
     timed = _asof(timed, records, _THREAD, "backward")
     timed = timed.join(
         before.select("record_row", record_ended="ended"),
-        left_on="guess_record", right_on="record_row", how="left", maintain_order="left",
-    )  # fmt: skip
+        left_on="guess_record",
+        right_on="record_row",
+        how="left",
+        maintain_order="left",
+    )
     timed = _asof(timed, on_stream.select(*_STREAM, "time", stream_ended="end"), _STREAM, "backward")
     returned = pl.col("until") + EARLY_RETURN_NS
     fits_stream = (pl.col("stream_ended") <= returned).fill_null(value=False)
     fits_record = (pl.col("record_ended") <= returned).fill_null(value=False)
-    guessed_event = silent & (kind == "event")
+    guessed_event = unstated & (kind == "event")
     return timed.with_columns(
         record=pl.when(guessed_event & fits_record).then(pl.col("guess_record").cast(pl.Int32)).otherwise("record"),
         stream=pl.when(guessed & ~fits_stream).then(None).otherwise("stream"),
-        known=pl.when(~silent)
+        known=pl.when(~unstated)
         .then("known")
         .when((guessed & fits_stream) | (guessed_event & fits_record))
         .then(pl.lit("inferred"))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence import child_python
-from thence.analysis.query import answer
+from thence.analysis.sql import answer
 from thence.errors import MissingRequirement, ThenceError, UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _TOO_LARGE = 4
 def bounded_answer(
     frames: Mapping[str, pl.DataFrame | pl.LazyFrame], query: str, most_seconds: float, most_bytes: Bytes
 ) -> pl.DataFrame:
-    """The answer of a query, as `thence.analysis.query.answer` gives it.
+    """The answer of a query, as `thence.analysis.sql.answer` gives it.
 
     Args:
         frames: tables by name. The child process collects lazy frames, and may open files if there are any.

@@ -23,7 +23,7 @@ def command(top: int) -> None:
     with resources.as_file(resources.files("thence") / "data" / RECORDING) as path:
         trace = Inputs((str(path),)).open()
     output = console()
-    print_table(output, heading(trace.glance()))
+    print_table(output, heading(trace.first_screen()))
     for by in ("kernel", "label", "module", "source"):
         print_table(output, f"\n[green]$ thence report {RECORDING} --by {by}[/]")
         print_table(output, row_table(trace.typical.report(by), top, output.width))

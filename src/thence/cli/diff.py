@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.answer import Diff
     from thence.analysis.diff.gate import Bound, Gate
     from thence.analysis.diff.sample import Sample
 
@@ -156,7 +156,7 @@ def command(
     sides = _sides(inputs.paths, before, after, baseline)
     _check_gates(bounds, sides, within_run=given.within_run)
     first, second = ([_sample(inputs, run, given) for run in side] for side in sides)
-    from thence.analysis.diff.compare import compare
+    from thence.analysis.diff.answer import compare
 
     diff = compare(first, second)
     diff.self_check()

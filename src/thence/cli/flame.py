@@ -21,7 +21,7 @@ from thence.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.analysis.flame.flame import Flame
+    from thence.analysis.flame.answer import Flame
 
 _FORMATS = {
     ".html": "html",

@@ -6,7 +6,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, choice_option, result_options
-from thence.model.questions import IDLE_BY
+from thence.model.places import IDLE_BY
 
 _EXAMPLES = """\b
 Examples:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from thence.analysis.replayed_graph import ReplayedGraph
+    from thence.analysis.cuda_graphs.replayed_graph import ReplayedGraph
     from thence.trace import Trace
 
 _ENDINGS = (".json", ".json.gz", ".pftrace", ".perfetto-trace")

@@ -105,15 +105,15 @@ def _show(
     from thence.writers.text.summary import details_table
 
     with working("finding causes of idle time"):
-        glance = trace.glance(by)
+        screen = trace.first_screen(by)
     output = console()
-    rows = result.top or glance.summary.rows.height
-    print_table(output, first_screen(glance, rows, output.width, depth, each=each))
+    rows = result.top or screen.summary.rows.height
+    print_table(output, first_screen(screen, rows, output.width, depth, each=each))
     if details:
-        print_table(output, details_table(glance.summary, output.width))
+        print_table(output, details_table(screen.summary, output.width))
     if by == STEP_KIND:
         result.views(trace.step_kinds().views(each=each))
-    for line, why in next_lines(glance, inputs):
+    for line, why in next_lines(screen, inputs):
         print_command(output, line)
         print_table(output, why)
     sys.stdout.flush()

@@ -41,7 +41,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
     """Prints every table with its columns, and ends the command."""
     if not asked:
         return
-    from thence.analysis.query_tables import DESCRIBED_TABLES
+    from thence.analysis.sql import DESCRIBED_TABLES
     from thence.writers.text.records import columns_of
 
     output = console()
@@ -81,7 +81,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
 @result_options(without=f"{_ROWS_SHOWN}, or {_RECORDS_SHOWN} where a row takes several lines")
 def command(inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result) -> None:
     """Answer an SQL query over the tables of a trace."""
-    from thence.analysis.query import check_query
+    from thence.analysis.sql import check_query
     from thence.cli.bounded_query import bounded_answer
 
     check_query(query)

@@ -37,8 +37,8 @@ a group without kernels.
 @result_options()
 def command(inputs: Inputs, groups: tuple[str, ...], expectations: tuple[str, ...], result: Result) -> int:
     """Streams: kernels by group, what ran at the same time, and tests of where kernels run."""
-    from thence.analysis.expectations import parse_expectation
-    from thence.analysis.kernel_groups import Patterns
+    from thence.analysis.grouping.kernel_groups import Patterns
+    from thence.analysis.streams import parse_expectation
     from thence.writers.text.printable import printable
 
     # Parse groups and expectations first, so that mistakes are reported before a large trace is read.

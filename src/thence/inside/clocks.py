@@ -217,8 +217,8 @@ def _in_cycles(columns: Columns, source: npt.NDArray[np.uint8]) -> Clocks:
     return Clocks(_starts_by_sm_clock(columns, one), one, unknown, source, (note,), "cycles")
 
 
-def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
-    who = "all traces" if count == of else several(count, "trace")
+def _rate_note(count: int, traces: int, ghz: float, how: int) -> str:
+    who = "all traces" if count == traces else several(count, "trace")
     rate = f"{ghz:.3f} GHz for the SM clock of {who}"
     if how == _GIVEN:
         return f"cycles are converted to ns with {rate}, as given"

@@ -270,18 +270,18 @@ def _frame(
     ghz_of, start_of, end_of, each_of = of_traces
     begin, end, depth = _begun(columns, defects)
     closed = end >= 0
-    of = np.repeat(np.arange(len(columns.trace)), columns.count)[begin]
-    until = end if closed.all() else np.where(closed, end, columns.first[1:][of] - 1)
-    rate, offset = ghz_of[of], start_of[of]
+    trace = np.repeat(np.arange(len(columns.trace)), columns.count)[begin]
+    until = end if closed.all() else np.where(closed, end, columns.first[1:][trace] - 1)
+    rate, offset = ghz_of[trace], start_of[trace]
     entered, left = columns.counter[begin] / rate, columns.counter[until] / rate
     start = offset + np.rint(entered).astype(np.int64)
     duration = offset + np.rint(left).astype(np.int64) - start
     if not closed.all():
-        duration = np.where(closed, duration, end_of[of] - start)
+        duration = np.where(closed, duration, end_of[trace] - start)
         left = np.where(closed, left, entered + duration)
         defects.unclosed += int((~closed).sum())
     np.maximum(duration, 0, out=duration)  # of a trace whose clock ran backwards
-    net = left - entered - (until - begin) * each_of[of]
+    net = left - entered - (until - begin) * each_of[trace]
     np.maximum(net, 0.0, out=net)
     name = columns.name[begin]
     if len(labels.unnamed):
@@ -289,10 +289,10 @@ def _frame(
     instant = columns.kind[begin] == INSTANT
     return pl.DataFrame(
         [
-            pl.Series("trace", columns.trace.astype(np.int32)[of]),
-            pl.Series("block", columns.block.astype(np.int32)[of]),
-            pl.Series("index", columns.index.astype(np.int32)[of]),
-            known_series("sm", columns.sm[of]),
+            pl.Series("trace", columns.trace.astype(np.int32)[trace]),
+            pl.Series("block", columns.block.astype(np.int32)[trace]),
+            pl.Series("index", columns.index.astype(np.int32)[trace]),
+            known_series("sm", columns.sm[trace]),
             labels.series(name),
             enum_series("kind", instant.astype(np.uint32), _RANGE_KINDS),
             pl.Series("start_ns", start),

@@ -1,4 +1,12 @@
-"""The kinds of collectives, by the names that libraries, profilers and kernels give them."""
+"""The kinds of collectives: the names by which they are recognised, and what each means for time and bandwidth.
+
+Bandwidths follow nccl-tests (doc/PERFORMANCE.md) and nsys-jax: with message size m in bytes, n
+devices in the group and duration t in ns, in decimal GB/s (1 GB/s = 1 byte/ns)
+
+    algorithm bandwidth = K m / t       K = n for all-gather and reduce-scatter, else 1
+    bus bandwidth       = B K m / t     B = (n-1)/n for all-gather, reduce-scatter, all-to-all;
+                                            2 (n-1)/n for all-reduce; else 1
+"""
 
 from __future__ import annotations
 
@@ -72,9 +80,13 @@ def kernels_of_nccl(names: pl.Series) -> pl.DataFrame:
     Both are null for all other kernels, and where the name does not say it.
     """
     name = pl.col("name")
-    said = {"kind": kind_of_kernel(name), "type": name.cast(pl.String).str.extract(_TYPE)}
-    ours = name.cast(pl.String).str.contains(_OF_NCCL)
-    return names.rename("name").to_frame().select(pl.when(ours).then(value).alias(key) for key, value in said.items())
+    columns = {"kind": kind_of_kernel(name), "type": name.cast(pl.String).str.extract(_TYPE)}
+    is_nccl = name.cast(pl.String).str.contains(_OF_NCCL)
+    return (
+        names.rename("name")
+        .to_frame()
+        .select(pl.when(is_nccl).then(value).alias(key) for key, value in columns.items())
+    )
 
 
 def can_launch(kind: str | None, type_: str | None, call: str, element_type: str | None) -> bool:
@@ -92,3 +104,35 @@ def can_launch(kind: str | None, type_: str | None, call: str, element_type: str
         return True
     element = element_type.removeprefix("torch.").lower()
     return element in _TYPES[type_] if type_ in _TYPES else element not in _FLOATING
+
+
+JOINT = (*("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"), "barrier")
+"""Every participant needs data from every other, so none can end before the last has begun, and they
+end together."""
+FROM_ROOT = ("broadcast", "scatter")
+"""Receivers wait for the root; the root may end before they begin."""
+TO_ROOT = ("reduce", "gather")
+"""The root waits for all others; they may end before it begins."""
+PEERS = ("send", "recv")
+"""A pair: source and destination."""
+MESSAGES = (*PEERS, "send-recv", "coalesced", "collective-permute")
+"""Sends and receives, alone or in batches: a device waits for its neighbours only."""
+
+_SCALED = ("all-gather", "reduce-scatter")
+_PARTIAL = ("all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all")
+
+
+def bandwidths(time_ns: str) -> tuple[pl.Expr, pl.Expr]:
+    """Algorithm and bus bandwidth in GB/s from the columns collective, bytes and group_size.
+
+    Args:
+        time_ns: name of the column that holds the time; 0 and null give null.
+    """
+    kind, n = pl.col("collective"), pl.col("group_size").cast(pl.Float64)
+    scale = pl.when(kind.is_in(_SCALED)).then(n).otherwise(1.0)
+    bus = (
+        pl.when(kind.is_in(_PARTIAL)).then((n - 1) / n).when(kind == "all-reduce").then(2 * (n - 1) / n).otherwise(1.0)
+    )
+    timed = pl.when(pl.col(time_ns) > 0).then(pl.col(time_ns))
+    algorithm = scale * pl.col("bytes") / timed
+    return algorithm, bus * algorithm

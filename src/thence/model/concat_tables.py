@@ -70,6 +70,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
     hlo = tuple(module for part in parts for module in part.hlo)
     labels = tuple(file for part in parts for file in part.graph_labels)
     records = tuple(record for part in parts for record in part.flight_records)
+    inspected = tuple(record for part in parts for record in part.inspector_records)
     metas = [part.meta for part in parts]
     meta = Meta(
         inputs=tuple(x for m in metas for x in m.inputs),
@@ -83,7 +84,9 @@ def concat(parts: Sequence[Tables]) -> Tables:
         losses=(*(x for m in metas for x in m.losses), *losses),
         ranks_stated=all(part.meta.ranks_stated for part in parts if part.ranks),
     )
-    return Tables(**frames, hlo=hlo, graph_labels=labels, flight_records=records, meta=meta)
+    return Tables(
+        **frames, hlo=hlo, graph_labels=labels, flight_records=records, inspector_records=inspected, meta=meta
+    )
 
 
 def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:

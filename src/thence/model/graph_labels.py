@@ -130,8 +130,8 @@ class Label:
     @property
     def module(self) -> str | None:
         """The nn.Module that the metadata name."""
-        said = (self.metadata.get(key) for key in MODULE_KEYS)
-        return next((value for value in said if isinstance(value, str)), None)
+        values = (self.metadata.get(key) for key in MODULE_KEYS)
+        return next((value for value in values if isinstance(value, str)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ nothing runs is left out.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -16,6 +16,8 @@ import polars as pl
 from thence.model.intervals import reached_before
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from thence.model.arrays import Int64
 
 
@@ -105,3 +107,10 @@ def rows_of_groups(number: Int64, groups: int) -> list[Int64]:
     """
     order = np.argsort(number, kind="stable")
     return np.split(order, np.searchsorted(number[order], np.arange(1, groups)))[:groups]
+
+
+def rows_by_number(numbers: npt.NDArray[np.integer[Any]]) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """The rows of each number, with one sort for all of them; numbers and rows are ascending."""
+    order = np.argsort(numbers, kind="stable")
+    found, first = np.unique(numbers[order], return_index=True)
+    return list(zip(found.tolist(), np.split(order, first[1:]), strict=True)) if len(found) else []

@@ -26,9 +26,9 @@ NO_ROW = -1
 NEVER = int(np.iinfo(np.int64).min)
 """A time before all others, for events that have not happened yet."""
 
-_FEW_GROUPS = 500  # mean number of rows of a group from which on a NumPy call per group is faster
+_MIN_ROWS_OF_A_GROUP = 500  # mean number of rows of a group from which on a NumPy call per group is faster
 _AT_ONCE = 1 << 18  # rows whose temporaries fit in the processor's cache
-_MOST_CLIMBED = 4  # most single steps up, in multiples of all rows, before pointer doubling
+_MAX_CLIMBED = 4  # most single steps up, in multiples of all rows, before pointer doubling
 _ROUND = 1000  # fixed cost of one round of array operations, expressed in rows
 
 
@@ -72,7 +72,7 @@ def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
     changes = np.empty(0, np.int64) if group is None else _changes(group)
     result[0] = NEVER
     result[changes] = NEVER
-    if len(changes) * _FEW_GROUPS < len(end):
+    if len(changes) * _MIN_ROWS_OF_A_GROUP < len(end):
         for low, high in itertools.pairwise([0, *changes.tolist(), len(end)]):
             np.maximum.accumulate(end[low : high - 1], out=result[low + 1 : high])
         return result
@@ -432,7 +432,7 @@ def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
     climbing = np.flatnonzero(result >= 0)
     climbing = climbing[~wanted[result[climbing]]]
     spent = 0
-    while len(climbing) and spent <= _MOST_CLIMBED * len(parent):
+    while len(climbing) and spent <= _MAX_CLIMBED * len(parent):
         spent += len(climbing) + _ROUND
         up = parent[result[climbing]]
         result[climbing] = up

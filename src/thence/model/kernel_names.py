@@ -99,26 +99,26 @@ def function_of(name: str) -> str | None:
     return f"{function}<{inner[-1]}>" if inner else function
 
 
-def _mangled_path(name: str, at: int) -> tuple[list[str], int]:
-    """The identifiers with a length from position ``at`` on, and the position after the last of them."""
+def _mangled_path(name: str, position: int) -> tuple[list[str], int]:
+    """The identifiers with a length from position ``position`` on, and the position after the last of them."""
     parts: list[str] = []
-    if nested := _MANGLED_QUALIFIERS.match(name, at):
-        at = nested.end()
+    if nested := _MANGLED_QUALIFIERS.match(name, position):
+        position = nested.end()
     for mark, meaning in (("St", "std"), ("S_", None), ("S0_", None)):  # abbreviations of an enclosing name
-        if name.startswith(mark, at):
-            at += len(mark)
+        if name.startswith(mark, position):
+            position += len(mark)
             parts += [meaning] if meaning else []
             break
     most = _MAX_PARTS if nested else len(parts) + 1  # parameters follow an unnested name
-    while len(parts) < most and (length := _MANGLED_LENGTH.match(name, at)):
+    while len(parts) < most and (length := _MANGLED_LENGTH.match(name, position)):
         begin, size = length.end(), int(length[1])
         part = name[begin : begin + size]
         if len(part) < size:
             break
         if not part.startswith("_GLOBAL__N"):  # an anonymous namespace
             parts.append(part)
-        at = begin + size
-    return parts, at
+        position = begin + size
+    return parts, position
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COUNTED = ("launch, by its number", "GraphLaunch, by its number")
 """Names of launches that were identified by their CUPTI number alone, because the API call itself was not recorded
-(`thence.readers.recording.counted`): of a kernel, memcpy or memset, and of a CUDA graph."""
+(`thence.readers.recording.counted_launches`): of a kernel, memcpy or memset, and of a CUDA graph."""
 UNCERTAIN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "launched_together": ("launch, thread unknown", "GraphLaunch, thread unknown"),

@@ -33,7 +33,7 @@ class Kind:
             labels of CUDA graphs. hlo: its HLO instruction. both: the HLO instruction, else the launch.
             gpu: a column of the activity itself. collectives: the description of the collective.
         heading: of the column of a table by this kind; the name if empty.
-        column: of the gpu table, if the origin is gpu; empty if `thence.analysis.group_by` computes the place.
+        column: of the gpu table, if the origin is gpu; empty if `thence.analysis.grouping.time_by_place` makes it.
         categories: of the host ranges that the places are made of (see `HOST_CATEGORIES`).
         nests: whether a place is a path of names from the outermost to the innermost.
         follows_forward: whether work of a backward op has the place of its forward op.
@@ -194,3 +194,16 @@ LANES = (*_offered("lanes"), "collective", "process-group", "lane")
 def page_kinds(*, xla: bool) -> tuple[str, ...]:
     """Kinds for which the HTML report has a table, for a trace with or without XLA programs."""
     return _offered("page-xla" if xla else "page")
+
+
+IDLE_BY = (
+    *("place", "source", "module", "op"),
+    *("label", "step", "call", "kernel"),
+    *("wait", "rank", "device", "reason"),
+)
+"""What the idle time of a cause can be grouped by. place: the first of source, label, module, op and call that exists.
+source: the function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the
+idle time. wait: the last call that waited, if it emptied the queue. reason: why a cause is unknown."""
+
+FREE_BY = (*PLACES, "kernel", "collective", "cause")
+"""Kinds of names by which a change selects work, as in ``--free label:attention``."""

@@ -24,7 +24,7 @@ SEPARATE = "separate"
 TYPICAL: Final = "typical"
 """The steps that no rule of `thence.analysis.steps.windows` leaves out."""
 MAIN = "main"
-"""The XLA programs of the steps, see `thence.analysis.select.main_programs`."""
+"""The XLA programs of the steps, see `thence.analysis.selection.select.main_programs`."""
 StepChoice = tuple[int | None, int | None] | Literal["typical"]
 """First step and the step after the last, None without a limit; or `TYPICAL`."""
 

@@ -129,16 +129,16 @@ def server_step(name: str) -> ServerStep | None:
     return None
 
 
-def _by_parts(server: str, said: dict[str, int]) -> ServerStep:
+def _by_parts(server: str, numbers: dict[str, int]) -> ServerStep:
     """The step of a name that states the number of prefill and of decode requests."""
-    if "prefill" not in said:
+    if "prefill" not in numbers:
         return ServerStep(server)
-    prefill, decode = said["prefill"], said["decode"]
+    prefill, decode = numbers["prefill"], numbers["decode"]
     both = Serving.PREFILL if prefill else Serving.DECODE if decode else None
     tokens = None
-    if "prefill_tokens" in said:
+    if "prefill_tokens" in numbers:
         # Only TensorRT-LLM does not state the decode tokens: one per request, but more with speculation.
-        tokens = said["prefill_tokens"] + said["decode_tokens"] if "decode_tokens" in said else None
+        tokens = numbers["prefill_tokens"] + numbers["decode_tokens"] if "decode_tokens" in numbers else None
     return ServerStep(server, Serving.MIXED if prefill and decode else both, prefill + decode, tokens)
 
 

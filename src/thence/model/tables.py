@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from thence.model.flight_records import FlightRecord
     from thence.model.graph_labels import GraphLabels
     from thence.model.hlo import HloModule
+    from thence.model.inspector_records import InspectorRecord
     from thence.model.losses import Loss
+
 
 STEP_KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -39,6 +41,11 @@ STEP_KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Every kind of steps, in the order in which they are looked for: the first one that a trace has counts."""
+LATEST_NS = 4 * 10**18
+"""Furthest time from the zero of a clock, in either direction, ns. With the epoch 1970 it is in the year 2096. Sums and
+differences of two times within these two bounds fit int64."""
+LONGEST_NS = 100 * 86_400 * 10**9
+"""Longest that one device activity or host range can last, ns: 100 days."""
 ENDLESS = frozenset({"program", "graph", "module"})
 """Kinds whose last step ends with its own last work, because nothing marks its end."""
 NO_STEPS = (
@@ -496,8 +503,8 @@ class Tables:
 
     ``graph_labels`` are labels of captured graphs that came with the trace, or were found next to it;
     ``graph_places`` holds the labels that have been joined to activities. ``flight_records`` are the collective calls
-    of PyTorch's flight recorder, which attribution joins to ``collectives``. ``steps`` is empty until attribution has
-    found them.
+    of PyTorch's flight recorder, ``inspector_records`` the collectives that NCCL's Inspector plugin wrote; attribution
+    joins both to ``collectives``. ``steps`` is empty until attribution has found them.
     """
 
     gpu: pl.DataFrame = field(default_factory=GPU.empty)
@@ -513,6 +520,7 @@ class Tables:
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()
     flight_records: tuple[FlightRecord, ...] = ()
+    inspector_records: tuple[InspectorRecord, ...] = ()
     meta: Meta = field(default_factory=Meta)
 
     @property

@@ -31,7 +31,7 @@ _CALLS = (
 _SUFFIX = r"(?:_ptsz|_ptds|_spt)*"  # per-thread default stream
 _PATTERNS = [(kind, re.compile(f"(?:{pattern}){_SUFFIX}")) for kind, pattern in _CALLS]
 _EVENT_CALLS = ("record", "wait")
-_WHOLE = ("device", "copy", "free")
+_NAMED_WAITS = ("device", "copy", "free")
 """Kinds of waits whose name states what they wait for."""
 _CATEGORIES_OF_CALLS = [HOST_CATEGORIES.index(category) for category in API_CALLS]
 _NO_NAME = (1 << 32) - 1
@@ -60,9 +60,11 @@ _NO_FACTS = pl.DataFrame(schema=CALL_FACTS)
 def names_of_calls(names: pl.Series) -> pl.DataFrame:
     """The distinct names of waiting and event calls: columns name (as given) and kind (`EVENT_KINDS`, `WAIT_KINDS`)."""
     used = names.unique().drop_nulls()
-    found = [(number, kind) for number, text in enumerate(used.cast(pl.String)) if (kind := kind_of_call(text))]
-    rows = pl.Series([number for number, _ in found], dtype=pl.UInt32)
-    kinds = pl.Series("kind", [kind for _, kind in found], dtype=pl.String)
+    kind_of_number = [
+        (number, kind) for number, text in enumerate(used.cast(pl.String)) if (kind := kind_of_call(text))
+    ]
+    rows = pl.Series([number for number, _ in kind_of_number], dtype=pl.UInt32)
+    kinds = pl.Series("kind", [kind for _, kind in kind_of_number], dtype=pl.String)
     return pl.DataFrame([used.gather(rows).alias("name"), kinds])
 
 
@@ -117,7 +119,7 @@ def waiting_tables(
     rows, kinds = rows[order], kinds[order]
     if facts is None or facts.is_empty():
         return _tables_of_names(rank[order], rows, kinds)
-    every = (
+    all_calls = (
         host.select("rank", "category", "name", "start", "correlation")
         .with_row_index("host")[rows]
         .with_columns(kind=pl.Series(kinds, dtype=pl.String))
@@ -125,16 +127,16 @@ def waiting_tables(
     once = facts.filter(pl.col("correlation").is_not_null()).unique(
         ["rank", "correlation"], keep="first", maintain_order=True
     )
-    every = every.join(once, on=["rank", "correlation"], how="left", maintain_order="left")
+    all_calls = all_calls.join(once, on=["rank", "correlation"], how="left", maintain_order="left")
     of_events = pl.col("kind").is_in(_EVENT_CALLS)
-    events = every.filter(of_events).with_row_index("row")
+    events = all_calls.filter(of_events).with_row_index("row")
     records = events.filter(pl.col("kind") == "record").select(
         "rank", recorded_by="correlation", record=pl.col("row").cast(pl.Int32), made="start",
         on="stream",
     )  # fmt: skip
     records = records.drop_nulls("recorded_by").unique(["rank", "recorded_by"], keep="none", maintain_order=True)
     events = _with_records(events, records)
-    waits = _with_records(every.filter(~of_events), records)
+    waits = _with_records(all_calls.filter(~of_events), records)
     streams = _streams_named_by_waits(pl.concat([f.select("record", "recorded_on") for f in (events, waits)]))
     events = events.join(streams, left_on="row", right_on="named", how="left", maintain_order="left")
     is_record = pl.col("kind") == "record"
@@ -170,7 +172,7 @@ def _tables_of_names(
         return {"rank": rank[chosen], "kind": kind, "host": rows[chosen]}
 
     waits = columns(~of_events)
-    known = ["recorded" if kind in _WHOLE else None for kind in waits["kind"]]
+    known = ["recorded" if kind in _NAMED_WAITS else None for kind in waits["kind"]]
     waits["known"] = pl.Series(known, dtype=pl.String)
     return EVENTS.frame(columns(of_events)), WAITS.frame(waits)
 
@@ -182,9 +184,9 @@ def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     )
     kind, record = pl.col("kind"), pl.col("record")
     certain = record.is_not_null() | (kind.is_in(("stream", "device")) & pl.col("stream").is_not_null())
-    whole = kind.is_in(_WHOLE)
+    named_wait = kind.is_in(_NAMED_WAITS)
     known = (
-        pl.when(certain | whole)
+        pl.when(certain | named_wait)
         .then(pl.lit("recorded"))
         .when(pl.col("never_recorded").fill_null(value=False))
         .then(pl.lit("never_recorded"))

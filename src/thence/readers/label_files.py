@@ -234,12 +234,12 @@ class _Labels:
         ]
 
     def _joined(self, label: int | None, place: int) -> int:
-        found = self._known.get((label, place))
-        if found is None:
-            found = self._known[label, place] = len(self.found)
+        number = self._known.get((label, place))
+        if number is None:
+            number = self._known[label, place] = len(self.found)
             marks = Label(()) if label is None else self.found[label]
             self.found.append(dataclasses.replace(marks, place=self._places[place]))
-        return found
+        return number
 
 
 def _graph(graph: _Graph, file: _File, labels: _Labels) -> CapturedGraph:
@@ -387,5 +387,5 @@ def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> T
 
 
 def _with_more(tables: Tables, labels: Iterable[GraphLabels], warnings: Iterable[str]) -> Tables:
-    every = (*tables.graph_labels, *labels)
-    return dataclasses.replace(tables, graph_labels=every).with_warnings(warnings)
+    all_labels = (*tables.graph_labels, *labels)
+    return dataclasses.replace(tables, graph_labels=all_labels).with_warnings(warnings)

@@ -108,7 +108,7 @@ def probing(tables: Iterable[bytes | Path], path: str, expansion: Expansion = DE
     Raises:
         MissingRequirement: no process can be started.
     """
-    with tempfile.TemporaryFile() as stream, tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as stream, tempfile.TemporaryFile() as progress:
         for data in tables:
             content = os.fsencode(data.absolute()) if isinstance(data, Path) else data
             stored = data.stat().st_size if isinstance(data, Path) else len(data)
@@ -117,9 +117,9 @@ def probing(tables: Iterable[bytes | Path], path: str, expansion: Expansion = DE
             stream.write(len(content).to_bytes(8, "little"))
             stream.write(content)
         stream.seek(0)
-        child = _started(stream, told)
+        child = _started(stream, progress)
         try:
-            yield _Probe(child, path, expansion, told)
+            yield _Probe(child, path, expansion, progress)
         finally:
             child.kill()  # does nothing if it has ended
             child.wait()
@@ -184,8 +184,8 @@ def _kind(data: bytes | Path) -> bytes:
     return b"D"
 
 
-def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes]:
-    """The started child. It reads requests from ``stream``, and writes to ``told``: r when ready, a dot for each table.
+def _started(stream: IO[bytes], progress: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The started child. It reads requests from ``stream``, writes to ``progress``: r when ready, a dot for a table.
 
     Raises:
         MissingRequirement: no process can be started.
@@ -195,7 +195,7 @@ def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes]:
             child_python.command("-c", _CHILD),
             env=child_python.environment(),
             stdin=stream,
-            stdout=told,
+            stdout=progress,
             stderr=subprocess.DEVNULL,
         )
     except OSError as error:
@@ -214,15 +214,15 @@ def _untested(reason: str) -> MissingRequirement:
 class _Probe:
     """A child process that reads tables as a test."""
 
-    def __init__(self, child: subprocess.Popen[bytes], path: str, expansion: Expansion, told: IO[bytes]) -> None:
+    def __init__(self, child: subprocess.Popen[bytes], path: str, expansion: Expansion, progress: IO[bytes]) -> None:
         self._child = child
         self._path = path
         self._expansion = expansion
-        self._told = told
+        self._progress = progress
 
     def count(self) -> int:
         """How many of the tables, in their order, the child has read so far."""
-        return max(os.fstat(self._told.fileno()).st_size - len("r"), 0)
+        return max(os.fstat(self._progress.fileno()).st_size - len("r"), 0)
 
     def passed(self) -> None:
         """Waits for the child.
@@ -235,7 +235,7 @@ class _Probe:
             code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired as error:
             raise DamagedInput(self._path, f"has tables that cannot be read within {_PATIENCE_S:g} s") from error
-        if os.fstat(self._told.fileno()).st_size == 0:
+        if os.fstat(self._progress.fileno()).st_size == 0:
             raise _untested(
                 f"it ended with code {code} while it imported Polars (are its memory, threads or modules limited?)"
             )

@@ -71,8 +71,8 @@ def load_plain(content: bytes, max_written: int | None = None) -> object:
     except PickleRefused:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise PickleRefused(f"is not a pickle, or is damaged ({said})") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise PickleRefused(f"is not a pickle, or is damaged ({reason})") from error
     limit = MAX_WRITTEN + len(content) if max_written is None else max_written
     _check_shape(value, machine.shared(), limit)
     return value

@@ -11,8 +11,19 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.losses import Loss
 from thence.model.shortened_names import affordable
-from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
-from thence.model.times import LATEST_NS, LONGEST_NS
+from thence.model.tables import (
+    EVENTS,
+    GPU,
+    GRAPH_PLACES,
+    HOST,
+    LATEST_NS,
+    LONGEST_NS,
+    PROGRAMS,
+    STEP_TIMES,
+    STEPS,
+    THREADS,
+    WAITS,
+)
 from thence.units import several
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
 from thence.memory_limits import check_memory
 from thence.model.concat_tables import concat
-from thence.readers import flight_recorder
+from thence.readers import flight_recorder, nccl_inspector
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plausible import plausible
@@ -73,6 +73,7 @@ _ENDINGS = {
 _FILES = {
     "thence.readers.kineto.sniffing": "thence.readers.kineto.read",
     "thence.readers.flight_recorder": "thence.readers.flight_recorder",
+    "thence.readers.nccl_inspector": "thence.readers.nccl_inspector",
     "thence.readers.label_files": "thence.readers.label_files",
     "thence.readers.jax.sniffing": "thence.readers.jax.xplane",
     "thence.readers.nsight.sqlite": "thence.readers.nsight.sqlite",
@@ -195,6 +196,7 @@ def read(
             tables = plausible(_read_one(name, progress, expansion, cores), name)
             tables = graph_labels.with_annotations_beside(tables, expansion)
             tables = flight_recorder.with_records_beside(tables, expansion)
+            tables = nccl_inspector.with_records_beside(tables, expansion)
             parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:
@@ -258,18 +260,20 @@ def files_of(names: Sequence[str], run: str | None = None, *, add: bool = False)
         if name not in directories:
             files |= {file: file for file in expand([name], ()) if file not in files}
             continue
-        found = [name] if name in archives else expand([name], _patterns())
+        files_of_name = [name] if name in archives else expand([name], _patterns())
         if name not in archives:
-            twice = _recorded_twice(found)
+            twice = _recorded_twice(files_of_name)
             # PyTorch's annotation files and flight recorders are added to the trace of their rank.
-            left_out = twice | {file for file in found if is_annotation_name(file) or flight_recorder.is_record(file)}
-            found = [file for file in found if file not in left_out or file in names]
+            left_out = twice | {
+                file for file in files_of_name if is_annotation_name(file) or flight_recorder.is_record(file)
+            }
+            files_of_name = [file for file in files_of_name if file not in left_out or file in names]
             if run is not None:
-                found = in_run(name, found, run)
+                files_of_name = in_run(name, files_of_name, run)
             elif not add:
-                found, more = in_newest_run(found)
+                files_of_name, more = in_newest_run(files_of_name)
                 notes += more
-        files |= {file: name for file in found if file not in files}
+        files |= {file: name for file in files_of_name if file not in files}
     return files, notes
 
 
@@ -282,7 +286,7 @@ def _is_directory(name: str) -> bool:
 def _patterns() -> tuple[str, ...]:
     """Globs of the files of a directory that may be traces."""
     formats: tuple[FileFormat | ArchiveFormat, ...] = (*_file_formats(), *_archive_formats())
-    return tuple(dict.fromkeys(pattern for each in formats for pattern in each.PATTERNS))
+    return tuple(dict.fromkeys(pattern for trace_format in formats for pattern in trace_format.PATTERNS))
 
 
 def _recorded_twice(files: list[str]) -> set[str]:
@@ -344,5 +348,5 @@ def _read_file(name: str, progress: Callable[[str, int, int], None], expansion: 
 
 
 def _expected() -> str:
-    names = [each.NAME for each in _file_formats()]
-    return ", ".join([*names, *(each.NAME for each in _archive_formats())])
+    names = [trace_format.NAME for trace_format in _file_formats()]
+    return ", ".join([*names, *(trace_format.NAME for trace_format in _archive_formats())])

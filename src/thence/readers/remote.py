@@ -83,7 +83,7 @@ def urls_within(url: str, patterns: Sequence[str] = ("*",)) -> list[str]:
     """
     filesystem, path = _filesystem(url)
     with _answering(url):
-        names = [str(filesystem.unstrip_protocol(found)) for found in filesystem.find(path)]
+        names = [str(filesystem.unstrip_protocol(file)) for file in filesystem.find(path)]
     return sorted(name for name in names if any(Path(name).match(glob) for glob in patterns))
 
 
@@ -91,8 +91,8 @@ def matching_urls(url: str) -> list[str]:
     """URLs of the files that a glob matches."""
     filesystem, path = _filesystem(url)
     with _answering(url):
-        found = filesystem.glob(path, detail=True)
-        files = (name for name, info in found.items() if info.get("type") == "file")
+        matches = filesystem.glob(path, detail=True)
+        files = (name for name, info in matches.items() if info.get("type") == "file")
         return sorted(str(filesystem.unstrip_protocol(name)) for name in files)
 
 

@@ -115,7 +115,12 @@ def _newest_cycles(files: Sequence[str], notes: list[str]) -> tuple[list[str], l
         if match := _CYCLE.fullmatch(Path(file).name):
             of_worker = cycles.setdefault((Path(file).parent, match["worker"]), {})
             of_worker[int(match["time"])] = file
-    older = {file for found in cycles.values() for time, file in found.items() if time < max(found)}
+    older = {
+        file
+        for cycles_of_worker in cycles.values()
+        for time, file in cycles_of_worker.items()
+        if time < max(cycles_of_worker)
+    }
     if older:
         notes.append(
             f"left out: {several(len(older), 'file')} of earlier profiling cycles of the same processes: "
@@ -143,14 +148,14 @@ def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]
     left_out: set[str] = set()
     notes = []
     for origin in dict.fromkeys(part.origin for part in parts if part.origin != part.file):
-        found = [part for part in parts if part.origin == origin]
-        others = _of_other_runs(found)
+        of_origin = [part for part in parts if part.origin == origin]
+        others = _of_other_runs(of_origin)
         left_out.update(others)
         if others:
             names = listed([str(Path(file).relative_to(origin)) for file in others], _NAMED)
             notes.append(
-                f"{origin}: holds several runs; only the newest, {len(found) - len(others)} of {len(found)} files, is "
-                f"read; left out: {names}; --run NAME reads another, --add reads all"
+                f"{origin}: holds several runs; only the newest, {len(of_origin) - len(others)} of {len(of_origin)} "
+                f"files, is read; left out: {names}; --run NAME reads another, --add reads all"
             )
     kept = [part for part in parts if part.file not in left_out]
     by_rank: dict[int, list[Read]] = {}
@@ -174,7 +179,7 @@ def _of_other_runs(parts: Sequence[Read]) -> list[str]:
     if not repeated:
         return []
     newest = next((window for part in newest_first if (window := _window(part.tables))), None)
-    return [part.file for part in parts if part.file in repeated or _apart(newest, _window(part.tables))]
+    return [part.file for part in parts if part.file in repeated or _separate(newest, _window(part.tables))]
 
 
 def _recency(part: Read) -> float:
@@ -197,7 +202,7 @@ def _clashing(part: Read, by_rank: dict[int, list[Read]]) -> Read | None:
     for rank in part.tables.ranks:
         for other in by_rank.get(rank, []):
             same = stated and other.tables.meta.ranks_stated
-            if same or _apart(_window(part.tables), _window(other.tables)):
+            if same or _separate(_window(part.tables), _window(other.tables)):
                 return other
     return None
 
@@ -212,18 +217,18 @@ def _window(tables: Tables) -> tuple[Ns, Ns] | None:
     return int(zero + table["start"].min()), int(zero + end)  # type: ignore[operator]
 
 
-def _apart(one: tuple[Ns, Ns] | None, other: tuple[Ns, Ns] | None) -> bool:
+def _separate(first: tuple[Ns, Ns] | None, second: tuple[Ns, Ns] | None) -> bool:
     """Whether two windows are known and do not overlap."""
-    return bool(one and other and (one[1] < other[0] or other[1] < one[0]))
+    return bool(first and second and (first[1] < second[0] or second[1] < first[0]))
 
 
-def _refusal(one: Read, other: Read) -> str:
-    rank = min(set(one.tables.ranks) & set(other.tables.ranks))
-    if one.tables.meta.ranks_stated and other.tables.meta.ranks_stated:
+def _refusal(first: Read, second: Read) -> str:
+    rank = min(set(first.tables.ranks) & set(second.tables.ranks))
+    if first.tables.meta.ranks_stated and second.tables.meta.ranks_stated:
         what = f"both hold rank {rank}"
     else:
         what = f"were recorded at different times, and neither states a rank other than {rank}"
     return (
-        f"{one.file} and {other.file} {what}: they are not one job; give only one of them, or use --add to "
+        f"{first.file} and {second.file} {what}: they are not one job; give only one of them, or use --add to "
         "count each as a rank of its own"
     )

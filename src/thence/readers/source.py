@@ -254,13 +254,13 @@ def changes_in(folder: str) -> Callable[[], bool]:
     path = Path(folder)
 
     def states() -> dict[Path, tuple[int, Written]]:
-        found = {}
+        state_of_file = {}
         for file in path.rglob("*") if path.is_dir() else (path,):
             with suppress(OSError):  # deleted meanwhile
                 state = file.stat()
                 if stat.S_ISREG(state.st_mode):
-                    found[file] = state.st_ino, _written(state)
-        return found
+                    state_of_file[file] = state.st_ino, _written(state)
+        return state_of_file
 
     before = states()
     return lambda: bool(before.items() - states().items())
@@ -358,12 +358,12 @@ def matching(pattern: str) -> list[str]:
     parts = Path(pattern).parts
     if "**" not in parts:
         return glob.glob(pattern)  # noqa: PTH207 - pathlib takes no absolute pattern
-    at = parts.index("**")
-    inner = Path(*parts[at:], *(["*"] if parts[-1] == "**" else []))
-    roots = [str(Path(*parts[:at]))] if at else ["."]
+    index = parts.index("**")
+    inner = Path(*parts[index:], *(["*"] if parts[-1] == "**" else []))
+    roots = [str(Path(*parts[:index]))] if index else ["."]
     if glob.has_magic(roots[0]):
         roots = glob.glob(roots[0])  # noqa: PTH207 - as above
-    found = [path for root in roots for path in Path(root).glob(str(inner))]
+    paths = [path for root in roots for path in Path(root).glob(str(inner))]
     # As in a shell, names that begin with a dot match only if a part of the pattern begins with a dot.
-    hidden = any(part.startswith(".") for part in parts[at:])
-    return [str(path) for path in found if hidden or not any(part.startswith(".") for part in path.parts[at:])]
+    hidden = any(part.startswith(".") for part in parts[index:])
+    return [str(path) for path in paths if hidden or not any(part.startswith(".") for part in path.parts[index:])]

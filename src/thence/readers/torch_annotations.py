@@ -82,13 +82,13 @@ def is_annotation_name(path: str) -> bool:
 
 def annotation_files(folder: Path, ranks: list[int]) -> list[Path]:
     """The annotation files of some ranks in a folder and its parent, found by their names."""
-    found = []
+    files = []
     for place in (folder, folder.resolve().parent):
         for path in sorted(place.glob("kernel_annotations_rank*")):
             match = _NAME.fullmatch(path.name)
             if match and int(match[1]) in ranks:
-                found.append(path)
-    return found
+                files.append(path)
+    return files
 
 
 def read_annotations(content: bytes, name: str) -> GraphLabels:
@@ -313,8 +313,8 @@ def _graphs(ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> tuple[Capture
     nodes = pl.DataFrame(
         {name: pl.Series(name, known.get(name, [None] * len(ids)), dtype) for name, dtype in NODES.items()}
     )
-    found, first, count = np.unique(ids[order] >> np.uint64(_HIGH), return_index=True, return_counts=True)
+    graph_ids, first, count = np.unique(ids[order] >> np.uint64(_HIGH), return_index=True, return_counts=True)
     return tuple(
         CapturedGraph(graph, (graph,), None, nodes.slice(begin, rows), None)
-        for graph, begin, rows in zip(found.tolist(), first.tolist(), count.tolist(), strict=True)
+        for graph, begin, rows in zip(graph_ids.tolist(), first.tolist(), count.tolist(), strict=True)
     )

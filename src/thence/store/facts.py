@@ -122,7 +122,7 @@ def decode_facts(content: bytes | str, path: str) -> Facts:
         Soundness(
             tuple(Finding(**_fields(finding)) for finding in soundness.findings),
             tuple(Finding(**_fields(note)) for note in soundness.notes),
-            tuple(NotChecked(**_fields(one)) for one in soundness.not_checked),
+            tuple(NotChecked(**_fields(not_checked)) for not_checked in soundness.not_checked),
         ),
         stored.own,
         stored.installed,

@@ -116,14 +116,14 @@ def locked(store: Path) -> Iterator[str | None]:
 def _holder(handle: int) -> str:
     """The process and host that a lock file names; of the host only letters, digits and ``.-_`` are kept."""
     try:
-        told = decoded(os.pread(handle, _MAX_BYTES, 0), _Holder)
+        holder = decoded(os.pread(handle, _MAX_BYTES, 0), _Holder)
     except (NotAsWritten, OSError):
         return "process unknown"
-    host = "".join(sign for sign in told.host if sign.isalnum() or sign in ".-_")
-    return f"process {told.process} on {host}"
+    host = "".join(sign for sign in holder.host if sign.isalnum() or sign in ".-_")
+    return f"process {holder.process} on {host}"
 
 
-class Found(NamedTuple):
+class StoredPart(NamedTuple):
     """A part, and its folder."""
 
     folder: str
@@ -138,71 +138,71 @@ class Numbered(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
+def numbered(parts: Sequence[StoredPart], *, add: bool = False) -> Numbered:
     """Assigns ranks to all parts.
 
     Of several parts that state the same rank, the newest is kept. A part that does not state its rank gets the next
     free number if its own is taken; it is left out if it was not recorded at the same time as the others.
 
     Args:
-        found: all parts, in the order of the inputs.
+        parts: all parts, in the order of the inputs.
         add: keep all parts: those whose rank is taken get the next free numbers.
     """
-    stated = [one for one in found if one.part.stated]
-    unstated = [one for one in found if not one.part.stated]
-    chosen: list[tuple[Found, tuple[int, ...]]] = []
+    stated = [stored for stored in parts if stored.part.stated]
+    unstated = [stored for stored in parts if not stored.part.stated]
+    chosen: list[tuple[StoredPart, tuple[int, ...]]] = []
     left: list[Left] = []
     warnings: list[str] = []
-    holder: dict[int, Found] = {}
-    for one in sorted(stated, key=_recency, reverse=True):
-        clash = next((rank for rank in one.part.ranks if rank in holder), None)
+    holder: dict[int, StoredPart] = {}
+    for stored in sorted(stated, key=_recency, reverse=True):
+        clash = next((rank for rank in stored.part.ranks if rank in holder), None)
         if clash is not None and not add:
             other = holder[clash].part.source
             left.append(
                 Left(
-                    one.part.source,
-                    f"{one.part.source}: holds rank {clash}, which the newer input {other} holds too",
+                    stored.part.source,
+                    f"{stored.part.source}: holds rank {clash}, which the newer input {other} holds too",
                     "duplicate",
                 )
             )
             continue
         if clash is not None:
-            unstated.append(one)
+            unstated.append(stored)
             continue
-        holder.update(dict.fromkeys(one.part.ranks, one))
-        chosen.append((one, one.part.ranks))
-    for one in sorted(unstated, key=lambda one: one.part.source):
-        away = next((x for x in holder.values() if not add and _apart(one.part, x.part)), None)
+        holder.update(dict.fromkeys(stored.part.ranks, stored))
+        chosen.append((stored, stored.part.ranks))
+    for stored in sorted(unstated, key=lambda stored: stored.part.source):
+        away = next((x for x in holder.values() if not add and _separate(stored.part, x.part)), None)
         if away is not None:
             text = (
-                f"{one.part.source}: does not state its rank, and was not recorded at the same time as "
+                f"{stored.part.source}: does not state its rank, and was not recorded at the same time as "
                 f"{away.part.source}"
             )
-            left.append(Left(one.part.source, text, "other_time"))
+            left.append(Left(stored.part.source, text, "other_time"))
             continue
-        ranks = _free(one.part.ranks, holder)
-        if ranks != one.part.ranks:
+        ranks = _free(stored.part.ranks, holder)
+        if ranks != stored.part.ranks:
             shown = ", ".join(map(str, ranks))
-            warnings.append(f"{one.part.source}: does not state a rank that is free; shown as rank {shown}")
-        holder.update(dict.fromkeys(ranks, one))
-        chosen.append((one, ranks))
+            warnings.append(f"{stored.part.source}: does not state a rank that is free; shown as rank {shown}")
+        holder.update(dict.fromkeys(ranks, stored))
+        chosen.append((stored, ranks))
     chosen.sort(key=lambda pair: pair[1])
     warnings += _gaps(sorted(holder))
-    return Numbered(tuple(_entry(one, ranks) for one, ranks in chosen), tuple(left), tuple(warnings))
+    return Numbered(tuple(_entry(stored, ranks) for stored, ranks in chosen), tuple(left), tuple(warnings))
 
 
-def _recency(one: Found) -> tuple[int, str]:
-    return (one.part.window[1] if one.part.window else 0, one.part.source)
+def _recency(stored: StoredPart) -> tuple[int, str]:
+    return (stored.part.window[1] if stored.part.window else 0, stored.part.source)
 
 
-def _apart(one: Part, other: Part) -> bool:
+def _separate(first: Part, second: Part) -> bool:
     """Whether two windows are known and do not overlap."""
-    if one.window is None or other.window is None:
+    if first.window is None or second.window is None:
         return False
-    return one.window[1] < other.window[0] or other.window[1] < one.window[0]
+    return first.window[1] < second.window[0] or second.window[1] < first.window[0]
 
 
-def _free(ranks: tuple[int, ...], holder: dict[int, Found]) -> tuple[int, ...]:
+def _free(ranks: tuple[int, ...], holder: dict[int, StoredPart]) -> tuple[int, ...]:
     """The ranks themselves if none of them is taken, else the next free numbers."""
     if not any(rank in holder for rank in ranks):
         return ranks
@@ -230,10 +230,10 @@ def _gaps(ranks: Sequence[int]) -> list[str]:
     return [f"of the ranks 0 to {ranks[-1]:,}, {count:,} {'is' if count == 1 else 'are'} missing: {listed}"]
 
 
-def _entry(one: Found, ranks: tuple[int, ...]) -> Entry:
-    part = one.part
+def _entry(stored: StoredPart, ranks: tuple[int, ...]) -> Entry:
+    part = stored.part
     return Entry(
-        folder=one.folder,
+        folder=stored.folder,
         source=part.source,
         ranks=ranks,
         written=part.ranks,
@@ -267,7 +267,7 @@ class Ingested:
             for entry in manifest.entries
             for rank in entry.ranks
         ]  # fmt: skip
-        left = [{"source": one.source, "why": one.why, "text": one.reason} for one in manifest.left]
+        left = [{"source": input_.source, "why": input_.why, "text": input_.reason} for input_ in manifest.left]
         return {
             "ranks": ranks,
             "written": self.written,
@@ -387,8 +387,8 @@ def _processes(name: str) -> list[str]:
     if is_url(name):
         if not is_folder(name):
             return [name]
-        found = urls_within(name, (DESCRIPTION,))
-        return [file.rpartition("/")[0] for file in found] or [name]
+        descriptions = urls_within(name, (DESCRIPTION,))
+        return [file.rpartition("/")[0] for file in descriptions] or [name]
     if not Path(name).is_dir():
         return [name]
     return [str(folder) for folder in process_folders(Path(name))] or [name]
@@ -453,10 +453,12 @@ def _joined(root: Path, settings: Settings, sources: Sources, outcomes: dict[str
         if o.reason is not None
     ]
     refused = {o.source for o in outcomes.values() if o.reason is not None}
-    found = [
-        Found(*parts[key]) for source in sources.names if (key := key_of(source)) in parts and source not in refused
+    stored = [
+        StoredPart(*parts[key])
+        for source in sources.names
+        if (key := key_of(source)) in parts and source not in refused
     ]
-    ranks = numbered(found, add=sources.add)
+    ranks = numbered(stored, add=sources.add)
     remember(root / RANKS / o.folder for o in outcomes.values() if o.folder is not None)
     check_parquet(root / RANKS / entry.folder for entry in ranks.entries)
     summaries = join_summaries(root, ranks.entries)
@@ -465,7 +467,7 @@ def _joined(root: Path, settings: Settings, sources: Sources, outcomes: dict[str
         settings=settings,
         complete=True,
         entries=ranks.entries,
-        left=(*sorted(left, key=lambda one: one.source), *ranks.left),
+        left=(*sorted(left, key=lambda left_out: left_out.source), *ranks.left),
         summaries=summaries,
         notes=sources.notes,
         warnings=ranks.warnings,

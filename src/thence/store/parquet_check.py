@@ -58,8 +58,8 @@ class _Files(NamedTuple):
         paths, size = [], 0
         for path in sorted(folder.glob("*.parquet")):
             if (state := state_of(path)) is not None:
-                told = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-                digest.update(repr((os.fspath(path.absolute()), told)).encode("utf-8", "backslashreplace"))
+                written = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+                digest.update(repr((os.fspath(path.absolute()), written)).encode("utf-8", "backslashreplace"))
                 paths.append(path)
                 size += state.st_size
         return cls(tuple(paths), size, digest.hexdigest()[:32])

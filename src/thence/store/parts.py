@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.consistency import consistent_references
+from thence.analysis.self_check import checked_references
 from thence.atomic_files import atomic_folder
 from thence.errors import Contradiction, DamagedInput
 from thence.model.attributed import RULE, SHARES, Attributed
@@ -187,7 +187,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         )
         sound = plausible(trace, str(folder))
         try:
-            consistent_references(sound)
+            checked_references(sound)
         except Contradiction as error:
             message = "has tables that refer to rows that do not exist: create the store again with thence ingest"
             raise DamagedInput(str(folder), message) from error
@@ -251,15 +251,15 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
         for path in (root / RANKS / entry.folder).glob(summary_file("*")):
             summary = path.name.removeprefix(before).removesuffix(after)
             files.setdefault(summary, []).append((path, entry))
-    for summary, found in files.items():
+    for summary, files_of_summary in files.items():
         (target / summary).mkdir(exist_ok=True)
-        whole = tables_within([path for path, _ in found], root / RANKS)
+        plan = tables_within([path for path, _ in files_of_summary], root / RANKS)
         with reading(root / RANKS):
-            if any(entry.renumbered for _, entry in found):
-                plans = (with_numbers(pl.scan_parquet(path, glob=False), e.renumbered) for path, e in found)
+            if any(entry.renumbered for _, entry in files_of_summary):
+                plans = (with_numbers(pl.scan_parquet(path, glob=False), e.renumbered) for path, e in files_of_summary)
                 joined = pl.concat(plans).collect()
             else:  # much faster
-                joined = whole.collect()
+                joined = plan.collect()
         write_table(joined, target / summary / name)
 
 

@@ -73,9 +73,9 @@ class SourceStates:
         """Size in bytes and last change (Unix time in ns) of files that may be labels of the traces in a folder."""
         if folder not in self._labels:
             above = folder.resolve().parent
-            found = {path for pattern in (*PATTERNS, _ANNOTATIONS) for path in folder.glob(pattern)}
+            labels = {path for pattern in (*PATTERNS, _ANNOTATIONS) for path in folder.glob(pattern)}
             self._labels[folder] = {}
-            for path in (*found, *above.glob(_ANNOTATIONS)):
+            for path in (*labels, *above.glob(_ANNOTATIONS)):
                 with suppress(OSError):  # deleted meanwhile, or not accessible
                     about = path.stat()
                     self._labels[folder][path] = about.st_size, about.st_mtime_ns

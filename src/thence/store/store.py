@@ -136,7 +136,7 @@ class Store:
         """Facts of all ranks; the store is the input."""
         meta = merged_meta([facts.meta for facts in self._facts])
         manifest = self.manifest
-        left = [f"left out: {one.reason}" for one in manifest.left]
+        left = [f"left out: {left_out.reason}" for left_out in manifest.left]
         windows = self._windows
         epoch = None if windows.is_empty() else windows["epoch_ns"].drop_nulls().min()
         return replace(
@@ -247,8 +247,8 @@ class Store:
 
     def lateness(self) -> dict[str, pl.LazyFrame]:
         """Tables of `thence.analysis.ranks.summary` of its ranks, as lazy frames."""
-        found = {name: self._summary_plan(stored) for name, stored in LATENESS.items()}
-        return {name: SUMMARY[name].empty().lazy() if f is None else f for name, f in found.items()}
+        plans = {name: self._summary_plan(stored) for name, stored in LATENESS.items()}
+        return {name: SUMMARY[name].empty().lazy() if f is None else f for name, f in plans.items()}
 
     def scan(self, table: str) -> pl.LazyFrame:
         """A table of all ranks, in their order, as a lazy frame.
@@ -267,12 +267,12 @@ class Store:
                 frames.append(with_numbers(pl.scan_parquet(path, glob=False), entry.renumbered))
         if not frames:
             return getattr(Tables(), table if table != ACTIVITIES else "gpu").lazy()  # type: ignore[no-any-return]
-        whole = rows_within(pl.concat(frames, how="vertical"), paths, self.root)
+        rows = rows_within(pl.concat(frames, how="vertical"), paths, self.root)
         if table == "gpu":
-            return whole.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
+            return rows.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
         if table == "places":
-            return whole.drop(GPU_COLUMNS.values())
-        return whole
+            return rows.drop(GPU_COLUMNS.values())
+        return rows
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:

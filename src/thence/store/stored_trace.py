@@ -18,13 +18,13 @@ from thence.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.analysis.headline import Headline
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.ranks.answer import Job
+    from thence.analysis.report.headline import Headline
+    from thence.analysis.report.summary import Summary
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.answer import StepTable
-    from thence.analysis.summary import Summary
     from thence.analysis.whatif.answer import WhatIf
     from thence.model.attributed import Attributed
     from thence.model.places import By
@@ -48,8 +48,8 @@ class StoredTrace(Trace):
 
     def __init__(self, store: Store, selection: Selection | None = None) -> None:
         chosen = selection or Selection()
-        whole = store.of_ranks(chosen.ranks) if chosen.ranks else store
-        vars(self).update(store=whole, own=store.manifest.settings.own, selection=chosen)
+        chosen_store = store.of_ranks(chosen.ranks) if chosen.ranks else store
+        vars(self).update(store=chosen_store, own=store.manifest.settings.own, selection=chosen)
 
     store: Store
 
@@ -61,10 +61,10 @@ class StoredTrace(Trace):
             UsageError: they do not fit into memory.
         """
         self.store.check_memory()
-        whole = concat_attributed(list(self.store.parts()))
-        told = self.store.meta
-        meta = replace(whole.meta, warnings=told.warnings, notes=told.notes)
-        return replace(whole, meta=meta)
+        tables = concat_attributed(list(self.store.parts()))
+        stored = self.store.meta
+        meta = replace(tables.meta, warnings=stored.warnings, notes=stored.notes)
+        return replace(tables, meta=meta)
 
     @cached_property
     def recorded(self) -> Attributed:
@@ -113,12 +113,12 @@ class StoredTrace(Trace):
         if not frames or frames["totals"]["xla"].n_unique() != 1:
             return super().report(by)
         with self.store.reading():
-            found = merged_summary(frames, by, self.meta, self.selection)
-        return self._answer(replace(found, soundness=self._soundness))
+            summary = merged_summary(frames, by, self.meta, self.selection)
+        return self._answer(replace(summary, soundness=self._soundness))
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
         """Tables of the report by a kind of place, from the tables of each rank; empty if one rank lacks data."""
-        from thence.analysis.summary import summarize
+        from thence.analysis.report.summary import summarize
         from thence.analysis.summary_merge import summary_tables
 
         kept: list[dict[str, pl.DataFrame]] = []
@@ -136,15 +136,15 @@ class StoredTrace(Trace):
 
     def _selected_parts(self) -> Iterator[Attributed]:
         """The selected part of every rank with device work."""
-        from thence.analysis.consistency import consistent_references
-        from thence.analysis.select import select
+        from thence.analysis.selection.select import select
+        from thence.analysis.self_check import checked_references
 
         for part in self.store.parts():
             if part.gpu.is_empty():
                 continue
             ranks = tuple(rank for rank in self.selection.ranks if rank in part.ranks)
             try:
-                yield consistent_references(select(part, replace(self.selection, ranks=ranks)))
+                yield checked_references(select(part, replace(self.selection, ranks=ranks)))
             except MissingData:
                 continue  # another rank may have some of it
 
@@ -167,8 +167,8 @@ class StoredTrace(Trace):
         """As `Trace.headline`, from the summaries alone."""
         if not self._ranks_only:
             return super().headline
-        from thence.analysis.headline import headline_of_summaries
-        from thence.analysis.part import Part, part
+        from thence.analysis.report.headline import headline_of_summaries
+        from thence.model.answer import ResultOrReason, result_or_reason
 
         with self.store.reading():
             frames = self.store.lateness()
@@ -183,9 +183,9 @@ class StoredTrace(Trace):
                 str(self.store.root),
                 f"states steps of a kind that thence does not know ({kinds}); run the same thence ingest again",
             )
-        late = part(lambda: self.ranks(explain=False))
+        late = result_or_reason(lambda: self.ranks(explain=False))
         if devices.height < 2 and late.result is not None and not late.result.shown.missing:
-            late = Part(None)
+            late = ResultOrReason(None)
         return headline_of_summaries(tables, self._soundness, late, times)
 
     def sql(self, query: str) -> pl.DataFrame:
@@ -193,7 +193,7 @@ class StoredTrace(Trace):
 
         Row numbers, such as ``launch``, count within the input of their rank.
         """
-        from thence.analysis.query import answer
+        from thence.analysis.sql import answer
 
         frames = self.frames(query)
         if any(isinstance(frame, pl.LazyFrame) for frame in frames.values()):
@@ -204,7 +204,7 @@ class StoredTrace(Trace):
         """The tables that a query names, as lazy frames if nothing but ranks is selected."""
         if not self._ranks_only:
             return super().frames(query)
-        from thence.analysis.query import named
+        from thence.analysis.sql import named
 
         lazy = [name for name in named(query) if name != "annotations"]
         frames: dict[str, pl.DataFrame | pl.LazyFrame] = {name: self._scan(name) for name in lazy}

@@ -8,8 +8,8 @@ import polars as pl
 
 from thence.analysis.rank_tables import concatenated, rank_table
 from thence.analysis.ranks.summary import SUMMARY, summarise_ranks
-from thence.analysis.select import select
-from thence.analysis.summary import summarize
+from thence.analysis.report.summary import summarize
+from thence.analysis.selection.select import select
 from thence.analysis.summary_merge import REPORT_TABLES, summary_tables
 from thence.model.selection import Selection
 from thence.model.tables import Column

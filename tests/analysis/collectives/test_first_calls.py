@@ -12,7 +12,7 @@ from collective_jobs import Job, joint
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.analysis.collectives.communication import Collectives
+    from thence.analysis.collectives.answer import Collectives
 
 
 def times(folder: Path, first: int, warm_up: str = "heuristic", **more: Any) -> Collectives:

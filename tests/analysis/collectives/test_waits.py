@@ -15,7 +15,7 @@ import pytest
 import thence
 from collective_jobs import Call, Job, joint
 from helpers import DATA, TORCH
-from thence.analysis.collectives.communication import collectives
+from thence.analysis.collectives.answer import collectives
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables

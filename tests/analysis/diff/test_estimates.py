@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from diff_runs import simulated
-from thence.analysis.diff.estimates import MOST_RUNS, Estimates, RunMeans, discoveries, estimates, more_runs, run_means
+from thence.analysis.diff.estimates import MAX_RUNS, Estimates, RunMeans, discoveries, estimates, more_runs, run_means
 
 
 def means_of(*samples: object) -> RunMeans:
@@ -108,7 +108,7 @@ def test_runs_that_would_tell_are_enough_and_not_many_too_many() -> None:
         found[runs] = (estimates(means, range(runs), range(runs, 2 * runs)).p < 0.05).mean()
     assert 0.75 < found[needed] < 0.92
     assert found[needed // 2] < 0.7
-    assert more_runs(np.array([1e-6]), np.array([1.0]), 2, 0.05)[0] == MOST_RUNS
+    assert more_runs(np.array([1e-6]), np.array([1.0]), 2, 0.05)[0] == MAX_RUNS
 
 
 MANY = {f"label {n}": 1e6 for n in range(300)}

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from thence.analysis.diff.matching import family, matched_names, moved_time
-from thence.analysis.kernel_groups import groups_of_names
+from thence.analysis.grouping.kernel_groups import groups_of_names
 
 PLACES = ("label", "module", "op_name", "op")
 

@@ -11,9 +11,10 @@ import polars as pl
 import pytest
 
 import thence
+from answer_checks import possible
 from helpers import DATA
 from moved_runs import Kernel, trace_file
-from thence.analysis.diff.compare import Diff, compare
+from thence.analysis.diff.answer import Diff, compare
 from thence.trace import Trace
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def diff_of(folder: Path, before: Sequence[Kernel], after: Sequence[Kernel], len
         thence.open(trace_file(folder / f"{name}.json", kernels, length)).sample()
         for name, kernels, length in zip(("before", "after"), (before, after), lengths, strict=True)
     ]
-    return compare(sides[:1], sides[1:])
+    diff = compare(sides[:1], sides[1:])
+    possible(diff)
+    return diff
 
 
 def changes(diff: Diff) -> dict[str, float]:

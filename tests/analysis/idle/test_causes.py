@@ -15,7 +15,7 @@ from helpers import DATA, RECORDINGS, TORCH, event, examples, kernel, launch, op
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.host_causes import CAUSES, REASON_TITLES, REASONS, host_causes
 from thence.analysis.idle.places import names_of_contexts
-from thence.analysis.summary import summarize
+from thence.analysis.report.summary import summarize
 from thence.attribution.attribute import attribute
 from thence.attribution.launch_places import places_of_rows
 from thence.model.own_code import OwnCode

@@ -9,8 +9,7 @@ import pytest
 
 from helpers import DATA, recording, run_thence, shared
 from programs_data import trace
-from thence.analysis.flame.flame import Idle, Split, flame
-from thence.analysis.flame.idle import IDLE
+from thence.analysis.flame.answer import IDLE, Idle, Split, flame
 from thence.model.places import BY
 from thence.model.reasons import text_of
 from thence.trace import Trace

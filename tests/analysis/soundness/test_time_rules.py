@@ -10,7 +10,7 @@ import pytest
 from faults import changed
 from helpers import DATA, event, kernel, launch, opened, recording
 from thence.analysis.soundness.check import check
-from thence.model.times import LATEST_NS
+from thence.model.tables import LATEST_NS
 from thence.readers.registry import read
 
 if TYPE_CHECKING:

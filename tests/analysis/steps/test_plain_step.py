@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import polars as pl
 import pytest
 
 from thence.analysis.steps.plain_step import median_interval, plain_step
 from thence.model.tables import STEP_TIMES
-from thence.model.thresholds import BETWEEN_PROCESSES_SHARE
+from thence.model.thresholds import BETWEEN_PROCESSES_HOST_SHARE, BETWEEN_PROCESSES_SHARE
 
 
 def times(*ranks: list[tuple[int, int, bool, bool]]) -> pl.DataFrame:
@@ -57,8 +55,7 @@ def test_only_steps_that_count_make_the_median() -> None:
     assert (found.plain.median_ns, found.plain.count) == (1_000_000, 6)
     assert (found.recorded.median_ns, found.recorded.count) == (1_200_000, 6)
     assert found.added_share == pytest.approx(0.2)
-    beside = BETWEEN_PROCESSES_SHARE * 1_000_000
-    assert (found.plain.low_ns, found.plain.high_ns) == (1_000_000 - beside, 1_000_000 + beside)
+    assert (found.plain.low_ns, found.plain.high_ns) == (1_000_000, 1_000_000)
 
 
 def test_a_step_of_a_job_is_plain_if_it_is_on_all_ranks_and_lasts_as_long_as_the_longest() -> None:
@@ -79,8 +76,34 @@ def test_the_interval_holds_the_median_of_each_window() -> None:
     assert found is not None
     assert found.plain.windows == 2
     assert found.plain.median_ns == 100_000
-    assert found.plain.high_ns == math.ceil(150_000 + BETWEEN_PROCESSES_SHARE * 100_000)
-    assert found.plain.low_ns == math.floor(100_000 - BETWEEN_PROCESSES_SHARE * 100_000)
+    assert (found.plain.low_ns, found.plain.high_ns) == (100_000, 150_000)
+
+
+@pytest.mark.parametrize(
+    ("busy_ns", "waits"),
+    [(0, 1.0), (250_000, 0.75), (1_000_000, 0.0), (1_100_000, 0.0)],  # the last: kernels are slower while recorded
+)
+def test_other_processes_differ_by_the_time_in_which_the_gpu_waits_for_the_host(busy_ns: int, waits: float) -> None:
+    steps = [(n, 1_000_000 + 1000 * n, False, True) for n in range(6)]  # median 1,002,500
+    steps += [(n, 2_000_000, True, True) for n in range(6, 12)]
+    found = plain_step(times(steps))
+    assert found is not None
+    wider = found.beside_other_processes(busy_ns * 1.0025)
+    share = BETWEEN_PROCESSES_SHARE + waits * BETWEEN_PROCESSES_HOST_SHARE
+    assert wider.plain.low_ns == pytest.approx(1_000_000 - share * 1_002_500, abs=1)
+    assert wider.plain.high_ns == pytest.approx(1_005_000 + share * 1_002_500, abs=1)
+    assert wider.recorded is not None
+    assert wider.recorded.low_ns == pytest.approx(2_000_000 * (1 - share), abs=1)
+    assert wider.added_interval == pytest.approx(
+        (wider.recorded.low_ns / wider.plain.high_ns - 1, wider.recorded.high_ns / wider.plain.low_ns - 1)
+    )
+    assert wider.added_share == found.added_share  # medians stay
+
+
+def test_the_text_has_both_ends_of_the_interval() -> None:
+    found = plain_step(times([(n, 1_000_000 + 1000 * n, False, True) for n in range(6)]))
+    assert found is not None
+    assert found.text == "1.002 ms a step (1.000 ms to 1.005 ms)"
 
 
 def test_a_trace_without_unrecorded_steps_has_no_plain_step() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import thence
 from helpers import RECORDINGS, event, kernel, launch, opened, unzipped
-from thence.analysis.timelines import activity_details
+from thence.analysis.timelines import activity_timeline as module
 from thence.analysis.timelines.activity_timeline import ActivityTimeline, activity_timeline
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_of_many_causes_of_a_gap_the_small_ones_are_one(tmp_path: Path) -> None:
 
 
 def test_texts_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity_details, "MOST_TEXTS", 2)
+    monkeypatch.setattr(module, "MAX_TEXTS", 2)
     view = made(tmp_path)
     assert [view.details.names[i][0] for i in view.rows["name"]] == [
         "a",

@@ -33,8 +33,8 @@ def named(view: Overview, frame: pl.DataFrame) -> list[tuple[object, ...]]:
 
 
 def test_bins_hold_what_ran_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline_overview, "MOST_BINS", 4)
-    monkeypatch.setattr(timeline_overview, "_FEWEST_BINS", 4)
+    monkeypatch.setattr(timeline_overview, "MAX_BINS", 4)
+    monkeypatch.setattr(timeline_overview, "_MIN_BINS", 4)
     # 0-10 a, 15-35 b, 36-40 c: bins of 10 us hold 10 a, 5 b, 10 b, 5 b and 4 c.
     view = of(tmp_path, ("a", 7, 100, 10), ("b", 7, 115, 20), ("c", 7, 136, 4))
     assert (view.span_ns, view.bin_ns, view.bin_count) == (40_000, 10_000, 4)
@@ -68,7 +68,7 @@ def test_communication_and_copies_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_many_activities_become_bins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline_overview, "MOST_SLICES", 2)
+    monkeypatch.setattr(timeline_overview, "MAX_SLICES", 2)
     view = of(tmp_path, *(("a", 7, 100 + 10 * i, 5) for i in range(3)))
     assert view.slices.is_empty()
     assert view.bins["busy_ns"].sum() == 15_000
@@ -76,7 +76,7 @@ def test_many_activities_become_bins(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_many_streams_leave_out_the_least_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline_overview, "_MOST_LANES", 2)
+    monkeypatch.setattr(timeline_overview, "_MAX_LANES", 2)
     view = of(tmp_path, ("a", 7, 100, 5), ("a", 8, 100, 1), ("a", 9, 100, 4))
     assert view.lanes["stream"].to_list() == [7, 9]
     assert "1 of 3 streams, those with the least time (10 % of it), are not drawn" in view.notes

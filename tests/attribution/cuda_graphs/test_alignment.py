@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 from graph_data import Made, Ran, layers, read, replay, symmetric, tables_of
-from thence.attribution.cuda_graphs.join_labels import join_labels, with_places
+from thence.attribution.cuda_graphs.assigned_labels import with_places
+from thence.attribution.cuda_graphs.join_labels import join_labels
 from thence.errors import MissingData
 from thence.readers.label_files import read_labels
 from thence.trace import Trace

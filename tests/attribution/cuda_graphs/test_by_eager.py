@@ -16,13 +16,13 @@ import pytest
 import thence
 from graph_data import Made, Ran, as_eager, replay, tables_of
 from helpers import TORCH, recording, shared, written
-from thence.attribution.cuda_graphs.by_kernel_name import ByKernelName
+from thence.attribution.cuda_graphs.by_eager import ByKernelName
 from thence.trace import Trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.attribution.cuda_graphs.join_labels import Numbered
+    from thence.attribution.cuda_graphs.assigned_labels import AssignedLabels
     from thence.model.tables import Tables
 
 TIMES, KERNELS, REPLAYS = 4, 15, 4
@@ -146,7 +146,7 @@ def test_copies_of_a_graph_get_nothing_from_a_run_without_copies() -> None:
     memcpy, memset = 0, 1
     run = ByKernelName(np.array([memcpy]), np.zeros(memset + 1, np.int64), np.full(2, -1), pl.DataFrame())
     replay = SimpleNamespace(replays=SimpleNamespace(variant=np.zeros(2, np.int64)), number=np.full(2, -3))
-    assert run.put(cast("Numbered", replay), np.array([[0, 1]])) is None
+    assert run.put(cast("AssignedLabels", replay), np.array([[0, 1]])) is None
 
 
 def test_operators_are_joined_where_there_are_no_labels() -> None:

@@ -14,7 +14,8 @@ import pytest
 import thence
 from graph_data import Made, Ran, layers, read, replay, symmetric, tables_of
 from helpers import event, kernel, opened
-from thence.attribution.cuda_graphs.join_labels import join_labels, with_places
+from thence.attribution.cuda_graphs.assigned_labels import with_places
+from thence.attribution.cuda_graphs.join_labels import join_labels
 from thence.errors import MissingData, UsageError
 from thence.model.tables import Tables
 from thence.readers.label_files import read_labels

@@ -12,7 +12,7 @@ import pytest
 
 import thence
 from helpers import DATA
-from thence.analysis.data_types import data_types
+from thence.analysis.grouping.data_types import data_types
 from thence.attribution.work.activity_work import activity_work
 from thence.attribution.work.operator_calls import calls_in_graphs
 from work_traces import Work

@@ -2,7 +2,7 @@
 
 `tests/data/jax/aot/make.py` compiled the programs and kept XLA's own lists: which thunks a command buffer holds, and
 which HLO op each is of. Here these lists become graphs, their nodes numbered as the driver numbers them (checked
-against CUPTI on recordings, `test_launch_checks.py`), and launches in which each conditional takes one branch. What
+against CUPTI on recordings, `test_command_buffers.py`), and launches in which each conditional takes one branch. What
 thence says of each node, from the HLO alone, must be what XLA's list says.
 """
 

@@ -15,11 +15,11 @@ from hlo_building import at, build, computation
 from hlo_building import instruction as hlo_instruction
 from hlo_building import shape as hlo_shape
 from protowire import every, first, message, pack
-from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.attribution.xla.hlo_places import (
     PLACES,
     HloRows,
+    autotuned,
     frame_stacks,
     hlo_places,
     hlo_rows,

@@ -16,7 +16,7 @@ from thence.capture.recorder.names import Names
 from thence.capture.session.mark_log import MarkLog
 from thence.model.collectives import CallFacts
 from thence.model.column_file import encode
-from thence.readers.recording.parts import SCHEMAS
+from thence.readers.recording.folder import SCHEMAS
 from thence.readers.registry import read
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from thence.capture.boundaries.places import FRAME, LINE
 from thence.model.formats import SAMPLE_STATES
-from thence.readers.recording.counted import boundaries_of
+from thence.readers.recording.counted_launches import boundaries_of
 from thence.readers.recording.place_ranges import Cells, Noted, cells_of, place_ranges, without_notes
 
 MS = 1_000_000

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from diff_runs import simulated
-from thence.analysis.diff.compare import Diff, compare
+from thence.analysis.diff.answer import Diff, compare
 from thence.writers.page.diff_page import diff_html
 from thence.writers.text.diff import markdown, shown_rows
 

@@ -47,10 +47,10 @@ _OF_SPACING = 0.25
 """... and than this share of the distance to the end of the nearest other call."""
 _ALL_OFFSETS = 1024
 """With up to this many calls, all offsets are tried; with more, only offsets at which windows of calls are equal."""
-_WINDOW, _PROBES, _MOST_OFFSETS = 16, 256, 1024
+_WINDOW, _PROBES, _MAX_OFFSETS = 16, 256, 1024
 _CHECKED = 64
 """Number of sampled calls that are compared before all calls are."""
-_MOST_BLOCKS = 10_000
+_MAX_BLOCKS = 10_000
 _SAMPLE = 400
 """Approximate number of pairs of a run from which its shift and residual are computed."""
 
@@ -164,7 +164,7 @@ def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
     """Yields the run without pairs whose deviation is far from the shift, and further runs around it with its shift."""
     shift = run.shift
     waiting = [(0, len(a.token), 0, len(b.token))]
-    for _ in range(_MOST_BLOCKS):
+    for _ in range(_MAX_BLOCKS):
         if not waiting:
             return
         a_low, a_high, b_low, b_high = waiting.pop()
@@ -349,10 +349,10 @@ def _offsets(a: Int64, b: Int64) -> list[int]:
     low = np.searchsorted(ours[order], theirs[probes], side="left")
     high = np.searchsorted(ours[order], theirs[probes], side="right")
     found = [
-        order[i:j][:: max(1, (j - i) // _MOST_OFFSETS)] - probe for i, j, probe in zip(low, high, probes, strict=True)
+        order[i:j][:: max(1, (j - i) // _MAX_OFFSETS)] - probe for i, j, probe in zip(low, high, probes, strict=True)
     ]
     offsets, counts = np.unique(np.concatenate(found), return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:_MOST_OFFSETS]
+    most = np.argsort(-counts, kind="stable")[:_MAX_OFFSETS]
     return [int(offset) for offset in np.sort(offsets[most])]
 
 

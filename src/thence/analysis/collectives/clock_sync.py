@@ -1,6 +1,6 @@
 """Estimates the clock offset of each rank from the collectives that the ranks share.
 
-A collective in which every rank needs data from every other (`thence.analysis.collectives.kinds.JOINT`) ends at
+A collective in which every rank needs data from every other (`thence.model.collective_kinds.JOINT`) ends at
 nearly the same time on every rank, so the ends of shared collectives show how far the ranks' clocks are
 apart. One constant per rank is estimated:
 
@@ -25,8 +25,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.instances import Instances, collective_instances, together
-from thence.analysis.collectives.kinds import JOINT
 from thence.model.answer import Answer, TableView
+from thence.model.collective_kinds import JOINT
 from thence.model.thresholds import CLOCK_SCATTER_QUANTILE, TIMESTAMP_NS
 from thence.units import format_ns
 

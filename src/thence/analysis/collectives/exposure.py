@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.kernel_groups import communicates, computes
+from thence.analysis.grouping.kernel_groups import communicates, computes
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, reached_before, union
 
@@ -62,7 +62,7 @@ def exposure(trace: Attributed) -> Exposure:
     hidden = covered_lengths(start, end, *compute)
     charged = np.minimum(np.maximum(start, reached_before(end)), end)
     exposed = end - charged - covered_lengths(charged, end, *compute)
-    of = number[talking_rows]
+    device = number[talking_rows]
     frame = pl.DataFrame(
         {
             "gpu": lanes["gpu"].gather(talking_rows),
@@ -72,10 +72,10 @@ def exposure(trace: Attributed) -> Exposure:
         }
     )
     sums = np.zeros((2, devices.height), np.int64)
-    np.add.at(sums[0], of, end - charged)  # each nanosecond of the union is charged once
-    np.add.at(sums[1], of, exposed)
+    np.add.at(sums[0], device, end - charged)  # each nanosecond of the union is charged once
+    np.add.at(sums[1], device, exposed)
     totals = devices.with_columns(communication_ns=sums[0], exposed_ns=sums[1])
-    communicating = np.isin(np.arange(devices.height), of)
+    communicating = np.isin(np.arange(devices.height), device)
     return Exposure(
         totals.filter(communicating).cast(_DEVICES),  # type: ignore[arg-type]
         frame.sort("gpu"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.kernel_groups import communicates
+from thence.analysis.grouping.kernel_groups import communicates
 from thence.model.reasons import advice
 from thence.units import format_ranges, format_share
 

@@ -7,14 +7,14 @@
                                that both times are from one clock; else the longest time from when a participant and
                                all that it needs had arrived to the participant's end
 
-Which participants a participant needs depends on the kind (`thence.analysis.collectives.kinds`): in an all-reduce
+Which participants a participant needs depends on the kind (`thence.model.collective_kinds`): in an all-reduce
 and similar kinds, all; in a broadcast or scatter, the root; in a reduce or gather, the root needs all others,
 which wait for nobody; in a send or receive, the peer. Except for kinds that end together, a kernel that ended before
 the other arrived did not wait for it: a small message stays in a buffer until then. Kineto does not record the root:
 without a source rank, the root is the first to end in a broadcast or scatter, and the last to end in a reduce or
 gather.
 
-The kernel of a batch needs the other ends of all its messages (`thence.analysis.collectives.batches`). Only its own
+The kernel of a batch needs the other ends of all its messages (`thence.analysis.collectives.instances`). Only its own
 wait counts in its instance; the waits of its peers count in their instances.
 
 The transfer is known only if the trace shows every participant; for a kernel of a batch, all peers must also have
@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.collectives.batches import NO_PEERS
-from thence.analysis.collectives.kinds import FROM_ROOT, JOINT, MESSAGES, PEERS, TO_ROOT, bandwidths
+from thence.analysis.collectives.instances import NO_PEERS
+from thence.model.collective_kinds import FROM_ROOT, JOINT, MESSAGES, PEERS, TO_ROOT, bandwidths
 from thence.model.thresholds import TOGETHER_SHARE
 
 if TYPE_CHECKING:
@@ -304,14 +304,14 @@ def _by_cause(waits: pl.DataFrame, launched_ahead: pl.DataFrame | None) -> pl.Da
     if launched_ahead is not None:
         waits = waits.join(launched_ahead, on="instance", how="left")
         share = pl.col("share").fill_null(0.0)
-    told = pl.col("rank").is_not_null()
+    has_cause = pl.col("rank").is_not_null()
     amounts: dict[str | None, list[pl.Expr]] = {code: [] for code in (None, "launched_ahead", "early", "not_all_shown")}
     for name in ("longest", "every"):
         whole, since = pl.col(name), pl.col(f"{name}_since").fill_null(0)
         amounts[None].append(since * (1 - share))
         amounts["launched_ahead"].append(since * share)
-        amounts["early"].append(pl.when(told).then(whole - since).otherwise(0))
-        amounts["not_all_shown"].append(pl.when(told).then(0).otherwise(whole))
+        amounts["early"].append(pl.when(has_cause).then(whole - since).otherwise(0))
+        amounts["not_all_shown"].append(pl.when(has_cause).then(0).otherwise(whole))
     nobody = pl.lit(None, pl.Int32)
     parts = [
         waits.select(
@@ -324,4 +324,4 @@ def _by_cause(waits: pl.DataFrame, launched_ahead: pl.DataFrame | None) -> pl.Da
         for code, (longest, every) in amounts.items()
     ]
     # A device arrived last even if it caused nothing; of the other rows, those of less than 1 ns say nothing.
-    return pl.concat([parts[0].filter(told), *(part.filter(pl.col("longest") >= 1) for part in parts[1:])])
+    return pl.concat([parts[0].filter(has_cause), *(part.filter(pl.col("longest") >= 1) for part in parts[1:])])

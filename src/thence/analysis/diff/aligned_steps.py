@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.diff.steps import run_steps
+from thence.analysis.diff.sample import run_steps
 from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SIDES = ("before", "after")
-MOST_STEPS = 20
+MAX_STEPS = 20
 """The most pairs of steps that are shown."""
 _PLACES = tuple(kind for kind in COMPARED if kind not in ("kernel", "hlo"))
 _GAP = 0.02
@@ -48,7 +48,7 @@ class AlignedSteps:
 def aligned_steps(before: Attributed, after: Attributed) -> AlignedSteps:
     """The first counted steps of two runs, aligned."""
     sides = [_steps_of(trace) for trace in (before, after)]
-    count = min(MOST_STEPS, *(frame.height for frame, _ in sides))
+    count = min(MAX_STEPS, *(frame.height for frame, _ in sides))
     lengths = np.array([frame["duration"].to_numpy()[:count] for frame, _ in sides])
     longest = lengths.max(axis=0, initial=0)
     room = int(_GAP * longest.max(initial=0))

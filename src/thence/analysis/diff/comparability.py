@@ -10,8 +10,8 @@ import polars as pl
 
 from thence.model.thresholds import (
     COMMON_KERNELS_SHARE,
-    FEW_OTHER_GRIDS_SHARE,
     GPU_CLOCK_SHARE,
+    MAX_OTHER_GRIDS_SHARE,
     OTHER_GRIDS_SHARE,
     SAME_BYTES_SHARE,
 )
@@ -20,8 +20,7 @@ from thence.units import format_bytes, format_share
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from thence.analysis.diff.conditions import Conditions
-    from thence.analysis.diff.sample import Sample
+    from thence.analysis.diff.sample import Conditions, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +155,14 @@ def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refus
     If the bytes copied to the device differ too, a small difference of the grids suffices. Only the first run of
     each side is compared.
     """
-    one, other = (side[0].conditions for side in (before, after))
-    differing, common = _grid_difference(one.grids, other.grids)
-    sizes = [c.copied_bytes for c in (one, other)]
+    left, right = (side[0].conditions for side in (before, after))
+    differing, common = _grid_difference(left.grids, right.grids)
+    sizes = [c.copied_bytes for c in (left, right)]
     copies_differ = min(sizes) > 0 and abs(sizes[1] - sizes[0]) > SAME_BYTES_SHARE * sizes[0]
     if common < COMMON_KERNELS_SHARE:
         return
     share = format_share(differing, 1)
-    if differing > (FEW_OTHER_GRIDS_SHARE if copies_differ else OTHER_GRIDS_SHARE):
+    if differing > (MAX_OTHER_GRIDS_SHARE if copies_differ else OTHER_GRIDS_SHARE):
         copied = (
             f", and {format_bytes(sizes[0])} per step are copied to the device in one, {format_bytes(sizes[1])} in "
             "the other"
@@ -177,7 +176,7 @@ def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refus
         )
 
 
-def _grid_difference(one: pl.DataFrame, other: pl.DataFrame) -> tuple[float, float]:
+def _grid_difference(before: pl.DataFrame, after: pl.DataFrame) -> tuple[float, float]:
     """For kernels that ran equally often on both sides: the share of their time with other grids, and of all time."""
     counts = [
         side.group_by("kernel").agg(
@@ -185,11 +184,11 @@ def _grid_difference(one: pl.DataFrame, other: pl.DataFrame) -> tuple[float, flo
             total=pl.col("ns").sum(),
             grids=pl.concat_str("grid", pl.lit(" "), pl.col("count").round(2)).sort().str.join(","),
         )
-        for side in (one, other)
+        for side in (before, after)
     ]
     both = counts[0].join(counts[1], on=["kernel", "count"])
     common = float(both["total"].sum())
-    whole = float(one["ns"].sum())
+    whole = float(before["ns"].sum())
     if common <= 0 or whole <= 0:
         return 0.0, 0.0
     differing = float(both.filter(pl.col("grids") != pl.col("grids_right"))["total"].sum())

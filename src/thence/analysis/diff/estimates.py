@@ -22,13 +22,17 @@ increased by one standard error.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from thence.analysis.diff.paths import whole_paths
-from thence.analysis.diff.student import quantile, two_sided
+from thence.analysis.diff.sample import UNATTRIBUTED
+from thence.analysis.grouping.layers import prefixes
+from thence.analysis.student_t import quantile, two_sided
+from thence.model.layers import folded_names
+from thence.model.places import LAYERED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,12 +43,93 @@ if TYPE_CHECKING:
     from thence.model.arrays import Float64, Mask
 
 
-MOST_RUNS = 1000
+PARTS = "/..."
+"""Suffix of the name of a row that sums a path and all paths that begin with it."""
+
+_DEEPEST = 8
+"""Number of levels of a path, from the outermost, for which there are rows of whole paths."""
+
+
+def whole_paths(rows: pl.DataFrame) -> pl.DataFrame:
+    """For each path with which several paths of any run begin, the sum of these paths for each run and step.
+
+    Args:
+        rows: by, name, run, step, ns and count, of all runs.
+
+    Returns:
+        rows with the same columns, named by the path followed by `PARTS`.
+    """
+    pairs = []
+    paths = rows.filter(pl.col("by").is_in(LAYERED), pl.col("name") != UNATTRIBUTED)
+    for by, names in paths.select("by", "name").unique().group_by("by"):
+        around: dict[str, list[str]] = {}
+        for path in names["name"]:
+            for head in islice(prefixes(path, by[0]), _DEEPEST):
+                around.setdefault(head, []).append(path)
+        pairs += [(by[0], path, f"{head}{PARTS}") for head, inner in around.items() if len(inner) > 1 for path in inner]
+    schema = {"by": pl.String, "name": pl.String, "whole": pl.String}
+    joined = paths.join(pl.DataFrame(pairs, schema=schema, orient="row"), on=["by", "name"])
+    return joined.group_by("by", "run", "step", name="whole").agg(pl.col("ns", "count").sum()).select(rows.columns)
+
+
+def folds(rows: pl.DataFrame) -> dict[tuple[str, str], str]:
+    """By and name of the rows that are equal layers of a model with others, to the name that they share.
+
+    Args:
+        rows: by and name of the rows of both sides.
+    """
+    found: dict[tuple[str, str], str] = {}
+    paths = rows.filter(pl.col("by").is_in(LAYERED), pl.col("name") != UNATTRIBUTED)
+    for by, names in paths.select("by", "name").unique().sort("name").group_by("by"):
+        layers = folded_names(names["name"]).filter(pl.len().over("folded") > 1)
+        found |= {(str(by[0]), n): to for n, to in layers.select("name", "folded").iter_rows()}
+    return found
+
+
+def tree(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
+    """The rows of paths as a tree: each path before those inside of it, siblings by size of the difference.
+
+    The row of a path is that with everything inside of it, if there is one. Paths that no row stands for are left
+    out, and what is inside of them belongs to the path around them.
+
+    Args:
+        rows: rows of a comparison by one kind of place.
+        depth: levels that are kept.
+
+    Returns:
+        the rows with ``level`` (1 for the outermost) and ``part`` (what a path adds to the path around it).
+    """
+    numbered = rows.with_row_index("number")
+    by_path: dict[str, int] = {}
+    for number, name in numbered.select("number", "name").iter_rows():
+        path = name.removesuffix(PARTS)
+        if path not in by_path or name.endswith(PARTS):
+            by_path[path] = number
+    inside: dict[str, list[str]] = {}
+    kinds = rows["by"].to_list()
+    for path, number in by_path.items():
+        outer = [head for head in prefixes(path, kinds[number]) if head in by_path]
+        inside.setdefault(outer[-2] if len(outer) > 1 else "", []).append(path)
+    size = rows["difference_ns"].abs().to_list()
+    order: list[tuple[int, int, str]] = []
+    waiting = [("", "", 0)]
+    while waiting:
+        path, around, level = waiting.pop()
+        if level:
+            order.append((by_path[path], level, path.removeprefix(around).lstrip("/.")))
+        if level < depth:
+            below = sorted(inside.get(path, []), key=lambda name: (size[by_path[name]], name))
+            waiting += [(name, path, level + 1) for name in below]
+    kept = pl.DataFrame(order, {"number": pl.UInt32, "level": pl.Int64, "part": pl.String}, orient="row")
+    return kept.join(numbered, on="number", how="left", maintain_order="left").drop("number")
+
+
+MAX_RUNS = 1000
 """The most runs a side that `more_runs` considers."""
 
-_FEWEST_OF_OWN = 3
+_MIN_OWN_STEPS = 3
 """If each side has at least this many runs, each side has its own variance."""
-_MOST_CORRELATION = 0.9
+_MAX_CORRELATION = 0.9
 _POWER_BOTH_TAILS = 0.4
 """Probability of both tails whose t gives a power of 80 %: one tail of 20 %."""
 
@@ -158,7 +243,7 @@ def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
     correlation = np.divide(covariance, variance, out=np.zeros_like(mean), where=variance > 0)
     known = np.clip(correlation, 0, 1)
     correlation = correlation + (1 + 4 * known) / n + np.sqrt((1 - known**2) / n)
-    correlation = np.clip(correlation, 0, _MOST_CORRELATION)
+    correlation = np.clip(correlation, 0, _MAX_CORRELATION)
     effective = np.maximum(n * (1 - correlation) / (1 + correlation), 2.0)
     return RunMeans(
         keys.select("by", "name").rows(),
@@ -213,14 +298,14 @@ def _between(
     counts = [values.shape[1] for values in sides]
     within = [np.nan_to_num(np.nanmean(_filled(e), axis=1)) for e in errors]
     squares = [np.square(v - v.mean(axis=1, keepdims=True)).sum(axis=1) for v in sides]
-    if min(counts) >= _FEWEST_OF_OWN:
+    if min(counts) >= _MIN_OWN_STEPS:
         own = [np.maximum(s / (n - 1), w) for s, n, w in zip(squares, counts, within, strict=True)]
     else:
         pooled = sum(squares) / (sum(counts) - 2)
         own = [np.maximum(pooled, np.maximum(*within))] * 2
     parts = [np.square(k) * v / n for k, v, n in zip(scales, own, counts, strict=True)]
     deviation = np.sqrt((own[0] + own[1]) / 2)
-    if min(counts) >= _FEWEST_OF_OWN:
+    if min(counts) >= _MIN_OWN_STEPS:
         degrees = [np.full(len(v), n - 1.0) for v, n in zip(own, counts, strict=True)]
         return (*_satterthwaite(parts, degrees), deviation)
     return parts[0] + parts[1], np.full(len(own[0]), sum(counts) - 2.0), deviation
@@ -264,14 +349,14 @@ def more_runs(wanted: Float64, deviation: Float64, runs: int, level: float) -> n
         level: level at which a row counts as different, after the correction.
 
     Returns:
-        shape (rows,), at least 1; `MOST_RUNS` where that many runs or more are needed.
+        shape (rows,), at least 1; `MAX_RUNS` where that many runs or more are needed.
     """
-    sizes = np.unique(np.geomspace(2, MOST_RUNS, 200).astype(np.int64))
+    sizes = np.unique(np.geomspace(2, MAX_RUNS, 200).astype(np.int64))
     freedom = (2.0 * sizes - 2).astype(np.float64)
     rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few levels, so quantiles are cached
     critical = quantile(float(rounded), freedom) + quantile(_POWER_BOTH_TAILS, freedom)
     reach = critical * np.sqrt(2.0 / sizes)  # difference in deviations; decreases with size
     ratio = np.divide(wanted, deviation, out=np.full(len(wanted), np.inf), where=deviation > 0)
     place = len(sizes) - np.searchsorted(reach[::-1], ratio, side="right")
-    needed = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], MOST_RUNS)
-    return np.where(needed >= MOST_RUNS, MOST_RUNS, np.maximum(needed - runs, 1))
+    needed = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], MAX_RUNS)
+    return np.where(needed >= MAX_RUNS, MAX_RUNS, np.maximum(needed - runs, 1))

@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thence.analysis.diff.estimates import estimates
-from thence.analysis.diff.paths import PARTS
+from thence.analysis.diff.estimates import PARTS, estimates
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.errors import MissingData, UsageError
 from thence.model.places import COMPARED
@@ -21,7 +20,7 @@ from thence.units import format_ns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.answer import Diff
 
 _BOUND = re.compile(r"(?P<what>.+?)\s*>\s*(?P<number>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>%|ns|us|µs|ms|s)")
 _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}

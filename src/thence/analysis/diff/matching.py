@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.diff.sample import PLACED
-from thence.analysis.kernel_groups import groups_of_names
+from thence.analysis.grouping.kernel_groups import groups_of_names
 from thence.model.kernel_names import short_names
 from thence.model.thresholds import NEGLIGIBLE_STEP_SHARE
 
@@ -209,11 +209,11 @@ def _placed(side: pl.DataFrame) -> _Placed:
     return result
 
 
-def _on_one_side_only(one: _Placed, other: _Placed) -> _Placed:
+def _on_one_side_only(side: _Placed, other_side: _Placed) -> _Placed:
     """The kernels of one side that the other side does not have at the same place."""
     result: _Placed = {}
-    for key, kernels in one.items():
-        theirs = other.get(key, {})
+    for key, kernels in side.items():
+        theirs = other_side.get(key, {})
         alone = {name: value for name, value in kernels.items() if name not in theirs}
         if alone:
             result[key] = alone

@@ -39,7 +39,7 @@ from thence.analysis.diff.explanation import signed_ns
 from thence.analysis.diff.matching import family
 from thence.analysis.diff.sample import PLACED, STEP
 from thence.analysis.diff.streams import OWN_STREAM, SHAPE
-from thence.analysis.kernel_groups import groups_of_names
+from thence.analysis.grouping.kernel_groups import groups_of_names
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import clip, short_names
 from thence.model.thresholds import (
@@ -318,8 +318,8 @@ def _classes(runs: Sequence[Streams], keys: Sequence[Int64], count: int) -> list
     result = [np.full(run.rows.height, NO_ROW, np.int64) for run in runs]
     for number, run in enumerate(runs):
         together: dict[int, set[int]] = {}
-        for one, other in run.together.iter_rows():
-            together.setdefault(one, set()).add(other)
+        for stream_number, other_number in run.together.iter_rows():
+            together.setdefault(stream_number, set()).add(other_number)
         for (stream,), part in run.on.group_by("stream", maintain_order=True):
             rows = part["row"].to_numpy()
             times = np.bincount(keys[number][rows], part["ns"].to_numpy(), count)
@@ -465,30 +465,30 @@ def _not_moved(placed: pl.DataFrame) -> str:
     """The sentence for work that is placed elsewhere in HLO and runs where it ran."""
     names = placed["short_name"].unique(maintain_order=True).to_list()
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    told = ", ".join(clip(name, MAX_NAME) for name in names[:MAX_NAMES])
+    named = ", ".join(clip(name, MAX_NAME) for name in names[:MAX_NAMES])
     return (
-        f"HLO places {told}{more} elsewhere{_in_hlo(placed)}, but at run time it is on the same stream: nothing moved"
+        f"HLO places {named}{more} elsewhere{_in_hlo(placed)}, but at run time it is on the same stream: nothing moved"
     )
 
 
 def _in_hlo(rows: pl.DataFrame) -> str:
     """Where HLO has these rows, before and after; empty if it is not known of both sides."""
-    told = []
+    sides = []
     for side in ("before", "after"):
         places = rows[f"{side}_placement"].drop_nulls().str.split(" and ").explode().unique().sort().to_list()
-        told.append(" and ".join(places))
-    return f" (in HLO: {told[0]} -> {told[1]})" if all(told) else ""
+        sides.append(" and ".join(places))
+    return f" (in HLO: {sides[0]} -> {sides[1]})" if all(sides) else ""
 
 
 def _names(rows: pl.DataFrame, partly: pl.DataFrame) -> str:
     """What moved, and how long it takes; names of what moved partly with the share."""
-    told = (
+    by_name = (
         pl.concat([rows, partly])
         .group_by("short_name", maintain_order=True)
         .agg(pl.col("before_ns").sum(), moved=(pl.col("before_ns") * pl.col("moved_share")).sum())
     )
-    moved = float(told["moved"].sum())
-    shown = told.sort("moved", descending=True, maintain_order=True)
+    moved = float(by_name["moved"].sum())
+    shown = by_name.sort("moved", descending=True, maintain_order=True)
     names = []
     for name, whole, part in shown.iter_rows():
         share = "" if part >= MOVED_SHARE * whole else f" ({100 * part / whole:.0f} % of its launches)"

@@ -13,23 +13,263 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.diff.conditions import Conditions, conditions
-from thence.analysis.diff.steps import IDLE_CAUSE, run_steps
+from thence.analysis.collectives.exposure import exposure
 from thence.analysis.diff.streams import streams_of
 from thence.analysis.diff.work import WORK, work_of
-from thence.analysis.group_by import time_by_place
-from thence.analysis.steps.windows import OUTLIER, RULES
+from thence.analysis.grouping.time_by_place import time_by_place
+from thence.analysis.steps.answer import step_table
+from thence.analysis.steps.windows import OUTLIER, RULES, selected_steps
 from thence.errors import MissingData
-from thence.model.intervals import NO_ROW
+from thence.model.grouped_intervals import numbered
+from thence.model.intervals import NO_ROW, last_begun, union_lengths
 from thence.model.places import COMPARED
 from thence.model.thresholds import MAX_HOST_RANGES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from thence.analysis.diff.streams import Streams
     from thence.analysis.soundness.findings import Soundness
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
+
+
+PROFILER_OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_modules", "with_flops", "xla_flags")
+"""Facts of an input that record options of its profiler or compiler."""
+_VERSIONS = (
+    *("cuda_driver_version", "cuda_runtime_version", "driver_cuda", "nccl_version"),
+    *("hip_driver_version", "hip_runtime_version", "jax_version", "jaxlib_version"),
+)
+_CLOCKS = ("gpu_clock_mhz", "memory_clock_mhz")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions under which a run was recorded.
+
+    Attributes:
+        identity: equal for two samples of the same recording.
+        gpus: model, multiprocessors and compute capability of each different GPU, as text; empty where unknown.
+        clocks: name of a clock of the GPUs to MHz, as far as the inputs record clocks.
+        ranks: number of ranks that have device work.
+        world_size: world size of the job; None if the inputs do not record it.
+        devices: number of GPUs that have work.
+        formats: formats of the inputs.
+        options: name to value of the profiler's options that the inputs record.
+        versions: name to version of drivers and libraries.
+        unsound: why the figures of the trace cannot be trusted, as one line; None for a sound trace.
+        copied_bytes: bytes copied from the host to a device, per step and device.
+        grids: kernel (name), grid (as text), count and ns per step and device.
+    """
+
+    identity: tuple[object, ...]
+    gpus: tuple[str, ...]
+    clocks: Mapping[str, str]
+    ranks: int
+    world_size: int | None
+    devices: int
+    formats: tuple[str, ...]
+    options: Mapping[str, str]
+    versions: Mapping[str, str]
+    unsound: str | None
+    copied_bytes: float
+    grids: pl.DataFrame
+
+
+def conditions(trace: Attributed, soundness: Soundness, step: pl.Series, shared_by: int) -> Conditions:
+    """Determines the conditions of a run.
+
+    Args:
+        trace: attributed; of one run.
+        soundness: soundness of the whole trace.
+        step: for each row of gpu, the number of its counted step; `NO_ROW` for none.
+        shared_by: number of steps times number of devices, by which sums are divided.
+    """
+    meta, gpu = trace.meta, trace.gpu
+    sizes = [int(f["world_size"]) for f in meta.facts if _is_number(f.get("world_size"))]
+    copies = trace.gpu.filter(pl.col("kind") == "memcpy", step != NO_ROW).select("name", "bytes")
+    from_host = copies.filter(pl.col("name").cast(pl.String).str.contains(r"(?i)HtoD|Host.*-> ?Device"))
+    return Conditions(
+        identity=(meta.epoch_ns, gpu.height, gpu["start"].min(), int(gpu["duration"].sum())),
+        gpus=tuple(sorted({_model(*d) for d in _described(trace)} - {""})),
+        clocks=_facts(trace, _CLOCKS),
+        ranks=gpu["rank"].n_unique(),
+        world_size=max(sizes, default=None),
+        devices=gpu.select("rank", "device").n_unique(),
+        formats=tuple(sorted(set(meta.formats))),
+        options=_facts(trace, PROFILER_OPTIONS),
+        versions=_facts(trace, _VERSIONS) | _imported(trace),
+        unsound=soundness.statement,
+        copied_bytes=float(from_host["bytes"].fill_null(0).sum()) / shared_by,
+        grids=_grids(gpu.filter(step != NO_ROW), shared_by),
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and value.isdigit())
+
+
+def _described(trace: Attributed) -> list[tuple[str | None, int | None, str | None]]:
+    used = {(rank, device) for rank, device in trace.gpu.select("rank", "device").unique().rows()}
+    return [(d.name, d.multiprocessors, d.compute_capability) for d in trace.meta.devices if (d.rank, d.device) in used]
+
+
+def _model(name: str | None, processors: int | None, capability: str | None) -> str:
+    about = ", ".join(
+        text
+        for text in (
+            f"{processors} multiprocessors" if processors else "",
+            f"compute capability {capability}" if capability else "",
+        )
+        if text
+    )
+    return f"{name or 'unnamed'} ({about})" if about else name or ""
+
+
+def _facts(trace: Attributed, wanted: tuple[str, ...]) -> dict[str, str]:
+    """The values of the wanted facts in the inputs; different values of a fact are joined by commas."""
+    found = {
+        name: sorted({str(facts[name]) for facts in trace.meta.facts if facts.get(name) is not None}) for name in wanted
+    }
+    return {name: ", ".join(values) for name, values in found.items() if values}
+
+
+def _imported(trace: Attributed) -> dict[str, str]:
+    """The versions of Python packages that recordings of thence hold; different versions are joined by commas."""
+    found: dict[str, set[str]] = {}
+    for facts in trace.meta.facts:
+        versions = facts.get("versions")
+        for name, version in versions.items() if isinstance(versions, dict) else ():
+            found.setdefault(str(name), set()).add(str(version))
+    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+
+
+def _grids(gpu: pl.DataFrame, shared_by: int) -> pl.DataFrame:
+    """Count and time of the kernels by name and grid, as `Conditions.grids`."""
+    axes = [pl.col("grid").arr.get(axis).cast(pl.Int64).alias(f"grid_{axis}") for axis in range(3)]
+    return (
+        gpu.lazy()
+        .filter(pl.col("grid").is_not_null())
+        .select("name", "duration", *axes)
+        .group_by("name", "grid_0", "grid_1", "grid_2")
+        .agg(count=pl.len() / shared_by, ns=pl.col("duration").sum() / shared_by)
+        .select(
+            kernel=pl.col("name").cast(pl.String),
+            grid=pl.format("{}x{}x{}", "grid_0", "grid_1", "grid_2"),
+            count="count",
+            ns="ns",
+        )
+        .collect()
+    )
+
+
+WHOLE_TRACE = "the whole trace"
+"""`RunSteps.what` of a trace without steps."""
+IDLE_CAUSE = r"^idle_(.+)_ns$"
+"""Pattern of the columns of `RunSteps.times` with idle time by cause."""
+_WINDOW = ("rank", "device", "start", "duration", "row")
+_TIMES = ("busy_ns", "idle_ns", "communication_ns", "exposed_ns")
+
+
+@dataclass(frozen=True)
+class RunSteps:
+    """The steps of a run.
+
+    Attributes:
+        what: what the steps are, in words.
+        times: one row per step, in order of time: name, start_ns (on the first device to begin it), and means over the
+            devices that have the step of total_ns, busy_ns, idle_ns, communication_ns, exposed_ns, and
+            ``idle_<cause>_ns`` of each cause that occurs; and left_out, why it is not typical (a key of
+            `thence.analysis.steps.windows.RULES`), null if it is.
+        of_activity: row in ``times`` of the step of each row of gpu, `NO_ROW` for none.
+        windows: rank, device, start, duration and row (in ``times``) of the window of each step on each device.
+    """
+
+    what: str
+    times: pl.DataFrame
+    of_activity: Int64
+    windows: pl.DataFrame
+
+
+def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
+    """The steps of a trace, and the step of every activity.
+
+    Args:
+        trace: attributed.
+        causes: whether to divide idle time by cause, which takes most of the time.
+    """
+    try:
+        found = selected_steps(trace)
+    except MissingData:
+        return _one_step(trace)
+    keys = ("step", "occurrence")
+    divided = step_table(trace).frame if causes else found.frame
+    frame = divided.with_columns(occurrence=pl.int_range(pl.len()).over("rank", "device", "step"), total_ns="duration")
+    by_cause = [name for name in frame.columns if name.startswith("idle_") and name != "idle_ns"]
+    times = (
+        frame.group_by(keys, maintain_order=True)
+        .agg(
+            pl.col("start").min().alias("start_ns"),
+            pl.col("total_ns", *_TIMES, *by_cause).cast(pl.Float64).mean(),
+            left_out=pl.when(pl.col("left_out").null_count() == 0).then(pl.col("left_out").first()),
+        )
+        .sort("start_ns", maintain_order=True)
+    )
+    numbers = times.select(keys).with_row_index("row")  # `number` is the step's own
+    windows = frame.drop("row").join(numbers, on=keys, how="left", maintain_order="left")
+    return RunSteps(
+        "steps" if found.kind == "step" else f"steps ({found.what})",
+        times.rename({"step": "name"}).drop("occurrence"),
+        _in_windows(trace, windows),
+        windows.select(_WINDOW),
+    )
+
+
+def _in_windows(trace: Attributed, windows: pl.DataFrame) -> Int64:
+    """For each activity, the step in whose window on the activity's device it begins; `NO_ROW` for none."""
+    of_activity = np.full(trace.gpu.height, NO_ROW, np.int64)
+    number, devices = numbered(
+        pl.concat([table.select("rank", "device") for table in (windows, trace.gpu)]), "rank", "device"
+    )
+    of_window, device = number[: windows.height], number[windows.height :]
+    ours = np.argsort(device, kind="stable")
+    edges = np.searchsorted(device[ours], np.arange(devices.height + 1))
+    theirs = np.argsort(of_window, kind="stable")
+    window_edges = np.searchsorted(of_window[theirs], np.arange(devices.height + 1))
+    start, row = trace.gpu["start"].to_numpy(), windows["row"].to_numpy().astype(np.int64)
+    begin = windows["start"].to_numpy()
+    end = begin + windows["duration"].to_numpy()
+    for place in np.unique(of_window):
+        rows = ours[edges[place] : edges[place + 1]]
+        ones = theirs[window_edges[place] : window_edges[place + 1]]
+        window = last_begun(begin[ones], start[rows])
+        inside = (window != NO_ROW) & (start[rows] < end[ones][window])
+        of_activity[rows] = np.where(inside, row[ones][window], NO_ROW)
+    return of_activity
+
+
+def _one_step(trace: Attributed) -> RunSteps:
+    """The whole trace as one step, whose idle time is not divided by cause."""
+    gpu = trace.gpu.select("rank", "device", "start", end=pl.col("start") + pl.col("duration"))
+    device = gpu.select(pl.struct("rank", "device").rank("dense").cast(pl.Int64) - 1).to_series()
+    spans = gpu.group_by("rank", "device", maintain_order=True).agg(
+        pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min()
+    )
+    start, end = gpu["start"].to_numpy(), gpu["end"].to_numpy()
+    total = float(spans["duration"].mean() or 0)  # type: ignore[arg-type]
+    busy = float(union_lengths(device.to_numpy(), start, end, max(1, spans.height)).mean())
+    talking = exposure(trace).devices
+    per_device = {
+        name: float(talking[name].sum()) / max(1, spans.height) for name in ("communication_ns", "exposed_ns")
+    }
+    times = pl.DataFrame(
+        {"name": ["all"], "start_ns": [gpu["start"].min()], "total_ns": [total], "busy_ns": [busy]}
+    ).with_columns(
+        idle_ns=pl.lit(total - busy), **{k: pl.lit(v) for k, v in per_device.items()}, left_out=pl.lit(None, pl.String)
+    )
+    windows = spans.with_columns(row=pl.lit(0, pl.UInt32)).select(_WINDOW)
+    return RunSteps(WHOLE_TRACE, times, np.zeros(trace.gpu.height, np.int64), windows)
+
 
 STEP, BUSY, IDLE, COMMUNICATION = "step", "busy", "idle", "communication"
 """Values of ``by`` in addition to the kinds of place: the whole step, and parts of it."""

@@ -190,17 +190,17 @@ def _numbered_sets(sets: list[pl.DataFrame], members: list[pl.DataFrame]) -> tup
     )
 
 
-def _on(gpu: pl.DataFrame, of: tuple[Int64, Int64, Int64, Int64], steps: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _on(gpu: pl.DataFrame, columns: tuple[Int64, Int64, Int64, Int64], steps: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """`Streams.on` and `Streams.together`.
 
     Args:
         gpu: the activities.
-        of: device, stream, row and step of each.
+        columns: device, stream, row and step of each.
         steps: number of steps that count, summed over the devices.
     """
     names = ("device", "stream", "row", "step")
     inside = gpu.select("duration").with_columns(
-        pl.Series(name, values) for name, values in zip(names, of, strict=True)
+        pl.Series(name, values) for name, values in zip(names, columns, strict=True)
     )
     inside = inside.filter(pl.col("step") != NO_ROW)
     on = inside.group_by("stream", "device", "row").agg(

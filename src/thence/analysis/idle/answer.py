@@ -10,23 +10,22 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.waits import participants
-from thence.analysis.consistency import must, smallest
-from thence.analysis.extent import cut, extent
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.host_causes import CAUSES, MEANINGS, REASON_TITLES, REASONS
 from thence.analysis.idle.places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
 from thence.analysis.no_device_work import no_device_work
+from thence.analysis.selection.windows import cut_to_windows, windows_of_selection
 from thence.analysis.steps.plain_step import plain_step, unrecorded_steps
 from thence.errors import UsageError
-from thence.model.answer import Answer, TableView
+from thence.model.answer import Answer, TableView, must, smallest
 from thence.model.kernel_names import short_names
-from thence.model.questions import IDLE_BY
+from thence.model.places import IDLE_BY
 from thence.parallel import both
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
+    from thence.analysis.collectives.answer import Collectives
     from thence.analysis.collectives.clock_sync import Alignment
-    from thence.analysis.collectives.communication import Collectives
     from thence.analysis.collectives.instances import Instances
     from thence.model.attributed import Attributed
     from thence.units import Ns
@@ -311,7 +310,7 @@ def _added_by_recording(trace: Attributed, total: Ns) -> AddedIdle | None:
         return None
     devices = trace.gpu.select("rank", "device").unique()
     steps = times.join(devices, on="rank").sort("rank", "device", "start")
-    row, _, start, end = cut(steps, extent(trace).sort("rank", "device", "start"))
+    row, _, start, end = cut_to_windows(steps, windows_of_selection(trace).sort("rank", "device", "start"))
     parts = (end - start) / steps["duration"].gather(row).to_numpy()
     ns = min(round(float(parts.sum()) * plain.added_ns), total)
     return AddedIdle(ns, round(plain.added_ns), unrecorded_steps(trace.step_times))

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
-from thence.analysis.extent import cut, extent, in_parts
 from thence.analysis.idle.gaps import LaunchTimes, device_gaps, held_until
 from thence.analysis.idle.host_causes import CAUSES, NUMBER, REASONS, host_causes
 from thence.analysis.idle.host_threads import (
@@ -46,6 +45,7 @@ from thence.analysis.idle.host_threads import (
     thread_numbers,
     together,
 )
+from thence.analysis.selection.windows import covers_only_part, cut_to_windows, windows_of_selection
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NEVER, NO_ROW, Intervals, last_begun
 from thence.model.thresholds import EARLY_RETURN_NS, FIRST_USE_CALL_NS, FIRST_USE_OPERATOR_NS
@@ -83,8 +83,8 @@ def idle_causes(trace: Attributed, windows: pl.DataFrame | None = None) -> pl.Da
 
     Args:
         trace: attributed; its devices are idle while none of their work runs, whether or not it is selected.
-        windows: the windows of time in which idle time counts, as `thence.analysis.extent.extent` returns them; None
-            for those of the trace's selection.
+        windows: the windows of time in which idle time counts, as `windows_of_selection` returns them; None for
+            those of the trace's selection.
 
     Returns:
         Columns of `IDLE`: rank, device, start and duration (ns) of the piece; cause; reason, if the cause is
@@ -94,14 +94,14 @@ def idle_causes(trace: Attributed, windows: pl.DataFrame | None = None) -> pl.Da
         million pieces plus 16 for each row of the trace, each gap is one piece with an unknown cause.
     """
     if windows is None:
-        if not in_parts(trace):
+        if not covers_only_part(trace):
             return _causes_of_gaps(trace, device_gaps(trace))
-        windows = extent(trace)
+        windows = windows_of_selection(trace)
     end = pl.col("start") + pl.col("duration")
     spans = windows.group_by("rank", "device").agg(pl.col("start").min(), end=end.max())
     span_of_device = {(rank, device): (start, last) for rank, device, start, last in spans.rows()}
     pieces = _causes_of_gaps(trace.around, device_gaps(trace.around, span_of_device))
-    piece, _, begin, finish = cut(pieces, windows)
+    piece, _, begin, finish = cut_to_windows(pieces, windows)
     return pieces[piece].with_columns(start=pl.Series(begin), duration=pl.Series(finish - begin))
 
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.extent import cut, extent, in_parts
+from thence.analysis.selection.windows import covers_only_part, cut_to_windows, windows_of_selection
 from thence.attribution.waiting import event_edges
 from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NEVER, NO_ROW, Intervals, gaps, last_begun, longest_begun, reached_before
@@ -264,7 +264,7 @@ def _behind_calls(tables: Tables, launch: Int64, calls: pl.DataFrame) -> Int64:
 
 
 def program_gaps(trace: Attributed) -> pl.DataFrame:
-    """Lists every idle gap of every device, as far as it is in the windows of `thence.analysis.extent`, if known.
+    """Lists every idle gap of every device, as far as it is in the windows of `windows_of_selection`, if known.
 
     Returns:
         columns rank, device, start and duration (ns), where (inside, before or after; null if the
@@ -281,10 +281,10 @@ def program_gaps(trace: Attributed) -> pl.DataFrame:
         part = pl.DataFrame(columns).with_columns(rank=pl.lit(rank), device=pl.lit(device), execution=row)
         parts.append(part.select(pl.col(name).cast(dtype) for name, dtype in _PROGRAM_GAPS.items()))
     every = pl.concat(parts)
-    if not in_parts(trace) or trace.selection.idle_unknown:
+    if not covers_only_part(trace) or trace.selection.idle_unknown:
         return every
     every = every.sort("rank", "device", "start")
-    row_of_gap, _, begins, ends = cut(every, extent(trace))
+    row_of_gap, _, begins, ends = cut_to_windows(every, windows_of_selection(trace))
     return every[row_of_gap].with_columns(start=pl.Series(begins), duration=pl.Series(ends - begins))
 
 

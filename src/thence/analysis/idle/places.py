@@ -169,7 +169,7 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
     Args:
         trace: attributed.
         pieces: as `thence.analysis.idle.causes.idle_causes` returns them.
-        by: one of `thence.model.questions.IDLE_BY`. By place, the name is of the first kind in `_PREFERRED` that the
+        by: one of `thence.model.places.IDLE_BY`. By place, the name is of the first kind in `_PREFERRED` that the
             host row has, else the name of the row itself (by call); without a name, it is the reason, else null by
             call.
         places: places of the host rows of these pieces.
@@ -248,7 +248,7 @@ def names_of_contexts(
     Args:
         trace: attributed.
         pieces: as `thence.analysis.idle.causes.idle_causes` returns them.
-        kinds: kinds of `thence.model.questions.IDLE_BY` among source, module, label, op, call.
+        kinds: kinds of `thence.model.places.IDLE_BY` among source, module, label, op, call.
 
     Returns:
         the context of each piece, `NO_ROW` for none; for each kind the name of every context, Categorical, null

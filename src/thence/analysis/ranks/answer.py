@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.collectives.kinds import MESSAGES
 from thence.analysis.collectives.missing import job_ranks
 from thence.analysis.collectives.waits import NOT_CAUSED
 from thence.analysis.ranks.job_collectives import JobCollectives, job_collectives, summary_table
@@ -18,6 +17,7 @@ from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.steps.windows import left_out, without_end
 from thence.errors import MissingData
 from thence.model.answer import Answer, Lines, TableView
+from thence.model.collective_kinds import MESSAGES
 from thence.model.kernel_names import clip, short_names
 from thence.model.tables import ENDLESS
 from thence.model.thresholds import LATE_RANK_SHARE, MIN_STEPS_FOR_LATE_RANKS, SHOWN_CONFIDENCE, UNUSUAL_STEP_RATIO

@@ -74,8 +74,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.instances import attached
-from thence.analysis.collectives.kinds import JOINT, MESSAGES
-from thence.analysis.diff.student import quantile
+from thence.analysis.student_t import quantile
+from thence.model.collective_kinds import JOINT, MESSAGES
 from thence.model.thresholds import (
     LATE_CONFIDENCE,
     LATE_RANK_SHARE,

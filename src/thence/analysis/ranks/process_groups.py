@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.collectives.kinds import JOINT, MESSAGES
 from thence.analysis.ranks.lateness import late_since
+from thence.model.collective_kinds import JOINT, MESSAGES
 
 if TYPE_CHECKING:
     from thence.analysis.ranks.job_collectives import JobCollectives

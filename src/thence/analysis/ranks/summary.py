@@ -25,12 +25,12 @@ from thence.analysis.collectives.exposure import exposure
 from thence.analysis.collectives.first_calls import first_calls_of_ranks
 from thence.analysis.collectives.instances import collective_instances
 from thence.analysis.collectives.missing import job_size
+from thence.analysis.grouping.kernel_groups import communicates, computes
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.idle.places import names_of_contexts
-from thence.analysis.kernel_groups import communicates, computes
 from thence.analysis.rank_tables import concatenated, rank_table
-from thence.analysis.select import select
+from thence.analysis.selection.select import select
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
 from thence.model.grouped_intervals import numbered, rows_of_groups

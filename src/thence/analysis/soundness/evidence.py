@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.grouped_intervals import numbered
+from thence.model.grouped_intervals import numbered, rows_by_number
 from thence.model.intervals import NO_ROW
 from thence.model.launches import CALLS, COUNTED, IDENTIFIED, UNCERTAIN
 from thence.model.names import matching
-from thence.model.row_groups import rows_by_number
 from thence.units import format_ns
 
 if TYPE_CHECKING:

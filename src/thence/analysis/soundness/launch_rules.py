@@ -34,10 +34,10 @@ import polars as pl
 
 from thence.analysis.soundness.evidence import Evidence, Judgement, called
 from thence.analysis.soundness.findings import MISSING, UNKNOWN_LAUNCHES, Finding, NotChecked
+from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
 from thence.model.kernel_names import short_names
 from thence.model.launches import COUNTED
-from thence.model.row_groups import rows_by_number
 from thence.model.thresholds import LAUNCHED_AT_END_NS, LAUNCHED_AT_END_SHARE
 from thence.units import format_ns, listed, several
 

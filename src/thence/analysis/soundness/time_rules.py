@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.grouping.kernel_groups import COMMUNICATION, KERNEL_PATTERNS
 from thence.analysis.idle.gaps import AllGaps, LaunchTimes, held_until
-from thence.analysis.kernel_groups import COMMUNICATION, KERNEL_PATTERNS
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import CLOCKS, MISSING, UNKNOWN_LAUNCHES, Finding, NotChecked
 from thence.attribution.waiting import completed_waiting
+from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NEVER, NO_ROW, covered_lengths
 from thence.model.kernel_names import short_names
-from thence.model.row_groups import rows_by_number
 from thence.model.thresholds import (
     CLOCKS_NOTED_NS,
     CLOCKS_WRONG_NS,

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.consistency import must
-from thence.analysis.extent import cut
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.host_causes import CAUSES
+from thence.analysis.selection.windows import cut_to_windows
 from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import STEP, selected_steps, steps
 from thence.attribution.host_rows import row_numbers
-from thence.attribution.server_passes import server_passes
+from thence.attribution.serving import server_passes
 from thence.errors import MissingData
-from thence.model.answer import Answer, TableView
+from thence.model.answer import Answer, TableView, must
 from thence.model.intervals import chain_to
 from thence.model.kernel_names import short_names
 from thence.model.layers import folded_names
@@ -163,6 +162,8 @@ def step_table(trace: Attributed) -> StepTable:
     )
     some = of_some_steps(trace)
     plain = None if some else plain_step(trace.step_times)
+    if plain is not None:
+        plain = plain.beside_other_processes(float(str(selected.typical["busy_ns"].median())))
     return StepTable(
         selected,
         frame,
@@ -176,7 +177,7 @@ def step_table(trace: Attributed) -> StepTable:
 def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     """Adds a column of idle time for each cause that occurs."""
     pieces = idle_causes(trace, frame)
-    piece, row, start, end = cut(pieces, frame)
+    piece, row, start, end = cut_to_windows(pieces, frame)
     causes = pieces["cause"].cast(pl.String).gather(piece)
     return frame.hstack(_by_cause(row, causes, end - start, frame.height))
 

@@ -10,8 +10,9 @@ the median of the distribution lies between the k-th smallest and the k-th large
 whatever the distribution is, if the values are independent (David and Nagaraja, Order Statistics, 7.1). k is the
 largest for which this is at least 95 %, so 6 values are needed. Steps that follow each other are not independent: the
 host of a program becomes slower and faster over seconds, so this interval alone is too narrow. It is made wider where
-the medians of single windows are outside of it, and then by `BETWEEN_PROCESSES_SHARE` of the median on each side, for
-what no window of a process shows.
+the medians of single windows are outside of it. What no window of a process shows is how fast the host is in another
+process of the same program: `PlainStep.beside_other_processes` adds that, by the share of a step in which nothing runs
+on the GPU.
 
 With several ranks, a step counts as plain if no rank recorded it, and as recorded if all ranks did; its duration is the
 longest of the ranks, because the others wait for it.
@@ -20,13 +21,13 @@ longest of the ranks, because the others wait for it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from thence.model.thresholds import BETWEEN_PROCESSES_SHARE
+from thence.model.thresholds import BETWEEN_PROCESSES_HOST_SHARE, BETWEEN_PROCESSES_SHARE
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class Typical:
     low_ns: Ns
     high_ns: Ns
     windows: int
+
+    def wider(self, share: float) -> Typical:
+        """The same with an interval that is longer on each side, by a share of the median."""
+        beside = share * self.median_ns
+        return replace(self, low_ns=math.floor(self.low_ns - beside), high_ns=math.ceil(self.high_ns + beside))
 
     def to_json(self) -> dict[str, Any]:
         """The values for JSON."""
@@ -99,12 +105,22 @@ class PlainStep:
         """How much longer recording makes a step; 0 if that is unknown, or not longer."""
         return 0.0 if self.recorded is None else max(self.recorded.median_ns - self.plain.median_ns, 0.0)
 
+    def beside_other_processes(self, busy_ns: float) -> PlainStep:
+        """The same with intervals in which medians of other processes of the program are, too.
+
+        Args:
+            busy_ns: of a step, the time in which anything runs on the GPU: this part repeats from process to process,
+                unlike the time in which the GPU waits for the host.
+        """
+        waits = max(1 - busy_ns / max(self.plain.median_ns, 1), 0.0)
+        share = BETWEEN_PROCESSES_SHARE + BETWEEN_PROCESSES_HOST_SHARE * waits
+        return PlainStep(self.plain.wider(share), None if self.recorded is None else self.recorded.wider(share))
+
     @property
     def text(self) -> str:
-        """The step as a part of a sentence: ``13.07 ms a step (+-0.1 ms), 14.7 ms while recorded (+13 %)``."""
+        """As part of a sentence: ``13.07 ms a step (12.98 ms to 13.2 ms), 14.7 ms while recorded (+12.5 %)``."""
         plain = self.plain
-        away = max(plain.high_ns - plain.median_ns, plain.median_ns - plain.low_ns)
-        text = f"{format_ns(plain.median_ns)} a step (+-{format_ns(away)})"
+        text = f"{format_ns(plain.median_ns)} a step ({format_ns(plain.low_ns)} to {format_ns(plain.high_ns)})"
         if self.recorded is None:
             return text
         added = self.added_share or 0.0
@@ -132,6 +148,8 @@ class PlainStep:
 
 def plain_step(times: pl.DataFrame) -> PlainStep | None:
     """The step without recording; None if no steps were left unrecorded, or fewer than `MIN_STEPS` that count.
+
+    Its intervals are those of this process.
 
     Args:
         times: the table step_times.
@@ -209,12 +227,10 @@ def _typical(steps: pl.DataFrame) -> Typical | None:
     window = (pl.col("number").diff() != 1).fill_null(value=True).cum_sum()
     medians = steps.group_by(window=window).agg(pl.col("duration").median())["duration"].to_numpy()
     low, high = (values[end] for end in ends)
-    median = float(np.median(values))
-    beside = BETWEEN_PROCESSES_SHARE * median
     return Typical(
         len(values),
-        median,
-        math.floor(min(low, medians.min()) - beside),
-        math.ceil(max(high, medians.max()) + beside),
+        float(np.median(values)),
+        math.floor(min(low, medians.min())),
+        math.ceil(max(high, medians.max())),
         len(medians),
     )

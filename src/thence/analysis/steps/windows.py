@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.kernel_groups import communicates, computes
+from thence.analysis.grouping.kernel_groups import communicates, computes
 from thence.attribution.host_rows import row_numbers
 from thence.errors import MissingData
 from thence.model.grouped_intervals import GroupedIntervals, numbered

@@ -16,20 +16,23 @@ import polars as pl
 
 from thence.analysis.idle.host_causes import REASONS
 from thence.analysis.no_device_work import no_device_work
-from thence.analysis.timelines.activity_details import LONGEST_TEXT, MOST_TEXTS, activity_details
 from thence.analysis.timelines.overview import clipped, clock_notes, numbered_lanes, shown_activities
+from thence.model.intervals import NO_ROW
+from thence.model.kernel_names import short_names
+from thence.model.places import PLACES, STATED, STATED_XLA
+from thence.model.reasons import text_of
 from thence.units import format_ns
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
-    from thence.analysis.timelines.activity_details import Details
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-_MOST_PARTS = 3
+
+_MAX_PARTS = 3
 """How many causes of one gap have a part of their own; the rest of the gap is one more part."""
-_SHORTEST_MERGED = 512  # ns: the first width that is tried
-_SAID = ("name", "place", "step", "iteration")
+_FIRST_WIDTH = 512  # ns: the first width that is tried
+_CAUSE_COLUMNS = ("name", "place", "step", "iteration")
 _OF_ONE_ACTIVITY = ("call", "lead_ns", "call_ns")
 
 
@@ -110,7 +113,7 @@ def _gaps(
 ) -> tuple[pl.DataFrame, pl.DataFrame, tuple[tuple[str, str | None, str | None], ...]]:
     """`ActivityTimeline.gaps`, parts and causes."""
     shift = alignment.shift() if alignment else pl.lit(0)
-    said = pieces.select(
+    pieces_of_causes = pieces.select(
         "rank", "device", "duration", "gpu", "name",
         start=pl.col("start") - shift - begin,
         cause=pl.col("cause").cast(pl.String),
@@ -119,8 +122,8 @@ def _gaps(
     touches = (pl.col("start") == (pl.col("start") + pl.col("duration")).shift(1)) & pl.all_horizontal(
         pl.col(key).eq_missing(pl.col(key).shift(1)) for key in ("rank", "device", "gpu")
     )  # fmt: skip
-    said = said.with_columns(gap=(~touches.fill_null(value=False)).cum_sum() - 1)
-    causes, numbered = _causes(said)
+    pieces_of_causes = pieces_of_causes.with_columns(gap=(~touches.fill_null(value=False)).cum_sum() - 1)
+    causes, numbered = _causes(pieces_of_causes)
     gaps = numbered.group_by("gap", maintain_order=True).agg(
         pl.col("rank", "device", "start").first(), pl.col("duration").sum(), idle_ns=pl.col("duration").sum()
     )
@@ -128,24 +131,24 @@ def _gaps(
     return *_with_parts(gaps.drop("gap"), parts), causes
 
 
-def _causes(said: pl.DataFrame) -> tuple[tuple[tuple[str, str | None, str | None], ...], pl.DataFrame]:
+def _causes(pieces_of_causes: pl.DataFrame) -> tuple[tuple[tuple[str, str | None, str | None], ...], pl.DataFrame]:
     """The causes with their places, and the pieces with indices of causes.
 
-    Of more than `MOST_TEXTS` causes, those with the least time are merged into one.
+    Of more than `MAX_TEXTS` causes, those with the least time are merged into one.
     """
     keys = ["cause", "by", "name"]
-    found = said.group_by(keys).agg(pl.col("duration").sum())
+    found = pieces_of_causes.group_by(keys).agg(pl.col("duration").sum())
     found = found.sort("duration", *keys, descending=[True, False, False, False])
-    kept = found.head(MOST_TEXTS).drop("duration").with_row_index("number")
-    numbered = said.join(kept, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    kept = found.head(MAX_TEXTS).drop("duration").with_row_index("number")
+    numbered = pieces_of_causes.join(kept, on=keys, how="left", nulls_equal=True, maintain_order="left")
     causes = [
-        (cause, by, REASONS.get(name, name)[-LONGEST_TEXT:] if name else None)
+        (cause, by, REASONS.get(name, name)[-MAX_TEXT_LENGTH:] if name else None)
         for cause, by, name in kept.select(keys).iter_rows()
     ]
     if left := found.height - kept.height:
         causes.append(("several", "place", f"one of {left:,} others, which took less time"))
     number = numbered["number"].fill_null(kept.height).cast(pl.Int32)
-    return tuple(causes), said.with_columns(cause=number)
+    return tuple(causes), pieces_of_causes.with_columns(cause=number)
 
 
 def _with_parts(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -159,7 +162,7 @@ def _with_parts(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, 
     summed = summed.sort("gap", "ns", "cause", descending=[False, True, False], nulls_last=True)
     counts = np.bincount(summed["gap"].to_numpy(), minlength=gaps.height)
     number = np.arange(summed.height) - np.repeat(np.cumsum(counts) - counts, counts)
-    large = pl.Series(number < _MOST_PARTS)
+    large = pl.Series(number < _MAX_PARTS)
     rest = summed.filter(~large).group_by("gap").agg(pl.col("ns").sum())
     rest = rest.select("gap", cause=pl.lit(None, summed["cause"].dtype), ns="ns")
     told = pl.concat([summed.filter(large), rest]).sort("gap", maintain_order=True)
@@ -181,7 +184,7 @@ def _fewer_rows(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
         duration=end.max() - pl.col("start").first(),
         busy_ns=pl.col("busy_ns").sum(),
         count=pl.col("count").sum(),
-        **{name: pl.col(name).get(longest) for name in ("class", *_SAID)},
+        **{name: pl.col(name).get(longest) for name in ("class", *_CAUSE_COLUMNS)},
         **{name: pl.when(pl.len() == 1).then(pl.col(name).first()) for name in _OF_ONE_ACTIVITY},
     )
     groups = rows.filter(pl.col("count") > 1)
@@ -195,7 +198,7 @@ def _fewer_rows(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
 def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
     if timeline.parts.height <= most:
         return timeline
-    group, width = _neighbours(timeline.gaps, ("rank", "device"), max(most // (_MOST_PARTS + 1), 1))
+    group, width = _neighbours(timeline.gaps, ("rank", "device"), max(most // (_MAX_PARTS + 1), 1))
     end = pl.col("start") + pl.col("duration")
     gaps = timeline.gaps.group_by(group, maintain_order=True).agg(
         pl.col("rank", "device", "start").first(),
@@ -224,7 +227,7 @@ def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[p
         column = rows[key].to_numpy()
         other[1:] |= column[1:] != column[:-1]
     end = int((start + duration).max())
-    width = _SHORTEST_MERGED
+    width = _FIRST_WIDTH
     while True:
         cell, long = start // width, duration >= width
         new = other | long
@@ -233,3 +236,189 @@ def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[p
         if np.count_nonzero(new) <= most or width > end:
             return pl.Series("group", np.cumsum(new) - 1), width
         width *= 2
+
+
+MAX_TEXTS = 5_000
+"""How many different names, places or calls are kept."""
+MAX_TEXT_LENGTH = 600
+"""How many characters of one text are kept."""
+_SHORT = 160
+_REPEATED = (
+    "step",
+    "iteration",
+)  # numbered separately: as parts of places, they would make the places of every step different
+_LONG = ("ops", "stack")
+_PLACE_KINDS = tuple(
+    kind for kind in PLACES if kind not in (*_REPEATED, *_LONG, "hlo")
+)  # the HLO instruction is already the name
+
+
+@dataclass(frozen=True)
+class Details:
+    """Facts about each activity, as the timeline shows them.
+
+    Attributes:
+        columns: one row per row of gpu, in its order: name (index in ``names``), place (index in ``places``), step
+            and iteration (indices in ``steps``; null if none), call (index in ``calls``; null if the launch is
+            unknown), lead_ns (from the start of the launch to the start of the activity; negative if clocks
+            disagree) and call_ns (duration of the launch), both null without a launch.
+        names: short name, and the recorded name if it differs, else None.
+        kinds: kinds of the texts in ``places``, of `thence.model.places.KINDS`.
+        places: for each place and kind, its text (None if there is none), and a sentence on why there is no text
+            (else None).
+        steps: names of steps and iterations.
+        calls: the launching call and its thread, as text.
+    """
+
+    columns: pl.DataFrame
+    names: tuple[tuple[str, str | None], ...]
+    kinds: tuple[str, ...]
+    places: tuple[tuple[tuple[str | None, str | None], ...], ...]
+    steps: tuple[str, ...]
+    calls: tuple[str, ...]
+
+
+def activity_details(trace: Attributed) -> Details:
+    """The facts about each activity of a trace.
+
+    Args:
+        trace: the attributed trace, with at least one activity.
+    """
+    name, names = _names(trace)
+    kinds = _kinds(trace)
+    place, places = _places(trace, kinds)
+    steps, texts = _steps(trace)
+    launches, calls = _launches(trace)
+    columns = pl.DataFrame([name, place, *steps]).hstack(launches)
+    return Details(columns, names, kinds, places, texts, calls)
+
+
+def _numbered(trace: Attributed, keys: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame, int]:
+    """The number of each row's combination of values, the combinations with most time, and how many are left out.
+
+    Rows whose values are all null have no combination; the number that they get is meaningless.
+    """
+    columns = keys.columns
+    some = keys.with_columns(ns=trace.gpu["duration"]).filter(pl.any_horizontal(pl.col(columns).is_not_null()))
+    counted = some.group_by(columns).agg(pl.col("ns").sum())
+    kept = counted.sort("ns", *columns, descending=[True, *[False] * len(columns)])
+    kept = kept.head(MAX_TEXTS).drop("ns").with_row_index("number")
+    found = keys.join(kept, on=columns, how="left", nulls_equal=True, maintain_order="left")
+    number = found["number"].fill_null(kept.height).cast(pl.Int32)
+    return number, kept, counted.height - kept.height
+
+
+def _names(trace: Attributed) -> tuple[pl.Series, tuple[tuple[str, str | None], ...]]:
+    """Names of activities: the HLO instruction if it is known, else the recorded name."""
+    keys = trace.gpu.select("name", "hlo").with_columns(pl.col("hlo", "name").cast(pl.Categorical))
+    number, kept, left = _numbered(trace, keys)
+    recorded = kept["name"].cast(pl.String).to_list()
+    shown = kept.select(pl.coalesce(pl.col("hlo", "name").cast(pl.String))).to_series().to_list()
+    short = short_names(text for text in shown if text is not None)
+    names = [
+        (short[text][:_SHORT], None if full == short[text] else full[:MAX_TEXT_LENGTH])
+        for text, full in zip(shown, recorded, strict=True)
+    ]
+    return number.alias("name"), (*names, *_others(left, "names"))
+
+
+def _others(left: int, what: str) -> list[tuple[str, None]]:
+    return [(f"one of {left:,} other {what}, which took less time", None)] if left else []
+
+
+def _kinds(trace: Attributed) -> tuple[str, ...]:
+    """The kinds of places that any activity has, and the kinds whose absence is explained."""
+    stated = STATED if trace.programs.is_empty() else STATED_XLA
+    return tuple(
+        kind for kind in _PLACE_KINDS if kind in stated or trace.places[kind].null_count() < trace.places.height
+    )
+
+
+def _places(
+    trace: Attributed, kinds: tuple[str, ...]
+) -> tuple[pl.Series, tuple[tuple[tuple[str | None, str | None], ...], ...]]:
+    columns = [name for kind in kinds for name in (kind, f"{kind}_rule")]
+    number, kept, left = _numbered(trace, trace.places.select(columns))
+    texts = kept.select(pl.col(columns).cast(pl.String))
+    places = [
+        tuple(
+            (row[i] and row[i][-MAX_TEXT_LENGTH:], None if row[i] else text_of(row[i + 1]))
+            for i in range(0, len(columns), 2)
+        )
+        for row in texts.iter_rows()
+    ]
+    if left:
+        said = f"one of {left:,} other places, which took less time"
+        places.append(tuple((None, said) for _ in kinds))
+    return number.alias("place"), tuple(places)
+
+
+def _steps(trace: Attributed) -> tuple[list[pl.Series], tuple[str, ...]]:
+    """Columns of indices for step and iteration, and the list of texts that both refer to."""
+    texts: dict[str, int] = {}
+    columns = []
+    for kind in _REPEATED:
+        column = trace.places[kind].cast(pl.String)
+        for text in column.unique(maintain_order=True).drop_nulls().head(MAX_TEXTS):
+            texts.setdefault(text, len(texts))
+        numbers = {text: number for text, number in texts.items() if text is not None}
+        columns.append(
+            column.replace_strict(numbers, default=None, return_dtype=pl.Int32).alias(kind)
+            if numbers
+            else pl.Series(kind, [None], pl.Int32).new_from_index(0, len(column))
+        )
+    return columns, tuple(text[:_SHORT] for text in texts)
+
+
+def _launches(trace: Attributed) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """The launch of each activity: the host's call, else the launch of its XLA program."""
+    gpu, host = trace.gpu, trace.host
+    row = trace.places["launch"].cast(pl.UInt32)
+    call = host.select("rank", "process", "thread", "name")[row.fill_null(0)] if len(host) else None
+    begin = host["start"].gather(row) if call is not None else _nothing(len(row))
+    took = host["duration"].gather(row) if call is not None else _nothing(len(row))
+    keys = (
+        pl.DataFrame({"name": _nothing(len(row)).cast(pl.String)})
+        if call is None
+        else call.select(*(pl.when(row.is_not_null()).then(name).alias(name) for name in call.columns))
+    )
+    program = pl.Series("program", _programs_without_a_call(trace, row))
+    keys = keys.with_columns(program)
+    begin = begin.fill_null(trace.programs["launch"].gather(program))
+    took = took.fill_null(trace.programs["launch_duration"].gather(program))
+    named = trace.programs["name"].cast(pl.String).gather(program)
+    number, kept, left = _numbered(trace, keys.with_columns(program=named))
+    known = begin.is_not_null()
+    calls = [_call(texts) for texts in _with_threads(trace, kept).iter_rows(named=True)]
+    frame = pl.DataFrame({"call": number, "lead_ns": gpu["start"] - begin, "call_ns": took})
+    shown = frame.select(pl.when(known).then(name).alias(name) for name in frame.columns)
+    return shown, (*calls, *(text for text, _ in _others(left, "calls")))
+
+
+def _nothing(rows: int) -> pl.Series:
+    return pl.Series([None], dtype=pl.Int64).new_from_index(0, rows)
+
+
+def _programs_without_a_call(trace: Attributed, launch: pl.Series) -> pl.Series:
+    """The row in programs of each activity whose own launch is unknown; null for other activities."""
+    program = trace.gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    return pl.Series(np.where(launch.is_null().to_numpy(), program, NO_ROW)).replace(NO_ROW, None)
+
+
+def _with_threads(trace: Attributed, kept: pl.DataFrame) -> pl.DataFrame:
+    if "thread" not in kept.columns:
+        return kept.with_columns(thread=None, thread_name=None, process=None)
+    keys = ["rank", "process", "thread"]
+    names = trace.threads.select(*keys, thread_name="name").unique(keys, keep="first")
+    return kept.join(names, on=keys, how="left", maintain_order="left")
+
+
+def _call(found: dict[str, object]) -> str:
+    """The launching call and its thread, as text."""
+    if found["name"] is None:
+        return f"the launch of {found['program']}"[:MAX_TEXT_LENGTH]
+    thread = f"thread {found['thread']}"
+    name = str(found["thread_name"] or "")
+    if name:  # some producers name a thread by its number
+        thread = name if thread in name else f"{thread} ({name})"
+    return f"{str(found['name'])[:_SHORT]} on {thread}"[:MAX_TEXT_LENGTH]

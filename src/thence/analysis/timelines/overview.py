@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.kernel_groups import COMMUNICATION, Patterns, kernel_groups
+from thence.analysis.grouping.kernel_groups import COMMUNICATION, Patterns, kernel_groups
 from thence.analysis.no_device_work import no_device_work
 from thence.model.intervals import reached_before
 from thence.model.kernel_names import short_names
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 CLASSES = ("computation", "communication", "memcpys and memsets")
 """Classes of slices and bins; a bin has the class of the activity that took most of it."""
 
-MOST_SLICES = 12_000
+MAX_SLICES = 12_000
 """Traces with at most this many activities keep each activity as a slice."""
-MOST_BINS = 2_000
+MAX_BINS = 2_000
 """Maximum number of bins per lane."""
-_MOST_CELLS = 32_000
-_FEWEST_BINS = 200
-_MOST_LANES = 160
-_LONGEST_NAME = 160
+_MAX_CELLS = 32_000
+_MIN_BINS = 200
+_MAX_LANES = 160
+_MAX_NAME_LENGTH = 160
 _LANE = ("rank", "device", "stream")
 _SHOWN = ("class", "name", "label")
 _NO_PATTERNS = Patterns()
@@ -60,7 +60,7 @@ class Overview:
             activity that took most of it: class (index in `CLASSES`), name and label (indices in
             ``names``; label is null if there is none).
         slices: one row per activity: lane, start, duration, class, name, label; empty if there are more
-            than `MOST_SLICES`.
+            than `MAX_SLICES`.
         names: texts, shortened.
         notes: remarks to be shown with the timeline, one sentence each.
     """
@@ -107,12 +107,12 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     activities = activities.with_columns(pl.col("start") - start)
     span = int(activities.select((pl.col("start") + pl.col("duration")).max()).item())
     lanes, rows, notes = numbered_lanes(activities)
-    count = min(MOST_BINS, max(_FEWEST_BINS, _MOST_CELLS // max(lanes.height, 1)))
+    count = min(MAX_BINS, max(_MIN_BINS, _MAX_CELLS // max(lanes.height, 1)))
     width = max(1, -(-span // count))
     count = max(1, -(-span // width))
     pieces = clipped(rows)
     busy = pieces.group_by("lane").agg(busy_ns=pl.col("duration").sum())
-    few = rows.height <= MOST_SLICES
+    few = rows.height <= MAX_SLICES
     if not few:
         notes.append(
             f"{rows.height:,} activities are shown in bins of {width:,} ns; each bin has the colour and "
@@ -169,14 +169,14 @@ def numbered_lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     """The numbered lanes, the activities in them by lane and start, and notes on omitted streams."""
     counted = activities.group_by(_LANE).agg(count=pl.len().cast(pl.Int64), total=pl.col("duration").sum())
     notes = []
-    if counted.height > _MOST_LANES:
-        left = counted.height - _MOST_LANES
+    if counted.height > _MAX_LANES:
+        left = counted.height - _MAX_LANES
         whole = int(counted["total"].sum())
         counted = counted.sort("total", *_LANE, descending=[True, False, False, False])
-        counted = counted.head(_MOST_LANES)
+        counted = counted.head(_MAX_LANES)
         share = 1 - int(counted["total"].sum()) / max(whole, 1)
         notes.append(
-            f"{left:,} of {left + _MOST_LANES:,} streams, those with the least time ({100 * share:.2g} % "
+            f"{left:,} of {left + _MAX_LANES:,} streams, those with the least time ({100 * share:.2g} % "
             "of it), are not drawn"
         )
     lanes = counted.sort(_LANE).drop("total").with_row_index("lane")
@@ -223,9 +223,9 @@ def _named(bins: pl.DataFrame, slices: pl.DataFrame) -> tuple[pl.DataFrame, pl.D
     kernels = _texts(bins, slices, "name")
     labels = _texts(bins, slices, "label")
     short: Mapping[str, str] = short_names(kernels)
-    texts = dict.fromkeys([*(short[k][:_LONGEST_NAME] for k in kernels), *_cut(labels)])
+    texts = dict.fromkeys([*(short[k][:_MAX_NAME_LENGTH] for k in kernels), *_cut(labels)])
     number = {text: i for i, text in enumerate(texts)}
-    of_kernel = {k: number[short[k][:_LONGEST_NAME]] for k in kernels}
+    of_kernel = {k: number[short[k][:_MAX_NAME_LENGTH]] for k in kernels}
     of_label = dict(zip(labels, (number[text] for text in _cut(labels)), strict=True))
 
     def numbered(frame: pl.DataFrame) -> pl.DataFrame:
@@ -243,4 +243,4 @@ def _texts(bins: pl.DataFrame, slices: pl.DataFrame, column: str) -> list[str]:
 
 
 def _cut(labels: list[str]) -> list[str]:
-    return [label[-_LONGEST_NAME:] for label in labels]
+    return [label[-_MAX_NAME_LENGTH:] for label in labels]

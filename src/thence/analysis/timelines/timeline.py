@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.collectives.communication import collectives
-from thence.analysis.data_types import data_types
+from thence.analysis.collectives.answer import collectives
+from thence.analysis.grouping.data_types import data_types
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.work.activity_work import activity_work
 from thence.model.collective_kinds import kind_of
@@ -34,12 +34,12 @@ COUNTERS = {
 }
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
 flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of
-the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.communication`). FLOP rate and
+the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.answer`). FLOP rate and
 memory traffic: sums of the mean rates of the running kernels whose FLOP and bytes are known
 (`thence.attribution.work`)."""
 
 _KEY = ("rank", "device")
-_MOST_NAMES = 3  # maximum number of mark names after the number of a lane
+_MAX_NAMES = 3  # maximum number of mark names after the number of a lane
 _COUNTERS_SCHEMA = {"rank": pl.Int32, "device": pl.Int32, "counter": pl.String, "time": pl.Int64, "value": pl.Float64}
 
 
@@ -139,7 +139,7 @@ def _named_by_marks(lanes: pl.Series, labels: pl.Series) -> pl.Series:
         .filter(lane.str.contains(r"^\d+$"), label.is_not_null())
         .unique(maintain_order=True)
         .group_by("lane", maintain_order=True)
-        .agg(label.head(_MOST_NAMES).str.join(", "), more=pl.len() > _MOST_NAMES)
+        .agg(label.head(_MAX_NAMES).str.join(", "), more=pl.len() > _MAX_NAMES)
         .with_columns(
             name=pl.format("{} ({}{})", lane, label, pl.when("more").then(pl.lit(", ...")).otherwise(pl.lit("")))
         )
@@ -183,9 +183,9 @@ def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
     lane = (*_KEY, "stream")
     ordered = gpu.sort(*lane)
     number = ordered.select(pl.struct(*lane).rle_id().cast(pl.Int64)).to_series().to_numpy()
-    of, start, end = unions(number, ordered["start"].to_numpy(), ordered["end"].to_numpy())
+    lane_number, start, end = unions(number, ordered["start"].to_numpy(), ordered["end"].to_numpy())
     lanes = ordered.select(*lane).unique(maintain_order=True)
-    return lanes.select(*_KEY)[of].with_columns(start=pl.Series(start), end=pl.Series(end), value=pl.lit(1))
+    return lanes.select(*_KEY)[lane_number].with_columns(start=pl.Series(start), end=pl.Series(end), value=pl.lit(1))
 
 
 def _steps(counter: str, intervals: pl.DataFrame) -> pl.DataFrame:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     Stacks = tuple[tuple[int, ...], ...]
 
-_MOST_STEPS = 200_000
+_MAX_STEPS = 200_000
 """Budget of placements, over all slices, for the backtracking search for fewer lanes than the greedy choice."""
-_LARGEST_SEARCHED = 64
+_MAX_SEARCHED = 64
 """Larger groups of crossing slices keep the greedy choice."""
-_MOST_COMPARED = 64
+_MAX_COMPARED = 64
 """Best fit compares this many lanes at most; beyond that, first free lane (a heap) replaces best fit."""
 
 
@@ -88,7 +88,7 @@ def _placed(track: Int64, start: Int64, end: Int64) -> Int64:
         by_choice = (np.maximum.reduceat(open_now, firsts) > 2)[np.cumsum(fresh) - 1]
     else:  # the keys above would overflow int64: treat each whole track as one group
         firsts = np.flatnonzero(np.diff(number, prepend=-1))
-    search = _Search(_MOST_STEPS)
+    search = _Search(_MAX_STEPS)
     chosen = firsts[by_choice[firsts]].tolist()
     lasts = np.append(firsts, len(track))[np.searchsorted(firsts, chosen) + 1].tolist()
     for first, last in zip(chosen, lasts, strict=True):
@@ -125,7 +125,7 @@ class _Search:
     def lanes(self, start: Sequence[int], end: Sequence[int]) -> list[int]:
         """The lane of each slice of one group, in order of start."""
         best = _first_choice(start, end)
-        while (count := max(best) + 1) > 2 and len(start) <= _LARGEST_SEARCHED:
+        while (count := max(best) + 1) > 2 and len(start) <= _MAX_SEARCHED:
             lanes = self._within(start, end, count - 1)
             if lanes is None:
                 break
@@ -187,7 +187,7 @@ def _first_choice(start: Sequence[int], end: Sequence[int]) -> list[int]:
                 best, best_end = lane, stack[-1]
         chosen = best if best >= 0 else vacant
         if chosen < 0:
-            if len(stacks) == _MOST_COMPARED:
+            if len(stacks) == _MAX_COMPARED:
                 return _by_vacancy(start, end)
             chosen = len(stacks)
             stacks.append([])

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.consistency import must
 from thence.analysis.idle.host_causes import CAUSES, host_causes
 from thence.analysis.whatif.changes import Change
 from thence.analysis.whatif.prediction import (
@@ -28,7 +27,7 @@ from thence.analysis.whatif.prediction import (
     without_pauses,
 )
 from thence.errors import MissingData
-from thence.model.answer import Answer, TableView
+from thence.model.answer import Answer, TableView, must
 from thence.model.collective_kinds import kind_of
 from thence.model.kernel_names import clip, short_names
 from thence.model.thresholds import MAX_UNEXPLAINED_SHARE

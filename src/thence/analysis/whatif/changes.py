@@ -21,11 +21,10 @@ from thence.attribution.host_rows import row_numbers
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import UsageError
 from thence.model.collective_kinds import kind_of
+from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NO_ROW, Intervals, chain_to, covered_lengths
 from thence.model.own_code import OwnCode
-from thence.model.places import PLACES
-from thence.model.questions import FREE_BY
-from thence.model.row_groups import rows_by_number
+from thence.model.places import FREE_BY, PLACES
 
 if TYPE_CHECKING:
     import numpy.typing as npt

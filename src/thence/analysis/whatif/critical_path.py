@@ -17,8 +17,8 @@ import polars as pl
 from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
 from thence.analysis.idle.host_threads import HostThreads, InnermostRows
 from thence.analysis.whatif.edges import EDGES
+from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NEVER, NO_ROW, Intervals
-from thence.model.row_groups import rows_by_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,8 @@ import polars as pl
 
 from thence.analysis.idle.host_threads import thread_numbers
 from thence.attribution.waiting import event_edges, launches_by_stream
+from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NO_ROW
-from thence.model.row_groups import rows_by_number
 from thence.model.tables import API_CALLS
 from thence.model.thresholds import (
     AWAITED_BEFORE_RETURN_NS,
@@ -39,7 +39,7 @@ from thence.model.thresholds import (
 
 if TYPE_CHECKING:
     from thence.analysis.collectives.instances import Instances
-    from thence.analysis.graph_nodes import GraphNodes
+    from thence.analysis.cuda_graphs.nodes import GraphNodes
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
     from thence.model.intervals import Intervals

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.graph_nodes import graph_nodes
+from thence.analysis.cuda_graphs.nodes import graph_nodes
 from thence.analysis.idle.host_threads import thread_numbers
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.steps import windows
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.analysis.collectives.instances import Instances
-    from thence.analysis.graph_nodes import GraphNodes
+    from thence.analysis.cuda_graphs.nodes import GraphNodes
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.extent import paused
+from thence.analysis.selection.windows import unrecorded_times
 from thence.analysis.steps.plain_step import plain_step
 from thence.analysis.steps.windows import steps
 from thence.analysis.whatif.changes import ChangeFacts, activities_of, changed
@@ -227,7 +227,7 @@ def without_pauses(trace: Attributed, program: Program) -> tuple[Program, Int64]
         The program, in whose graph these times are no work of the host and their steps do not count, while its recorded
         times stay; and the times of all nodes then.
     """
-    pauses = paused(trace)
+    pauses = unrecorded_times(trace)
     graph = program.graph
     if pauses.is_empty():
         return program, graph.time

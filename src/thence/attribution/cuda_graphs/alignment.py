@@ -11,20 +11,27 @@ But a node never starts before its predecessors have ended, and that nearly alwa
 
 Only impossible nodes are ruled out, nothing is guessed: an activity gets a label only if all nodes that
 remain possible for it have the same label.
+
+The edges of a graph give a partial order of its nodes (`Topology`). Reachability uses a chain decomposition: the
+nodes are divided into paths of the graph, and for each path a node stores the last position that is an ancestor. A
+captured graph consists of about as many paths as streams were captured, so this takes little memory, and a query is
+one comparison.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thence.attribution.cuda_graphs.topology import Topology
+    from thence.model.arrays import Int64, Mask
+    from thence.model.graph_labels import CapturedGraph
+
 
 TOLERANCE_NS = 1000
 """By how much consecutive activities may seem to overlap in a replay (clock of the device)."""
@@ -35,12 +42,10 @@ FOREIGN = -4
 CONTRADICTED = -5
 """Stands for a label about which label files contradict each other."""
 
-_MOST_CELLS = 32_000_000  # of one table of possibilities
-_ROUNDS = 50
+_MAX_CELLS = 32_000_000  # of one table of possibilities, of a byte each: more replays are aligned in parts
+_ROUNDS = 50  # of narrowing; what is possible after them stays open
+# A quarter of the range, so that tolerances can be added without overflow.
 _NEVER, _ALWAYS = np.iinfo(np.int64).max // 4, np.iinfo(np.int64).min // 4
-
-_Ints: TypeAlias = "NDArray[np.int64]"
-_Mask: TypeAlias = "NDArray[np.bool_]"
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,9 @@ class Pattern:
     """
 
     topology: Topology
-    rows: NDArray[np.int64]
-    signature: NDArray[np.int64]
-    label: NDArray[np.int64]
+    rows: Int64
+    signature: Int64
+    label: Int64
 
 
 @dataclass(frozen=True)
@@ -72,24 +77,23 @@ class Aligned:
             second began too early; -1 where no pair shows it.
     """
 
-    node: NDArray[np.int64]
-    label: NDArray[np.int64]
-    contradicts: NDArray[np.bool_]
-    first: NDArray[np.int64]
+    node: Int64
+    label: Int64
+    contradicts: Mask
+    first: Int64
 
 
-def align(pattern: Pattern, signature: _Ints, start: _Ints, end: _Ints) -> Aligned:
+def align(pattern: Pattern, signature: Int64, start: Int64, end: Int64) -> Aligned:
     """Aligns replays to a graph.
 
     Args:
-        pattern: the graph.
         signature: int64 (replays, activities): each replay has the signatures of the pattern, in any order.
         start: int64 of the same shape: ns, ascending in each replay.
         end: int64 of the same shape: ns.
     """
     slots = _Slots.of(pattern)
     largest = max((members.size for members in slots.classes if not members.ordered), default=0)
-    at_once = max(1, _MOST_CELLS // max(largest**2, pattern.topology.order.size, 1))
+    at_once = max(1, _MAX_CELLS // max(largest**2, pattern.topology.order.size, 1))
     parts = []
     for low in range(0, max(len(start), 1), at_once):
         chosen = slice(low, low + at_once)
@@ -140,9 +144,9 @@ class _Slots:
     """
 
     pattern: Pattern
-    node: _Ints
-    row: _Ints
-    label: _Ints
+    node: Int64
+    row: Int64
+    label: Int64
     classes: tuple[_Class, ...]
 
     @classmethod
@@ -168,31 +172,37 @@ class _Work:
     """The state while aligning some replays of one pattern."""
 
     slots: _Slots
-    activity: _Ints  # (replays, slots): activity of that signature, by start
-    start: _Ints  # (replays, slots)
-    end: _Ints
-    label: _Ints  # (replays, slots), result
-    node: _Ints  # (replays, slots), result
-    node_start: _Ints  # (all nodes, replays); only where known
-    node_end: _Ints
-    known: _Mask  # (all nodes, replays): whether the node's activity is known
-    contradicts: _Mask
-    first: _Ints
+    activity: Int64  # (replays, slots): activity of that signature, by start
+    start: Int64  # (replays, slots)
+    end: Int64
+    label: Int64  # (replays, slots), result
+    node: Int64  # (replays, slots), result
+    node_start: Int64  # (all nodes, replays); only where known
+    node_end: Int64
+    known: Mask  # (all nodes, replays): whether the node's activity is known
+    contradicts: Mask
+    first: Int64
     overlapping: bool = False  # activities overlap predecessors, so only starts are ordered
-    possible: dict[_Class, _Mask] = field(default_factory=dict)
+    possible: dict[_Class, Mask] = field(default_factory=dict)
     """(replays, activities, nodes) of the classes in which several nodes are possible."""
 
     @classmethod
-    def of(cls, slots: _Slots, signature: _Ints, start: _Ints, end: _Ints) -> _Work:
+    def of(cls, slots: _Slots, signature: Int64, start: Int64, end: Int64) -> _Work:
         replays, nodes = len(start), len(slots.pattern.topology.order)
         activity = np.argsort(signature, axis=1, kind="stable")
         return cls(
-            slots, activity,
-            np.take_along_axis(start, activity, 1), np.take_along_axis(end, activity, 1),
-            np.full(start.shape, UNDECIDED, np.int64), np.full(start.shape, -1, np.int64),
-            np.zeros((nodes, replays), np.int64), np.zeros((nodes, replays), np.int64),
-            np.zeros((nodes, replays), np.bool_), np.zeros(replays, np.bool_), np.full((replays, 2), -1),
-        )  # fmt: skip
+            slots=slots,
+            activity=activity,
+            start=np.take_along_axis(start, activity, 1),
+            end=np.take_along_axis(end, activity, 1),
+            label=np.full(start.shape, UNDECIDED, np.int64),
+            node=np.full(start.shape, -1, np.int64),
+            node_start=np.zeros((nodes, replays), np.int64),
+            node_end=np.zeros((nodes, replays), np.int64),
+            known=np.zeros((nodes, replays), np.bool_),
+            contradicts=np.zeros(replays, np.bool_),
+            first=np.full((replays, 2), -1),
+        )
 
     def settle_chains(self) -> None:
         """Assigns nodes of one signature that depend on each other in topological order."""
@@ -232,8 +242,8 @@ class _Work:
         Also notes whether any node started before a predecessor ended.
         """
         edges = self.slots.pattern.topology.edges
-        for part in np.array_split(edges, 1 + len(edges) * len(self.start) // _MOST_CELLS):
-            first, second = part.T
+        for chunk in np.array_split(edges, 1 + len(edges) * len(self.start) // _MAX_CELLS):
+            first, second = chunk.T
             both = self.known[first] & self.known[second]
             began = self.node_start[second] + TOLERANCE_NS
             self.overlapping |= bool((both & (began < self.node_end[first])).any())
@@ -249,7 +259,7 @@ class _Work:
         if self.overlapping:
             self._contradict(self.known & (began < lower), np.full(len(nodes), -1), nodes)
 
-    def _contradict(self, early: _Mask, first: _Ints, second: _Ints) -> None:
+    def _contradict(self, early: Mask, first: Int64, second: Int64) -> None:
         contradicted = early.any(axis=0) & ~self.contradicts
         if not contradicted.any():
             return
@@ -261,7 +271,7 @@ class _Work:
         self.first[contradicted] = np.stack([index[first[worst]], index[second[worst]]], axis=1)
         self.contradicts |= contradicted
 
-    def _bounds(self) -> tuple[_Ints, _Ints]:
+    def _bounds(self) -> tuple[Int64, Int64]:
         """Time bounds of each node, shape (all nodes, replays).
 
         The lower bound is the time before which it cannot have started, the upper bound the time by which
@@ -285,7 +295,7 @@ class _Work:
     def narrow(self) -> None:
         """Rules out nodes for activities of the classes that are not ordered, until nothing changes."""
         for members in self.slots.classes:
-            if not members.ordered and members.size**2 * len(self.start) <= _MOST_CELLS:
+            if not members.ordered and members.size**2 * len(self.start) <= _MAX_CELLS:
                 self.possible[members] = self._by_counts(members)
         if all(members.alike for members in self.possible):
             return
@@ -297,11 +307,11 @@ class _Work:
         for members in self.possible:
             self._conclude(members)
 
-    def _ends(self, members: _Class) -> _Ints:
-        ends: _Ints = (self.start if self.overlapping else self.end)[:, members.slots]
+    def _ends(self, members: _Class) -> Int64:
+        ends: Int64 = (self.start if self.overlapping else self.end)[:, members.slots]
         return ends
 
-    def _by_counts(self, members: _Class) -> _Mask:
+    def _by_counts(self, members: _Class) -> Mask:
         """Possible nodes by counting the activities of the same signature before and after each activity.
 
         At least as many must have ended before it as a node of the class has predecessors in the class, and at least
@@ -316,10 +326,10 @@ class _Work:
             own_start, own_end = start[replay], end[replay]
             ended[replay] = np.searchsorted(np.sort(own_end), own_start + TOLERANCE_NS, "right")
             began[replay] = members.size - np.searchsorted(own_start, own_end - TOLERANCE_NS)
-        possible: _Mask = (ended[:, :, None] >= earlier) & (began[:, :, None] >= later)
+        possible: Mask = (ended[:, :, None] >= earlier) & (began[:, :, None] >= later)
         return possible
 
-    def _narrowed(self, members: _Class, lower: _Ints, upper: _Ints) -> bool:
+    def _narrowed(self, members: _Class, lower: Int64, upper: Int64) -> bool:
         """Rules out impossible nodes; returns whether any were ruled out."""
         possible = self.possible[members]
         count = int(possible.sum())
@@ -354,7 +364,7 @@ class _Work:
         chosen = self.slots.node[members.slots][possible.argmax(axis=2)]
         self.node[:, members.slots] = np.where(possible.sum(axis=2) == 1, chosen, -1)
 
-    def result(self) -> tuple[_Ints, _Ints, _Mask, _Ints]:
+    def result(self) -> tuple[Int64, Int64, Mask, Int64]:
         """Node, label, contradicts and first of `Aligned`, in the order of the activities."""
         node, label = np.empty_like(self.node), np.empty_like(self.label)
         np.put_along_axis(node, self.activity, self.node, 1)
@@ -362,9 +372,136 @@ class _Work:
         return node, label, self.contradicts, self.first
 
 
-def _grouped(edges: _Ints, by: int) -> dict[int, list[int]]:
+def _grouped(edges: Int64, by: int) -> dict[int, list[int]]:
     """Neighbours of each node that has any."""
     result: dict[int, list[int]] = {}
     for pair in edges.tolist():
         result.setdefault(pair[by], []).append(pair[1 - by])
     return result
+
+
+# ---- The partial order of the nodes
+
+
+_MAX_ANCESTOR_CELLS = 60_000_000  # of the table of ancestors: 240 MB
+
+
+class NotOrdered(ValueError):
+    """The edges give no usable order; the message says why."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The order of the nodes of one graph. Nodes are numbered by their row.
+
+    Attributes:
+        order: the nodes in topological order: each comes after all nodes that it waits for.
+        edges: int64 array of shape (n, 2): row of a node, and row of a node that waits for it.
+        chain: number of the path that each node is on.
+        position: position of each node in its path.
+        reach: for each node and path, the position of the last ancestor there, -1 for none.
+    """
+
+    order: Int64
+    edges: Int64
+    chain: Int64
+    position: Int64
+    reach: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, count: int, edges: Int64) -> Topology:
+        """The order that edges give to ``count`` nodes.
+
+        Raises:
+            NotOrdered: the edges contain a cycle, or there are far too many parallel branches.
+        """
+        edges = np.unique(edges.reshape(-1, 2), axis=0)
+        before = _neighbours(count, edges[:, 1], edges[:, 0])
+        order = _order(count, edges)
+        if len(order) < count:
+            raise NotOrdered("the edges of the graph contain a cycle")
+        chain, position, chains = _chains(order, before)
+        if count * chains > _MAX_ANCESTOR_CELLS:
+            raise NotOrdered(f"{count:,} nodes on {chains:,} branches are too many to be ordered")
+        reach = np.full((count, chains), -1, np.int32)
+        for node in order.tolist():
+            last_ancestors = reach[node]
+            for earlier in before[node]:
+                np.maximum(last_ancestors, reach[earlier], out=last_ancestors)
+                last_ancestors[chain[earlier]] = max(last_ancestors[chain[earlier]], position[earlier])
+        return cls(order, edges, chain, position, reach)
+
+    def before(self, first: Int64, second: Int64) -> Mask:
+        """Whether each first node is an ancestor of the second node at the same index."""
+        is_ancestor: Mask = self.position[first] <= self.reach[second, self.chain[first]]
+        return is_ancestor
+
+
+def edges_of(graph: CapturedGraph) -> tuple[int, Int64]:
+    """The number of nodes to be ordered, and the edges between their rows.
+
+    A node with a child graph starts before the nodes in it; its successors wait for the end of all of
+    them. That end becomes an extra node, numbered after the rows of the graph's own nodes.
+    """
+    assert graph.edges is not None
+    numbers = graph.nodes["number"].to_numpy()
+    rows = np.argsort(numbers)
+    edges = rows[np.searchsorted(numbers, graph.edges, sorter=rows)].reshape(-1, 2)
+    parents = graph.nodes["parent"]
+    count = graph.nodes.height
+    if parents.null_count() == count:
+        return count, edges
+    inside = np.flatnonzero(parents.is_not_null().to_numpy())
+    holder = rows[np.searchsorted(numbers, parents.drop_nulls().to_numpy(), sorter=rows)]
+    holders = np.unique(holder)
+    end = np.arange(count)
+    end[holders] = count + np.arange(len(holders))  # the end node of a holder; other nodes are their own end
+    behind = np.stack([end[edges[:, 0]], edges[:, 1]], axis=1)
+    begins = np.stack([holder, inside], axis=1)
+    ends = np.stack([end[inside], end[holder]], axis=1)
+    return count + len(holders), np.concatenate([behind, begins, ends])
+
+
+def _neighbours(count: int, nodes: Int64, neighbours: Int64) -> list[list[int]]:
+    result: list[list[int]] = [[] for _ in range(count)]
+    for node, neighbour in zip(nodes.tolist(), neighbours.tolist(), strict=True):
+        result[node].append(neighbour)
+    return result
+
+
+def _order(count: int, edges: Int64) -> Int64:
+    """A topological order of the rows; captured nodes are usually in such an order already."""
+    if (edges[:, 0] < edges[:, 1]).all():
+        return np.arange(count)
+    after = _neighbours(count, edges[:, 0], edges[:, 1])
+    waits = np.bincount(edges[:, 1], minlength=count).tolist()
+    ready = [node for node in range(count) if not waits[node]]
+    order = []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for later in after[node]:
+            waits[later] -= 1
+            if not waits[later]:
+                ready.append(later)
+    return np.array(order, np.int64)
+
+
+def _chains(order: Int64, before: list[list[int]]) -> tuple[Int64, Int64, int]:
+    """Greedy chain decomposition: a node extends the path of a predecessor that nothing extended yet."""
+    count = len(order)
+    chain, position = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    last: list[int] = []  # node at the end of each path
+    path_of, place_of = [0] * count, [0] * count
+    for node in order.tolist():
+        for earlier in before[node]:
+            path = path_of[earlier]
+            if last[path] == earlier:
+                last[path] = node
+                path_of[node], place_of[node] = path, place_of[earlier] + 1
+                break
+        else:
+            path_of[node] = len(last)
+            last.append(node)
+    chain[:], position[:] = path_of, place_of
+    return chain, position, max(len(last), 1)

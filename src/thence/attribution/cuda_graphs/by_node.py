@@ -21,13 +21,12 @@ from thence.model.collective_kinds import can_launch, kernels_of_nccl, kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from thence.attribution.cuda_graphs.replays import Replays
-    from thence.attribution.cuda_graphs.signatures import Names
+    from thence.attribution.cuda_graphs.signatures import KernelNames
+    from thence.model.arrays import Int64
     from thence.model.graph_labels import CapturedGraph, GraphLabels
 
-_LOW = (1 << 32) - 1
+_LOW = (1 << 32) - 1  # bits of a node id that are its number; those above are the id of the graph
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class Executed:
 
     rank: int
     id: int
-    rows: NDArray[np.int64]
-    number: NDArray[np.int64]
+    rows: Int64
+    number: Int64
     nodes: list[tuple[int, int]]
 
 
@@ -102,13 +101,13 @@ def executed(replays: Replays) -> list[Executed]:
     return result
 
 
-def _executed(replays: Replays, rank: int, graph: int, rows: NDArray[np.int64], number: NDArray[np.int64]) -> Executed:
+def _executed(replays: Replays, rank: int, graph: int, rows: Int64, number: Int64) -> Executed:
     kinds = max(replays.kinds.frame.height, 1)
     pairs = pl.Series(number * kinds + replays.variant[rows]).unique().sort().to_list()
     return Executed(rank, graph, rows, number, [divmod(pair, kinds) for pair in pairs])
 
 
-def match(executable: Executed, labels: GraphLabels, names: Names, kernels: pl.DataFrame) -> Match:
+def match(executable: Executed, labels: GraphLabels, names: KernelNames, kernels: pl.DataFrame) -> Match:
     """The labels of an executable graph's nodes.
 
     Args:
@@ -146,7 +145,7 @@ def _texts(match: Match, labels: GraphLabels) -> Iterator[str]:
 
 
 def _matched(
-    ran: Executed, graph: CapturedGraph, labels: GraphLabels, names: Names, kernels: pl.DataFrame, rule: str
+    ran: Executed, graph: CapturedGraph, labels: GraphLabels, names: KernelNames, kernels: pl.DataFrame, rule: str
 ) -> Match:
     """Matches one executable graph to one captured graph."""
     nodes = graph.nodes.with_columns(pl.col("label").fill_null(-1))
@@ -192,7 +191,7 @@ class _NodesAndKernels:
 
     nodes: pl.DataFrame
     labels: GraphLabels
-    names: Names
+    names: KernelNames
     kernels: pl.DataFrame
 
     @cached_property
@@ -214,9 +213,11 @@ class _NodesAndKernels:
         described = {
             number: label.collective for number, label in enumerate(self.labels.labels) if label.collective is not None
         }
-        names = pl.DataFrame({"name": [each.collective for each in described.values()]}, {"name": pl.String})
+        names = pl.DataFrame(
+            {"name": [description.collective for description in described.values()]}, {"name": pl.String}
+        )
         kinds = names.select(kind_of(pl.col("name"))).to_series()
-        types = [each.element_type for each in described.values()]
+        types = [description.element_type for description in described.values()]
         return dict(zip(described, zip(kinds, types, strict=True), strict=True))
 
     @cached_property

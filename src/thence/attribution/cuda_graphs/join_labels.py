@@ -2,6 +2,8 @@
 
 Each labels file applies to the ranks of the process that saved it. Node ids decide where the trace has
 them, alignment everywhere else. Activities that cannot be joined keep the reason.
+
+Labels and trace must be of one process, because node ids alone match any process (`process_mismatch`).
 """
 
 from __future__ import annotations
@@ -10,140 +12,54 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.alignment import CONTRADICTED, FOREIGN, UNDECIDED
+from thence.attribution.cuda_graphs.alignment import CONTRADICTED, UNDECIDED
+from thence.attribution.cuda_graphs.assigned_labels import (
+    CALL_COLUMNS,
+    PLACE_COLUMNS,
+    AssignedLabels,
+    JoinedLabels,
+    joined_rows,
+)
+from thence.attribution.cuda_graphs.by_alignment import Candidate, aligned_group
 from thence.attribution.cuda_graphs.by_node import executed, match
-from thence.attribution.cuda_graphs.by_order import Candidate, aligned_group
-from thence.attribution.cuda_graphs.processes import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
-from thence.attribution.cuda_graphs.signatures import Names, Signatures
+from thence.attribution.cuda_graphs.signatures import KernelNames, Signatures
 from thence.attribution.paths import SEPARATOR
-from thence.model.attributed import RULE
 from thence.model.collective_columns import described_structs
-from thence.model.graph_labels import CapturedPlace, Label
-from thence.model.places import GRAPH_LABELS
+from thence.model.graph_labels import CapturedPlace, Label, Process
 from thence.model.reasons import CODES
-from thence.model.tables import GRAPH_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from thence.attribution.cuda_graphs.by_alignment import Outcome
     from thence.attribution.cuda_graphs.by_node import Executed, Match
-    from thence.attribution.cuda_graphs.by_order import Outcome
     from thence.attribution.cuda_graphs.replays import Group
+    from thence.model.arrays import Int64
     from thence.model.graph_labels import CapturedCall, GraphLabels
     from thence.model.tables import Tables
 
-_PLACES = (*GRAPH_LABELS, "position", "lane", "metadata", "operator", "inputs")
-_OF_CALL = ("node", "nodes")
-_PLACED = [pl.col(name).is_not_null() for name in (*GRAPH_LABELS, "lane", "metadata", "collective")]
-_MOST_LISTED = 3  # launches whose first difference is reported
+
+_MAX_LISTED = 3  # launches whose first difference is reported
 
 
-@dataclass(frozen=True)
-class Joined:
-    """The result of joining labels.
-
-    Attributes:
-        places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
-        notes: what was not joined and why, as sentences.
-        foreign: labels that were refused because they are of another process or program: the file, and why.
-        files: the files that labelled any activities, and how many.
-    """
-
-    places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
-    notes: tuple[str, ...] = ()
-    foreign: tuple[tuple[str, str], ...] = ()
-    files: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def labelled(self) -> int:
-        """Number of activities that got a label, or another place."""
-        return int(self.places.select(pl.any_horizontal(_PLACED)).to_series().sum())
-
-
-@dataclass
-class Numbered:
-    """The labels found so far: for each row of gpu, the number of its label and how it was found.
-
-    Attributes:
-        replays: of the trace.
-        number: for each row, the number of its label, -1 where none was open, `UNDECIDED` where several are
-            possible, `FOREIGN` where nothing corresponds to the activity, `CONTRADICTED` where label files differ, -3
-            where nothing is known.
-        rule: for each row, position in `CODES` of the rule, or of the reason where there is no label; -1 where
-            nothing is known.
-        detail: for each row, index in ``details``, -1 for none.
-        confidence: for each row, NaN where no alignment was needed.
-        details: sentences about graphs that fit none of the labels.
-    """
-
-    replays: Replays
-    number: NDArray[np.int64]
-    rule: NDArray[np.int64]
-    detail: NDArray[np.int64]
-    confidence: NDArray[np.float64]
-    details: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, replays: Replays) -> Numbered:
-        """The initial state: no labels."""
-        rows = replays.tables.gpu.height
-        nothing = np.full(rows, -1)
-        return cls(replays, np.full(rows, -3), nothing, nothing.copy(), np.full(rows, np.nan))
-
-    def put(self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int) -> None:
-        """Stores labels; where there is none, ``rule`` gets the reason."""
-        self.number[rows] = number
-        self.rule[rows] = rule
-        self.rule[rows[number == -1]] = CODES.index("graph_no_label")
-        self.rule[rows[number == UNDECIDED]] = CODES.index("graph_ambiguous")
-        self.rule[rows[number == FOREIGN]] = CODES.index("graph_foreign")
-        self.rule[rows[number == CONTRADICTED]] = CODES.index("graph_labels_differ")
-        self.detail[rows] = -1
-
-    def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
-        """Stores the outcome of an alignment.
-
-        Returns:
-            why launches were refused, one text per refused launch.
-        """
-        refused = np.array([reason is not None for reason in outcome.refused])
-        good, number = rows[~refused], outcome.label[~refused]
-        self.put(good.reshape(-1), number.reshape(-1), CODES.index(rule))
-        self.confidence[good] = (number > UNDECIDED).mean(axis=1)[:, None]
-        reasons = [reason for reason in outcome.refused if reason is not None]
-        for launch, reason in zip(np.flatnonzero(refused).tolist(), reasons, strict=True):
-            self.refuse(rows[launch], reason)
-        return reasons
-
-    def refuse(self, rows: NDArray[np.int64], reason: str) -> None:
-        """Stores the reason why activities got no label."""
-        self.number[rows] = UNDECIDED
-        self.rule[rows] = CODES.index("graph_not_joined")
-        if reason not in self.details:
-            self.details.append(reason)
-        self.detail[rows] = self.details.index(reason)
-
-
-def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
+def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> JoinedLabels:
     """Joins labels files to the activities of a trace.
 
     Args:
-        tables: of the trace.
         labels: each applies to the ranks of the process that saved it.
     """
     replays = Replays.of(tables)
     if not len(replays.rows) or not labels:
-        return Joined()
-    assigned = Numbered.of(replays)
+        return JoinedLabels()
+    assigned = AssignedLabels.of(replays)
     distinct_labels = _DistinctLabels()
     files = [_File.of(file, distinct_labels.numbers(file), replays) for file in labels]
     fewer = distinct_labels.fewer()
@@ -172,7 +88,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
     # A file that does not fit one rank is not reported if it fits another.
     foreign += [reason for i, reason in reasons.items() if i not in fitted]
     places = joined_rows(assigned, distinct_labels.frame())
-    return Joined(places, tuple(notes), tuple(foreign), dict(labelled))
+    return JoinedLabels(places, tuple(notes), tuple(foreign), dict(labelled))
 
 
 @dataclass(frozen=True)
@@ -187,14 +103,14 @@ class _File:
     """
 
     labels: GraphLabels
-    names: Names
-    label: NDArray[np.int64]
+    names: KernelNames
+    label: Int64
     candidates: list[tuple[Candidate, Signatures]]
 
     @classmethod
-    def of(cls, file: GraphLabels, label: NDArray[np.int64], replays: Replays) -> _File:
+    def of(cls, file: GraphLabels, label: Int64, replays: Replays) -> _File:
         traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
-        names = Names(file.kernels, traced)
+        names = KernelNames(file.kernels, traced)
         candidates = []
         for graph in file.graphs:
             if graph.edges is None or graph.nodes["kernel"].null_count() == graph.nodes.height:
@@ -211,11 +127,7 @@ class _File:
 
 
 def _by_alignment(
-    files: Sequence[_File],
-    assigned: Numbered,
-    rows: NDArray[np.int64],
-    fewer: Sequence[NDArray[np.int64]],
-    labelled: Counter[str],
+    files: Sequence[_File], assigned: AssignedLabels, rows: Int64, fewer: Sequence[Int64], labelled: Counter[str]
 ) -> list[str]:
     """Joins files of one process to rows without known ids; returns notes on launches that differ."""
     replays = assigned.replays
@@ -239,10 +151,7 @@ def _by_alignment(
 
 
 def _aligned(
-    group: Group,
-    replays: Replays,
-    candidates: Sequence[tuple[Candidate, Signatures]],
-    fewer: Sequence[NDArray[np.int64]],
+    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]], fewer: Sequence[Int64]
 ) -> Outcome:
     """Aligns launches; where nodes that fit equally well differ in what their labels say, uses what they say alike.
 
@@ -272,20 +181,20 @@ def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Repl
     correlation = replays.tables.gpu["correlation"]
     texts = [
         f"the graph launch with correlation id {correlation[row]} is not labelled: {reason}"
-        for row, reason in refused[:_MOST_LISTED]
+        for row, reason in refused[:_MAX_LISTED]
     ]
-    if len(refused) > _MOST_LISTED:
+    if len(refused) > _MAX_LISTED:
         texts.append(f"{len(refused):,} of {count:,} graph launches are not labelled")
     return texts
 
 
 def _by_ids(
     files: Sequence[_File],
-    assigned: Numbered,
-    rows: NDArray[np.int64],
+    assigned: AssignedLabels,
+    rows: Int64,
     distinct_labels: _DistinctLabels,
     labelled: Counter[str],
-) -> tuple[NDArray[np.int64], list[str], list[tuple[str, str]]]:
+) -> tuple[Int64, list[str], list[tuple[str, str]]]:
     """Joins files of one process by node ids.
 
     If several files know a graph, each node gets what they say together.
@@ -300,12 +209,12 @@ def _by_ids(
     done = np.zeros(replays.tables.gpu.height, np.bool_)
     for graph in executed(dataclasses.replace(replays, rows=rows)):
         matches = [(file, match(graph, file.labels, file.names, replays.kinds.frame)) for file in files]
-        fitting = [(file, found) for file, found in matches if found.refused is None]
-        fitting = [(file, found) for file, found in fitting if found.by_id] or fitting
-        for file, found in matches:
-            if found.refused is None or found.foreign:
+        fitting = [(file, matched) for file, matched in matches if matched.refused is None]
+        fitting = [(file, matched) for file, matched in fitting if matched.by_id] or fitting
+        for file, matched in matches:
+            if matched.refused is None or matched.foreign:
                 continue
-            text = f"executable graph {graph.id} ran other kernels than were captured: {found.refused}"
+            text = f"executable graph {graph.id} ran other kernels than were captured: {matched.refused}"
             foreign.append((file.labels.source, text))
             done[graph.rows] = True
             assigned.refuse(graph.rows, text)
@@ -341,27 +250,27 @@ def _with_executables(files: Sequence[_File]) -> list[_File]:
 
 
 def _put_matched(
-    assigned: Numbered,
+    assigned: AssignedLabels,
     graph: Executed,
     matches: Sequence[tuple[_File, Match]],
     distinct_labels: _DistinctLabels,
     labelled: Counter[str],
 ) -> list[str]:
     """Stores the labels of one executable graph's nodes; returns notes on contradictions."""
-    said: dict[int, dict[int, str]] = {}  # for each node number, label numbers and their files
+    labels_of_node: dict[int, dict[int, str]] = {}  # for each node number, label numbers and their files
     rules: dict[int, str] = {}
     ran, counts = np.unique(graph.number, return_counts=True)
     activities = dict(zip(ran.tolist(), counts.tolist(), strict=True))
-    for file, found in matches:
-        for number, label, rule in zip(found.number, found.label, found.rule, strict=True):
-            of_file, of_node = int(file.label[label]), said.setdefault(number, {})
+    for file, matched in matches:
+        for number, label, rule in zip(matched.number, matched.label, matched.rule, strict=True):
+            of_file, of_node = int(file.label[label]), labels_of_node.setdefault(number, {})
             rules.setdefault(number, rule)
             if of_file >= 0:
                 of_node.setdefault(of_file, file.labels.source)
                 labelled[file.labels.source] += activities[number]
     differing: dict[tuple[str, str], list[int]] = {}
     of_number: dict[int, int] = {}
-    for number, labels in said.items():
+    for number, labels in labels_of_node.items():
         merged = distinct_labels.merged(tuple(labels)) if labels else -1
         if merged is None:
             first, second, *_ = labels.values()
@@ -377,7 +286,7 @@ def _put_matched(
     assigned.refuse(graph.rows[~matching], "its node cannot be distinguished from other nodes inside child graphs")
     return [
         f"{first} and {second} contradict each other about {len(nodes):,} nodes of executable graph {graph.id}: "
-        + distinct_labels.difference(said[nodes[0]], f"node {nodes[0]}")
+        + distinct_labels.difference(labels_of_node[nodes[0]], f"node {nodes[0]}")
         + "; these nodes get no label: give only the file that the traced process saved"
         for (first, second), nodes in differing.items()
     ]
@@ -391,14 +300,14 @@ class _DistinctLabels:
     by_text: dict[str, int] = field(default_factory=dict)
     of_merged: dict[tuple[int, ...], int | None] = field(default_factory=dict)
 
-    def numbers(self, file: GraphLabels) -> NDArray[np.int64]:
+    def numbers(self, file: GraphLabels) -> Int64:
         """The number of each label of a file; index -1 gives -1."""
         result = np.full(len(file.labels) + 1, -1)
         for i, label in enumerate(file.labels):
             result[i] = self._number(label)
         return result
 
-    def fewer(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def fewer(self) -> tuple[Int64, Int64]:
         """For each label, the numbers of labels that say less: without the call of the operator, and the marks alone.
 
         The number is -1 where nothing is left, and for index -1.
@@ -413,7 +322,7 @@ class _DistinctLabels:
         marks = [dataclasses.replace(label, place=None) for label in labels]
         return self._reduced(without_call), self._reduced(marks)
 
-    def _reduced(self, labels: Sequence[Label]) -> NDArray[np.int64]:
+    def _reduced(self, labels: Sequence[Label]) -> Int64:
         numbers = [-1 if label == Label(()) else self._number(label) for label in labels]
         return np.array([*numbers, -1])
 
@@ -435,18 +344,18 @@ class _DistinctLabels:
 
     def difference(self, numbers: Iterable[int], node: str) -> str:
         """A sentence on what the first two of some labels say differently about a node."""
-        one, other, *_ = (self.labels[number] for number in numbers)
-        if _longer(one.path, other.path) is None:
-            said = "/".join(one.path), "/".join(other.path)
-            return f"{node} is `{said[0]}` in one and `{said[1]}` in the other"
+        first, second, *_ = (self.labels[number] for number in numbers)
+        if _longer(first.path, second.path) is None:
+            paths = "/".join(first.path), "/".join(second.path)
+            return f"{node} is `{paths[0]}` in one and `{paths[1]}` in the other"
         names = [f.name for f in dataclasses.fields(Label) if f.name != "path"]
-        name = next(n for n in names if _same(getattr(one, n), getattr(other, n)) is None)
+        name = next(n for n in names if _same(getattr(first, n), getattr(second, n)) is None)
         return f"{node} has another {name} in one than in the other"
 
     def frame(self) -> pl.DataFrame:
         """The place columns of each label."""
         rows = [_place(label) for label in self.labels]
-        schema = {**dict.fromkeys(_PLACES, pl.String), **dict.fromkeys(_OF_CALL, pl.Int32)}
+        schema = {**dict.fromkeys(PLACE_COLUMNS, pl.String), **dict.fromkeys(CALL_COLUMNS, pl.Int32)}
         columns = {name: [row.get(name) for row in rows] for name in schema}
         collectives = described_structs([label.collective for label in self.labels])
         return pl.DataFrame(columns, schema=schema).with_columns(collective=collectives)
@@ -507,36 +416,61 @@ def _of_call(call: CapturedCall) -> dict[str, Any]:
     return {"operator": call.name, "inputs": call.inputs, "node": call.node, "nodes": call.nodes}
 
 
-def joined_rows(assigned: Numbered, places: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `GRAPH_PLACES` for all activities with a label or a reason.
+# ---- Whether labels and trace are of one process
 
-    Args:
-        assigned: label numbers of the activities.
-        places: columns of places, one row for each number.
+
+_CLOCKS_NS = 2_000_000_000  # by how much clocks of one machine may disagree about when a process began
+
+
+def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
+    """The reason why labels are not of a rank's process, as the end of a sentence; None if they may be.
+
+    Compares process id, rank, boot of the machine, and the time of the trace with the time at which the
+    labelled process began; a fact that either side lacks is not compared.
     """
-    rows = np.flatnonzero(assigned.rule >= 0)
-    number = pl.Series(assigned.number[rows])
-    number = number.set(number < 0, None).cast(pl.UInt32)
-    confidence = pl.Series(assigned.confidence[rows]).fill_nan(None)
-    detail = pl.Series(assigned.detail[rows])
-    detail = detail.set(detail < 0, None).cast(pl.UInt32)
-    details = pl.Series(assigned.details, dtype=pl.String).cast(pl.Categorical())
-    columns: dict[str, Any] = {name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES}
-    columns |= {name: places[name].gather(number) for name in ("collective", *_OF_CALL)}
-    columns |= {
-        "gpu": rows,
-        "rule": pl.Series(CODES, dtype=RULE).gather(assigned.rule[rows]),
-        "confidence": confidence,
-        "detail": details.gather(detail),
-    }
-    return GRAPH_PLACES.frame(columns)
+    process = labels.process
+    reason = _other_process(process, tables, rank)
+    if reason is not None:
+        return reason
+    boots = {f["boot"] for f in tables.meta.facts if isinstance(f.get("boot"), str)}
+    if process.boot and boots and process.boot not in boots:
+        return "the machine was restarted between capture and trace"
+    began = tables.gpu.filter(pl.col("rank") == rank)["start"].min()
+    if process.started_ns is None or tables.meta.epoch_ns is None or not isinstance(began, int):
+        return None
+    if began + tables.meta.epoch_ns + _CLOCKS_NS < process.started_ns:
+        return (
+            f"the process that captured these graphs began at {_moment(process.started_ns)}, "
+            f"but the trace at {_moment(began + tables.meta.epoch_ns)}"
+        )
+    return None
 
 
-def with_places(tables: Tables, joined: Joined) -> Tables:
-    """The tables with the joined places; activities that already had places keep them where none were found now."""
-    new = joined.places
-    old = tables.graph_places
-    placed = pl.any_horizontal(_PLACED)
-    kept = old.filter(~pl.col("gpu").is_in(new.filter(placed)["gpu"].implode()))
-    fresh = new.filter(placed | ~pl.col("gpu").is_in(kept["gpu"].implode()))
-    return dataclasses.replace(tables, graph_places=pl.concat([kept, fresh]).sort("gpu"))
+def _other_process(process: Process, tables: Tables, rank: int) -> str | None:
+    """The reason as in `process_mismatch`, by process ids and ranks alone."""
+    # Profilers write their own overhead under a process id that does not exist.
+    of_rank = tables.host.filter((pl.col("rank") == rank) & (pl.col("process") > 0))
+    pids = of_rank["process"].unique().to_list()
+    if process.pid is not None and pids and process.pid not in pids:
+        traced = ", ".join(str(pid) for pid in sorted(pids)[:3])
+        return f"process {process.pid} captured these graphs, but the trace is of process {traced}"
+    several = len(tables.ranks) > 1
+    if several and process == Process(started_ns=process.started_ns):
+        return (
+            "the file does not say which rank captured these graphs, and the trace holds "
+            f"{len(tables.ranks)} ranks: rename it to kernel_annotations_rank0_... (with its rank), "
+            "or label each rank alone"
+        )
+    # A trace of one process may lack its rank. Process ids alone prove nothing: they are equal in equal containers.
+    ranked = not pids or several or process.pid is None or tables.meta.ranks_stated
+    if ranked and process.rank is not None and process.rank != rank:
+        return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"
+    return None
+
+
+def _moment(ns: int) -> str:
+    try:
+        moment = datetime.fromtimestamp(ns / 1e9, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{ns} ns"
+    return moment.isoformat(sep=" ", timespec="seconds")

@@ -9,28 +9,26 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.signatures import Variants
-from thence.attribution.launches import launch_rows
+from thence.attribution.host_rows import launch_rows
 from thence.model.intervals import NO_ROW
 from thence.model.names import matching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
 
 _NODE = np.uint64((1 << 32) - 1)  # bits of a node id that are its number
 
 
-def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+def in_cuda_graph(tables: Tables, launch: Int64 | None = None) -> Mask:
     """Which rows of gpu ran as part of a CUDA graph.
 
     These are the activities whose graph is recorded, those launched by a call that launches a whole graph, and those
     whose launch was not recorded and that share their correlation id with others.
 
     Args:
-        tables: of the trace.
         launch: host row that launched each activity, `NO_ROW` where unknown; None looks it up.
     """
     gpu = tables.gpu
@@ -40,7 +38,7 @@ def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> ND
     rows = launch_rows(tables) if launch is None else launch
     of_graph = matching(tables.host["name"], "GraphLaunch").to_numpy()
     has_launch = rows != NO_ROW
-    mask: NDArray[np.bool_] = inside.copy()
+    mask: Mask = inside.copy()
     mask[has_launch] |= of_graph[rows[has_launch]]
     if not has_launch.all():
         key = gpu.select("rank", "correlation").filter(pl.Series(~has_launch))
@@ -57,7 +55,24 @@ class Group:
         rows: int64 (launches, activities): rows of gpu, ascending by start.
     """
 
-    rows: NDArray[np.int64]
+    rows: Int64
+
+
+@dataclass(frozen=True)
+class OrderedLaunches:
+    """Launches whose activities are in the same order.
+
+    Attributes:
+        launch: index of each launch among those that were divided by order.
+        rows: int64 (launches, activities): rows of gpu, in order.
+        numbered: whether the order is that of the node numbers, and so of the capture; else it is that of the starts.
+        one_stream: whether all activities of a launch ran on one stream.
+    """
+
+    launch: Int64
+    rows: Int64
+    numbered: bool
+    one_stream: bool
 
 
 @dataclass(frozen=True)
@@ -72,9 +87,9 @@ class Replays:
     """
 
     tables: Tables
-    rows: NDArray[np.int64]
+    rows: Int64
     kinds: Variants
-    variant: NDArray[np.int64]
+    variant: Int64
 
     @classmethod
     def of(cls, tables: Tables) -> Replays:
@@ -86,7 +101,7 @@ class Replays:
         variant[rows] = kinds.of_row
         return cls(tables, rows, kinds, variant)
 
-    def groups(self, rows: NDArray[np.int64]) -> Iterator[Group]:
+    def groups(self, rows: Int64) -> Iterator[Group]:
         """Groups the launches of some rows by their multiset of kernels, in the order of the trace.
 
         Two launches are equal if their sums of random 64-bit numbers, one per kernel variant, are
@@ -111,23 +126,19 @@ class Replays:
             size = int(same["size"][0])
             yield Group(all_rows[same["cut"].to_numpy()[:, None] + np.arange(size)])
 
-    def named(self, rows: NDArray[np.int64]) -> str:
+    def named(self, rows: Int64) -> str:
         """Equal launches, of shape (launches, activities), for messages."""
         correlation = self.tables.gpu["correlation"][int(rows[0, 0])]
         more = f", and {len(rows) - 1} like it" if len(rows) > 1 else ""
         return f"the graph launch with correlation id {correlation}{more}"
 
-    def sequences(self, rows: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], NDArray[np.int64], bool, bool]]:
+    def sequences(self, rows: Int64) -> list[OrderedLaunches]:
         """Groups launches by the order of their activities.
 
         Nodes are numbered as they are created, so numbers give the order of the capture.
 
         Args:
             rows: of gpu, (launches, activities): launches with equal multisets of activities.
-
-        Returns:
-            For each group: its launches; their rows in order; whether that is the order of the node numbers, else
-            it is that of the starts; and whether all activities ran on one stream.
         """
         gpu = self.tables.gpu
         flat = pl.Series(rows.reshape(-1))
@@ -141,4 +152,7 @@ class Replays:
         alike: dict[tuple[bytes, bool], list[int]] = {}
         for launch, key in enumerate(self.variant[rows]):
             alike.setdefault((key.tobytes(), bool(one_stream[launch])), []).append(launch)
-        return [(np.array(launches), rows[launches], numbered, alone) for (_, alone), launches in alike.items()]
+        return [
+            OrderedLaunches(np.array(launches), rows[launches], numbered, same_stream)
+            for (_, same_stream), launches in alike.items()
+        ]

@@ -18,33 +18,32 @@ from thence.model.kernel_names import demangle, function_name, short_names
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64
     from thence.model.graph_labels import CapturedGraph, Kernel
 
 ACTIVITIES = ("kernel", "memcpy", "memset")
 """Types of nodes that leave an activity in a trace."""
 
-_VARIANT = ("kind", "name", "grid", "block", "shared_memory")
+_VARIANT = ("kind", "name", "grid", "block")
 
 
 @dataclass(frozen=True)
 class Variants:
-    """The distinct kernels, memcpys and memsets of a trace, by kind, name, launch shape and shared memory.
+    """The distinct kernels, memcpys and memsets of a trace, by kind, name and launch shape.
 
     Attributes:
-        frame: columns kind, name (String), grid, block and shared_memory; one row per variant.
+        frame: columns kind, name (String), grid and block; one row per variant.
         of_row: number of the variant of each row of the table that they were made from.
     """
 
     frame: pl.DataFrame
-    of_row: NDArray[np.int64]
+    of_row: Int64
 
     @classmethod
     def of(cls, gpu: pl.DataFrame) -> Variants:
         """The variants among rows of gpu."""
         shapes = [pl.col(shape).arr.get(i).alias(f"{shape}{i}") for shape in ("grid", "block") for i in range(3)]
-        key = gpu.select(pl.struct(pl.col("kind", "name").to_physical(), *shapes, "shared_memory").hash()).to_series()
+        key = gpu.select(pl.struct(pl.col("kind", "name").to_physical(), *shapes).hash()).to_series()
         first = pl.DataFrame({"key": key}).with_row_index("row").unique("key", keep="first", maintain_order=True)
         variants = first.select("key", variant=pl.int_range(pl.len(), dtype=pl.Int64))
         of_row = key.to_frame("key").join(variants, on="key", how="left", maintain_order="left")
@@ -57,7 +56,7 @@ def short_name(name: str) -> str:
     return short_names([name])[name]
 
 
-class Names:
+class KernelNames:
     """Numbers for kernel names; all spellings of one kernel's name have the same number.
 
     Args:
@@ -113,12 +112,12 @@ class Signatures:
         complete: whether every node that leaves an activity has a number.
     """
 
-    nodes: NDArray[np.int64]
-    variants: NDArray[np.int64]
+    nodes: Int64
+    variants: Int64
     complete: bool
 
     @classmethod
-    def of(cls, graph: CapturedGraph, names: Names, variants: Variants) -> Signatures:
+    def of(cls, graph: CapturedGraph, names: KernelNames, variants: Variants) -> Signatures:
         """The numbers for one graph. Grid and block are compared only if all kernels on both sides have them."""
         nodes, frame = graph.nodes, variants.frame
         kernels = nodes.filter(pl.col("type") == "kernel")
@@ -129,56 +128,28 @@ class Signatures:
         ]
         nodes = nodes.with_columns(
             name=pl.Series([-1 if k is None else names.of_kernel(k) for k in nodes["kernel"]], dtype=pl.Int64)
-        )  # fmt: skip
+        )
         traced = frame.with_columns(
             name=pl.Series([names.of_trace(name) for name in frame["name"]], dtype=pl.Int64)
         ).rename({"kind": "type"})
-        static = _static_memory(nodes, traced)
         numbers: dict[Hashable, int] = {}
-        of_node = [
-            numbers.setdefault(key, len(numbers)) if key is not None else -1 for key in _keys(nodes, shapes, static)
-        ]
-        of_variant = [numbers.get(key, -1) for key in _keys(traced, shapes, dict.fromkeys(static, 0))]
+        of_node = [numbers.setdefault(key, len(numbers)) if key is not None else -1 for key in _keys(nodes, shapes)]
+        of_variant = [numbers.get(key, -1) for key in _keys(traced, shapes)]
         leave = nodes["type"].is_in(ACTIVITIES).to_numpy()
         result = np.array(of_node, np.int64)
         return cls(result, np.array(of_variant, np.int64), bool((result[leave] >= 0).all()))
 
 
-def _keys(frame: pl.DataFrame, shapes: Sequence[str], static: dict[int, int]) -> list[tuple[Any, ...] | None]:
+def _keys(frame: pl.DataFrame, shapes: Sequence[str]) -> list[tuple[Any, ...] | None]:
     """The key by which kernels are equal; None for nodes that leave no activity or are unknown."""
     columns = [frame[shape].to_list() for shape in shapes]
     keys: list[tuple[Any, ...] | None] = []
-    for row, (kind, name, memory) in enumerate(frame.select("type", "name", "shared_memory").rows()):
+    for row, (kind, name) in enumerate(frame.select("type", "name").rows()):
         if kind in ("memcpy", "memset"):
             keys.append((kind,))
         elif kind != "kernel" or name < 0:
             keys.append(None)
         else:
             shape = (tuple(column[row] or ()) for column in columns)
-            size = memory + static[name] if name in static and memory is not None else None
-            keys.append((name, size, *shape))
+            keys.append((name, *shape))
     return keys
-
-
-def _static_memory(nodes: pl.DataFrame, traced: pl.DataFrame) -> dict[int, int]:
-    """Bytes of static shared memory by name, of kernels launched with several dynamic sizes.
-
-    A node has the dynamic bytes, a trace the sum of both; the difference is the same for all launches of a
-    kernel. If it cannot be determined, the sizes are not compared.
-    """
-    result = {}
-    kernels = nodes.filter((pl.col("type") == "kernel") & (pl.col("name") >= 0))
-    sizes = kernels.group_by("name").agg(pl.col("shared_memory").unique())
-    in_trace = dict(traced.group_by("name").agg(pl.col("shared_memory").unique()).rows())
-    for name, captured in sizes.rows():
-        recorded = set(in_trace.get(name, ()))
-        if len(captured) < 2 or None in captured or None in recorded:
-            continue
-        differences = {
-            size - min(captured)
-            for size in recorded
-            if size >= min(captured) and all(c + size - min(captured) in recorded for c in captured)
-        }
-        if len(differences) == 1:
-            result[name] = differences.pop()
-    return result

@@ -1,18 +1,23 @@
 """Finds the HLO instruction of each activity of an XLA command buffer, if it can be proved.
 
 XLA runs parts of a program as CUDA graphs (command buffers), and profilers then record no HLO op. The nodes of a
-graph are numbered by a rule (`node_numbers`), so the command of each node follows from the list of the graph's
+graph are numbered by a rule (`program_commands`), so the command of each node follows from the list of the graph's
 commands. For each graph of each device, this list is found by the first of these that succeeds:
 
-1. ``hlo_creation``: XLA's NVTX ranges around the commands while it created the graph (`graph_creation`).
+1. ``hlo_creation``: XLA's NVTX ranges around the commands while it created the graph (`graph_commands`).
 2. ``hlo_thunk_number``: the number of the thunk that launches it, which shows where in the schedule the graph
-   begins (`thunk_numbers`); a node gets a command only if all lengths of the list that fit give it the same.
+   begins (`graph_commands`); a node gets a command only if all lengths of the list that fit give it the same.
 
 If XLA_FLAGS make XLA record commands in another order than that of the schedule, only the first is used.
 
 Kernel names and sizes must fit (`node_matching`), and the launches must not contradict the result
-(`launch_checks`). If something does not fit, only its node or its branch is left without an instruction. Every
+(`contradicted`). If something does not fit, only its node or its branch is left without an instruction. Every
 activity has the code of the rule or of the reason.
+
+In one launch, either all commands of a sequence run or none, whether the sequence is the graph's own or that of a
+branch. A branch runs only if its conditional does, and never together with another branch of that conditional. No
+activity starts before one whose result it reads. Nodes for which the launches contradict these rules get no
+instruction.
 """
 
 from __future__ import annotations
@@ -25,26 +30,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.launches import launch_rows
-from thence.attribution.xla.graph_creation import MODULE, creations
-from thence.attribution.xla.launch_checks import LEVELS, contradicted
-from thence.attribution.xla.node_kernels import LOW, Verdict, nodes_of
-from thence.attribution.xla.node_matching import match
-from thence.attribution.xla.node_numbers import TooManyNodes, slots_of
-from thence.attribution.xla.schedules import schedule_of
-from thence.attribution.xla.thunk_numbers import possible_slots, thunk_numbers
+from thence.attribution.host_rows import launch_rows
+from thence.attribution.xla.graph_commands import MODULE, creations, possible_slots, thunk_numbers
+from thence.attribution.xla.node_matching import LOW, Verdict, match, nodes_of
+from thence.attribution.xla.program_commands import TooManyNodes, schedule_of, slots_of
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
+from thence.model.thresholds import CONTRADICTING_LAUNCHES_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from thence.attribution.xla.graph_creation import Creation
-    from thence.attribution.xla.node_kernels import Nodes
-    from thence.attribution.xla.node_matching import Match
-    from thence.attribution.xla.node_numbers import Level, Slots
-    from thence.attribution.xla.schedules import Schedule
+    from thence.attribution.xla.graph_commands import Creation
+    from thence.attribution.xla.node_matching import Match, Nodes
+    from thence.attribution.xla.program_commands import Level, Schedule, Slots
     from thence.model.tables import Tables
+
 
 _GRAPH = ["rank", "device", "graph"]
 _NODES = {
@@ -56,7 +57,7 @@ _NODES = {
     "rule": pl.String,
 }
 """One row for each node: graph and number of the node; command of the schedule, null where it is not known;
-level, as in `thence.attribution.xla.node_numbers`; counted, whether the node's number is that of its command;
+level, as in `thence.attribution.xla.program_commands`; counted, whether the node's number is that of its command;
 rule, the code of how it was found or why it was not."""
 _REORDERS = re.compile(
     r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true", re.IGNORECASE
@@ -136,17 +137,17 @@ class _Origins:
         is_module = names.is_in(used.filter(used.cast(pl.String).str.contains(MODULE)).implode())
         parent = tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
         module = chain_to(parent, firsts["launch"].to_numpy(), is_module.fill_null(value=False).to_numpy())
-        found = thunk_numbers(tables, firsts).with_columns(
+        launches = thunk_numbers(tables, firsts).with_columns(
             module=pl.Series(module, dtype=pl.Int64).replace(NO_ROW, None)
         )
-        around = pl.concat([found["thunk"], found["module"]]).drop_nulls().unique().to_numpy()
+        around = pl.concat([launches["thunk"], launches["module"]]).drop_nulls().unique().to_numpy()
         flags = [str(facts.get("xla_flags") or "") for facts in tables.meta.facts]
         in_order = not any(map(_REORDERS.search, flags))
-        return cls(found, creations(tables, launch, around), in_order)
+        return cls(launches, creations(tables, launch, around), in_order)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _PlacedGraph:
     """The nodes of one graph, and how they were found.
 
     Attributes:
@@ -167,19 +168,19 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     launches = inside.select(_GRAPH).unique().join(origin.launches, on=_GRAPH, how="left")
     # The producer recorded the instructions of some nodes, which help to place the others.
-    whole = rows.filter(pl.col("graph").is_in(inside["graph"].unique().implode()))
-    graphs = nodes_of(whole)
-    found: dict[int, _Found] = {}
+    activities = rows.filter(pl.col("graph").is_in(inside["graph"].unique().implode()))
+    graphs = nodes_of(activities)
+    placed: dict[int, _PlacedGraph] = {}
     # A damaged module has no plan to compare with.
     with suppress(TooManyNodes):
-        found = _by_creation(graphs, launches, origin, schedule)
+        placed = _by_creation(graphs, launches, origin, schedule)
         if origin.in_order:
-            rest = [nodes for nodes in graphs if nodes.graph not in found]
-            found |= _by_thunk(rest, launches, _outside_of_graphs(rows, schedule), schedule)
-    other = _recorded_otherwise(found, whole, schedule)
-    agreeing = [one for graph, one in found.items() if graph not in other]
-    refused = [_refused(found[graph].nodes, "command_buffer_contradicted") for graph in other]
-    rest = [nodes for nodes in graphs if nodes.graph not in found]
+            rest = [nodes for nodes in graphs if nodes.graph not in placed]
+            placed |= _by_thunk(rest, launches, _outside_of_graphs(rows, schedule), schedule)
+    other = _recorded_otherwise(placed, activities, schedule)
+    agreeing = [placed_graph for graph, placed_graph in placed.items() if graph not in other]
+    refused = [_refused(placed[graph].nodes, "command_buffer_contradicted") for graph in other]
+    rest = [nodes for nodes in graphs if nodes.graph not in placed]
     unplaced = [_refused(nodes, _why_unplaced(nodes, launches, origin, schedule)) for nodes in rest]
     nodes = [pl.DataFrame(schema=_NODES), *map(_nodes, agreeing), *refused, *unplaced]
     names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
@@ -207,13 +208,13 @@ def _why_unplaced(nodes: Nodes, launches: pl.DataFrame, origin: _Origins, schedu
     return "command_buffer_no_fit" if created or numbered else "command_buffer_no_origin"
 
 
-def _recorded_otherwise(found: Mapping[int, _Found], whole: pl.DataFrame, schedule: Schedule) -> list[int]:
+def _recorded_otherwise(placed: Mapping[int, _PlacedGraph], activities: pl.DataFrame, schedule: Schedule) -> list[int]:
     """Graphs with a node whose instruction differs from the one that the producer recorded."""
-    recorded = whole.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
+    recorded = activities.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
     other = {
         graph
         for graph, number, name in recorded.iter_rows()
-        if graph in found and found[graph].match.command[number] not in (-1, schedule.number_of.get(name))
+        if graph in placed and placed[graph].match.command[number] not in (-1, schedule.number_of.get(name))
     }
     return sorted(other)
 
@@ -226,16 +227,16 @@ def _outside_of_graphs(rows: pl.DataFrame, schedule: Schedule) -> set[int]:
 
 def _by_creation(
     graphs: Sequence[Nodes], launches: pl.DataFrame, origin: _Origins, schedule: Schedule
-) -> dict[int, _Found]:
+) -> dict[int, _PlacedGraph]:
     """The graphs whose creation was recorded, by id.
 
     A graph is created inside the thunk that first launches it, or together with the program's other graphs; the ids
     of these are in the order of creation.
     """
-    found: dict[int, _Found] = {}
+    placed: dict[int, _PlacedGraph] = {}
     of_graph = {nodes.graph: nodes for nodes in graphs}
     for place in ("thunk", "module"):
-        waiting = launches.filter(~pl.col("graph").is_in(list(found))).drop_nulls(place)
+        waiting = launches.filter(~pl.col("graph").is_in(list(placed))).drop_nulls(place)
         for (row,), part in waiting.sort("graph").group_by(place, maintain_order=True):
             creation = origin.created.get(row)
             if creation is None:
@@ -243,8 +244,8 @@ def _by_creation(
             blocks = [slots_of(schedule, block) for block in creation.blocks(schedule)]
             created = [of_graph[graph] for graph in part["graph"] if graph in of_graph]
             for nodes, slots, matched in _paired(created, blocks, schedule):
-                found[nodes.graph] = _Found(nodes, "hlo_creation", matched, slots.levels)
-    return found
+                placed[nodes.graph] = _PlacedGraph(nodes, "hlo_creation", matched, slots.levels)
+    return placed
 
 
 def _paired(
@@ -264,9 +265,9 @@ def _paired(
 
 def _by_thunk(
     graphs: Sequence[Nodes], launches: pl.DataFrame, alone: set[int], schedule: Schedule
-) -> dict[int, _Found]:
+) -> dict[int, _PlacedGraph]:
     """The graphs that fit the schedule from the first thunk that their launch names, by id."""
-    found = {}
+    placed = {}
     first_of = dict(launches.drop_nulls("first").select("graph", "first").iter_rows())
     for nodes in graphs:
         if nodes.graph not in first_of:
@@ -277,27 +278,27 @@ def _by_thunk(
         if fitting:
             agreed = fitting[0][0].agreeing([matched for matched, _ in fitting[1:]])
             levels = fitting[0][1].levels
-            found[nodes.graph] = _Found(nodes, "hlo_thunk_number", agreed, levels)
-    return found
+            placed[nodes.graph] = _PlacedGraph(nodes, "hlo_thunk_number", agreed, levels)
+    return placed
 
 
-def _nodes(found: _Found) -> pl.DataFrame:
+def _nodes(placed: _PlacedGraph) -> pl.DataFrame:
     """The nodes of a graph in the columns of `_NODES`."""
-    matched, numbers = found.match, np.unique(found.nodes.number)
+    matched, numbers = placed.match, np.unique(placed.nodes.number)
     columns = (matched.command, matched.level, matched.counted, matched.verdict)
     command, level, counted, verdict = (pl.Series(column[numbers]) for column in columns)
     reason = (
         pl.when(pl.col("command") < 0).then(pl.lit("command_buffer_library"))
         .when(pl.col("verdict") == Verdict.CONTRADICTS).then(pl.lit("command_buffer_contradicted"))
-        .when((pl.col("verdict") == Verdict.FOREIGN) & (found.rule != "hlo_creation"))
+        .when((pl.col("verdict") == Verdict.FOREIGN) & (placed.rule != "hlo_creation"))
         .then(pl.lit("command_buffer_foreign"))
     )  # fmt: skip
-    rule = pl.when("counted").then(pl.lit(found.rule)).otherwise(pl.lit("hlo_library_order"))
+    rule = pl.when("counted").then(pl.lit(placed.rule)).otherwise(pl.lit("hlo_library_order"))
     return (
         pl.DataFrame({"number": numbers, "command": command, "level": level, "counted": counted, "verdict": verdict})
         .with_columns(reason=reason)
         .select(
-            graph=pl.lit(found.nodes.graph),
+            graph=pl.lit(placed.nodes.graph),
             number="number",
             command=pl.when(pl.col("reason").is_null()).then("command"),
             level="level",
@@ -314,10 +315,82 @@ def _refused(nodes: Nodes, reason: str) -> pl.DataFrame:
     return pl.DataFrame(rows, _NODES, orient="row")
 
 
-def _levels(found: Sequence[_Found]) -> pl.DataFrame:
+def _levels(placed: Sequence[_PlacedGraph]) -> pl.DataFrame:
     rows = [
         (graph.nodes.graph, number, level.parent, level.conditional, level.loops)
-        for graph in found
+        for graph in placed
         for number, level in enumerate(graph.levels)
     ]
     return pl.DataFrame(rows, LEVELS, orient="row")
+
+
+# ---- Checks against the launches
+
+
+LEVELS = {"graph": pl.UInt64, "level": pl.Int64, "parent": pl.Int64, "conditional": pl.Int64, "loops": pl.Boolean}
+"""One row for each level of each graph, as `thence.attribution.xla.program_commands.Level` describes it."""
+
+_LAUNCHED = ["program", "graph", "correlation"]
+_LEVEL_OF_GRAPH = ["graph", "level"]
+
+
+def contradicted(rows: pl.DataFrame, levels: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
+    """The commands of graphs that their launches contradict.
+
+    Args:
+        rows: activities that have a command: program, graph, correlation (of the launch), number, start,
+            command, level and counted.
+        levels: columns of `LEVELS`.
+
+    Returns:
+        columns graph, command, level and reason, a code; each of graph, command and level occurs once.
+    """
+    rows = rows.with_columns(pl.col("correlation").fill_null(-1))
+    nodes = rows.select(*_LEVEL_OF_GRAPH, "command", "counted").unique()
+    branches = _wrong_levels(rows, levels).join(nodes, on=_LEVEL_OF_GRAPH)
+    early = _too_early(rows, schedule)
+    uncounted = early.join(nodes.filter(~pl.col("counted")), on=["graph", "command"], how="semi")
+    of_libraries = nodes.filter(~pl.col("counted")).join(uncounted, on="graph", how="semi")
+    late = pl.concat([early.join(nodes, on=["graph", "command"]).select(of_libraries.columns), of_libraries])
+    reasons = [
+        part.select(*_LEVEL_OF_GRAPH, "command", reason=pl.lit(reason))
+        for part, reason in ((branches, "command_buffer_branch"), (late, "command_buffer_too_early"))
+    ]
+    return pl.concat(reasons).unique([*_LEVEL_OF_GRAPH, "command"], keep="first", maintain_order=True)
+
+
+def _wrong_levels(rows: pl.DataFrame, levels: pl.DataFrame) -> pl.DataFrame:
+    """Columns graph and level: the levels for which too many launches contradict the rules for branches."""
+    seen = rows.group_by(_LEVEL_OF_GRAPH).agg(nodes=pl.col("number").n_unique())
+    ran = rows.group_by(*_LAUNCHED, "level").agg(ran=pl.col("number").n_unique(), activities=pl.len())
+    facts = ran.join(seen, on=_LEVEL_OF_GRAPH).join(levels.unique(_LEVEL_OF_GRAPH), on=_LEVEL_OF_GRAPH, how="left")
+    around = ran.select(*_LAUNCHED, pl.col("level").alias("parent"), again=pl.col("activities") > pl.col("ran"))
+    facts = facts.join(around, on=[*_LAUNCHED, "parent"], how="left")
+    siblings = pl.len().over(*_LAUNCHED, "parent", "conditional")
+    inside = pl.col("parent") >= 0
+    wrong = (
+        (pl.col("ran") < pl.col("nodes"))
+        | (inside & pl.col("again").is_null())
+        # In a loop inside the graph a conditional can take another branch in each round.
+        | (inside & ~pl.col("again").fill_null(value=True) & (siblings > 1) & ~pl.col("loops"))
+    )
+    return (
+        facts.with_columns(wrong=wrong.fill_null(value=False))
+        .group_by(_LEVEL_OF_GRAPH)
+        .agg(pl.col("wrong").sum(), launches=pl.len())
+        .filter(pl.col("wrong") > pl.max_horizontal(1, pl.col("launches") * CONTRADICTING_LAUNCHES_SHARE))
+        .select(_LEVEL_OF_GRAPH)
+    )
+
+
+def _too_early(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
+    """Columns graph and command: both commands of each pair of which one started before the other, which it reads."""
+    starts = rows.group_by(*_LAUNCHED, "command").agg(pl.col("start").min())
+    written = starts.rename({"command": "input", "start": "written"})
+    early = (
+        starts.join(schedule.inputs, on="command")
+        .join(written, on=[*_LAUNCHED, "input"])
+        .filter(pl.col("start") < pl.col("written"))
+    )
+    ends = [early.select("graph", command=end) for end in ("command", "input")]
+    return pl.concat(ends).unique()

@@ -11,7 +11,7 @@ numbers of HloModule.instructions, and weights that sum to 1 for each instructio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -22,11 +22,9 @@ from thence.model.thresholds import LIMIT_SHARPNESS, MATRIX_FLOPS_PER_BYTE, VECT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Float64, Int64, Mask
     from thence.model.hlo import HloModule
 
-    Rows: TypeAlias = NDArray[np.int64]
 
 _CONSTITUENTS: dict[str, pl.DataType] = {"instruction": pl.UInt32(), "constituent": pl.UInt32(), "weight": pl.Float64()}
 """Schema of both functions: rows of HloModule.instructions, and a share from 0 to 1."""
@@ -154,7 +152,7 @@ def constituents_by_cost(module: HloModule) -> pl.DataFrame:
     return graph.shares(_cost(module, graph))
 
 
-def _cost(module: HloModule, graph: KernelGraph) -> NDArray[np.float64]:
+def _cost(module: HloModule, graph: KernelGraph) -> Float64:
     """Cost of each instruction as part of a kernel; see `constituents_by_cost`."""
     table = module.instructions
     opcode = table["opcode"]
@@ -215,7 +213,7 @@ class KernelGraph:
             .unique("computation", keep="first", maintain_order=True)
         )
 
-    def _sources(self) -> Rows:
+    def _sources(self) -> Int64:
         """For each row, the row that computes its value; for instructions that compute, their own row.
 
         A bitcast passes on its operand, a parameter of a fusion inside a fusion passes on the operand that
@@ -238,14 +236,14 @@ class KernelGraph:
             source = source[source]
         return source
 
-    def _in_reducer(self) -> NDArray[np.bool_]:
+    def _in_reducer(self) -> Mask:
         """Instructions of computations applied per element (reducers); their cost is the caller's."""
         fused = self.inner["computation"].to_numpy()
         inside = np.isin(self.table["computation"].to_numpy(), fused)
-        result: NDArray[np.bool_] = ~(inside | self.top)
+        result: Mask = ~(inside | self.top)
         return result
 
-    def _outputs(self) -> NDArray[np.bool_]:
+    def _outputs(self) -> Mask:
         """Instructions whose value leaves their kernel: roots, and the operands of a root tuple."""
         kernels = self.inner.filter(pl.Series(self.top[self.inner["caller"].to_numpy()], dtype=pl.Boolean))
         roots = self.table.join(kernels, on="computation", how="semi").filter("is_root")
@@ -257,7 +255,7 @@ class KernelGraph:
         is_output[self.source[self.edges["producer"].to_numpy()[gathered]]] = True
         return is_output
 
-    def _kernels(self) -> Rows:
+    def _kernels(self) -> Int64:
         """The kernel in which each instruction runs: the caller of its computation, and so on up; `count` for none."""
         caller = self.table.select("computation").join(self.inner, on="computation", how="left", maintain_order="left")[
             "caller"
@@ -269,7 +267,7 @@ class KernelGraph:
             kernel = kernel[kernel]
         return np.where(np.append(self.top, [False])[kernel], kernel, self.count)[:-1]
 
-    def bytes_read(self) -> NDArray[np.float64]:
+    def bytes_read(self) -> Float64:
         """Bytes that each instruction reads from outside its kernel."""
         consumer = self.edges["consumer"].to_numpy()
         position = self.edges["position"].to_numpy()
@@ -282,12 +280,12 @@ class KernelGraph:
         kept = self.opcode.is_in(list(_IN_PLACE)).to_numpy()[consumer] & (position == 0)
         amount[kept | ~(parameter[origin] | self.top[consumer])] = 0.0
         passes_on = self.opcode.is_in([*_FREE, *_FUSED]).to_numpy()[consumer]
-        whole = parameter[origin] & (amount > 0) & ~(sliced | passes_on | self.top[consumer])
-        readers = np.bincount(origin[whole], minlength=self.count)
-        amount[whole] /= readers[origin[whole]]
+        shared = parameter[origin] & (amount > 0) & ~(sliced | passes_on | self.top[consumer])
+        readers = np.bincount(origin[shared], minlength=self.count)
+        amount[shared] /= readers[origin[shared]]
         return np.bincount(consumer, amount, self.count).astype(np.float64)
 
-    def bytes_written(self) -> NDArray[np.float64]:
+    def bytes_written(self) -> Float64:
         """Bytes that each instruction writes for what is outside its kernel."""
         writes = np.where(self.is_output, self.result.astype(np.float64), 0.0)
         for name, update in _IN_PLACE.items():
@@ -296,19 +294,19 @@ class KernelGraph:
         return writes
 
     @property
-    def free(self) -> NDArray[np.bool_]:
+    def free(self) -> Mask:
         """Instructions that do no work, or whose work is their caller's."""
-        free: NDArray[np.bool_] = self.opcode.is_in(_FREE).to_numpy() | self.in_reducer
+        free: Mask = self.opcode.is_in(_FREE).to_numpy() | self.in_reducer
         return free
 
-    def operand_bytes(self, position: int) -> NDArray[np.float64]:
+    def operand_bytes(self, position: int) -> Float64:
         """Bytes of one operand of each instruction."""
         given = self.edges.filter(pl.col("position") == position)
         result = np.zeros(self.count)
         result[given["consumer"].to_numpy()] = self.result[given["producer"].to_numpy()]
         return result
 
-    def shares(self, cost: NDArray[np.float64]) -> pl.DataFrame:
+    def shares(self, cost: Float64) -> pl.DataFrame:
         """Every top-level instruction with its constituents, weighted by cost."""
         rows, kernel = np.arange(self.count, dtype=np.int64), self.kernel
         total = np.bincount(kernel, cost, self.count + 1)[: self.count]

@@ -25,7 +25,7 @@ import polars as pl
 
 from thence.attribution.optimizers import is_optimizer_scope
 from thence.attribution.xla.op_names import is_traced, parts_of, scopes_of, segments_of
-from thence.attribution.xla.user_frames import frames_in_optimizers
+from thence.attribution.xla.origins import frames_in_optimizers
 from thence.model.phases import Phase
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def instruction_phases(module: HloModule, origin: pl.DataFrame, parts: pl.DataFr
     """The phase of every instruction of a module, in its order.
 
     Args:
-        module: with the instructions.
         origin: op_name and frame of each, as `thence.attribution.xla.origins` returns them.
         parts: the constituents of each, as `thence.attribution.xla.constituents` returns them.
 
@@ -59,7 +58,7 @@ def instruction_phases(module: HloModule, origin: pl.DataFrame, parts: pl.DataFr
     """
     known = origin.select("op_name", optimizer=_in_optimizer(module, origin["frame"]))
     distinct = known.unique(maintain_order=True)
-    said = pl.DataFrame(
+    phases_of_names = pl.DataFrame(
         [
             {"op_name": name, "optimizer": inside, "phase": phase.value, "phase_rule": rule}
             for name, inside in distinct.iter_rows()
@@ -67,20 +66,20 @@ def instruction_phases(module: HloModule, origin: pl.DataFrame, parts: pl.DataFr
             for phase, rule in phases_of(name, in_optimizer=inside)
         ],
         schema={"op_name": pl.String, "optimizer": pl.Boolean, "phase": pl.String, "phase_rule": pl.String},
-    )  # fmt: skip
-    rows = known.with_row_index("constituent").join(said, on=["op_name", "optimizer"])
+    )
+    rows = known.with_row_index("constituent").join(phases_of_names, on=["op_name", "optimizer"])
     rows = rows.select(pl.col("constituent").cast(pl.Int64), "phase", "phase_rule")
     inside = parts.select(pl.col("instruction", "constituent").cast(pl.Int64)).join(rows, on="constituent")
     alone = rows.with_columns(instruction="constituent").join(inside, on="instruction", how="anti")
-    every = pl.concat([inside, alone.select(inside.columns)])
-    found = (
-        every.with_columns(later=pl.col("phase").replace_strict(_LATENESS, default=0).max().over("instruction"))
+    phases_inside = pl.concat([inside, alone.select(inside.columns)])
+    decided = (
+        phases_inside.with_columns(later=pl.col("phase").replace_strict(_LATENESS, default=0).max().over("instruction"))
         .filter(pl.col("phase").replace_strict(_LATENESS, default=_LATEST) >= pl.col("later"))
         .group_by("instruction")
         .agg(pl.col("phase").unique(), pl.col("phase_rule").sort().first())
     )
     several = pl.col("phase").list.len() > 1
-    found = found.select(
+    decided = decided.select(
         "instruction",
         phase=pl.when(several).then(pl.lit(Phase.MIXED.value)).otherwise(pl.col("phase").list.first()),
         phase_rule=pl.when(several).then(pl.lit(_RULES[Phase.MIXED])).otherwise("phase_rule"),
@@ -89,7 +88,7 @@ def instruction_phases(module: HloModule, origin: pl.DataFrame, parts: pl.DataFr
     return (
         known.with_row_index("instruction")
         .with_columns(pl.col("instruction").cast(pl.Int64))
-        .join(found, on="instruction", how="left", maintain_order="left")
+        .join(decided, on="instruction", how="left", maintain_order="left")
         .select("phase", phase_rule=pl.coalesce("phase_rule", reason))
     )
 

@@ -11,10 +11,18 @@
 Every kind has a second column, ``<kind>_rule``: the code of how the place was found or, where it is null, of
 why not (`thence.model.reasons`).
 A fusion does the work of many source lines; `source_shares` divides its time among them.
+
+`with_hlo` merges these places with those from the launches. For an activity with an HLO instruction, the HLO takes
+precedence.
+
+What XLA launched while it compiled, to measure kernels and choose between them (autotuning), has that as its reason.
+Candidates run as programs without a number. Compiling threads also launch kernels and copies outside of any program,
+to fill, compare and copy buffers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -23,7 +31,6 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.paths import path_tree
-from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.command_buffers import derived_instructions
 from thence.attribution.xla.constituents import constituents_by_cost
 from thence.attribution.xla.hlo_phases import instruction_phases
@@ -31,7 +38,9 @@ from thence.attribution.xla.op_names import labels
 from thence.attribution.xla.origins import origins
 from thence.model.attributed import RULE, SHARES
 from thence.model.graph_labels import FRAME_SEPARATOR
+from thence.model.intervals import NEVER, longest_begun
 from thence.model.own_code import OwnCode
+from thence.model.phases import Position
 from thence.model.places import HLO
 
 if TYPE_CHECKING:
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
 
+
 PLACES = tuple(kind.name for kind in HLO if kind.name not in ("program", "hlo"))
 """Kinds of places that follow from the instruction; `hlo_places` has a column for each, and one for its rule."""
 
@@ -49,12 +59,11 @@ MAX_STACK_TEXT, MAX_STACK_TEXT_PER_INSTRUCTION = 4_000_000, 500
 _KEY = ["module", "hlo"]
 
 
-def instructions(tables: Tables, trying: pl.Series) -> pl.DataFrame:
+def instructions(tables: Tables, autotuning: pl.Series) -> pl.DataFrame:
     """The HLO instruction of every row of ``tables.gpu``, in its order.
 
     Args:
-        tables: of the trace.
-        trying: whether each row ran as part of a compilation, as `autotuned` returns it.
+        autotuning: whether each row ran as part of a compilation, as `autotuned` returns it.
 
     Returns:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
@@ -67,14 +76,14 @@ def instructions(tables: Tables, trying: pl.Series) -> pl.DataFrame:
         derived.rename({"hlo": "derived"})
         .with_columns(
             recorded=recorded,
-            trying=trying,
+            autotuning=autotuning,
             in_graph=tables.gpu["graph"].is_not_null() & tables.gpu["program"].is_not_null(),
         )
         .select(
             hlo=pl.coalesce("recorded", "derived").cast(pl.Categorical()),
             hlo_rule=pl.when(pl.col("recorded").is_not_null())
             .then(pl.lit("hlo_recorded"))
-            .otherwise(pl.coalesce("rule", pl.when("trying").then(pl.lit("autotuning")), reason))
+            .otherwise(pl.coalesce("rule", pl.when("autotuning").then(pl.lit("autotuning")), reason))
             .cast(RULE),
         )
     )
@@ -119,16 +128,14 @@ class HloRows:
     modules: dict[int, ModuleFacts]
 
 
-def hlo_rows(tables: Tables, hlo_rule: pl.Series, trying: pl.Series, own: OwnCode) -> HloRows:
+def hlo_rows(tables: Tables, hlo_rule: pl.Series, autotuning: pl.Series, own: OwnCode) -> HloRows:
     """The instructions of a trace with their modules.
 
     Args:
         tables: of the trace, with the instructions that `instructions` found in ``gpu``.
         hlo_rule: how they were found, as `instructions` returns it.
-        trying: as `instructions` takes it.
-        own: which files are the user's own code.
     """
-    keys = _keys(tables, hlo_rule, trying)
+    keys = _keys(tables, hlo_rule, autotuning)
     ran = keys.select("module", "hlo").drop_nulls("module").unique(maintain_order=True)
     modules = {
         int(number): ModuleFacts(tables.hlo[int(number)], own, rows["hlo"].drop_nulls())
@@ -157,7 +164,6 @@ def source_shares(
     """The time of every row of ``gpu``, divided among the source lines that it came from.
 
     Args:
-        rows: with the instructions.
         weighting: how to divide an instruction among its constituents: by cost, or
             `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
@@ -208,7 +214,6 @@ def frame_stacks(module: HloModule, frames: Iterable[int | None]) -> dict[int, s
     """The stacks that end in some frames of a module, as text.
 
     Args:
-        module: with the frames.
         frames: numbers of frames; None and 0 have no stack.
 
     Returns:
@@ -231,14 +236,14 @@ def frame_stacks(module: HloModule, frames: Iterable[int | None]) -> dict[int, s
     return {f: texts[i] for f, i in zip(numbers.tolist(), of_frame.tolist(), strict=True)}
 
 
-def _keys(tables: Tables, hlo_rule: pl.Series, trying: pl.Series) -> pl.DataFrame:
+def _keys(tables: Tables, hlo_rule: pl.Series, autotuning: pl.Series) -> pl.DataFrame:
     """For every gpu row: module, hlo, and the reason why there is no instruction, or null."""
     modules = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
     return (
         tables.gpu.select("program", pl.col("hlo").cast(pl.String))
-        .hstack([hlo_rule.cast(pl.String).alias("hlo_rule"), trying.alias("autotuned")])
+        .hstack([hlo_rule.cast(pl.String).alias("hlo_rule"), autotuning.alias("autotuned")])
         .join(modules, on="program", how="left", maintain_order="left")
         .with_columns(
             reason=pl.when(pl.col("module").is_null() & pl.col("autotuned")).then(pl.lit("autotuning"))
@@ -317,11 +322,13 @@ def _constituents(facts: ModuleFacts, parts: pl.DataFrame) -> pl.DataFrame:
     unsplit = origin.rename(
         {"constituent": "instruction", "source": "own", "source_rule": "own_rule", "frame": "own_frame"}
     )
-    whole = chosen.join(parts, on="instruction", how="anti").with_columns(
+    undivided = chosen.join(parts, on="instruction", how="anti").with_columns(
         constituent=pl.col("instruction"), weight=pl.lit(1.0)
     )  # an instruction that the weighting lacks is its own constituent
     return (
-        pl.concat([chosen.join(parts, on="instruction"), whole.select("instruction", "hlo", "constituent", "weight")])
+        pl.concat(
+            [chosen.join(parts, on="instruction"), undivided.select("instruction", "hlo", "constituent", "weight")]
+        )
         .join(origin, on="constituent", how="left")
         .join(unsplit, on="instruction", how="left")
         .select(
@@ -339,3 +346,112 @@ def _constituents(facts: ModuleFacts, parts: pl.DataFrame) -> pl.DataFrame:
             .otherwise("own_rule"),
         )
     )
+
+
+# ---- Merged with the places from launches
+
+
+_BOTH = tuple(kind.name for kind in HLO if kind.origin == "both")
+_FROM_HLO = tuple(kind.name for kind in HLO if kind.origin == "hlo")
+
+
+def with_hlo(tables: Tables, of_launch: pl.DataFrame, own: OwnCode) -> tuple[Tables, pl.DataFrame, pl.DataFrame | None]:
+    """Merges the places from the HLO of a trace with those from its launches.
+
+    Args:
+        of_launch: the places of every activity by its launch, as `launch_places` returns them.
+
+    Returns:
+        The tables, ``gpu`` with the HLO instruction of every activity; the merged places; and the shares of an
+        instruction's time among source lines, None without any HLO.
+    """
+    autotuning = autotuned(tables)
+    columns = instructions(tables, autotuning)
+    tables = dataclasses.replace(tables, gpu=tables.gpu.with_columns(columns["hlo"]))
+    rows = hlo_rows(tables, columns["hlo_rule"], autotuning, own)
+    of_hlo = hlo_places(rows).with_columns(*_programs(tables, autotuning), columns["hlo"], columns["hlo_rule"])
+    places = of_launch.with_columns(
+        *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
+        *(of_hlo[name] for kind in _FROM_HLO for name in (kind, f"{kind}_rule")),
+        _position(of_launch, of_hlo),
+    )
+    return tables, places, source_shares(rows) if tables.hlo else None
+
+
+def _programs(tables: Tables, autotuning: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """The name of the XLA program that each activity is part of, and the rule."""
+    name = tables.programs["name"].gather(tables.gpu["program"].cast(pl.UInt32))
+    codes = pl.Series(["hlo_recorded", "no_program", "autotuning"], dtype=RULE)
+    rule = codes.gather(name.is_null().cast(pl.UInt32) * (1 + autotuning.cast(pl.UInt32)))
+    return name.alias("program"), rule.alias("program_rule")
+
+
+def _position(of_launch: pl.DataFrame, of_hlo: pl.DataFrame) -> pl.Series:
+    """The `Position` of the merged sources: those from the HLO are lines."""
+    by_hlo = ~_by_launch(of_launch, of_hlo, "source") & of_hlo["source"].is_not_null()
+    line = pl.Series([Position.LINE.value], dtype=of_launch["position"].dtype)
+    return line.new_from_index(0, len(by_hlo)).zip_with(by_hlo, of_launch["position"]).alias("position")
+
+
+def _merged(of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> tuple[pl.Series, pl.Series]:
+    """Merges the places of HLO and launch: HLO for activities of XLA programs, launch for all others.
+
+    An activity without a place in the HLO gets that of its launch, if there is one. Activities of the
+    autotuner belong to no program; without a place they keep the reason "autotuning", not the launch's.
+    """
+    rule = f"{kind}_rule"
+    by_launch = _by_launch(of_launch, of_hlo, kind)
+    return (
+        of_launch[kind].zip_with(by_launch, of_hlo[kind]).alias(kind),
+        of_launch[rule].zip_with(by_launch, of_hlo[rule]).alias(rule),
+    )
+
+
+def _by_launch(of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> pl.Series:
+    """Which activities have the place of their launch.
+
+    A phase found by the rule ``outside_autograd`` is not used: PyTorch's autograd has no part in XLA programs.
+    """
+    autotuning = (of_hlo[f"{kind}_rule"] == "autotuning").fill_null(value=False)
+    no_program = of_hlo["program"].is_null() & ~autotuning
+    placed = of_launch[kind].is_not_null() & (of_launch[f"{kind}_rule"] != "outside_autograd")
+    return of_hlo[kind].is_null() & placed | no_program
+
+
+# ---- Autotuning
+
+
+_COMPILE = r"^XlaCompile(?::#|$)"
+_THREAD = ["rank", "process", "thread"]
+
+
+def autotuned(tables: Tables) -> pl.Series:
+    """Whether each row of ``tables.gpu`` ran as part of a compilation, if the trace shows it."""
+    count = tables.gpu.height
+    compiling = tables.host.filter(pl.col("category") == "compile")
+    if compiling.is_empty():
+        return pl.Series("autotuned", [False]).new_from_index(0, count)
+    unnumbered = tables.programs["program"].is_null()
+    of_program = tables.gpu["program"]
+    candidate = unnumbered.gather(of_program.cast(pl.UInt32)).fill_null(value=False)
+    calls = (
+        tables.gpu.with_row_index("row")
+        .filter(pl.col("program").is_null() & (pl.col("correlation") != 0))
+        .select("row", "rank", "correlation")
+        .join(
+            tables.host.filter(pl.col("correlation").is_not_null())
+            .unique(["rank", "correlation"], keep="none")
+            .select(*_THREAD, "correlation", pl.col("start").alias("launched")),
+            on=["rank", "correlation"],
+        )
+        .join(compiling.select(_THREAD).unique(), on=_THREAD, how="semi")
+    )
+    mask = candidate.to_numpy().copy()
+    for (rank,), part in calls.group_by("rank"):
+        ranges = compiling.filter((pl.col("rank") == rank) & pl.col("name").cast(pl.String).str.contains(_COMPILE))
+        end = (ranges["start"] + ranges["duration"]).to_numpy()
+        launched = part["launched"].to_numpy()
+        around = longest_begun(ranges["start"].to_numpy(), end, launched)
+        ends = np.append(end, NEVER)[around]  # the last entry is for `NO_ROW`
+        mask[part["row"].to_numpy()] = launched <= ends
+    return pl.Series("autotuned", mask)

@@ -16,15 +16,14 @@ import polars as pl
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64, Mask
     from thence.model.tables import Tables
 
 _LOOP = r"^(?:(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=)?(while(?:\.\d+)*)(?:[,#]|$)"
 _ROUND = ("loop", "start", "iteration")
 
 
-def iterations(tables: Tables, launch: npt.NDArray[np.int64], used: pl.Series) -> pl.Series | None:
+def iterations(tables: Tables, launch: Int64, used: pl.Series) -> pl.Series | None:
     """Names such as ``jit_f(0)/while.5(3)``: the first execution of jit_f, the fourth iteration of the loop.
 
     Args:
@@ -36,10 +35,12 @@ def iterations(tables: Tables, launch: npt.NDArray[np.int64], used: pl.Series) -
         One Categorical for each row of gpu, null outside of loops; None where the trace shows no loops.
     """
     names = tables.host["name"]
-    told = used.to_frame("name").with_columns(loop=pl.col("name").cast(pl.String).str.extract(_LOOP)).drop_nulls("loop")
-    if told.is_empty():
+    loop_names = (
+        used.to_frame("name").with_columns(loop=pl.col("name").cast(pl.String).str.extract(_LOOP)).drop_nulls("loop")
+    )
+    if loop_names.is_empty():
         return None
-    op = names.to_frame("name").join(told, on="name", how="left", maintain_order="left")["loop"]
+    op = names.to_frame("name").join(loop_names, on="name", how="left", maintain_order="left")["loop"]
     parent = tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     outer = _outermost(parent, launch, op.is_not_null().to_numpy())
     rows = np.flatnonzero(outer != NO_ROW)
@@ -67,22 +68,20 @@ def iterations(tables: Tables, launch: npt.NDArray[np.int64], used: pl.Series) -
             ).cast(pl.Categorical()),
         )
     )
-    every = pl.DataFrame({"row": np.arange(tables.gpu.height)})
-    return every.join(places, on="row", how="left", maintain_order="left")["place"]
+    all_rows = pl.DataFrame({"row": np.arange(tables.gpu.height)})
+    return all_rows.join(places, on="row", how="left", maintain_order="left")["place"]
 
 
-def _outermost(
-    parent: npt.NDArray[np.int64], launch: npt.NDArray[np.int64], is_loop: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
+def _outermost(parent: Int64, launch: Int64, is_loop: Mask) -> Int64:
     """The outermost loop around each launch."""
-    found = chain_to(parent, launch, is_loop)
+    loops = chain_to(parent, launch, is_loop)
     while True:
-        inside = np.flatnonzero(found != NO_ROW)
-        up = chain_to(parent, parent[found[inside]], is_loop)
+        inside = np.flatnonzero(loops != NO_ROW)
+        up = chain_to(parent, parent[loops[inside]], is_loop)
         nested = up != NO_ROW
         if not nested.any():
-            return found
-        found[inside[nested]] = up[nested]
+            return loops
+        loops[inside[nested]] = up[nested]
 
 
 def _rounds(host: pl.DataFrame, loops: pl.Series) -> pl.DataFrame:

@@ -8,18 +8,25 @@ If a kernel has the name of no command of the program, only its own node is left
 for a single activity that contradicts its slot between others that fit. If two in a row contradict their slots, or
 more than one for every ten that prove theirs (a kernel by its name, a copy by its size), then the graph must have
 other commands, and there is no match.
+
+Whether an activity can belong to a command follows from its name and size (`Verdict`). XLA names its own kernels
+after the instruction. Kernels of libraries, of Pallas and of Triton have other names; copies have no name, but a
+size.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
-from thence.attribution.xla.node_kernels import Verdict, verdicts
-from thence.attribution.xla.node_numbers import MANY, Role, Slots
+from thence.attribution.xla.program_commands import MANY, Role, Slots
 from thence.model.thresholds import PROOFS_FOR_EACH
 
 if TYPE_CHECKING:
@@ -27,10 +34,193 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thence.attribution.xla.node_kernels import Nodes
-    from thence.attribution.xla.schedules import Schedule
+    from thence.attribution.xla.program_commands import Schedule
+    from thence.model.arrays import Int64, Mask
 
-_MOST_CELLS = 25_000_000
+
+# ---- Whether an activity can belong to a command
+
+
+LOW = 0xFFFF_FFFF
+"""Mask of the node's number in a node's id; the upper half is the graph's id (CUPTI, graphNodeId)."""
+
+_COPY = re.compile(r"(?i)^mem(?:cpy|set)")  # also as kernels of the driver: memcpy128
+_CHOICE = re.compile(r"^set_\w*condition\w*$")
+"""Kernels of XLA that set the condition of a conditional node (xla/stream_executor/cuda)."""
+_GEMM = r"nvjet|xmma|cutlass|gemm|gemv|cublas|splitk"
+_NOT_OF_XLA = r"(?i)^(?!\w*fusion\w*$).*"  # XLA's own kernels include gemm_fusion_dot
+_LIBRARIES = (
+    ("__cublas", re.compile(rf"{_NOT_OF_XLA}(?:{_GEMM})")),
+    ("__cudnn", re.compile(rf"{_NOT_OF_XLA}(?:{_GEMM}|cudnn|fmha|fprop|dgrad|wgrad)")),
+    ("__cub$", re.compile(r"\bcub::|DeviceRadixSort|DeviceScan")),
+)
+"""Custom call targets (xla/service/gpu/cublas_cudnn.cc) and the kernels of the library behind each."""
+AFTERWARDS = re.compile(r"(?i)splitk_?reduce|reduce_?splitk")
+"""The second kernel of a matrix product that was split."""
+
+
+class Verdict(IntEnum):
+    """How well a node's activity fits the command of a slot."""
+
+    CONTRADICTS = 0
+    """it is the kernel of another command, or a copy of another size"""
+    FOREIGN = 1
+    """a kernel with a name that is not known for any command, at a slot whose kernels have known names"""
+    POSSIBLE = 2
+    """nothing contradicts it"""
+    SIZED = 3
+    """a copy of as many bytes as the command copies"""
+    NAMED = 4
+    """the kernel is named after the command, or after one that computes the same"""
+
+
+def is_copy(name: str, kind: str) -> bool:
+    """Whether an activity only copies or sets memory; the driver also has kernels for that."""
+    return kind != "kernel" or _COPY.match(name) is not None
+
+
+def library_of(target: str, kernel: str) -> bool:
+    """Whether a kernel is one of the library behind a custom call target."""
+    return any(target.startswith(prefix) and p.search(kernel) for prefix, p in _LIBRARIES)
+
+
+def is_library(kernel: str) -> bool:
+    """Whether a kernel is one of the libraries that XLA calls."""
+    return any(p.search(kernel) for _, p in _LIBRARIES)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of one executable graph that have recorded activities.
+
+    Attributes:
+        graph: id of the graph.
+        number: of each node, ascending; a node that ran different kernels occurs several times.
+        name: of the activity.
+        kind: kernel, memcpy or memset.
+        bytes: copied; -1 where unknown.
+        begun: whether the launch itself started it; else the device did, as part of a conditional node.
+    """
+
+    graph: int
+    number: Int64
+    name: list[str]
+    kind: list[str]
+    bytes: Int64
+    begun: Mask
+
+    @property
+    def last(self) -> int:
+        """The highest number."""
+        return int(self.number[-1])
+
+
+def nodes_of(inside: pl.DataFrame) -> list[Nodes]:
+    """The nodes of each graph.
+
+    Args:
+        inside: activities of graphs: graph, number (null where the trace names no nodes), name, kind,
+            bytes and correlation.
+    """
+    keys = ["graph", "number", "name", "kind"]
+    nodes = (
+        inside.drop_nulls("number")
+        .group_by(keys)
+        .agg(
+            pl.when(pl.col("bytes").n_unique() == 1).then(pl.col("bytes").first()).fill_null(-1),
+            begun=(pl.col("correlation").fill_null(-1) != 0).any(),
+        )
+        .sort(keys)
+    )
+    return [
+        Nodes(
+            graph=int(part["graph"][0]),
+            number=part["number"].cast(pl.Int64).to_numpy(),
+            name=part["name"].to_list(),
+            kind=part["kind"].to_list(),
+            bytes=part["bytes"].to_numpy(),
+            begun=part["begun"].to_numpy(),
+        )
+        for part in nodes.partition_by("graph", maintain_order=True)
+    ]
+
+
+def verdicts(schedule: Schedule, slots: Slots, nodes: Nodes) -> tuple[NDArray[np.int8], Int64]:
+    """Compares the activities of a graph with its slots.
+
+    Returns:
+        A `Verdict` for each distinct activity (name, kind and bytes) and slot; and the index of the distinct
+        activity of each entry of the nodes.
+    """
+    distinct: dict[tuple[str, str, int], int] = {}
+    of_entry = [
+        distinct.setdefault(activity, len(distinct))
+        for activity in zip(nodes.name, nodes.kind, nodes.bytes.tolist(), strict=True)
+    ]
+    table = np.empty((len(distinct), len(slots.command)), np.int8)
+    facts = _SlotFacts.of(schedule, slots)
+    for (name, kind, size), row in distinct.items():
+        table[row] = facts.of_copy(size) if is_copy(name, kind) else facts.of_kernel(name)
+    return table, np.array(of_entry, np.int64)
+
+
+@dataclass(frozen=True)
+class _SlotFacts:
+    """The slots of a graph, with the facts of the schedule that decide which activities they may have."""
+
+    schedule: Schedule
+    slots: Slots
+    free: Mask  # kernels have names of their own: custom calls and custom fusions
+    sized: Int64  # bytes that a copy has to move; -1: any number
+
+    @classmethod
+    def of(cls, schedule: Schedule, slots: Slots) -> _SlotFacts:
+        custom = np.array([opcode == "custom-call" for opcode in schedule.opcodes], np.bool_)
+        plain = np.array([opcode == "copy" for opcode in schedule.opcodes], np.bool_)
+        free = (custom | schedule.custom)[slots.command]
+        sized = np.where(plain, schedule.result_bytes, -1)[slots.command]
+        return cls(schedule, slots, free, sized)
+
+    @cached_property
+    def own(self) -> Mask:
+        """Slots in which the kernel of their command itself can run."""
+        return self.slots.is_(Role.LEAF, Role.CALL, Role.SEVERAL)
+
+    def of_copy(self, size: int) -> Int64:
+        moves = self.schedule.copies[self.slots.command] | self.free
+        possible = self.slots.is_(Role.LEAF) & moves | self.slots.is_(
+            Role.CALL, Role.SEVERAL, Role.BEFORE, Role.LAUNCHED
+        )
+        sized = self.slots.is_(Role.LEAF) & (self.sized >= 0) & (size >= 0)
+        verdict = np.where(possible, Verdict.POSSIBLE, Verdict.CONTRADICTS)
+        verdict[sized] = np.where(self.sized == size, Verdict.SIZED, Verdict.CONTRADICTS)[sized]
+        return verdict
+
+    def of_kernel(self, name: str) -> Int64:
+        if _CHOICE.match(name):
+            return np.where(self.slots.is_(Role.CHOICE), Verdict.NAMED, Verdict.CONTRADICTS)
+        if name in self.schedule.classes:
+            named = self.own & self.schedule.run_by(name)[self.slots.command]
+            return np.where(named, Verdict.NAMED, Verdict.CONTRADICTS)
+        verdict = np.full(len(self.own), Verdict.CONTRADICTS, np.int64)
+        verdict[self.slots.is_(Role.LEAF) & ~self.free] = Verdict.FOREIGN
+        verdict[self.own & self.free | self.slots.is_(Role.SEVERAL, Role.LAUNCHED)] = Verdict.POSSIBLE
+        afterwards = AFTERWARDS.search(name) is not None
+        main = self.slots.is_(Role.MAIN)
+        if not afterwards:
+            targets = self.schedule.targets
+            of_library = [main[i] and library_of(targets[c], name) for i, c in enumerate(self.slots.command)]
+            verdict[main] = Verdict.FOREIGN
+            verdict[of_library] = Verdict.POSSIBLE
+        elif is_library(name):
+            verdict[self.slots.is_(Role.AFTER)] = Verdict.POSSIBLE
+        return verdict
+
+
+# ---- Matching nodes to slots
+
+
+_MAX_CELLS = 25_000_000  # nodes times slots that are compared, of a byte each
 _NONE = -1
 
 
@@ -48,10 +238,10 @@ class Match:
         contradicting: number of activities that contradict their slot.
     """
 
-    command: NDArray[np.int64]
-    level: NDArray[np.int64]
-    verdict: NDArray[np.int64]
-    counted: NDArray[np.bool_]
+    command: Int64
+    level: Int64
+    verdict: Int64
+    counted: Mask
     proofs: int
     contradicting: int
 
@@ -74,36 +264,36 @@ def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
     slots = _without_insides(slots, nodes)
     table, of_entry = verdicts(schedule, slots, nodes)
     count = nodes.last + 1
-    says = table[of_entry]
+    verdict_of_entry = table[of_entry]
     # An activity that the launch did not start itself is inside a branch.
-    says[np.ix_(~nodes.begun, slots.level == 0)] = Verdict.CONTRADICTS
+    verdict_of_entry[np.ix_(~nodes.begun, slots.level == 0)] = Verdict.CONTRADICTS
     if slots.exact:
-        return _slot_by_slot(slots, nodes, says, _unseen(schedule, slots))
-    if count * len(slots.command) > _MOST_CELLS:
+        return _slot_by_slot(slots, nodes, verdict_of_entry, _unseen(schedule, slots))
+    if count * len(slots.command) > _MAX_CELLS:
         return None
-    return _alignment(slots, nodes, says, _unseen(schedule, slots))
+    return _alignment(slots, nodes, verdict_of_entry, _unseen(schedule, slots))
 
 
 def _without_insides(slots: Slots, nodes: Nodes) -> Slots:
     """Removes the slots inside calls whose own node has an activity: such a node contains no others."""
     many = slots.is_(*MANY)
     fixed = int(many.argmax()) if many.any() else len(many)
-    at = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
-    plain = set(zip(slots.command[at].tolist(), slots.level[at].tolist(), strict=True))
+    call_slots = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
+    plain = set(zip(slots.command[call_slots].tolist(), slots.level[call_slots].tolist(), strict=True))
     pairs = zip(slots.command.tolist(), slots.level.tolist(), strict=True)
     kept = ~((slots.role != Role.CALL) & np.array([pair in plain for pair in pairs], np.bool_))
     return Slots(slots.command[kept], slots.role[kept], slots.level[kept], slots.levels)
 
 
-def _unseen(schedule: Schedule, slots: Slots) -> NDArray[np.bool_]:
+def _unseen(schedule: Schedule, slots: Slots) -> Mask:
     """Slots that need not have an activity."""
     held = slots.is_(Role.HOLDER, Role.CALL, Role.LAUNCHED, *MANY)
     copies = schedule.copies[slots.command] & (slots.role == Role.LEAF)
-    result: NDArray[np.bool_] = held | copies | (slots.level > 0)
+    result: Mask = held | copies | (slots.level > 0)
     return result
 
 
-def _slot_by_slot(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]) -> Match | None:
+def _slot_by_slot(slots: Slots, nodes: Nodes, verdict_of_entry: NDArray[np.int8], unseen: Mask) -> Match | None:
     """The match in which slot n is node n; None if it does not fit."""
     count = nodes.last + 1
     seen = np.zeros(len(slots.command), np.bool_)
@@ -111,36 +301,36 @@ def _slot_by_slot(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: ND
         return None
     seen[nodes.number] = True
     verdict = np.where(seen[:count], np.int64(Verdict.NAMED), np.int64(Verdict.POSSIBLE))
-    np.minimum.at(verdict, nodes.number, says[np.arange(len(says)), nodes.number])
-    found = Match(
-        slots.command[:count],
-        slots.level[:count],
-        verdict,
-        ~slots.is_(*MANY)[:count],
-        int(np.sum(verdict >= Verdict.SIZED)),
-        int(np.sum(verdict == Verdict.CONTRADICTS)),
+    np.minimum.at(verdict, nodes.number, verdict_of_entry[np.arange(len(verdict_of_entry)), nodes.number])
+    matched = Match(
+        command=slots.command[:count],
+        level=slots.level[:count],
+        verdict=verdict,
+        counted=~slots.is_(*MANY)[:count],
+        proofs=int(np.sum(verdict >= Verdict.SIZED)),
+        contradicting=int(np.sum(verdict == Verdict.CONTRADICTS)),
     )
-    fits = bool((seen | unseen).all()) and _outweighed(found, seen[:count])
-    return found if fits else None
+    fits = bool((seen | unseen).all()) and _outweighed(matched, seen[:count])
+    return matched if fits else None
 
 
-def _outweighed(found: Match, seen: NDArray[np.bool_]) -> bool:
+def _outweighed(matched: Match, seen: Mask) -> bool:
     """Whether the activities that contradict their slot are few, and no two of them are neighbours."""
-    if found.contradicting * PROOFS_FOR_EACH > found.proofs:
+    if matched.contradicting * PROOFS_FOR_EACH > matched.proofs:
         return False
     rows = np.flatnonzero(seen)
-    wrong = found.verdict[rows] == Verdict.CONTRADICTS
-    beside = wrong[1:] & wrong[:-1] & (found.level[rows[1:]] == found.level[rows[:-1]])
+    wrong = matched.verdict[rows] == Verdict.CONTRADICTS
+    beside = wrong[1:] & wrong[:-1] & (matched.level[rows[1:]] == matched.level[rows[:-1]])
     return not beside.any()
 
 
-def _alignment(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]) -> Match | None:
+def _alignment(slots: Slots, nodes: Nodes, verdict_of_entry: NDArray[np.int8], unseen: Mask) -> Match | None:
     """The match of all assignments of nodes to slots, in order, that nothing contradicts; None if there is none."""
     count = nodes.last + 1
     cells = np.where(unseen, np.int8(Verdict.POSSIBLE), np.int8(Verdict.CONTRADICTS))
     cells = np.repeat(cells[None, :], count, axis=0)
     cells[nodes.number] = Verdict.NAMED
-    np.minimum.at(cells, nodes.number, says)
+    np.minimum.at(cells, nodes.number, verdict_of_entry)
     fits = cells != Verdict.CONTRADICTS
     many = slots.is_(*MANY)
     _tolerate(slots, nodes, cells, fits)
@@ -149,13 +339,13 @@ def _alignment(slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArr
     if not before[-1, count]:
         return None
     # A slot of one node begins where the slots before it end; a slot of many may also continue.
-    here = np.where(many[:, None], before[1:, :-1], before[:-1, :-1])
-    beyond = np.where(many[:, None], after[:-1, 1:], after[1:, 1:])
-    possible = (here & beyond).T & fits
+    reached_before = np.where(many[:, None], before[1:, :-1], before[:-1, :-1])
+    reached_after = np.where(many[:, None], after[:-1, 1:], after[1:, 1:])
+    possible = (reached_before & reached_after).T & fits
     return _certain(slots, possible, cells, nodes)
 
 
-def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray[np.bool_]) -> None:
+def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: Mask) -> None:
     """Accepts activities that contradict their slot, up to the first slot of unknown length, if they are few."""
     many = slots.is_(*MANY)
     fixed = np.arange(min(int(many.argmax()), len(fits)))
@@ -168,7 +358,7 @@ def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray
         fits[fixed[wrong], fixed[wrong]] = True
 
 
-def _certain(slots: Slots, possible: NDArray[np.bool_], cells: NDArray[np.int8], nodes: Nodes) -> Match:
+def _certain(slots: Slots, possible: Mask, cells: NDArray[np.int8], nodes: Nodes) -> Match:
     """The match on which all assignments agree, from the slots that are possible for each node number."""
     command, level = (_agreed(possible, values) for values in (slots.command, slots.level))
     many = slots.is_(*MANY, Role.MAIN)
@@ -176,25 +366,23 @@ def _certain(slots: Slots, possible: NDArray[np.bool_], cells: NDArray[np.int8],
     seen = np.zeros(len(command), np.bool_)
     seen[nodes.number] = True
     return Match(
-        command,
-        np.where(command == _NONE, _NONE, level),
-        np.where(seen, verdict, np.int64(Verdict.POSSIBLE)),
-        np.logical_not((possible & many).any(axis=1)),
-        int(np.sum(seen & (command != _NONE) & (verdict >= Verdict.SIZED))),
-        int(np.sum(seen & (verdict == Verdict.CONTRADICTS))),
+        command=command,
+        level=np.where(command == _NONE, _NONE, level),
+        verdict=np.where(seen, verdict, np.int64(Verdict.POSSIBLE)),
+        counted=np.logical_not((possible & many).any(axis=1)),
+        proofs=int(np.sum(seen & (command != _NONE) & (verdict >= Verdict.SIZED))),
+        contradicting=int(np.sum(seen & (verdict == Verdict.CONTRADICTS))),
     )
 
 
-def _agreed(possible: NDArray[np.bool_], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def _agreed(possible: Mask, values: Int64) -> Int64:
     """The value of all possible slots of each number, -1 where they differ or there is none."""
     highest = np.where(possible, values, _NONE).max(axis=1)
     lowest = np.where(possible, values, np.iinfo(np.int64).max).min(axis=1)
     return np.where(lowest == highest, highest, _NONE)
 
 
-def _reached(
-    fits: NDArray[np.bool_], many: NDArray[np.bool_], unseen: NDArray[np.bool_], *, backwards: bool = False
-) -> NDArray[np.bool_]:
+def _reached(fits: Mask, many: Mask, unseen: Mask, *, backwards: bool = False) -> Mask:
     """Whether the first slots (row: how many) can use up exactly the first node numbers (column: how many).
 
     Slots past the last number are nodes that were not seen; read backwards, they come first.
@@ -214,7 +402,7 @@ def _reached(
     return result
 
 
-def _runs(starts: NDArray[np.bool_], ok: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _runs(starts: Mask, ok: Mask) -> Mask:
     """Which numbers can be reached from a start over numbers that are all ``ok``."""
     position = np.arange(len(starts))
     start = np.maximum.accumulate(np.where(starts, position, -1))

@@ -29,7 +29,7 @@ _STRUCTURE = frozenset(
 )
 """Parts that jax writes for its own control flow and transformations."""
 _AFTER = {"while": ("body", "cond"), "cond": ("branch_",), "scan": ("body",)}
-_MAX_PARTS = 1000
+_MAX_PARTS = 1000  # of one op_name: in a hostile one, each merged path can hold merged paths
 
 
 def parts_of(op_name: str) -> list[str]:
@@ -55,15 +55,15 @@ def segments_of(path: str) -> list[str]:
 
 def scopes_of(path: str) -> tuple[str, ...]:
     """The names of scopes and functions in a path, outermost first, without what jax writes around them."""
-    found = []
+    scopes = []
     for segment in segments_of(path)[:-1]:
         name, depth = segment, 0
         match = _WRAPPED.fullmatch(name)
         while match and depth < _MAX_PARTS:
             name, depth = match["inner"], depth + 1
             match = _WRAPPED.fullmatch(name)
-        found += _split(name, "/")
-    return tuple(found)
+        scopes += _split(name, "/")
+    return tuple(scopes)
 
 
 def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:

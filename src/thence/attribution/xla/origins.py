@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.xla.user_frames import source_frames
+from thence.attribution.optimizers import is_optimizer_file
+from thence.model.hlo import Frame
+from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from thence.model.arrays import Int64, Mask
     from thence.model.hlo import HloModule
     from thence.model.own_code import OwnCode
+
 
 _COLLECTIVES = """
 all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all
@@ -45,7 +51,6 @@ def origins(module: HloModule, own: OwnCode) -> pl.DataFrame:
     """Op_name and source of each instruction, in the module's order.
 
     Args:
-        module: with the instructions.
         own: which files are the user's own code: the source is the innermost line of these files in the stack, or
             the innermost line if there is none.
 
@@ -126,13 +131,13 @@ class _Links:
             .unique("computation", keep="first", maintain_order=True)
         )
 
-    def _around(self, table: pl.DataFrame) -> NDArray[np.int64]:
+    def _around(self, table: pl.DataFrame) -> Int64:
         """The row of the instruction around each one, -1 for those of the entry computation."""
         callers = self._inner(table, _AROUND)
         rows = table.select("computation").join(callers, on="computation", how="left", maintain_order="left")["caller"]
         return rows.cast(pl.Int64).fill_null(-1).to_numpy()
 
-    def _only_moves(self) -> NDArray[np.bool_]:
+    def _only_moves(self) -> Mask:
         """Fusions and calls that contain no instruction that computes."""
         moves = pl.col("opcode").is_in([*_MOVING, "constant"])
         rows = (
@@ -142,7 +147,7 @@ class _Links:
         result[rows.to_numpy()] = True
         return result
 
-    def nearest(self, has: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    def nearest(self, has: Mask) -> tuple[Int64, NDArray[np.int8]]:
         """The row that each instruction takes its place from, and the number of the rule."""
         origin = np.where(has, np.arange(self.count), -1)
         rule = np.zeros(self.count, np.int8)
@@ -152,20 +157,20 @@ class _Links:
         self._from_around(origin, rule)
         return np.where(origin < 0, np.arange(self.count), origin), rule
 
-    def _from_around(self, origin: NDArray[np.int64], rule: NDArray[np.int8]) -> None:
+    def _from_around(self, origin: Int64, rule: NDArray[np.int8]) -> None:
         """Instructions without a place inherit that of the innermost instruction around them that has one."""
-        told = (origin >= 0) & (rule != _ENCLOSING)
+        placed = (origin >= 0) & (rule != _ENCLOSING)
         outer = self.around.copy()
         for _ in range(_ROUNDS):
             climbing = (origin < 0) & (outer >= 0)
             if not climbing.any():
                 return
-            reached = climbing & told[outer]
+            reached = climbing & placed[outer]
             origin[reached] = origin[outer[reached]]
             rule[reached] = _ENCLOSING
             outer[climbing] = self.around[outer[climbing]]
 
-    def _from_inside(self, origin: NDArray[np.int64], rule: NDArray[np.int8]) -> None:
+    def _from_inside(self, origin: Int64, rule: NDArray[np.int8]) -> None:
         """A wrapper without a place inherits that of its root, or of the last instruction with one."""
         for _ in range(_NESTED):
             has = pl.Series(origin >= 0)
@@ -177,7 +182,7 @@ class _Links:
             origin[caller] = origin[chosen["row"].to_numpy()]
             rule[caller] = _INSIDE
 
-    def _spread(self, origin: NDArray[np.int64], rule: NDArray[np.int8], to: str, number: int) -> None:
+    def _spread(self, origin: Int64, rule: NDArray[np.int8], to: str, number: int) -> None:
         """Propagates places along the edges to instructions that only move data."""
         target = self.edges[to].to_numpy()
         source = self.edges["other" if to == "row" else "row"].to_numpy()
@@ -188,3 +193,48 @@ class _Links:
                 return
             origin[target[edges]] = origin[source[edges]]
             rule[target[edges]] = number
+
+
+# ---- Frames of the module's stacks
+
+
+def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
+    """The source place of each stack of a module.
+
+    Returns:
+        one row per frame, in the order of ``module.frames``: ``shown``, number of the innermost frame of the
+        user's own code in the stack that ends in this frame, else of the innermost frame with a file, else 0;
+        ``source`` (as `Frame.place`) of that frame, null if there is none; ``own``, whether it is the user's.
+    """
+    by_user = _nearest(module, frames_with_file(module, own))
+    by_name = _nearest(module, frames_with_file(module, bool))
+    shown = np.where(by_user == NO_ROW, by_name, by_user)
+    row = pl.Series(shown).replace(NO_ROW, None).cast(pl.UInt32)
+    source = frame_places(module).gather(row).cast(pl.String)
+    return pl.DataFrame({"shown": shown + 1, "source": source, "own": by_user != NO_ROW})
+
+
+def frame_places(module: HloModule) -> pl.Series:
+    """Each frame of a module as a place (`Frame.place`), Categorical."""
+    columns = ["file", "line", "column", "function"]
+    places = [Frame(*row).place for row in module.frames.select(columns).iter_rows()]
+    return pl.Series(places, dtype=pl.Categorical())
+
+
+def frames_in_optimizers(module: HloModule) -> Mask:
+    """Which stacks hold a frame of a library's optimizers, by number of their innermost frame; False for 0."""
+    inside: Mask = _nearest(module, frames_with_file(module, is_optimizer_file)) != NO_ROW
+    return np.append([False], inside)
+
+
+def frames_with_file(module: HloModule, wanted: Callable[[str], bool]) -> Mask:
+    """Which frames have a file for which ``wanted`` returns true."""
+    files = module.frames["file"]
+    chosen = [file for file in files.unique() if wanted(file or "")]
+    return files.is_in(pl.Series(chosen, dtype=pl.Categorical()).implode()).fill_null(value=False).to_numpy()
+
+
+def _nearest(module: HloModule, wanted: Mask) -> Int64:
+    """Row of the innermost wanted frame in the stack that ends in each frame, `NO_ROW` without one."""
+    parent = module.frames["parent"].cast(pl.Int64).to_numpy() - 1
+    return chain_to(parent, np.arange(len(parent)), wanted)

@@ -20,6 +20,8 @@ KINDS = {MODULE: "module", LINE: "line", PHASE: "phase", STEP: "step", FRAME: "f
 MODEL_CALL = "model call"
 """Name of a step that begins because a model was called without gradients. In a program that trains, such calls before
 the first step of the optimizer, as a rollout's tokens, are parts of its first step: only a reader knows that."""
+LOOP_ROUND = "round of a loop"
+"""Name of a step that is one round of a loop, or some of them, because nothing else begins steps so far."""
 
 
 class Place(NamedTuple):

@@ -5,7 +5,7 @@ calling this function reads the counter. If the callback is enabled for other fu
 number, thread, begin and end. With the compiled probe these can be the functions that launch work: that adds some
 0.1 us to each launch, and nothing has to be inferred later. The probe in Python would slow every launch down: it is
 only enabled for the few functions that wait or build graphs, and launches are matched by their number
-(`thence.readers.recording.counted`).
+(`thence.readers.recording.counted_launches`).
 
 The probe in Python is used where the compiled one was not built, in free-threaded Pythons, and with the environment
 variable THENCE_PROBE=python. Both note the same boundaries, but a boundary costs some 1 us in Python instead of 0.1 us.

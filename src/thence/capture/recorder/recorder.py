@@ -93,7 +93,7 @@ class Recorder:
         counts: whether launches are counted instead of recorded.
         samples: samples of threads while they launch nothing; None if they are not taken.
         attached: whether CUPTI is attached to the process.
-        plain_steps: entry of the description, see `thence.readers.recording.parts.Description`.
+        plain_steps: entry of the description, see `thence.readers.recording.folder.Description`.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from thence.capture.recorder.recorder import Recorder
 from thence.capture.session.endings import Endings
 from thence.capture.session.mark_log import MarkLog
 from thence.capture.session.noted_places import NotedPlaces
-from thence.capture.session.step_times import ANNOUNCED, StepTimes
+from thence.capture.session.step_times import ANNOUNCED, StepTimes, call_on_main_thread
 from thence.capture.torch.collectives import CollectiveLabels
 from thence.capture.torch.hooks import Hooks
 from thence.capture.torch.own_files import OwnFiles
@@ -246,7 +246,9 @@ class Recording:
 
     def _start_hooks(self) -> None:
         """Starts the hooks that note boundaries of modules and lines."""
-        self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options, self._step_begins)
+        self._hooks = hooks = Hooks(
+            self.noted.log, self.noted.places, self._options, self._step_begins, call_on_main_thread
+        )
         self._known = {"lines": hooks.forward_method()}
         hooks.start()
         follow_boundaries((self.noted.log, self.noted.places))
@@ -292,6 +294,8 @@ class Recording:
     def _look(self) -> None:
         self._endings.end_if_signalled()
         self._steps.resume_if_overdue()
+        if self._hooks is not None and self._schedule is None and self.counts.get("kernels") and not jax_uses_cuda():
+            self._hooks.look()
 
     def _stop_for_profiler(self) -> None:
         """Ends the recording, because the program starts a profiler of its own, which needs CUPTI."""

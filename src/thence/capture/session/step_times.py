@@ -199,7 +199,7 @@ class StepTimes:
         limit = max(_MIN_OVERDUE_NS, _OVERDUE * self._window[1] * longest)
         if time_ns() - self._began_pause > limit:
             self._began_pause = time_ns()  # asks again after this time
-            _call_on_main_thread(self._resume_now)
+            call_on_main_thread(self._resume_now)
 
     def end(self) -> None:
         """Handle that the recording ends: no step begins any more, and the device is idle."""
@@ -341,7 +341,7 @@ def _between(begin: _Border, end: _Border) -> int:
     return end.time - begin.time
 
 
-def _call_on_main_thread(function: Callable[[], None]) -> None:
+def call_on_main_thread(function: Callable[[], None]) -> None:
     """Have the main thread call a function soon, between two instructions of its Python code."""
 
     def call(_nothing: int) -> int:

@@ -14,6 +14,7 @@ from thence.capture.boundaries.stacks import why_unreadable
 from thence.capture.torch.backward import BackwardCalls
 from thence.capture.torch.compiled import CompiledPlaces, CurrentPlaces
 from thence.capture.torch.event_tracker import EventTracker
+from thence.capture.torch.loops import Loops
 from thence.capture.torch.monitoring import CALLS, Handler, outer_frames, why_not
 from thence.capture.torch.own_files import OwnFiles
 from thence.capture.torch.phases import PhaseCalls, PhasePlaces, code_of, inner_code, phase_functions
@@ -59,6 +60,7 @@ class Hooks:
     Args:
         log: takes boundaries; `log.note` is called on the program's threads.
         recorded: see `Steps`.
+        on_main_thread: see `Loops`.
 
     Attributes:
         missing: why nothing is noted; None if something is.
@@ -71,6 +73,7 @@ class Hooks:
         places: Places,
         options: HooksOptions,
         recorded: Callable[[FrameType | None, str], bool] = lambda _frame, _kind: True,
+        on_main_thread: Callable[[Callable[[], None]], None] = lambda _function: None,
     ) -> None:
         self._options = options
         self.missing = why_not() if options.modules or options.lines else "the options modules and lines are off"
@@ -86,6 +89,9 @@ class Hooks:
         self._common, self._threads = self._tracker.common, self._tracker.threads
         self._monitor = self._tracker.monitor
         self._steps = Steps(self._common, places, self._tracker.step, recorded)
+        self._loops = Loops(
+            is_own, on_main_thread, lambda frame, loop: self._steps.round_began(self._threads.now, frame, loop)
+        )
         self._phases = PhasePlaces(places)
         here = CurrentPlaces(self._common, self._threads, self._tracker.paths, is_own)
         self._compiled = CompiledPlaces(places, log, here, chains=self._tracker.chains)
@@ -132,9 +138,21 @@ class Hooks:
     def stop(self) -> None:
         """Note nothing from now on. Stopping twice does nothing."""
         self._live = False
+        self._loops.stop()
         while self._waiting:
             self._waiting.pop()()
         self._monitor.stop()
+
+    def look(self) -> None:
+        """Look for the loop of a program in which nothing else begins steps; called after work was launched.
+
+        Only PyTorch's events tell how long its rounds take on the device (`thence.capture.session.step_times`).
+        """
+        if self._live and self._options.modules and _cuda_is_used():
+            if self._steps.needs_rounds:
+                self._loops.look()
+            else:
+                self._loops.stop()
 
     def step(self, *, recorded: bool = True) -> None:
         """Begin a step because the program says so; from then on, only the program begins steps."""

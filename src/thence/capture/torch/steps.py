@@ -8,7 +8,8 @@ before the first one steps again, which is known after one round. If a gradient 
 because gradients overflowed, the step ends with the scaler's update. As long as no optimizer has stepped, each call of
 the model that is called most begins a step, with gradients or without: evaluation, training that changes parameters by
 itself, and generation (prefill or decode, if the input is token ids). Of models that are called equally often, the one
-that was called so often first counts. Once the program calls `recording.step`, only these calls begin steps.
+that was called so often first counts. Where nothing of that is seen, the rounds of the program's loop are steps
+(`thence.capture.torch.loops`). Once the program calls `recording.step`, only these calls begin steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import weakref
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from thence.capture.boundaries.places import MODEL_CALL, STEP, Place
+from thence.capture.boundaries.places import LOOP_ROUND, MODEL_CALL, STEP, Place
 from thence.model.phases import Serving
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Steps:
     Args:
         begins: called at the beginning of each step.
         recorded: called before that for each step that the program did not announce, with the frame of the calling
-            thread in which it begins, and its name; returns whether the step is recorded.
+            thread in which it begins, and its kind; returns whether the step is recorded.
     """
 
     def __init__(
@@ -67,11 +68,19 @@ class Steps:
         self._max_calls = 0
 
     def begin(
-        self, thread: Thread, name: str = _NAME, detail: str | None = None, frame: FrameType | None = None
+        self,
+        thread: Thread,
+        name: str = _NAME,
+        detail: str | None = None,
+        frame: FrameType | None = None,
+        kind: str = "",
     ) -> None:
-        """Begin a step. Steps are identified by their order: with numbers in their names, places would never end."""
+        """Begin a step. Steps are identified by their order: with numbers in their names, places would never end.
+
+        Durations of steps of different kinds are not compared. The kind is the name, if it is empty.
+        """
         self._any = True
-        self._note(thread, name, detail, recorded=self._recorded(frame, name))
+        self._note(thread, name, detail, recorded=self._recorded(frame, kind or name))
 
     def _note(self, thread: Thread, name: str, detail: str | None, *, recorded: bool) -> None:
         place = Place(STEP, 0, name, detail)
@@ -84,6 +93,19 @@ class Steps:
     def _counts_calls(self) -> bool:
         """Whether calls of models begin steps: nothing else does so yet."""
         return not (self._from_program or self._trains)
+
+    @property
+    def needs_rounds(self) -> bool:
+        """Whether nothing but rounds of a loop begins steps so far."""
+        return self._counts_calls and not self._models
+
+    def round_began(self, thread: Thread, frame: FrameType, loop: int) -> None:
+        """Handle that a round of a loop began, which is a step if nothing else begins any.
+
+        The frame is the one that runs the loop, which has a number.
+        """
+        if self.needs_rounds:
+            self.begin(thread, LOOP_ROUND, None, frame, f"{LOOP_ROUND} {loop}")
 
     def begin_from_program(self, thread: Thread, *, recorded: bool = True) -> None:
         """Begin a step because the program says so, and say whether it is recorded."""

@@ -18,8 +18,7 @@ from thence.errors import DamagedInput
 from thence.model.hlo import ASYNCHRONOUS, COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, Frame, HloModule
 from thence.model.shortened_names import affordable
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.jax.instruction_costs import backend_config, work_columns
-from thence.readers.jax.instructions import Body, Distinct, memory_space, replica_groups
+from thence.readers.jax.instructions import Body, Distinct, backend_config, memory_space, replica_groups, work_columns
 from thence.readers.jax.protobuf import unpacked
 from thence.readers.jax.protos.hlo_pb2 import (
     FrontendAttributes,
@@ -33,8 +32,7 @@ from thence.readers.jax.protos.hlo_pb2 import (
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64
     from thence.readers.jax.protos.hlo_pb2 import StackFrameIndexProto
 
 MAX_TEXT, MAX_TEXT_PER_FRAME = 4_000_000, 500
@@ -143,7 +141,7 @@ def shared_texts(texts: Sequence[str | None]) -> pl.Series:
     return distinct.gather(pl.Series([places[text] for text in texts], dtype=pl.UInt32))
 
 
-def _names(names: Sequence[str], of_location: Sequence[int], uses: NDArray[np.int64]) -> list[str]:
+def _names(names: Sequence[str], of_location: Sequence[int], uses: Int64) -> list[str]:
     """The names that locations refer to by numbers from 1, as long as their number of uses permits."""
     number = np.array([0, *of_location], np.int64)
     number[(number < 0) | (number > len(names))] = 0

@@ -25,21 +25,19 @@ from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, HOST, HOST_CATEGORIES, KINDS, PROGRAMS, THREADS, Device, Meta, Tables
-from thence.readers.categories import positions_of_functions
+from thence.readers.host_ranges import host_order, host_parents, parent_column, positions_of_functions
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.hlo_dump import PATTERNS as HLO_PATTERNS
 from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.jax.sniffing import NAME, PATTERNS
 from thence.readers.jax.xspace import XSpace, decode_xspace
-from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.source import STANDARD_INPUT
 from thence.units import listed, several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from numpy.typing import NDArray
-
+    from thence.model.arrays import Int64
     from thence.model.hlo import HloModule
     from thence.readers.jax.xspace import XSpace
     from thence.readers.source import Source
@@ -158,7 +156,7 @@ def _category(name: str) -> str:
     return "compile" if _COMPILING.search(name) and not re.match(_JITTED, name) else "op"
 
 
-def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64]]:
+def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, Int64]:
     """The ranges in the order of `HOST`, and the row of each range's parent."""
     names = ("thread", "category", "start", "duration")
     columns = [ranges[name].to_physical().to_numpy() for name in names]
@@ -166,7 +164,7 @@ def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64]]:
     return ranges[order], host_parents(*(column[order] for column in columns))
 
 
-def _around_jitted(ranges: pl.DataFrame, parent: NDArray[np.int64]) -> list[str]:
+def _around_jitted(ranges: pl.DataFrame, parent: Int64) -> list[str]:
     """Names of ranges that enclose a call of a jitted function and are not such calls themselves."""
     jitted = ranges["shown"].str.contains(_JITTED).to_numpy()
     around = np.zeros(ranges.height, np.bool_)
@@ -483,7 +481,7 @@ def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
     return tuple(Device(rank, *row) for row in space.devices.select(columns).iter_rows())
 
 
-def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
+def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> Int64:
     """For each activity, the host row of the range that executed its program.
 
     That range encloses the API call with the activity's correlation id; for the body of a conditional

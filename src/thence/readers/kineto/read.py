@@ -16,7 +16,7 @@ from thence.errors import DamagedInput
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import HOST_CATEGORIES, Meta, Tables
 from thence.model.waiting import with_waiting
-from thence.readers.categories import category_of, ranges_among_ops
+from thence.readers.host_ranges import IS_API_CALL, category_of, host_order, ranges_among_ops
 from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.collecting import collected
 from thence.readers.kineto.early_start import Begun
@@ -35,7 +35,6 @@ from thence.readers.kineto.tables import (
     waiting_calls,
     waiting_facts,
 )
-from thence.readers.nesting import IS_API_CALL, host_order
 from thence.units import several
 
 if TYPE_CHECKING:

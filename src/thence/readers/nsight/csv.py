@@ -170,16 +170,16 @@ def _scaled(frame: pl.DataFrame, column: str, units: dict[str, str], factors: di
         )
     text = frame[column].str.strip_chars()
     if factor == 1:
-        whole = text.cast(pl.Int64, strict=False)
-        if whole.null_count() == text.null_count():
-            return whole
+        integers = text.cast(pl.Int64, strict=False)
+        if integers.null_count() == text.null_count():
+            return integers
     # Decimal places are parsed as digits: a double cannot hold the nanoseconds of a long recording.
     places = len(str(factor)) - 1
     number = text.str.extract(r"^(\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False)
     digits = text.str.extract(r"^\d+\.(\d+)$").fill_null("")
     fraction = digits.str.pad_end(places, "0").str.slice(0, places).replace("", "0").cast(pl.Int64, strict=False)
-    whole = number * factor + fraction * (factor // 10**places)
-    result: pl.Series = whole.set(number > (1 << 62) // factor, None)
+    integers = number * factor + fraction * (factor // 10**places)
+    result: pl.Series = integers.set(number > (1 << 62) // factor, None)
     return result
 
 

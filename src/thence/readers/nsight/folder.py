@@ -76,15 +76,15 @@ class Folder:
             DamagedInput: the table cannot be read.
         """
         schema = {**dict.fromkeys(integers, pl.Int64()), **dict.fromkeys(texts, pl.Categorical())}
-        there = self._schema(table)
-        if not there:
+        schema_of_file = self._schema(table)
+        if not schema_of_file:
             return pl.DataFrame(schema=schema)
         # Ids are unsigned in some versions: the cast keeps their bits, as SQLite does.
-        wrap = {c: there.get(c) == pl.UInt64 for c in schema}
+        wrap = {c: schema_of_file.get(c) == pl.UInt64 for c in schema}
         return self._collected(
             table,
             *(
-                pl.col(c).cast(dtype, wrap_numerical=wrap[c]) if c in there else pl.lit(None, dtype).alias(c)
+                pl.col(c).cast(dtype, wrap_numerical=wrap[c]) if c in schema_of_file else pl.lit(None, dtype).alias(c)
                 for c, dtype in schema.items()
             ),
         )
@@ -95,10 +95,10 @@ class Folder:
 
     def payloads(self) -> pl.DataFrame:
         """Payloads of NVTX events; see `Store.payloads`."""
-        there = self._schema("NVTX_EVENTS")
-        binary = pl.col("binaryData").cast(pl.Binary) if "binaryData" in there else pl.lit(None, pl.Binary)
-        json = pl.col("jsonText").cast(pl.String) if "jsonText" in there else pl.lit(None, pl.String)
-        if not there.keys() & {"binaryData", "jsonText"}:
+        columns = self._schema("NVTX_EVENTS")
+        binary = pl.col("binaryData").cast(pl.Binary) if "binaryData" in columns else pl.lit(None, pl.Binary)
+        json = pl.col("jsonText").cast(pl.String) if "jsonText" in columns else pl.lit(None, pl.String)
+        if not columns.keys() & {"binaryData", "jsonText"}:
             return pl.DataFrame(schema=PAYLOADS)
         rows = pl.int_range(pl.len(), dtype=pl.Int64).alias("row")
         frame = self._collected("NVTX_EVENTS", rows, binary.alias("binary"), json.alias("json"))
@@ -132,8 +132,8 @@ class Folder:
                 # nsys writes the stream format; the file format is accepted as well. read_ipc would take
                 # brackets in a path for a glob pattern, so it gets an opened file; read_ipc_stream would not.
                 with path.open("rb") as stream:
-                    whole = pl.read_ipc(stream) if is_file else pl.read_ipc_stream(path)
-                self._frames[table] = whole.lazy()
+                    frame = pl.read_ipc(stream) if is_file else pl.read_ipc_stream(path)
+                self._frames[table] = frame.lazy()
         return self._frames[table]
 
     def _parquet(self, path: Path) -> pl.LazyFrame:

@@ -18,8 +18,7 @@ import polars as pl
 
 from thence.model.names import UNNAMED
 from thence.model.tables import COLLECTIVES, HOST_CATEGORIES
-from thence.readers.categories import category_of
-from thence.readers.nesting import host_order, host_parents, parent_column
+from thence.readers.host_ranges import category_of, host_order, host_parents, parent_column
 from thence.readers.nsight.store import (
     distinct_values,
     gathered,
@@ -54,16 +53,27 @@ _CATEGORY = pl.Enum(HOST_CATEGORIES)
 _THREAD_BITS = 24
 _PLACE = (1 << 48) - 1  # process and thread in a serialised GlobalId, see `store.process_of`
 _RANGE = {
-    "kind": pl.UInt32(), "start": pl.Int64(), "duration": pl.Int64(), "correlation": pl.Int64(),
+    "kind": pl.UInt32(),
+    "start": pl.Int64(),
+    "duration": pl.Int64(),
+    "correlation": pl.Int64(),
     "nvtx": pl.Int32(),
-}  # fmt: skip
+}
 _RANGE_KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
 COLLECTIVE_NAMES = {
-    "ncclAllReduce": "all_reduce", "ncclAllGather": "all_gather", "ncclReduceScatter": "reduce_scatter",
-    "ncclBroadcast": "broadcast", "ncclBcast": "broadcast", "ncclReduce": "reduce",
-    "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all", "ncclGather": "gather",
-    "ncclScatter": "scatter", "ncclSend": "send", "ncclRecv": "recv",
-}  # fmt: skip
+    "ncclAllReduce": "all_reduce",
+    "ncclAllGather": "all_gather",
+    "ncclReduceScatter": "reduce_scatter",
+    "ncclBroadcast": "broadcast",
+    "ncclBcast": "broadcast",
+    "ncclReduce": "reduce",
+    "ncclAlltoAll": "all_to_all",
+    "ncclAllToAll": "all_to_all",
+    "ncclGather": "gather",
+    "ncclScatter": "scatter",
+    "ncclSend": "send",
+    "ncclRecv": "recv",
+}
 """NCCL calls that move data, and thence's names of their collectives."""
 _PAYLOAD_FIELDS = {
     "communicator": "NCCL communicator ID",
@@ -109,16 +119,17 @@ def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], l
     def calls_and_kinds(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
         """Calls with the index of their kind; and place, nameId and eventClass of each kind."""
         part = part.with_columns(_place("globalTid"))
-        first, of = distinct_values(part["place"], part["nameId"], part["eventClass"])
+        first, kind_of_row = distinct_values(part["place"], part["nameId"], part["eventClass"])
         kinds = part.select("place", "nameId", "eventClass")[first]
-        launches = kinds.select(launching).to_series().gather(of)
+        launches = kinds.select(launching).to_series().gather(kind_of_row)
         calls = part.select(
-            pl.Series("kind", of), "start", "end",
+            pl.Series("kind", kind_of_row),
+            "start",
+            "end",
             # A call that failed launched nothing.
-            pl.when(launches & (pl.col("returnValue").fill_null(0) == 0))
-            .then("correlationId").alias("correlation"),
+            pl.when(launches & (pl.col("returnValue").fill_null(0) == 0)).then("correlationId").alias("correlation"),
             pl.lit(None, pl.Int32).alias("nvtx"),
-        )  # fmt: skip
+        )
         return with_durations(calls), kinds
 
     parts = store.parts("CUPTI_ACTIVITY_KIND_RUNTIME", columns, calls_and_kinds)
@@ -147,9 +158,9 @@ class _RangesByKind:
     def of(cls, frame: pl.DataFrame) -> _RangesByKind:
         """The ranges of a frame with the columns of `_RANGE_KIND` and `_RANGE`; correlation and nvtx may be absent."""
         kinds = frame.select(pl.col(c).cast(dtype) for c, dtype in _RANGE_KIND.items())
-        first, of = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
+        first, kind_of_row = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
         return cls(
-            frame.with_columns(pl.Series("kind", of)).select(
+            frame.with_columns(pl.Series("kind", kind_of_row)).select(
                 pl.col(c).cast(dtype) if c in ("kind", *frame.columns) else pl.lit(None, dtype).alias(c)
                 for c, dtype in _RANGE.items()
             ),
@@ -177,17 +188,19 @@ def _kinds_of_calls(store: Store, call_kinds: pl.DataFrame) -> pl.DataFrame:
 def _overhead(store: Store) -> pl.DataFrame:
     frame = store.frame("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
     return frame.select(
-        "start", "end", _place("globalTid"), names(store, frame["nameId"]),
+        "start",
+        "end",
+        _place("globalTid"),
+        names(store, frame["nameId"]),
         pl.lit("overhead", _CATEGORY).alias("category"),
-    )  # fmt: skip
+    )
 
 
 def _nested(ranges: _RangesByKind, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The ranges in the order of `HOST`, with the columns of `HOST` that the export provides; and the threads."""
     kinds = ranges.kinds.select(
-        "category", "name",
-        process=pl.col("place") // (1 << _THREAD_BITS), thread=pl.col("place") % (1 << _THREAD_BITS),
-    )  # fmt: skip
+        "category", "name", process=pl.col("place") // (1 << _THREAD_BITS), thread=pl.col("place") % (1 << _THREAD_BITS)
+    )
     kinds = kinds.with_columns(ranks.column(kinds["process"]))
     of_thread = kinds.select("rank", "process", "thread")
     columns = {name: ranges.frame.drop_in_place(name).rechunk() for name in _RANGE}
@@ -288,10 +301,10 @@ def _categories(ranges: pl.DataFrame) -> pl.Expr:
     """Category of each range: framework for a library's domain, op for an operator's name, else by its name."""
     names = ranges["name"].unique()
     categories = pl.DataFrame(
-        {"name": names, "told": [category_of("range", str(name)) for name in names]},
-        schema={"name": pl.Categorical(), "told": pl.String},
+        {"name": names, "category": [category_of("range", str(name)) for name in names]},
+        schema={"name": pl.Categorical(), "category": pl.String},
     )
-    by_name = ranges.select("name").join(categories, on="name", how="left", maintain_order="left")["told"]
+    by_name = ranges.select("name").join(categories, on="name", how="left", maintain_order="left")["category"]
     return (
         pl.when(pl.col("domain").cast(pl.String).str.contains(LIBRARIES).fill_null(value=False))
         .then(pl.lit("framework"))

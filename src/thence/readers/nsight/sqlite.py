@@ -219,13 +219,13 @@ class Database:
         Raises:
             DamagedInput: the table cannot be read.
         """
-        there = self.columns(table)
+        columns = self.columns(table)
         frame = pl.concat(self.parts(table, integers, lambda part: part))
-        if not there:
+        if not columns:
             return frame.with_columns(pl.Series(text, [], pl.Categorical()) for text in texts)
         with self._reading(table):
             return frame.with_columns(
-                self._text(table, text) if text in there else pl.lit(None, pl.Categorical()).alias(text)
+                self._text(table, text) if text in columns else pl.lit(None, pl.Categorical()).alias(text)
                 for text in texts
             )
 
@@ -254,12 +254,12 @@ class Database:
 
     def payloads(self) -> pl.DataFrame:
         """Payloads of NVTX events; see `Store.payloads`."""
-        there = self.columns("NVTX_EVENTS")
+        columns = self.columns("NVTX_EVENTS")
         sources = {"binaryData": "cast({} as blob)", "jsonText": "cast({} as text)"}
-        chosen = [sql.format(c) if c in there else "null" for c, sql in sources.items()]
+        chosen = [sql.format(c) if c in columns else "null" for c, sql in sources.items()]
         rows: list[tuple[Any, ...]] = []
         with self._reading("NVTX_EVENTS"):
-            if self._any_value("NVTX_EVENTS", [column for column in sources if column in there]):
+            if self._any_value("NVTX_EVENTS", [column for column in sources if column in columns]):
                 rows = self._connection.execute(
                     f"select * from (select row_number() over (order by rowid) - 1, {chosen[0]} as b, {chosen[1]} as j"  # noqa: S608 - columns of our own
                     " from NVTX_EVENTS) where b is not null or j is not null"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from thence.readers.nsight.store import distinct
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.model.arrays import Int64, UInt64
+    from thence.model.arrays import Array, Int64, Mask, UInt8, UInt32, UInt64
+
 
 MAGIC = b"SQLite format 3\0"
 """The first 16 bytes of every SQLite database."""
@@ -96,7 +97,7 @@ class PageFile:
         utf8 = int.from_bytes(header[56:60], "big") == _UTF8
         return cls(Path(path), size, usable, length // size, utf8)
 
-    def leaves(self, root: int) -> npt.NDArray[np.int64]:
+    def leaves(self, root: int) -> Int64:
         """Numbers of the leaf pages below a table's root page, in the order of their rows.
 
         Raises:
@@ -121,7 +122,7 @@ class PageFile:
             level = self._children(level)
         raise Unusual("too deep")
 
-    def read(self, numbers: npt.NDArray[np.int64], padding: int = _PADDING) -> npt.NDArray[np.uint8]:
+    def read(self, numbers: Int64, padding: int = _PADDING) -> UInt8:
         """The bytes of pages, concatenated and followed by zero bytes of padding.
 
         Args:
@@ -147,7 +148,7 @@ class PageFile:
                     part = part[got:]
         return data
 
-    def leaf_pages(self, numbers: npt.NDArray[np.int64]) -> Pages:
+    def leaf_pages(self, numbers: Int64) -> Pages:
         """Leaf pages with the offsets of their cells.
 
         Raises:
@@ -157,7 +158,7 @@ class PageFile:
         data = self.read(numbers)
         return Pages(data, self.size, self.usable, self._cells(data, len(numbers), _LEAF))
 
-    def _children(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _children(self, numbers: Int64) -> Int64:
         """Numbers of the child pages of interior pages: one in each cell, and the last in the page's header."""
         data = self.read(numbers)
         cells = self._cells(data, len(numbers), _INTERIOR)
@@ -172,7 +173,7 @@ class PageFile:
         children[is_last] = number[np.arange(len(numbers)) * self.size + 8]
         return children
 
-    def _cells(self, data: npt.NDArray[np.uint8], pages: int, kind: int) -> npt.NDArray[np.int64]:
+    def _cells(self, data: UInt8, pages: int, kind: int) -> Int64:
         header = _LEAF_HEADER if kind == _LEAF else _INTERIOR_HEADER
         table = data[: pages * self.size].reshape(pages, self.size)
         counts = _uint16(table, 3)
@@ -180,17 +181,17 @@ class PageFile:
         if (table[:, 0] != kind).any() or header + 2 * most > self.usable:
             raise Unusual("page header")
         offsets = table[:, header : header + 2 * most].view(">u2").astype(np.int64)
-        there = np.arange(most) < counts[:, None]
+        is_cell = np.arange(most) < counts[:, None]
         # Cells come after the array of their offsets; the smallest cell of either type has four bytes.
         low, high = header + 2 * counts[:, None], self.usable - 4
-        if (((offsets < low) | (offsets > high)) & there).any():
+        if (((offsets < low) | (offsets > high)) & is_cell).any():
             raise Unusual("cell offsets")
         offsets += (np.arange(pages) * self.size)[:, None]
-        cells: npt.NDArray[np.int64] = offsets[there]
+        cells: Int64 = offsets[is_cell]
         return cells
 
 
-def _uint16(pages: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
+def _uint16(pages: UInt8, offset: int) -> Array:
     return pages[:, offset].astype(np.int64) << 8 | pages[:, offset + 1]
 
 
@@ -205,10 +206,10 @@ class Pages:
         cells: offset in ``data`` of every cell, page by page, in the order of keys within a page.
     """
 
-    data: npt.NDArray[np.uint8]
+    data: UInt8
     size: int
     usable: int
-    cells: npt.NDArray[np.int64]
+    cells: Int64
 
 
 def _varint_lengths() -> tuple[Int64, Int64]:
@@ -252,7 +253,7 @@ class Records:
     def __len__(self) -> int:
         return len(self._begin)
 
-    def integers(self, column: int) -> tuple[Int64, npt.NDArray[np.bool_] | None]:
+    def integers(self, column: int) -> tuple[Int64, Mask | None]:
         """Values of a column, and a mask of the null values; None for the mask if no value is null.
 
         Raises:
@@ -290,9 +291,9 @@ class Records:
             values += np.take(constant, shapes.of)
         return values, nulls
 
-    def nulls(self, column: int) -> npt.NDArray[np.bool_]:
+    def nulls(self, column: int) -> Mask:
         """A mask of the rows that are null in a column."""
-        null: npt.NDArray[np.bool_] = self._shapes.types[:, column] == _NULL
+        null: Mask = self._shapes.types[:, column] == _NULL
         return null[self._shapes.of]
 
     def texts(self, column: int) -> tuple[npt.NDArray[np.intp], list[bytes]]:
@@ -318,8 +319,8 @@ class Records:
         count = (length + 7) // 8
         for words in np.unique(count[length >= 0]).tolist():
             rows = np.flatnonzero((count == words) & (length >= 0))
-            first, of = self._distinct_texts(start[rows], length[rows], words)
-            numbers[rows] = of + len(texts)
+            first, text_of_row = self._distinct_texts(start[rows], length[rows], words)
+            numbers[rows] = text_of_row + len(texts)
             texts += [
                 self._data[begin : begin + size].tobytes()
                 for begin, size in zip(start[rows[first]].tolist(), length[rows[first]].tolist(), strict=True)
@@ -335,9 +336,7 @@ class Records:
         if (ends > self._shortest).any():
             raise Unusual("beyond the page")
 
-    def _distinct_texts(
-        self, start: Int64, length: Int64, words: int
-    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
+    def _distinct_texts(self, start: Int64, length: Int64, words: int) -> tuple[npt.NDArray[np.intp], UInt32]:
         parts = [length.view(np.uint64)]
         if words:
             size = 8 * words
@@ -372,7 +371,7 @@ class Records:
         header = self._data[self._begin].astype(np.int64)
         if header.max() > _MAX_HEADER or header.min() < 1 or (header > self._local).any():
             raise Unusual("header size")
-        first, of = distinct(self._header_words(header))
+        first, shape_of_row = distinct(self._header_words(header))
         begin = self._begin[first]
         end = begin + header[first]
         start = begin + 1
@@ -380,15 +379,15 @@ class Records:
         types = np.zeros((len(first), columns), np.int64)
         offsets = np.zeros((len(first), columns), np.int64)
         for column in range(columns):
-            there = start < end
+            has_value = start < end
             kind, after = _short_varint(self._data, start)
-            start = np.where(there, after, start)
-            types[:, column] = np.where(there, kind, _NULL)
+            start = np.where(has_value, after, start)
+            types[:, column] = np.where(has_value, kind, _NULL)
             offsets[:, column] = offset
             offset = offset + _bytes_of(types[:, column])
         if (start > end).any():
             raise Unusual("header")
-        return _Shapes(of.astype(np.intp), types, offsets)
+        return _Shapes(shape_of_row.astype(np.intp), types, offsets)
 
     def _header_words(self, header: Int64) -> list[UInt64]:
         """The headers as 64-bit words; bytes beyond the end of a header are 0."""
@@ -412,7 +411,7 @@ def _bytes_of(types: Int64) -> Int64:
     return np.where(types >= 12, long, plain[np.minimum(types, 11)])
 
 
-def _short_varint(data: npt.NDArray[np.uint8], start: Int64) -> tuple[Int64, Int64]:
+def _short_varint(data: UInt8, start: Int64) -> tuple[Int64, Int64]:
     """Values of varints of up to three bytes, and the offset after each varint.
 
     Raises:

@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.names import UNNAMED
-from thence.model.times import LATEST_NS
+from thence.model.tables import LATEST_NS
 from thence.units import several
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from thence.model.launches import IDENTIFIED, matched_rows
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, HOST, THREADS, Meta, Tables
 from thence.model.waiting import CALL_FACTS, call_facts, with_waiting
-from thence.readers.nesting import in_order
+from thence.readers.host_ranges import in_order
 from thence.readers.nsight import processes
 from thence.readers.nsight.activities import activities
 from thence.readers.nsight.ranges import XLA, described, host_ranges, nvtx
@@ -35,8 +35,7 @@ from thence.readers.nsight.store import gathered, numbered, process_of, thread_o
 from thence.readers.nsight.xla import with_compilation, with_programs
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from thence.model.arrays import Int64
     from thence.model.tables import Table
     from thence.readers.nsight.processes import Ranks
     from thence.readers.nsight.store import Store
@@ -196,7 +195,7 @@ def _process_names(store: Store, used: list[int]) -> dict[int, str]:
     return {process: name for process, name in frame.drop_nulls().rows() if process in used}
 
 
-def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
+def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> Int64:
     """Host row of the innermost range that was open when each activity's graph node was created.
 
     Args:
@@ -244,7 +243,7 @@ def _created_as_original(events: pl.DataFrame) -> pl.DataFrame:
     return events
 
 
-def _innermost_ranges(events: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
+def _innermost_ranges(events: pl.DataFrame, host: pl.DataFrame) -> Int64:
     """Row of the innermost host range around each creation event, on its process and thread."""
     result = np.full(events.height, NO_ROW, np.int64)
     start = host["start"].to_numpy()

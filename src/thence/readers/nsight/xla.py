@@ -14,13 +14,18 @@ import polars as pl
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import PROGRAMS, Tables
 from thence.readers.nsight.ranges import XLA
-from thence.readers.nsys_jax.compilation import compile_ranges
-from thence.readers.nsys_jax.programs import Launchers, device_tables
-from thence.readers.nsys_jax.projection import MODULE, PROGRAM_ID, THUNK, Projection
+from thence.readers.nsys_jax.programs import (
+    MODULE,
+    PROGRAM_ID,
+    THUNK,
+    Launchers,
+    Projection,
+    compile_ranges,
+    device_tables,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from thence.model.arrays import Int64
 
 _COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
 """HLO op of a thunk that launches a CUDA graph made by XLA (a command buffer); it is not an HLO instruction."""
@@ -48,9 +53,7 @@ def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
     return joined.with_columns(category.alias("category")).drop("compiles")
 
 
-def with_programs(
-    tables: Tables, domain: pl.Series, launch: npt.NDArray[np.int64], created: npt.NDArray[np.int64]
-) -> tuple[Tables, list[str]]:
+def with_programs(tables: Tables, domain: pl.Series, launch: Int64, created: Int64) -> tuple[Tables, list[str]]:
     """The tables with programs, and each activity's program, HLO instruction and iteration.
 
     One thunk launches everything that XLA put into a CUDA graph (a command buffer). The instruction of

@@ -266,10 +266,10 @@ def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) 
     """
     chosen = []
     for name, spellings in names.items():
-        there = next((s for s in spellings if s in frame.columns), None)
-        if there is None and "" not in spellings:
+        spelling = next((s for s in spellings if s in frame.columns), None)
+        if spelling is None and "" not in spellings:
             raise DamagedInput(path, f"has no column {spellings[0]!r}; its columns: {frame.columns}")
-        chosen.append(pl.lit(None).alias(name) if there is None else pl.col(there).alias(name))
+        chosen.append(pl.lit(None).alias(name) if spelling is None else pl.col(spelling).alias(name))
     return frame.select(chosen)
 
 

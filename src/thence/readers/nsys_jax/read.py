@@ -16,9 +16,7 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.protobuf import unpacked
 from thence.readers.nsys_jax.archive import NAME, TRACE, Archive, as_int64, csv_frame, parquet_frame, renamed
-from thence.readers.nsys_jax.compilation import compile_ranges
-from thence.readers.nsys_jax.programs import Launchers, device_tables, launchers
-from thence.readers.nsys_jax.projection import projection
+from thence.readers.nsys_jax.programs import Launchers, compile_ranges, device_tables, launchers, projection
 from thence.readers.parquet_probe import probing
 from thence.readers.source import changes_in, unchanged
 
@@ -194,6 +192,6 @@ def _threads(threads: pl.DataFrame | None, host: pl.DataFrame, rank: int, path: 
     names = as_int64(named, ("process", "thread"), path).unique(
         ["process", "thread"], keep="first", maintain_order=True
     )
-    ours = pl.col("thread").is_in(host["thread"].unique().implode())
-    kept = names.filter(ours | pl.col("name").str.starts_with("XlaLauncher"))
+    compiles = pl.col("thread").is_in(host["thread"].unique().implode())
+    kept = names.filter(compiles | pl.col("name").str.starts_with("XlaLauncher"))
     return THREADS.frame({"rank": pl.repeat(rank, kept.height, dtype=pl.Int32, eager=True), **kept.to_dict()})

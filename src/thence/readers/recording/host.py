@@ -27,18 +27,17 @@ from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
 from thence.model.names import UNNAMED
 from thence.model.phases import HOST_STATES, POSITIONS
 from thence.model.tables import COLLECTIVES, HOST, HOST_CATEGORIES
-from thence.readers.categories import category_of
-from thence.readers.nesting import host_order, host_parents, parent_column
+from thence.readers.host_ranges import category_of, host_order, host_parents, parent_column
 from thence.readers.nsight.ranges import LIBRARIES, NCCL
-from thence.readers.recording.counted import boundaries_of, counted_launches, numbers_of, outside_of_ranges
+from thence.readers.recording.counted_launches import boundaries_of, counted_launches, numbers_of, outside_of_ranges
 from thence.readers.recording.place_ranges import cells_of, place_ranges
 from thence.readers.recording.xla import compile_phases
 from thence.units import several
 
 if TYPE_CHECKING:
     from thence.model.collectives import Collective
-    from thence.readers.recording.counted import Boundaries
-    from thence.readers.recording.parts import Folder
+    from thence.readers.recording.counted_launches import Boundaries
+    from thence.readers.recording.folder import Folder
 
 _START, _END = 2, 4
 """CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
@@ -133,10 +132,10 @@ def host_ranges(
         activities = gpu.select("correlation", "graph", start=pl.col("start") + zero_ns)
         launches = counted_launches(activities, queued, calls["correlation"], boundaries)
         parts.append(_counted(outside_of_ranges(launches, nvtx.filter(_TIMED))))
-    whole = pl.concat(_with_all_columns(part) for part in parts)
-    timed = whole.filter(_TIMED)
-    if timed.height < whole.height:
-        folder.warnings.append(f"left out: {several(whole.height - timed.height, 'host range')} without a time")
+    combined = pl.concat(_with_all_columns(part) for part in parts)
+    timed = combined.filter(_TIMED)
+    if timed.height < combined.height:
+        folder.warnings.append(f"left out: {several(combined.height - timed.height, 'host range')} without a time")
     frame, domain, serial, described = _nested(timed, folder.description.pid, zero_ns, rank)
     return HostRanges(frame, domain, serial, described, facts.collectives)
 
@@ -149,9 +148,9 @@ def _at_boundaries(marks: pl.DataFrame, boundaries: Boundaries) -> pl.DataFrame:
     number = numbers_of(rows["counter"].to_numpy(), boundaries.first)
     # Boundaries read from a stack are left out: they can have the number of a noted boundary.
     counter, time = boundaries.counter[boundaries.noted], boundaries.time[boundaries.noted]
-    at = np.minimum(np.searchsorted(counter, number), len(counter) - 1)
-    found = pl.Series(counter[at] == number)
-    moments = rows.select("index", moment=pl.Series(time[at])).filter(found)
+    position = np.minimum(np.searchsorted(counter, number), len(counter) - 1)
+    is_noted = pl.Series(counter[position] == number)
+    moments = rows.select("index", moment=pl.Series(time[position])).filter(is_noted)
     return (
         marks.with_row_index()
         .join(moments, on="index", how="left", maintain_order="left")

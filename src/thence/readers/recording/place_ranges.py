@@ -29,18 +29,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.capture.boundaries.places import FRAME, KINDS, LINE, MODEL_CALL, MODULE, PHASE, STEP
+from thence.capture.boundaries.places import FRAME, KINDS, LINE, LOOP_ROUND, MODEL_CALL, MODULE, PHASE, STEP
 from thence.model.formats import SAMPLE_STATES
-from thence.model.intervals import NO_ROW, chain_to, enclosing, reached_before
+from thence.model.intervals import NO_ROW, Intervals, chain_to, enclosing, reached_before
 from thence.model.phases import POSITIONS, Position
 from thence.model.trees import depths
-from thence.readers.nesting import host_order
+from thence.readers.host_ranges import host_order
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.model.arrays import Int64, Mask
-    from thence.readers.recording.counted import Boundaries
+    from thence.readers.recording.counted_launches import Boundaries
 
 _BACKWARD, _OF_NODES = "backward", ("backward", "recompute")
 """The phase of a thread that calls autograd's engine, and the phases of the engine's own threads."""
@@ -125,7 +123,7 @@ def with_places_of_calls(noted: Noted, named: Mask, calls: EngineCalls) -> Noted
         named: for each place, whether it has a name; one without means that a thread is in no place of the kind.
         calls: of autograd's engine.
     """
-    callers = _of_callers(noted, calls)
+    of_callers, place_of_caller = _of_callers(noted, calls)
     parts = [(noted.thread, noted.time, noted.place, np.ones(len(noted.time), np.int64))]
     for engine in calls.engines.tolist():
         own = noted.thread == engine
@@ -133,38 +131,42 @@ def with_places_of_calls(noted: Noted, named: Mask, calls: EngineCalls) -> Noted
         free = ~np.append(np.False_, known)
         begins = np.append(np.iinfo(np.int64).min, time)[free]
         ends = np.append(time, np.iinfo(np.int64).max)[free]
-        _, row, begin, end = _shared((begins, ends), callers[:2])
+        _, row, shared = _shared(Intervals(begins, ends), of_callers)
         thread, zero = np.full(len(row), engine), np.zeros(len(row), np.int64)
         # At equal times, the end of a caller's place sorts first, then the thread's own, then the caller's begin.
-        parts += [(thread, end, zero, zero), (thread, begin, callers[2][row], zero + 2)]
+        parts += [(thread, shared.end, zero, zero), (thread, shared.start, place_of_caller[row], zero + 2)]
     threads, times, places, turn = map(np.concatenate, zip(*parts, strict=True))
     order = np.lexsort((turn, times, threads))
     return Noted(threads[order], times[order], places[order])
 
 
-def _of_callers(noted: Noted, calls: EngineCalls) -> tuple[Int64, Int64, Int64]:
-    """Begin, end and place for the places that callers are in during their calls, in order of time."""
+def _of_callers(noted: Noted, calls: EngineCalls) -> tuple[Intervals, Int64]:
+    """When callers are in which places during their calls, in order of time."""
     empty = np.empty(0, np.int64)
     parts = [(empty, empty, empty)]
     until = noted.until(np.iinfo(np.int64).max)
     for caller in np.unique(calls.thread).tolist():
         own, of_it = noted.thread == caller, calls.thread == caller
-        row, _, begin, end = _shared((noted.time[own], until[own]), (calls.begin[of_it], calls.end[of_it]))
-        parts.append((begin, end, noted.place[own][row]))
+        in_places, during_calls = (
+            Intervals(noted.time[own], until[own]),
+            Intervals(calls.begin[of_it], calls.end[of_it]),
+        )
+        row, _, times = _shared(in_places, during_calls)
+        parts.append((times.start, times.end, noted.place[own][row]))
     begin, end, place = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(begin, kind="stable")
-    return begin[order], end[order], place[order]
+    return Intervals(begin[order], end[order]), place[order]
 
 
-def _shared(first: tuple[Int64, Int64], second: tuple[Int64, Int64]) -> tuple[Int64, Int64, Int64, Int64]:
-    """Intersections of two sets of intervals, each without overlaps: row in the first, in the second, begin, end."""
-    (begins, ends), (other_begins, other_ends) = first, second
-    low = np.searchsorted(ends, other_begins, side="right")
-    count = np.maximum(np.searchsorted(begins, other_ends, side="left") - low, 0)
-    other = np.repeat(np.arange(len(count)), count)
-    one = np.arange(len(other)) + np.repeat(low - (np.cumsum(count) - count), count)
-    begin, end = (np.maximum(begins[one], other_begins[other]), np.minimum(ends[one], other_ends[other]))
-    return one, other, begin, end
+def _shared(first: Intervals, second: Intervals) -> tuple[Int64, Int64, Intervals]:
+    """Intersections of two sets of intervals, each without overlaps: row in the first, in the second, and the times."""
+    low = np.searchsorted(first.end, second.start, side="right")
+    count = np.maximum(np.searchsorted(first.start, second.end, side="left") - low, 0)
+    of_second = np.repeat(np.arange(len(count)), count)
+    of_first = np.arange(len(of_second)) + np.repeat(low - (np.cumsum(count) - count), count)
+    start = np.maximum(first.start[of_first], second.start[of_second])
+    end = np.minimum(first.end[of_first], second.end[of_second])
+    return of_first, of_second, Intervals(start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +230,16 @@ def _gaps(thread: Int64, time: Int64, calls: pl.DataFrame) -> tuple[Int64, Int64
     calls = calls.drop_nulls(["thread", "start", "end"]).sort("thread", "start")
     of_call, starts, ends = (calls[name].to_numpy() for name in ("thread", "start", "end"))
     for number in np.unique(thread).tolist():
-        ours = thread == number
+        of_thread = thread == number
         low, high = np.searchsorted(of_call, (number, number + 1))
-        before = np.searchsorted(starts[low:high], time[ours], "right")
-        over = np.append(time[ours].min(), np.maximum.accumulate(ends[low:high]) + 1)
-        begin[ours] = over[before]
-        end[ours] = np.append(starts[low:high] - 1, _LAST)[before]
+        before = np.searchsorted(starts[low:high], time[of_thread], "right")
+        over = np.append(time[of_thread].min(), np.maximum.accumulate(ends[low:high]) + 1)
+        begin[of_thread] = over[before]
+        end[of_thread] = np.append(starts[low:high] - 1, _LAST)[before]
     return begin, end
 
 
-def _merged(columns: dict[str, Int64], left: Int64, right: Int64, alike: npt.NDArray[np.bool_]) -> Cells:
+def _merged(columns: dict[str, Int64], left: Int64, right: Int64, alike: Mask) -> Cells:
     """The cells, of which adjacent ones that show the same are one."""
     first = np.append(True, ~alike)[: len(left)]
     last = np.append(first[1:], True)[: len(left)]
@@ -265,14 +267,14 @@ def without_notes(noted: Noted, cells: Cells, place: Int64) -> Noted:
     after = np.zeros(len(rows), np.int64)
     dropped = np.zeros(len(noted.time), np.bool_)
     for number in np.unique(thread).tolist():
-        ours = thread == number
+        of_thread = thread == number
         low, high = np.searchsorted(noted.thread, (number, number + 1))
         times = noted.time[low:high]
-        latest = np.searchsorted(times, end[ours] + 1, "right") - 1
+        latest = np.searchsorted(times, end[of_thread] + 1, "right") - 1
         places = np.append(noted.place[low:high], 0)
-        after[ours] = places[latest]
-        cell = np.searchsorted(start[ours], times, "right") - 1
-        dropped[low:high] = (cell >= 0) & (times < end[ours][np.maximum(cell, 0)])
+        after[of_thread] = places[latest]
+        cell = np.searchsorted(start[of_thread], times, "right") - 1
+        dropped[low:high] = (cell >= 0) & (times < end[of_thread][np.maximum(cell, 0)])
     follows = np.append((thread[1:] == thread[:-1]) & (start[1:] <= end[:-1]), False)[: len(end)]
     parts = (
         (noted.thread[~dropped], noted.time[~dropped], noted.place[~dropped]),
@@ -319,11 +321,11 @@ def place_ranges(
         parts.append(ranges.with_columns(category=pl.lit(_CATEGORY[kind])))
         around = pl.concat([around, ranges.select(*_RANGE)])
     parts += [part.with_columns(category=pl.lit("sample")) for part in _sampled(cells, tree, around, last)]
-    whole = pl.concat([_WITH_STATE, *parts], how="diagonal_relaxed")
-    shown = tree.shown.gather(whole["place"])
-    function_only = (whole["category"] == "python") & (tree.line.gather(whole["place"]) == 0)
+    all_ranges = pl.concat([_WITH_STATE, *parts], how="diagonal_relaxed")
+    shown = tree.shown.gather(all_ranges["place"])
+    function_only = (all_ranges["category"] == "python") & (tree.line.gather(all_ranges["place"]) == 0)
     position = pl.Series([Position.LINE.value, Position.FUNCTION.value], dtype=pl.Enum(POSITIONS))
-    return whole.select(
+    return all_ranges.select(
         "thread", "category", shown.alias("name"), "start", "end",
         position=position.gather(function_only.cast(pl.UInt32)),
         state=pl.col("state").replace_strict(
@@ -385,8 +387,8 @@ class _Tree:
         """Rows of places with these numbers."""
         if not len(self._numbers):
             return np.zeros(len(numbers), np.int64)
-        at = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
-        return np.where(self._numbers[at] == numbers, at + 1, 0)
+        position = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
+        return np.where(self._numbers[position] == numbers, position + 1, 0)
 
     def of_kind(self, numbers: Int64, kind: int) -> Int64:
         """Rows of places with these numbers, 0 for those of other kinds."""
@@ -398,8 +400,8 @@ def _shown() -> pl.Expr:
     """The name of the host range of a place, in the form that `HOST_CATEGORIES` defines."""
     line = pl.when(pl.col("line") > 0).then(pl.col("line").cast(pl.String)).otherwise(pl.lit(""))
     frame = pl.format("{}({}): {}", pl.col("detail").fill_null("(unknown)"), line, "name")
-    of_call = (pl.col("kind") == STEP) & (pl.col("name") == MODEL_CALL)
-    name = pl.when(of_call).then(pl.lit("step")).otherwise("name")
+    unnamed = (pl.col("kind") == STEP) & pl.col("name").is_in((MODEL_CALL, LOOP_ROUND))
+    name = pl.when(unnamed).then(pl.lit("step")).otherwise("name")
     return (
         pl.when(pl.col("kind").is_in([LINE, FRAME]))
         .then(frame)
@@ -415,11 +417,12 @@ def _noted(boundaries: Boundaries, tree: _Tree, kind: int) -> Noted:
     place = tree.of(boundaries.place)
     rows = np.flatnonzero(tree.kind[place] == kind)
     if kind == STEP:
-        calls = (tree.names == MODEL_CALL).fill_null(value=False).to_numpy()[place[rows]]
-        # A place without a name is a step that was not recorded; whether a call began it is not known.
-        others = tree.names.is_not_null().to_numpy()[place[rows]] & ~calls
-        if np.count_nonzero(others) >= _MIN_STEPS:
-            rows = rows[~calls]
+        # A place without a name is a step that was not recorded; what began it is not known.
+        for weaker in (LOOP_ROUND, MODEL_CALL):
+            begun = (tree.names == weaker).fill_null(value=False).to_numpy()[place[rows]]
+            others = tree.names.is_not_null().to_numpy()[place[rows]] & ~begun
+            if np.count_nonzero(others) >= _MIN_STEPS:
+                rows = rows[~begun]
     rows = rows[np.argsort(boundaries.thread[rows], kind="stable")]
     return Noted(boundaries.thread[rows], boundaries.time[rows], place[rows])
 
@@ -429,23 +432,23 @@ def _ranges_of_kind(noted: Noted, tree: _Tree, kind: int, last: int) -> pl.DataF
     thread, time, place = noted.thread, noted.time, noted.place
     new_thread = np.ones(len(place), np.bool_)
     new_thread[1:] = thread[1:] != thread[:-1]
-    found = []
+    levels = []
     ancestor = np.arange(len(tree.depth))
     for level in range(int(tree.depth[place].max(initial=0)), 0, -1):
         deeper = tree.depth > level
         ancestor[deeper] = tree.parent[ancestor[deeper]]
-        here = np.where(tree.depth >= level, ancestor, 0)[place]
-        change = new_thread | np.concatenate([[True], here[1:] != here[:-1]])[: len(here)]
+        place_at_level = np.where(tree.depth >= level, ancestor, 0)[place]
+        change = new_thread | np.concatenate([[True], place_at_level[1:] != place_at_level[:-1]])[: len(place_at_level)]
         if kind == STEP:
             change[:] = True  # the next step can have the same name
         begin = np.flatnonzero(change)
         following = np.append(begin[1:], len(place))
         ends = np.append(time, last)[following]
         ends[np.append(new_thread, True)[following]] = last
-        wanted = here[begin] > 0
-        found.append((here[begin][wanted], thread[begin][wanted], time[begin][wanted], ends[wanted]))
-    found.reverse()  # of equal ranges the first one contains the others: outer places come first
-    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)] if found else [np.empty(0, np.int64)] * 4
+        wanted = place_at_level[begin] > 0
+        levels.append((place_at_level[begin][wanted], thread[begin][wanted], time[begin][wanted], ends[wanted]))
+    levels.reverse()  # of equal ranges the first one contains the others: outer places come first
+    columns = [np.concatenate(parts) for parts in zip(*levels, strict=True)] if levels else [np.empty(0, np.int64)] * 4
     frame = pl.DataFrame(dict(zip(("place", *_RANGE), columns, strict=True)))
     return frame.with_columns(pl.max_horizontal("end", pl.col("start") + 1).alias("end"))
 
@@ -475,16 +478,16 @@ def _cut(ranges: pl.DataFrame, fixed: pl.DataFrame) -> pl.DataFrame:
         cuts.append((row[crosses], inside[crosses]))
         further = crosses | ~strictly
         row, inside, beyond = parent[row[further]], inside[further], beyond[further]
-    at = pl.DataFrame(
+    cut_rows = pl.DataFrame(
         {"row": np.concatenate([rows for rows, _ in cuts]), "start": np.concatenate([times for _, times in cuts])}
     ).unique()
-    if at.is_empty():
+    if cut_rows.is_empty():
         return ranges
-    whole = ranges.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    pieces = pl.concat([whole.select("row", "start"), at]).sort("row", "start")
+    numbered = ranges.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    pieces = pl.concat([numbered.select("row", "start"), cut_rows]).sort("row", "start")
     return (
         pieces.with_columns(until=pl.col("start").shift(-1).over("row"))
-        .join(whole.drop("start"), on="row", how="left", maintain_order="left")
+        .join(numbered.drop("start"), on="row", how="left", maintain_order="left")
         .select("place", "thread", "start", pl.coalesce("until", "end").alias("end"))
     )
 

@@ -17,8 +17,8 @@ from thence.model.names import UNNAMED
 from thence.model.tables import GPU, KINDS, STEP_TIMES, THREADS, Device, Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.label_files import read_labels
+from thence.readers.recording.folder import Folder
 from thence.readers.recording.host import described_collectives, host_ranges
-from thence.readers.recording.parts import Folder
 from thence.readers.recording.sniffing import NAME, process_folders
 from thence.readers.recording.xla import with_xla
 from thence.units import several
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thence.model.graph_labels import GraphLabels
-    from thence.readers.recording.parts import Description
+    from thence.readers.recording.folder import Description
 
 # CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind of cupti_activity.h, in their order.
 _DIRECTIONS = (*("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),)
@@ -50,9 +50,9 @@ def activities(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> 
     """
     parts = [_kernels(folder, names), _copies(folder), _sets(folder)]
     shaped = [_as_gpu_rows(part, zero_ns, rank) for part in parts]
-    whole = pl.concat(shaped)
+    rows = pl.concat(shaped)
     has_times = pl.col("start").is_not_null() & (pl.col("duration") >= 0) & pl.col("device").is_not_null()
-    timed, rest = whole.filter(has_times), whole.filter(~has_times.fill_null(value=False))
+    timed, rest = rows.filter(has_times), rows.filter(~has_times.fill_null(value=False))
     # cupti_activity.h: 0 for both means that timestamp information could not be collected.
     untimed = rest.filter(pl.col("start").is_null() & (pl.col("duration") == 0)).height
     _lose(folder, untimed, _UNTIMED)

@@ -211,12 +211,12 @@ def _compiler_passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
     """Of each compilation: thread, name, number and end of the last compiler pass (Unix time)."""
     host = tables.host.select(
         "thread",
-        pl.col("name").cast(pl.String).str.extract_groups(_COMPILING).alias("told"),
+        pl.col("name").cast(pl.String).str.extract_groups(_COMPILING).alias("compiled"),
         (pl.col("start") + pl.col("duration") + (tables.meta.epoch_ns or 0)).alias("end"),
     )
     return (
         host.filter((domain == XLA).fill_null(value=False))
-        .unnest("told")
+        .unnest("compiled")
         .drop_nulls()
         .rename({"1": "name", "2": "number"})
         .group_by("thread", "name", pl.col("number").cast(pl.Int64))

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.collectives.communication import with_device_names
-from thence.analysis.collectives.wait_histogram import wait_histogram
-from thence.analysis.summary import IDLE_INSIDE
+from thence.analysis.collectives.answer import wait_histogram, with_device_names
+from thence.analysis.report.summary import IDLE_INSIDE
 from thence.analysis.timelines.overview import CLASSES
 from thence.units import format_count, format_ns, format_share
 from thence.writers.charts.chart import Chart
@@ -17,12 +16,12 @@ from thence.writers.charts.description import COLOURS, NEUTRAL, Axis, Series
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from thence.analysis.collectives.communication import Collectives
+    from thence.analysis.collectives.answer import Collectives
+    from thence.analysis.programs.answer import Programs
     from thence.analysis.programs.compilation import Compilation
-    from thence.analysis.programs.programs import Programs
+    from thence.analysis.report.summary import Summary
     from thence.analysis.roofline import Roofline
     from thence.analysis.streams import Streams
-    from thence.analysis.summary import Summary
     from thence.analysis.timelines.overview import Overview
     from thence.model.peaks import Peaks
 

@@ -13,7 +13,7 @@ from thence.writers.charts.chart import Chart
 from thence.writers.charts.description import Axis, Series
 
 if TYPE_CHECKING:
-    from thence.analysis.flame.flame import Flame
+    from thence.analysis.flame.answer import Flame
     from thence.model.arrays import Float64
 
 IMAGE_WIDTH = 1200

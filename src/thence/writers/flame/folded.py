@@ -19,7 +19,7 @@ from thence.model.shortened_names import narrowed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.analysis.flame.flame import Flame
+    from thence.analysis.flame.answer import Flame
 
 MAX_TEXT, MAX_TEXT_PER_STACK = 64_000_000, 5_000
 """Characters of a file, and more for each stack; those of real programs have some hundred frames of 40 characters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thence.analysis.flame.flame import Flame
+    from thence.analysis.flame.answer import Flame
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

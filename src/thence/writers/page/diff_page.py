@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.diff.steps import WHOLE_TRACE
+from thence.analysis.diff.sample import WHOLE_TRACE
 from thence.units import format_ns
 from thence.writers.page.template import filled, scrolled
 from thence.writers.text.diff import shown_rows
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.answer import Diff
     from thence.analysis.diff.gate import Gate
     from thence.analysis.diff.sample import Sample
 

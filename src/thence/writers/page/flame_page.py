@@ -17,7 +17,7 @@ from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from thence.analysis.flame.flame import Flame
+    from thence.analysis.flame.answer import Flame
 
 MAX_NODES = 20_000
 """Most frames of a page; smaller frames are merged, which a note on the page states."""

@@ -18,7 +18,7 @@ from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from thence.analysis.replayed_graph import ReplayedGraph
+    from thence.analysis.cuda_graphs.replayed_graph import ReplayedGraph
     from thence.model.tables import Meta
 
 _MAX_NAME = 600

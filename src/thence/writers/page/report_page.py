@@ -4,7 +4,7 @@ Names come from traces and may contain any characters. In the page they are esca
 character that could end the script element is escaped, or part of the timeline's compressed data. The scripts show
 them only as text, never as HTML.
 
-A section of the page is a function that takes the report and returns a `Section`, or None if the trace has nothing for
+A section of the page is a function that takes the `Page` and returns a `Section`, or None if the trace has nothing for
 it; `SECTIONS` lists them in their order. Charts are in the page as SVG, tables as data that the page's script draws.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from thence.analysis.collectives.communication import with_device_names
+from thence.analysis.collectives.answer import with_device_names
 from thence.model.kernel_names import short_names
 from thence.model.tables import named_inputs
 from thence.units import format_count, format_ns, format_share
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from thence.analysis.report import Report
-    from thence.analysis.summary import Summary, Totals
+    from thence.analysis.report.page import Page
+    from thence.analysis.report.summary import Summary, Totals
     from thence.writers.charts.chart import Chart
 
 _Card = tuple[str, str, str, float | None]
@@ -63,38 +63,38 @@ _Card = tuple[str, str, str, float | None]
 _FLAME_NODES = 4000
 
 
-def report_html(report: Report) -> str:
+def report_html(page: Page) -> str:
     """The page of a report."""
-    timeline, shown = timeline_data(report.timeline)
-    report = dataclasses.replace(report, timeline=shown)
-    sections = [section for section in (make(report) for make in SECTIONS) if section is not None]
+    timeline, shown = timeline_data(page.timeline)
+    page = dataclasses.replace(page, timeline=shown)
+    sections = [section for section in (make(page) for make in SECTIONS) if section is not None]
     tables = {name: data for section in sections for name, data in section.tables.items()}
     return filled(
         "report.html",
         {
-            "title": escape(f"thence: {_inputs(report)}"),
-            "body": _body(report, sections),
-            "flame": escape(flame_html(report.flame.largest(_FLAME_NODES))),
+            "title": escape(f"thence: {_inputs(page)}"),
+            "body": _body(page, sections),
+            "flame": escape(flame_html(page.flame.largest(_FLAME_NODES))),
             "timeline": timeline,
             "data": as_data(json.dumps({"tables": tables}, separators=(",", ":"))),
         },
     )
 
 
-def _inputs(report: Report) -> str:
-    return ", ".join(printable(name) for name in report.summary.meta.inputs)
+def _inputs(page: Page) -> str:
+    return ", ".join(printable(name) for name in page.summary.meta.inputs)
 
 
 # ---- The body: everything except tables, as escaped HTML
 
 
-def _body(report: Report, sections: Iterable[Section]) -> str:
+def _body(page: Page, sections: Iterable[Section]) -> str:
     content = "".join(section.to_html() for section in sections)
-    return f"{_header(report)}<main>{_unsound(report)}{_strip(report)}{content}</main>"
+    return f"{_header(page)}<main>{_unsound(page)}{_strip(page)}{content}</main>"
 
 
-def _header(report: Report) -> str:
-    summary, whole = report.summary, report.whole
+def _header(page: Page) -> str:
+    summary, whole = page.summary, page.whole
     models = sorted({device.name for device in summary.meta.devices if device.name})
     facts = (
         ", ".join(dict.fromkeys(summary.meta.formats)),
@@ -103,7 +103,7 @@ def _header(report: Report) -> str:
         *models,
         activity_counts(whole),
     )
-    inputs = escape(_inputs(report))
+    inputs = escape(_inputs(page))
     facts_html = " · ".join(escape(printable(fact)) for fact in facts if fact)
     return (
         '<header><div class="titles"><h1>Where the GPU time came from</h1>'
@@ -113,30 +113,28 @@ def _header(report: Report) -> str:
     )
 
 
-def _unsound(report: Report) -> str:
+def _unsound(page: Page) -> str:
     """The findings that make the trace unsound, shown above all figures; empty for a sound trace."""
-    soundness = report.soundness
+    soundness = page.soundness
     if soundness.sound:
         return ""
     texts = [*soundness.lines, *(finding.text for finding in soundness.findings[1:MAX_WARNINGS])]
     return notes(texts, "warnings unsound")
 
 
-def _strip(report: Report) -> str:
+def _strip(page: Page) -> str:
     """The headline: cards of the step, or of the whole recording if it has no steps, and sentences below them."""
-    summary, headline = report.whole, report.headline
+    summary, headline = page.whole, page.headline
     span = summary.span_ns
     of_steps = headline.steps is not None
-    cards = [*_step_cards(report)] if of_steps else []
+    cards = [*_step_cards(page)] if of_steps else []
     cards.append(("Recording" if of_steps else "Span", format_ns(span), _span_note(summary), None))
     if not of_steps:
-        cards += _whole_cards(report)
-    if report.communication_ns or not of_steps:
-        cards.append(_communication_card(report))
-    kinds = sorted(report.summary.attributed_ns.items(), key=lambda item: -item[1])
-    lines = "".join(
-        f"<span>{escape(kind)} <b>{format_share(ns, report.summary.sum_ns)}</b></span>" for kind, ns in kinds
-    )
+        cards += _whole_cards(page)
+    if page.communication_ns or not of_steps:
+        cards.append(_communication_card(page))
+    kinds = sorted(page.summary.attributed_ns.items(), key=lambda item: -item[1])
+    lines = "".join(f"<span>{escape(kind)} <b>{format_share(ns, page.summary.sum_ns)}</b></span>" for kind, ns in kinds)
     attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines}</div></div>'
     sentences = [line for line in (headline.rest, headline.plain_text, headline.late) if line]
     if headline.steps is not None:
@@ -146,9 +144,9 @@ def _strip(report: Report) -> str:
     return f'{verdict}<div class="strip">{strip}</div>{notes(sentences)}'
 
 
-def _step_cards(report: Report) -> Iterator[_Card]:
+def _step_cards(page: Page) -> Iterator[_Card]:
     """Count, median, busy and idle share of a step."""
-    steps = report.headline.steps
+    steps = page.headline.steps
     if steps is None:
         return
     typical = f"median of {format_count(steps.typical)} of {format_count(steps.count)} steps"
@@ -165,14 +163,14 @@ def _step_cards(report: Report) -> Iterator[_Card]:
     yield "Idle", at_most + format_share(idle, 1), "of a step", idle
 
 
-def _whole_cards(report: Report) -> list[_Card]:
+def _whole_cards(page: Page) -> list[_Card]:
     """Busy and idle time of the whole recording, or of its selected part."""
-    summary = report.whole
+    summary = page.whole
     span, busy = max(summary.span_ns, 1), summary.busy_ns
-    at_most = "at most " if report.soundness.work_missing else ""
+    at_most = "at most " if page.soundness.work_missing else ""
     cards: list[_Card] = [("Busy", format_ns(busy), "of the span", busy / span)]
-    if report.summary.idle_unknown:
-        return [*cards, ("Idle", "unknown", report.summary.idle_unknown, None)]
+    if page.summary.idle_unknown:
+        return [*cards, ("Idle", "unknown", page.summary.idle_unknown, None)]
     idle_ns = summary.span_ns - busy
     return [*cards, ("Idle", at_most + format_ns(idle_ns), "of the span", idle_ns / span)]
 
@@ -183,17 +181,17 @@ def _span_note(summary: Totals | Summary) -> str:
     return f"first start to last end, sum of {format_count(summary.devices)} GPUs"
 
 
-def _communication_card(report: Report) -> _Card:
-    if not report.communication_ns:
+def _communication_card(page: Page) -> _Card:
+    if not page.communication_ns:
         return "Exposed communication", "none", "no kernel communicates", None
-    exposed = report.exposed_ns
-    hidden = format_share(report.communication_ns - exposed, report.communication_ns)
-    steps = report.headline.steps
+    exposed = page.exposed_ns
+    hidden = format_share(page.communication_ns - exposed, page.communication_ns)
+    steps = page.headline.steps
     rest = f"{hidden} of communication is hidden"
     if steps is not None:
         share = steps.exposed_share
         return "Exposed communication", format_share(share, 1), f"of a step; {rest}", share
-    share = exposed / max(report.whole.span_ns, 1)
+    share = exposed / max(page.whole.span_ns, 1)
     return "Exposed communication", format_ns(exposed), f"of the span; {rest}", share
 
 
@@ -244,18 +242,18 @@ _MAX_TREE = 20_000
 """Most rows of a kind of place from which the page makes a tree: a table shows 500 nodes of it anyway."""
 
 
-def _timeline(report: Report) -> Section:
-    return Section("timeline", "Timeline", '<div id="timeline-place"></div>' + notes(report.timeline.notes))
+def _timeline(page: Page) -> Section:
+    return Section("timeline", "Timeline", '<div id="timeline-place"></div>' + notes(page.timeline.notes))
 
 
-def _time(report: Report) -> Section:
+def _time(page: Page) -> Section:
     """A tab with GPU time for each kind of place that any activity has.
 
     The section on attribution also lists the other kinds.
     """
-    divisions = [by for by, s in report.summaries.items() if s.rows["attributed"].any()]
-    divisions.sort(key=lambda by: by != report.default_kind)
-    titles = {by: _tab_title(report.summaries[by]) for by in divisions}
+    divisions = [by for by, s in page.summaries.items() if s.rows["attributed"].any()]
+    divisions.sort(key=lambda by: by != page.default_kind)
+    titles = {by: _tab_title(page.summaries[by]) for by in divisions}
     buttons = "".join(
         f'<button type="button" role="tab" id="tab-{by}" aria-controls="panel-{by}">{escape(title)}</button>'
         for by, title in titles.items()
@@ -264,7 +262,7 @@ def _time(report: Report) -> Section:
     panels = ""
     for by, title in titles.items():
         parts = ""
-        for number, (form, data) in enumerate(_tables_of(report.summaries[by]).items()):
+        for number, (form, data) in enumerate(_tables_of(page.summaries[by]).items()):
             name = f"by-{by}" if not number else f"by-{by}-{number}"
             tables[name] = data
             place = _table(name, f"GPU time by {title}{f': {form}' if form else ''}")
@@ -272,12 +270,12 @@ def _time(report: Report) -> Section:
             parts += more if form else place
         panels += f'<div role="tabpanel" id="panel-{by}" aria-labelledby="tab-{by}">{parts}</div>'
     tabs = f'<div class="tabs" role="tablist" aria-label="GPU time by">{buttons}</div>'
-    return Section("time", "GPU time", notes(_of_steps(report)) + tabs + panels, tables=tables)
+    return Section("time", "GPU time", notes(_of_steps(page)) + tabs + panels, tables=tables)
 
 
-def _of_steps(report: Report) -> list[str]:
+def _of_steps(page: Page) -> list[str]:
     """A sentence that a section is about the typical steps, in a list; empty if it is not."""
-    steps, of_steps = report.headline.steps, report.summary.of_steps
+    steps, of_steps = page.headline.steps, page.summary.of_steps
     if not of_steps or steps is None:
         return []
     return [f"in {of_steps} ({steps.basis})"]
@@ -305,28 +303,28 @@ _LEAST_MODELLED = 0.01
 """Share of the GPU time that must have a model for a section on its use."""
 
 
-def _use(report: Report) -> Section | None:
+def _use(page: Page) -> Section | None:
     """How well the GPU was used, with the roofline."""
-    found = report.roofline.result
+    found = page.roofline.result
     if found is None or found.modelled_share < _LEAST_MODELLED:
         return None
     chart = results.roofline_chart(found)
     name, title = "use", "Use of the GPU"
-    html = notes([*_of_steps(report), *found.about()]) + (_place(chart) if chart.series else "")
+    html = notes([*_of_steps(page), *found.about()]) + (_place(chart) if chart.series else "")
     table = frame_data(found.rows, (Field("name", found.heading, "text"), *ROOFLINE_FIELDS))
     return Section(name, title, html + _table(name, title) + notes(found.remarks()), {name: table})
 
 
-def _idle(report: Report) -> Section | None:
+def _idle(page: Page) -> Section | None:
     """Idle time by cause and by place, idle time after calls that emptied the queue, and waits for the last rank."""
-    idle = report.idle
+    idle = page.idle
     if idle.causes.is_empty() and idle.waits.is_empty() and idle.late.is_empty() and not idle.notes:
         return None
     tables = {
         "idle-causes": frame_data(idle.causes, IDLE_CAUSE_FIELDS),
         "idle": frame_data(idle.shown_rows, IDLE_FIELDS),
     }
-    html = notes(_of_steps(report)) + _table("idle-causes", "idle time by cause")
+    html = notes(_of_steps(page)) + _table("idle-causes", "idle time by cause")
     html += _table("idle", "idle time by place")
     if not idle.waits.is_empty():
         tables["idle-waits"] = frame_data(idle.waits, IDLE_WAIT_FIELDS)
@@ -339,25 +337,25 @@ def _idle(report: Report) -> Section | None:
     return Section("idle", "Idle time", html + notes(idle.notes), tables=tables)
 
 
-def _flame(report: Report) -> Section:
-    html = notes(_of_steps(report)) + '<div id="flame-place"></div>'
-    return Section("flame", f"Flame graph by {report.flame.by}", html)
+def _flame(page: Page) -> Section:
+    html = notes(_of_steps(page)) + '<div id="flame-place"></div>'
+    return Section("flame", f"Flame graph by {page.flame.by}", html)
 
 
-def _streams(report: Report) -> Section:
-    charts = [results.groups_chart(report.streams)]
-    if any(device.busy_streams_ns for device in report.streams.concurrency):
-        charts.append(results.concurrency_chart(report.streams))
+def _streams(page: Page) -> Section:
+    charts = [results.groups_chart(page.streams)]
+    if any(device.busy_streams_ns for device in page.streams.concurrency):
+        charts.append(results.concurrency_chart(page.streams))
     return Section(
         "streams",
         "Streams and concurrency",
-        _pair(map(_place, charts)) + _table("streams", "streams") + notes(report.streams.notes),
-        {"streams": frame_data(report.streams.streams, STREAM_FIELDS)},
+        _pair(map(_place, charts)) + _table("streams", "streams") + notes(page.streams.notes),
+        {"streams": frame_data(page.streams.streams, STREAM_FIELDS)},
     )
 
 
-def _collectives(report: Report) -> Section | None:
-    collectives = report.collectives.result
+def _collectives(page: Page) -> Section | None:
+    collectives = page.collectives.result
     if collectives is None:
         return None
     tables = {"sizes": frame_data(collectives.by_size, SIZE_FIELDS)}
@@ -384,8 +382,8 @@ def _collectives(report: Report) -> Section | None:
     )
 
 
-def _programs(report: Report) -> Section | None:
-    programs = report.programs.result
+def _programs(page: Page) -> Section | None:
+    programs = page.programs.result
     if programs is None:
         return None
     name, title = "programs", "XLA programs"
@@ -393,8 +391,8 @@ def _programs(report: Report) -> Section | None:
     return Section(name, title, html, {name: frame_data(programs.programs, PROGRAM_FIELDS)})
 
 
-def _compilation(report: Report) -> Section | None:
-    compilation = report.compilation.result
+def _compilation(page: Page) -> Section | None:
+    compilation = page.compilation.result
     if compilation is None:
         return None
     name, title = "compile", "Compile time"
@@ -402,12 +400,12 @@ def _compilation(report: Report) -> Section | None:
     return Section(name, title, html, {name: frame_data(compilation.phases, COMPILE_FIELDS)})
 
 
-def _spread(report: Report) -> Section | None:
-    chart = results.spread_chart(report.spread)
+def _spread(page: Page) -> Section | None:
+    chart = results.spread_chart(page.spread)
     if chart.to_frame().is_empty():
         return None
     name, title = "spread", "Spread of the same computation"
-    return Section(name, title, _place(chart) + _table(name, title), {name: _spread_data(report.spread)})
+    return Section(name, title, _place(chart) + _table(name, title), {name: _spread_data(page.spread)})
 
 
 def _place(chart: Chart) -> str:
@@ -431,8 +429,8 @@ def _spread_data(spread: pl.DataFrame) -> dict[str, Any]:
     return data | {"full": [(name or "")[:MAX_NAME] for name in names[:MAX_ROWS]]}
 
 
-def _attribution(report: Report) -> Section:
-    summary = report.summary
+def _attribution(page: Page) -> Section:
+    summary = page.summary
     shares = "".join(
         f'<tr><th scope="row">{escape(kind)}</th><td>{format_share(ns, summary.sum_ns)}</td></tr>'
         for kind, ns in summary.attributed_ns.items()
@@ -458,26 +456,26 @@ def _attribution(report: Report) -> Section:
         shown.append(f"{format_count(len(warnings) - MAX_WARNINGS)} more warnings")
     listed = notes(shown, "warnings") or '<p class="none">No warnings.</p>'
     warned = f"<h3>Warnings</h3>{listed}"
-    missing = notes(_missing(report))
+    missing = notes(_missing(page))
     absent = f"<h3>Not in this trace</h3>{missing}" if missing else ""
     html += notes(merged(summary.notes)) + warned + absent
     return Section("attribution", "Attribution and warnings", html)
 
 
-def _missing(report: Report) -> Iterator[str]:
+def _missing(page: Page) -> Iterator[str]:
     """The reasons why the page has no section on collectives, programs, compilation or the use of the GPU."""
-    prefix = f"{named_inputs(report.summary.meta.inputs)}: "
-    used = report.roofline.result
+    prefix = f"{named_inputs(page.summary.meta.inputs)}: "
+    used = page.roofline.result
     if used is not None and used.modelled_share < _LEAST_MODELLED and not used.reasons.is_empty():
         yield f"FLOP and bytes of the work are not known: {used.reasons['text'][0]}."
-    for part in (report.collectives, report.programs, report.compilation, report.roofline):
+    for part in (page.collectives, page.programs, page.compilation, page.roofline):
         if part.result is None:
             reason = part.reason.removeprefix(prefix)
             sentence = f"The trace {reason}" if reason.startswith(("holds ", "describes ")) else reason
             yield f"{sentence}."
 
 
-SECTIONS: tuple[Callable[[Report], Section | None], ...] = (
+SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     _timeline,
     _time,
     _use,

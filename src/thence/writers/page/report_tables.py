@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.summary import IDLE_INSIDE, OVERLAPPED
+from thence.analysis.report.summary import IDLE_INSIDE, OVERLAPPED
 from thence.model.kernel_names import clip
 from thence.units import format_count, format_ns, format_share
 from thence.writers.text.printable import printable
@@ -15,7 +15,7 @@ from thence.writers.text.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.summary import Summary
+    from thence.analysis.report.summary import Summary
 
 MAX_ROWS = 500
 """Most rows of one table; of further rows only the number is shown."""

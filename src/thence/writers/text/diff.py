@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.answer import Diff
     from thence.analysis.diff.gate import Gate
 
 CELLS = ("change", "interval", "calls")

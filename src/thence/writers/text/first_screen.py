@@ -19,44 +19,44 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from thence.analysis.glance import Glance
+    from thence.analysis.report.first_screen import FirstScreen
 
 
 def first_screen(
-    glance: Glance, top: int, width: int, depth: int | None = None, *, each: bool = False
+    screen: FirstScreen, top: int, width: int, depth: int | None = None, *, each: bool = False
 ) -> RenderableType:
     """The part of the output of ``thence report`` above the suggested command.
 
     Args:
-        glance: the overview to show.
+        screen: the first screen to show.
         top: most rows of the table.
         width: width of the terminal in characters.
         depth: levels of a tree, as `row_table` takes them.
         each: whether every layer of a model has a row of its own.
     """
-    summary = glance.summary
+    summary = screen.summary
     return Group(
-        heading(glance),
+        heading(screen),
         "",
         row_table(summary, top, width, depth, each=each),
         "",
-        _answer_table(glance, width),
+        _answer_table(screen, width),
         "",
         attribution_table(summary, width),
         *(Text(printable(line), "bold red") for line in summary.soundness.lines),
         *(Text(printable(note), "dim") for note in merged(summary.notes)),
         *(Text(f"warning: {printable(text)}", "yellow") for text in merged(summary.meta.warnings)),
-        *(Text(printable(text), "dim") for text in glance.advice),
+        *(Text(printable(text), "dim") for text in screen.advice),
     )
 
 
-def heading(glance: Glance) -> RenderableType:
+def heading(screen: FirstScreen) -> RenderableType:
     """The inputs, the typical step, the verdict, and the totals of the whole recording."""
-    return Group(title(glance.summary, glance.whole), *_headline(glance))
+    return Group(title(screen.summary, screen.whole), *_headline(screen))
 
 
-def _headline(glance: Glance) -> Iterator[RenderableType]:
-    summary, headline = glance.summary, glance.headline
+def _headline(screen: FirstScreen) -> Iterator[RenderableType]:
+    summary, headline = screen.summary, screen.headline
     if headline.steps is not None:
         basis = (f" ({printable(headline.steps.basis)})", "dim")
         yield Text.assemble((headline.steps.text, "bold"), basis)
@@ -66,8 +66,8 @@ def _headline(glance: Glance) -> Iterator[RenderableType]:
             yield Text(printable(line))
     if summary.idle_unknown:
         yield Text(f"idle time is unknown: {summary.idle_unknown}", "yellow")
-    whole = glance.whole or summary
-    part = ["whole recording"] if glance.whole else ["selected"] if summary.selection else []
+    whole = screen.whole or summary
+    part = ["whole recording"] if screen.whole else ["selected"] if summary.selection else []
     if summary.devices > 1:
         part.append(f"summed over {several(summary.devices, 'GPU')}")
         yield Text(f"{', '.join(part)}:", "dim")
@@ -76,25 +76,25 @@ def _headline(glance: Glance) -> Iterator[RenderableType]:
     yield Text(activity_counts(whole))
 
 
-def next_lines(glance: Glance, inputs: str) -> Iterator[tuple[Text, RenderableType]]:
+def next_lines(screen: FirstScreen, inputs: str) -> Iterator[tuple[Text, RenderableType]]:
     """The suggested commands, and the reason for each.
 
     Args:
-        glance: the overview that determines the suggestions.
+        screen: the first screen that determines the suggestions.
         inputs: the inputs as they are written on a command line.
     """
-    for number, step in enumerate(glance.next_steps):
+    for number, step in enumerate(screen.next_steps):
         command = printable(" ".join(("thence", step.verb, inputs, *step.options)))
         lead = "      " if number else "\nnext  "
         why = Padding(Text(step.why, "dim"), (0, 0, 0, 6), expand=False)
         yield Text.assemble((lead, "bold"), (command, "green")), why
 
 
-def _answer_table(glance: Glance, width: int) -> RenderableType:
+def _answer_table(screen: FirstScreen, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    rows = glance.answers
+    rows = screen.answers
     indent = max(len(question) for question, _ in rows) + 2
     for question, parts in rows:
         table.add_row(question, Text(flowed(map(printable, parts), width - indent)))

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from thence.analysis.query_tables import described
+from thence.analysis.sql import described
 from thence.writers.text.frame_table import cells_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from thence.analysis.summary import IDLE_INSIDE, OVERLAPPED
+from thence.analysis.report.summary import IDLE_INSIDE, OVERLAPPED
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
 from thence.model.shortened_names import fitted
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import JustifyMethod, RenderableType
 
-    from thence.analysis.summary import Summary, Totals
+    from thence.analysis.report.summary import Summary, Totals
     from thence.model.tables import Device
 
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}

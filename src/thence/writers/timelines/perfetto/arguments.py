@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.annotation_table import ANNOTATED, annotation_table
+from thence.analysis.annotations import ANNOTATED, annotation_table
 from thence.model.places import PLACES
 from thence.writers.timelines.perfetto.packets import Argument
 

@@ -1,0 +1,159 @@
+"""Every command that the first screen proposes works on its input, and shows something new."""
+
+from __future__ import annotations
+
+import tarfile
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+import thence
+from helpers import DATA, FSDP, STACK, TORCH, event, kernel, launch, opened, run_thence
+from thence.analysis.report.next_steps import MAX_SHOWN, advice
+from thence.model.places import STEP_KIND
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("read_once")
+
+FILES = (
+    *sorted(TORCH.glob("*.json.gz")),
+    *sorted((TORCH / "graphs").glob("*.json.gz")),
+    *sorted((TORCH / "checkpoints").glob("*.json.gz")),
+    *sorted((TORCH / "events").glob("*.json.gz")),
+    *sorted((TORCH / "layers").glob("*.json.gz")),
+    *sorted((TORCH / "waits").glob("*.json.gz")),
+    STACK,
+    *sorted((DATA / "jax").glob("*.xplane.pb*")),
+    DATA / "jax" / "recording",
+    *sorted((DATA / "nsight").glob("*.sqlite.gz")),
+    DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz",
+    DATA / "recording" / "two_ranks",
+)
+ARCHIVES = (
+    DATA / "jax" / "loops_recording.tar.xz",
+    *sorted((DATA / "jax" / "programs").glob("*.tar.xz")),
+    *sorted((DATA / "recording").glob("*.tar.xz")),
+)
+JOBS = (
+    FSDP,
+    tuple(sorted((TORCH / "waits").glob("pipeline_rank*"))),
+    tuple(sorted((TORCH / "waits").glob("group_rank*"))),
+    tuple(sorted((TORCH / "waits").glob("schedule_rank*"))),
+)
+
+
+def try_all(folder: Path, monkeypatch: pytest.MonkeyPatch, *inputs: Path, by: str = "") -> set[str]:
+    """Runs the commands that the first screen of these inputs proposes; returns their verbs."""
+    monkeypatch.chdir(folder)
+    found = thence.open(*inputs).first_screen(by or None)  # type: ignore[arg-type]
+    assert 1 <= len(found.next_steps) <= MAX_SHOWN
+    commands = [(step.verb, *step.options) for step in found.next_steps]
+    assert len(set(commands)) == len(commands)
+    for verb, *options in commands:
+        assert (verb, options) != ("report", ["--by", found.summary.by]), "this is shown already"
+        done = run_thence(verb, *inputs, *options)
+        told = done.stderr.decode()
+        assert done.returncode == (1 if verb == "check" else 0), (verb, options, told)
+        written = (folder / "flame.html").exists() if verb == "flame" else done.stdout.strip()
+        assert written, (verb, options)
+    return {verb for verb, *_ in commands}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_is_proposed_works(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_all(tmp_path, monkeypatch, path)
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_what_is_proposed_for_a_recording_works(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "in", filter="data")
+    (inside,) = (path.parent for path in (tmp_path / "in").rglob("recording.json")) if len(
+        list((tmp_path / "in").rglob("recording.json"))
+    ) == 1 else [next((tmp_path / "in").rglob("recording.json")).parent.parent]  # fmt: skip
+    (tmp_path / "out").mkdir()
+    try_all(tmp_path / "out", monkeypatch, inside)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job[0].name)
+def test_what_is_proposed_for_a_job_works(
+    job: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "ranks" in try_all(tmp_path, monkeypatch, *job)
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_what_is_proposed_for_a_store_works(host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without host ranges, nothing is proposed that needs them."""
+    kept = ["--host"] if host else []
+    assert run_thence("ingest", *FSDP, "-o", tmp_path / "store", *kept).returncode == 0
+    verbs = try_all(tmp_path, monkeypatch, tmp_path / "store")
+    assert ("idle" in verbs) == host
+
+
+@pytest.mark.parametrize("by", ["op", "kernel", "label", "phase"])
+def test_the_table_that_is_shown_is_not_proposed(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_all(tmp_path, monkeypatch, TORCH / "torch_eager_rank0.json.gz", by=by)
+
+
+@pytest.mark.parametrize(
+    ("lines", "modules", "told"),
+    [
+        (["train.py:9 main"] * 10, ["a", "b"] * 5, 1),
+        (["train.py:9 main"] * 8 + ["net.py:3 f"] * 2, ["a", "b"] * 5, 0),
+        (["train.py:9 main"] * 10, [None] * 10, 0),
+    ],
+    ids=["a loop of a library", "two lines", "no modules"],
+)
+def test_a_program_that_launches_all_from_one_line_is_told_how_to_see_inside(
+    lines: list[str], modules: list[str | None], told: int
+) -> None:
+    """The loop of a Trainer is the library's, so nearly all time is on the line that calls it."""
+    categories = pl.Categorical()
+    trace = SimpleNamespace(
+        gpu=pl.DataFrame({"duration": [10] * 10}),
+        places=pl.DataFrame(
+            {"source": pl.Series(lines, dtype=categories), "module": pl.Series(modules, dtype=categories)}
+        ),
+        meta=SimpleNamespace(formats=["thence recording"], accelerators={"cuda"}),
+        programs=pl.DataFrame(),
+    )
+    summary = SimpleNamespace(unattributed={}, attributed_ns={"source": 100}, sum_ns=100)
+    sentences = list(advice(trace, summary))  # type: ignore[arg-type]
+    assert len(sentences) == told
+    assert all("100.0 %" in one and "train.py:9 main" in one and "--own PACKAGE" in one for one in sentences)
+
+
+def test_a_recording_is_not_told_to_record() -> None:
+    assert thence.open(DATA / "recording" / "two_ranks").first_screen().advice == ()
+    assert thence.open(DATA / "jax" / "recording").first_screen().advice == ()
+    (told,) = thence.open(TORCH / "graph_replay_rank0.json.gz").first_screen().advice
+    assert "CUDA graphs without labels" in told
+
+
+def test_the_verdict_decides_what_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(DATA / "recording" / "late_in_backward.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    late = thence.open(tmp_path / "late_in_backward").first_screen()
+    assert late.next_step.verb == "ranks"
+    assert thence.open(*FSDP).first_screen().next_step.verb == "collectives"
+    assert thence.open(TORCH / "torch_eager_rank0.json.gz").first_screen().next_step.verb == "idle"
+    monkeypatch.chdir(tmp_path)
+    lost = [launch(1, 10), kernel(1, 20), launch(2, 50), launch(3, 60), kernel(3, 70)]
+    assert opened(tmp_path, lost).first_screen().next_step.verb == "check"
+
+
+def test_steps_and_passes_are_proposed_where_there_is_something_to_see(tmp_path: Path) -> None:
+    events = []
+    for i in range(9):
+        at = 1000 * i
+        length = 900 if i == 5 else 90
+        events.append(event("user_annotation", f"step[DECODE bs={8 if i % 2 else 4}]", at, length))
+        events += [launch(1 + i, at + 1), kernel(1 + i, at + 5, length - 10)]
+    found = opened(tmp_path, events).first_screen()
+    assert ("report", "--by", STEP_KIND) in {(s.verb, *s.options) for s in found.next_steps}
+    assert "steps" in {step.verb for step in found.next_steps}
